@@ -85,10 +85,7 @@ def readable(size: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign exception's message, without its full stop; otherwise its type's name.
-
-    A line that ends in a colon takes the next line with it.
-    """
+    """The first line of a foreign exception's message, or two if it ends in a colon; or its type's name."""
     lines = [line.strip() for line in (out_of_memory(error) or str(error)).splitlines() if line.strip()]
     text = " ".join(lines[: 1 + (lines[0][-1] == ":")]) if lines else type(error).__name__
     return clean(text.rstrip(".:"))

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias
 
-Listener: TypeAlias = Callable[[str, int, int], None]
-"""Called with the unit, the number done and the total: ``("layer", 3, 12)``."""
+Listener: TypeAlias = Callable[[str, int, int], None]  # unit, number done, total: ("layer", 3, 12)
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(attnscope.__file__).parent
 LAYERS = [  # from the ground up: a package imports from those above it in this list, and from no other
     {"text"},
     {"errors"},
-    {"registry", "lazy", "limits", "plugins", "private", "progress"},
+    {"registry", "lazy", "limits", "private", "progress"},
     {"attention"},
     {"records"},
     {"figures"},

@@ -41,7 +41,7 @@ from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.rows.single_heads import Repeats, SingleHeads
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.fused.fused_pass import FusedPass
-from attnscope.plugins import plugins
+from attnscope.registry import plugins
 
 TRACKERS: tuple[type[Tracker], ...] = (
     ChunkedModules,  # before all others, who do not need what it notes

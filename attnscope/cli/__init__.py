@@ -219,10 +219,7 @@ def _asks_json(typed: list[str]) -> bool:
 
 
 def _fail(sentence: str) -> NoReturn:
-    """One line on stderr, of readable length and without control characters.
-
-    Under torchrun it names the process. With ``--json`` it is JSON.
-    """
+    """One readable line on stderr, under torchrun with the process's number, and with ``--json`` as JSON."""
     number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     which = f" (process {number} of 0-{int(count) - 1})" if count.isdigit() and count > "1" else ""
     line = " ".join(sentence.split()).removesuffix(".")

@@ -58,9 +58,7 @@ if TYPE_CHECKING:
 
 MOST_USED = "Options"  # the panel of the options that --help lists
 
-Complete: TypeAlias = Callable[[], Iterable[str]]
-"""All possible values; Tab offers those with the typed prefix."""
-
+Complete: TypeAlias = Callable[[], Iterable[str]]  # all possible values; Tab offers those that begin as typed
 REQUIRED: Any = MISSING  # the default of a required parameter
 
 KINDS: Mapping[Any, tuple[str, Any]] = {
@@ -76,11 +74,8 @@ WIDEST = 24  # columns of the names in the help
 LONGEST_CHOICES = 22  # if all choices together have more letters, the help's text lists them
 LONGEST = 240  # most characters of a command worth copying
 
-OPTION = re.compile(r"--?[^\W\d_]")
-"""How an option begins; -2, "-2 -> cat" and "- a line of a list" are not options."""
-
-SHORT = {"file": ("-f",), "model": ("-m",), "out": ("-o",)}
-"""The short names of options, wherever they are."""
+OPTION = re.compile(r"--?[^\W\d_]")  # so begins an option; -2, "-2 -> cat" and "- a line of a list" are none
+SHORT = {"file": ("-f",), "model": ("-m",), "out": ("-o",)}  # short names of options, wherever they are
 
 ALWAYS = (
     ("-q, --quiet", "Print neither notes nor progress."),
@@ -138,10 +133,7 @@ def option(
     largest: int = LARGEST,
     complete: Complete | None = None,
 ) -> Any:
-    """An option with a value; the help prints its default, if any, and Tab completes it.
-
-    ``largest`` is only a sanity bound, while ``max`` is a documented limit.
-    """
+    """An option with a value; ``largest`` is only a sanity bound, while ``max`` is a documented limit."""
     more = {"limits": (min, max), "largest": largest, "complete": complete}
     return field(default=default, metadata={"help": help, "names": names, "panel": panel, **more})
 
@@ -390,10 +382,7 @@ def eager(names: list[str], obey: Callable[[click.Context, Any], object], **how:
 
 
 def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:
-    """Split into options, each with its value, and arguments, which may begin with a minus.
-
-    ``valued`` are the options that take a value.
-    """
+    """Split into options, those that are ``valued`` with a value, and arguments, maybe with a minus first."""
     options, arguments = list[list[str]](), list[str]()
     words = iter(typed)
     for word in words:
@@ -481,10 +470,7 @@ def _read(path: Path, table: tuple[str, ...]) -> dict[str, UserDefault]:
 
 
 def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> dict[str, Any]:
-    """The defaults of a command's parameters, as they would be typed.
-
-    Raises ``InputError`` for an unknown option, and for a value of the wrong type.
-    """
+    """The defaults of a command's parameters, as typed; an unknown option or type is an ``InputError``."""
     command, every = context.command, context.parent.command if context.parent else None
     taken = {}
     for name, (value, origin) in settings.items():

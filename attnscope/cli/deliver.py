@@ -42,8 +42,6 @@ def deliver(
     * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
       ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
     * else ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
-
-    Options that do not fit the answer are refused by ``check_picture`` and the command before any work.
     """
     out: Path | None = getattr(output, "out", None)
     if getattr(output, "as_json", False):

@@ -14,7 +14,7 @@ from attnscope.attention import Head
 from attnscope.cli.command import MOST_USED, Group, argument, flag, option, refuse, tell_retired, untyped
 from attnscope.errors import OutputError, SelectionError
 from attnscope.figures import Weigh
-from attnscope.plugins import entry_points_of
+from attnscope.registry import entry_points_of
 from attnscope.text import LARGEST_SEED, read_number
 
 if TYPE_CHECKING:
@@ -359,10 +359,7 @@ MOST_HEADS = 9999  # the largest layer or head number in a list
 
 
 def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
-    """The named head; its number alone suffices if a layer is given; with the given kind, if any.
-
-    A wrong spelling, a number without a layer, or two different layers or kinds is wrong usage.
-    """
+    """The named head; its number alone suffices if a layer is given. What contradicts is wrong usage."""
     asked = asked or LayerOptions()
     layers = parse_numbers(asked.layers, "--layer")
     number = read_number(spelling)
@@ -417,10 +414,7 @@ def _read_range(spelling: str) -> range:
 
 
 def parse_numbers(spelling: str | None, option: str) -> tuple[int, ...] | None:
-    """Numbers and ranges like ``0-3,7``, each once and in order; ``None`` stays ``None``.
-
-    Anything else, including a descending range, is wrong usage.
-    """
+    """Numbers and ranges like ``0-3,7``, each once and in order; ``None`` stays, all else is wrong usage."""
     if spelling is None:
         return None
     ranges = [_read_range(part) for part in spelling.split(",")]

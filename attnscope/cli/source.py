@@ -252,10 +252,7 @@ class SourceInput:
         return lambda text: replace(self, text=text).prepare(model)
 
     def prepare(self, model: Model) -> ModelInput:
-        """The prepared input, with generated tokens; ``--keep`` writes its pass into a file.
-
-        Raises ``AttnscopeError``.
-        """
+        """The prepared input, with generated tokens; ``--keep`` writes its pass into a file."""
         from attnscope.models.kept import TracedModel, look_at
         from attnscope.models.request import InputRequest
 
@@ -301,10 +298,7 @@ def _tell_when(kept: str) -> str | None:
 
 
 def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
-    """The input that options name; conflicting options are wrong usage.
-
-    Raises ``InputError`` for a text that cannot be read.
-    """
+    """The input that options name. Conflicts are wrong usage, an unreadable text raises ``InputError``."""
     text = asked.text is not None or asked.file is not None
     writes = asked.chat or asked.generate is not None
     image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
@@ -416,10 +410,7 @@ def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
 def each_text(
     asked: TextsOptions, prepare: Callable[[str], Prepared], *, strict: bool, chat: bool = False
 ) -> Iterator[tuple[str, Prepared]]:
-    """The place of each text of a corpus, and what ``prepare`` makes of it.
-
-    A text that cannot be read is reported and skipped, or raises ``InputError`` if ``strict``.
-    """
+    """The place of each text, and what ``prepare`` makes of it; skips unreadable ones unless ``strict``."""
     corpus, report = open_corpus(asked, chat=chat), reporter()
     for entry in islice(corpus.entries(), asked.limit):
         try:
@@ -478,10 +469,7 @@ def measure_corpus(
 
 @contextmanager
 def corpus_run(source: SourceOptions, asked: Any, size: int) -> Iterator[CorpusRun]:
-    """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume.
-
-    ``asked`` are options with a ``limit``, ``strict`` and a ``checkpoint``.
-    """
+    """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume."""
     from attnscope.questions.corpus import CorpusRun
 
     start, before = time.monotonic(), list[int]()  # the tokens that an earlier run read, in a checkpoint

@@ -48,16 +48,12 @@ def stop(words: str) -> NoReturn:
     raise SystemExit(STOPPED)
 
 
-Draw: TypeAlias = Callable[[float, str], None]
-"""Draws a bar: the share done, from 0 to 1, and words beside it."""
+Draw: TypeAlias = Callable[[float, str], None]  # draws a bar: the share done, 0 to 1, and words beside it
 
 
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
-    """Show ``message`` with a spinner while the body runs; nothing without a terminal.
-
-    If the body reports its progress, a bar and the remaining time are added.
-    """
+    """Show ``message`` with a spinner on a terminal, and a bar if the body reports its progress."""
     begun = monotonic()
     with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():
         yield

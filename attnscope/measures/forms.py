@@ -16,8 +16,7 @@ from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
-from attnscope.plugins import load_plugins
-from attnscope.registry import Registry, docstring
+from attnscope.registry import Registry, docstring, load_plugins
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from typing import Any
 
 from attnscope import __version__
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
-from attnscope.plugins import GROUPS, entry_points_of, package_of
+from attnscope.registry import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
 
 version = cache(metadata.version)  # a look asks twice, and reading takes two milliseconds a package

@@ -19,8 +19,6 @@ from attnscope.storage.files import read_json, read_regular, write_whole
 from attnscope.storage.tensors import read_safetensors
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
 FORMAT = "attnscope-encoder"
 VERSION = 1
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"

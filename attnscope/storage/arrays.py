@@ -24,8 +24,7 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import OutputError
-from attnscope.plugins import plugins
-from attnscope.registry import Registry
+from attnscope.registry import Registry, plugins
 from attnscope.storage.files import open_whole, reading
 from attnscope.storage.tensors import DESCRIPTION, READERS, read_arrays
 from attnscope.text import Untrusted, csv_cell

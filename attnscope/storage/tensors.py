@@ -16,7 +16,7 @@ import numpy as np
 from attnscope.axes import Array
 from attnscope.errors import InputError, first_line
 from attnscope.lazy import torch
-from attnscope.plugins import plugins
+from attnscope.registry import plugins
 from attnscope.storage.files import parse_json, reading
 
 if TYPE_CHECKING:

@@ -141,10 +141,9 @@ def _read(path: Path) -> Iterator[str]:
 
 
 def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[Lines, Lines]:
-    """Training and held-out lines that share no document; a file is a document.
+    """Training and held-out lines that share no file: a twentieth is drawn by ``seed`` if none is named.
 
-    Without ``held_out``, a twentieth of the files (at least one) is drawn by ``seed``; a single file
-    gives the last twentieth of its lines.
+    Of a single file, the last twentieth of its lines is held out.
     """
     if held_out:
         both = {path.resolve() for path in files} & {path.resolve() for path in held_out}

@@ -112,12 +112,10 @@ SEEDS = 1_000_003  # steps per seed: the random state of a step is seed * SEEDS 
 class Settings:
     """How to train. Exactly one of ``steps`` and ``minutes`` says how long.
 
-    ``rate`` is the peak learning rate, reached after the share ``warmup`` of the run and brought to 0 by
-    a cosine. ``precision`` is ``float32`` or ``bfloat16`` (products only; weights stay float32).
-    ``causal_first`` is the share of the run, at its start, in which a bidirectional encoder learns to
-    predict next tokens instead of masked ones: then every position gives a gradient, and the long plateau
-    of masked learning ends early. ``optimizer`` is ``adamw``, or ``muon`` for the matrices of the layers
-    and AdamW for the rest.
+    ``rate`` is the peak learning rate, reached after the share ``warmup`` of the run. In ``precision``
+    are products alone; weights stay float32. ``causal_first`` is the share of the run, at its start, in
+    which a bidirectional encoder predicts next tokens instead of masked ones: then every position gives a
+    gradient, and the long plateau of masked learning ends early.
     """
 
     steps: int | None = None
@@ -270,8 +268,7 @@ def stop_between_steps() -> Iterator[Callable[[], bool]]:
 
 WORK = "training"  # what a run needs to resume, inside the model's folder; removed when the run is over
 CHECKPOINT = "checkpoint.safetensors"
-CHANGEABLE = ("steps", "minutes", "save_minutes", "device")
-"""Settings that a resumed run may change: how long, and where."""
+CHANGEABLE = ("steps", "minutes", "save_minutes", "device")  # in a resumed run: how long, and where
 GUESSED = 0.15  # share of tokens that are masked when a masked encoder's loss is measured
 
 
@@ -385,10 +382,7 @@ FEWEST = 14  # loss is measured on at least this many tokens
 
 
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
-    """The loss of a saved encoder on text files, in nats per predicted token, and how many are predicted.
-
-    A masked encoder predicts ``GUESSED`` of the tokens of each row, a causal one every next token.
-    """
+    """The loss of a saved encoder on text files, in nats per predicted token, and how many are predicted."""
     import tempfile
 
     encoder, tokenizer = load_encoder(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from attnscope.cli.command import Command, write_rows
-from attnscope.plugins import entry_points_of, package_of, plugins
+from attnscope.registry import entry_points_of, package_of, plugins
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": ("show", "browse", "stats", "find", "compare", "flow", "spans", "export", "info", "check"),

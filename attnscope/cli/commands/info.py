@@ -9,7 +9,7 @@ from attnscope.cli.command import Group, argument, command, flag, is_typed, opti
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.source import read_source
-from attnscope.plugins import GROUPS, load_plugins
+from attnscope.registry import GROUPS, load_plugins
 
 if TYPE_CHECKING:
     from attnscope.views import Table

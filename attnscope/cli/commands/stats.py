@@ -211,7 +211,7 @@ def stats(
 def _explain(name: str | None) -> None:
     """Print the meaning of one measure or role, or a line for each."""
     from attnscope.measures import MEASURES, explain
-    from attnscope.plugins import load_plugins
+    from attnscope.registry import load_plugins
 
     if name is not None:
         print(explain(name))

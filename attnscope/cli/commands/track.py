@@ -105,10 +105,7 @@ def track(
 
 
 def find_checkpoints(names: list[str]) -> list[str]:
-    """The folders named directly, by a pattern, or inside a folder that is not a model itself.
-
-    Raises ``NoCheckpoint`` for a pattern without matches, and for a folder without checkpoints.
-    """
+    """The folders named directly, by a pattern, or inside a folder that is no model; or ``NoCheckpoint``."""
     found: list[str] = []
     for name in names:
         is_run = Path(name).is_dir() and not (Path(name) / "config.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
@@ -46,6 +47,11 @@ class GoldScore:
     aer: Annotated[float | None, Meaning("the alignment error rate, of alignments")] = None
     aer_error: Error = None
 
+    @property
+    def rank(self) -> tuple[float, float, Head]:
+        """What heads are sorted by, best first."""
+        return -self.chosen, -self.weight, self.head
+
 
 @record("a label in one direction")
 class LabelScores:
@@ -56,28 +62,23 @@ class LabelScores:
     heads: Annotated[tuple[GoldScore, ...], Meaning("every head, the one that finds most answers first")]
 
 
-def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> Iterator[LabelScores]:
+def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[LabelScores]:
     """Every label and direction that was asked, those with the most questions first."""
-    slots = total.slots
     chosen, scored = ((0,), (1,)) if held_out else ((0, 1), (0, 1))  # which halves
-    found = []
-    for slot, number in slots.items():
-        if slot is None:
-            continue
+    found, counts = list[LabelScores](), Counter[str]()
+    for slot, number in total.slots.items():
         ranked: list[GoldScore] = []
-        for site, sums in total.sums.items():
+        for site, sums in total.sums.items() if slot else ():
             by, of = (sums.of(number, halves) for halves in (chosen, scored))
             if by.asked and of.asked:
-                agreed = sums.of(slots[None], scored) if None in slots else None
+                agreed = sums.of(total.slots[None], scored) if None in total.slots else None
                 ranked += _score(site, sums.heads, by, of, agreed)
-        ranked.sort(key=lambda head: (-head.chosen, -head.weight, head.head))
-        if ranked:
+        if slot and ranked:
+            ranked.sort(key=lambda head: head.rank)
             found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
-    counts: dict[str, int] = {}
-    for each in found:
-        counts[each.label] = max(counts.get(each.label, 0), max(head.rows for head in each.heads))
-    labels = sorted(counts, key=lambda label: -counts[label])
-    yield from sorted(found, key=lambda each: labels.index(each.label))
+            counts[slot[0]] = max(counts[slot[0]], *(head.rows for head in ranked))
+    labels = [label for label, _ in counts.most_common()]
+    return sorted(found, key=lambda each: labels.index(each.label))
 
 
 def _score(
@@ -133,10 +134,10 @@ def find_gold(
     work.relations = tuple(relations)
     asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
     work.walk(asked, GoldTotals.from_state)
-    labels = tuple(rank_heads(work.total, file.ways, held_out))
+    total, progress = work.total, work.progress
+    labels = tuple(rank_heads(total, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
-    total, progress = work.total, work.progress
     title = f"{model.title} · {progress.layout[0]} · {counted(progress.texts, 'text')}, "
     notes = [*model.notes, *progress.left_out]
     if total.lost:
@@ -216,19 +217,17 @@ def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldSco
     for label, rows in by_label.items():
         most = max(head.rows for _, head in rows)
         rows = [row for row in rows if row[1].rows * RARE >= most]
-        by_label[label] = sorted(rows, key=lambda row: (-row[1].chosen, -row[1].weight, row[1].head))
+        by_label[label] = sorted(rows, key=lambda row: row[1].rank)
     return by_label
 
 
 def _csv_rows(result: GoldResult, top: int) -> Iterator[list[Any]]:
     """The columns, then one line per head, label and direction; ``printed`` marks the table's."""
     printed = {id(head) for rows in _comparable(result).values() for _, head in rows[:top]}
-    for number, each in enumerate(result.labels):
-        for place, head in enumerate(each.heads):
-            figures = plain(head)
-            if not number and not place:
-                yield ["label", "direction", *figures, "printed"]
-            yield [each.label, each.way, *figures.values(), id(head) in printed]
+    yield ["label", "direction", *plain(result.labels[0].heads[0]), "printed"]
+    for each in result.labels:
+        for head in each.heads:
+            yield [each.label, each.way, *plain(head).values(), id(head) in printed]
 
 
 def _table(result: GoldResult, top: int) -> Table:
@@ -236,23 +235,18 @@ def _table(result: GoldResult, top: int) -> Table:
     every = [head for each in result.labels for head in each.heads]
     several = len({head.head.kind for head in every}) > 1
     rate = any(head.aer is not None for head in every)
-    left = ("label", "direction", "head", *(("kind",) if several else ()))
-    figures = ("right", "fixed", "weight", *(("AER",) if rate else ()), "asked")
+    left = ("label", "direction", "head", *(("kind",) * several))
+    figures = ("right", "fixed", "weight", *(("AER",) * rate), "asked")
     printed = [
-        (label if not number else "", each, head)
+        ((label if not number else "", each.way, head.head.name, *((head.head.kind or "",) * several)), head)
         for label, rows in by_label.items()
         for number, (each, head) in enumerate(rows[:top])
     ]
     wide, narrow = (
-        tuple(
-            (name, each.way, head.head.name, *((head.head.kind or "",) * several), *_cells(head, rate, room))
-            for name, each, head in printed
-        )
-        for room in (True, False)
+        tuple((*named, *_cells(head, rate, room)) for named, head in printed) for room in (True, False)
     )
     better = sum(rows[0][1].accuracy > rows[0][1].fixed for rows in by_label.values())
-    shown = {(label, each.way) for label, rows in by_label.items() for each, _ in rows}
-    rare = len({(each.label, each.way) for each in result.labels} - shown)
+    rare = len(result.labels) - len({id(each) for rows in by_label.values() for each, _ in rows})
     notes = _table_notes(result, better, len(by_label), rate)
     if rare:
         them = ("directions", "them") if rare > 1 else ("direction", "it")
@@ -262,17 +256,16 @@ def _table(result: GoldResult, top: int) -> Table:
         wide,
         title=result.title,
         notes=(*notes, *result.notes),
-        dim=frozenset(place for place, (*_, head) in enumerate(printed) if head.accuracy <= head.fixed),
+        dim=frozenset(place for place, (_, head) in enumerate(printed) if head.accuracy <= head.fixed),
     )
     return replace(table, narrow=replace(table, rows=narrow, gap=1))
 
 
 def _cells(head: GoldScore, rate: bool, wide: bool) -> list[str]:
     """The figures of a head; with the error of the weight if there is room."""
-    fixed = f"{head.fixed:.2f} at {head.offset:+d}"
     weight = f"{_ratio(head.weight, head.weight_error if wide else None)} ({round_short(head.baseline)})"
     aer = [] if not rate else ["" if head.aer is None else _ratio(head.aer, head.aer_error)]
-    right = _ratio(head.accuracy, head.accuracy_error)
+    right, fixed = _ratio(head.accuracy, head.accuracy_error), f"{head.fixed:.2f} at {head.offset:+d}"
     return [right, fixed, weight, *aer, f"{head.rows:,}"]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Attention, Kind, Site, Token
+from attnscope.axes import places
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
 from attnscope.measures.measurement import read_site
@@ -117,9 +118,9 @@ class GoldTotals:
     def from_state(cls, state: Mapping[str, Any]) -> GoldTotals:
         """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
         listed = read(tuple[Slot, ...], state["slots"])
-        total = cls({}, {slot: number for number, slot in enumerate(listed)}, lost=read(int, state["lost"]))
-        total.others |= set(read(tuple[str, ...], state["others"]))
-        total.skipped |= set(read(tuple[Kind, ...], state["skipped"]))
+        slots = {slot: number for number, slot in enumerate(listed)}
+        others, skipped = read(tuple[str, ...], state["others"]), read(tuple[Kind, ...], state["skipped"])
+        total = cls({}, slots, set(others), read(int, state["lost"]), set(skipped))
         for entry in state["sums"]:
             heads = read(tuple[int, ...], entry["heads"])
             table = torch.tensor(entry["table"], dtype=torch.float64)
@@ -139,8 +140,7 @@ class Grouping:
 
     of_token: tuple[int, ...]  # the group of each token, numbered by their first tokens
     of_word: Mapping[int, int]
-    special: frozenset[int]  # groups that are no candidates
-    count: int
+    special: list[int]  # groups that are no candidates
 
 
 def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> Grouping:
@@ -155,11 +155,9 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
         first = max(0, bisect_right(words, start, key=itemgetter(0)) - 1)
         near = range(first, bisect_left(words, stop, key=itemgetter(0)))
         shared = {number: min(words[number][1], stop) - max(words[number][0], start) for number in near}
-        best = max(near, key=shared.__getitem__, default=None)  # the first of several
-        found.append(best if best is not None and shared[best] > 0 else None)
-    pieces = [
-        None if token.special or token.word is None else (token.segment, token.word) for token in tokens
-    ]
+        some = [number for number in near if shared[number] > 0]
+        found.append(max(some, key=shared.__getitem__, default=None))  # the first of several
+    pieces = [place.word for place in places(tuple(tokens))]
     forward = list(pairwise(range(len(tokens))))
     for other, number in (*forward, *((two, one) for one, two in reversed(forward))):
         if found[number] is None and pieces[number] is not None and pieces[number] == pieces[other]:
@@ -167,9 +165,8 @@ def group_tokens(tokens: Sequence[Token], text: str, words: Sequence[Span]) -> G
     number_of: dict[int, int] = {}  # words by number, and each other token as -1, -2, ...
     names = [-1 - place if word is None else word for place, word in enumerate(found)]
     groups = tuple(number_of.setdefault(name, len(number_of)) for name in names)
-    special = frozenset(number_of[name] for name, token in zip(names, tokens, strict=True) if token.special)
-    of_word = {name: number for name, number in number_of.items() if name >= 0}
-    return Grouping(groups, of_word, special, len(number_of))
+    special = [group for group, token in zip(groups, tokens, strict=True) if token.special]
+    return Grouping(groups, {name: group for name, group in number_of.items() if name >= 0}, special)
 
 
 Answers = dict[int, dict[int, int]]  # by row, its keys that are right: how many words each is away
@@ -183,8 +180,7 @@ class GoldQuestions:
     """
 
     rows: list[Grouping] = field(default_factory=list)  # by text
-    keys: list[Grouping] = field(default_factory=list)
-    one_sequence: bool = True  # whether rows and keys are the same groups
+    keys: list[Grouping] = field(default_factory=list)  # within one text the very same as its rows
     questions: list[tuple[int, int, int]] = field(default_factory=list)  # text, row, unit
     answers: list[tuple[int, int, int]] = field(default_factory=list)  # question, key, offset in words
     units: list[tuple[int, int]] = field(default_factory=list)  # slot, what counts beside the questions
@@ -222,7 +218,7 @@ class GoldQuestions:
         known = False
         for one, other in product(lefts, rights):
             row, key = rows.get(one), keys.get(other)
-            if row is not None and key is not None and not (self.one_sequence and row == key):
+            if row is not None and key is not None and (row != key or rows is not keys):
                 found.setdefault(row, {})[key] = other - one
                 known = True
         return known
@@ -252,17 +248,13 @@ def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> A
         if twin is not None:
             kinds[kind] = kinds[twin]
         elif not any(isinstance(axis, range) for axis in axes):
-            asked = kinds[kind] = GoldQuestions(one_sequence=kind != "cross")
+            asked = kinds[kind] = GoldQuestions()
             for gold, prepared, number in texts:
-                rows, keys = prepared.axes[kind]
-                assert not isinstance(rows, range)
-                assert not isinstance(keys, range)
-                columns = group_tokens(keys, gold.text, gold.words)
-                lines = columns
+                tokens: Any = prepared.axes[kind]
+                lines = columns = group_tokens(tokens[1], gold.text, gold.words)
                 if gold.target is not None:
-                    lines = group_tokens(rows, gold.target, gold.target_words)
-                half = 1 - number % 2
-                asked.ask(gold, lines, columns, file, total, half)
+                    lines = group_tokens(tokens[0], gold.target, gold.target_words)
+                asked.ask(gold, lines, columns, file, total, half=1 - number % 2)
     return kinds
 
 
@@ -308,12 +300,12 @@ class _Tables:
         self.slot, self.more = torch.tensor(asked.units).T.contiguous()  # [unit]
         self.of_row = torch.tensor([each.of_token for each in asked.rows])  # [text, row]
         self.of_key = torch.tensor([each.of_token for each in asked.keys])  # [text, key]
-        self.keys = max(each.count for each in asked.keys)
-        self.one_sequence = asked.one_sequence
+        self.keys = int(self.of_key.max()) + 1
+        self.one_sequence = asked.rows[0] is asked.keys[0]
         self.excluded = torch.ones(len(asked.keys), self.keys, dtype=torch.bool)  # [text, group]
-        for number, each in enumerate(asked.keys):
-            self.excluded[number, : each.count] = False
-            self.excluded[number, list(each.special)] = True
+        for excluded, each in zip(self.excluded, asked.keys, strict=True):
+            excluded[: max(each.of_token) + 1] = False
+            excluded[each.special] = True
         before = self.of_row.cummax(1).values[:, :-1]
         after = self.of_row.flip(1).cummin(1).values.flip(1)[:, 1:]
         between = (before < after).all(0).nonzero()[:, 0] + 1  # rows before which no text splits a word

@@ -68,34 +68,27 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
     counts by its first piece. Raises ``ValueError`` for a mention that lacks its beginning or its end.
     """
     opened: dict[str, list[int]] = {}
-    spans: list[tuple[str, int, int]] = []
+    mentions: list[Mention] = []
     for word, marks in enumerate(column):
         if MARK.sub("", marks):
-            raise ValueError(
-                f"the Entity of word {word + 1} is {marks[:20]!r}: write (e1-person, e1) or (e1)"
-            )
+            said = f"the Entity of word {word + 1} is {marks[:20]!r}"
+            raise ValueError(f"{said}: write (e1-person, e1) or (e1)")
         for match in MARK.finditer(marks):
-            if match["closed"] is None:
-                parts = match["opened"].split("-")
-                name = parts[place] if place < len(parts) else ""
-                if match["alone"]:
-                    spans.append((name, word, word))
-                else:
-                    opened.setdefault(name, []).append(word)
-            else:
-                name = match["closed"]
+            name = match["closed"]
+            if name is None:
+                name = next(iter(match["opened"].split("-")[place : place + 1]), "")
+                opened.setdefault(name, []).append(word)
+            if match["closed"] or match["alone"]:
                 if not opened.get(name):
                     raise ValueError(f"entity {name[:20]!r} ends at word {word + 1} and begins nowhere")
-                spans.append((name, opened[name].pop(), word))
+                start = opened[name].pop()
+                entity, _, piece = name.partition("[")
+                if entity and (not piece or piece.startswith("1/")):
+                    outside = (at for at in range(start, word + 1) if not start <= heads[at] <= word)
+                    mentions.append((entity, next(outside, word)))
     for name, words in opened.items():
         if words:
             raise ValueError(f"entity {name[:20]!r} begins at word {words[0] + 1} and ends nowhere")
-    mentions = []
-    for name, start, stop in spans:
-        entity, _, piece = name.partition("[")
-        if entity and (not piece or piece.startswith("1/")):
-            outside = (word for word in range(start, stop + 1) if not start <= heads[word] <= stop)
-            mentions.append((entity, next(outside, stop)))
     return sorted(mentions, key=itemgetter(1))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -113,15 +113,6 @@ class MonotoneHeads:
 # by cross attention
 
 
-class CrossRows(NamedTuple):
-    """The cross-attention of some heads to the sound, from the token before the first of the transcript."""
-
-    heads: tuple[Head, ...]
-    weights: Tensor  # [head, row, frame], float32
-    layers: int
-    first: int  # row
-
-
 def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, Heard]:
     """The speech model, unwrapped if it is weighed, and the sound. Raises ``InputError``."""
     inner = getattr(model, "model", model)
@@ -139,11 +130,14 @@ def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
 
 
 def read_cross(
-    model: Model, prepared: ModelInput, heard: Heard, heads: Sequence[Head] | None = None
-) -> CrossRows:
-    """Run the model; read ``heads``, those in the upper half of the layers if they are none, or else all."""
+    model: Model, prepared: ModelInput, heard: Heard, heads: Sequence[Head] = ()
+) -> tuple[dict[Head, Tensor], int]:
+    """Run the model; read the cross-attention of ``heads``, or all, to the sound.  -> [row, frame] each
+
+    The first row, whose number is returned, too, is the token before the first of the transcript.
+    """
     spoken = spoken_tokens(prepared)
-    wanted = [Head(head.layer, head.head) for head in heads or ()]
+    wanted = [Head(head.layer, head.head) for head in heads]
     count = next((number for number, token in enumerate(spoken) if not token.special), len(spoken))
     if count == len(spoken):
         raise InputError("the transcript is empty: give one, or leave it out and the model transcribes")
@@ -155,7 +149,6 @@ def read_cross(
 
     rows = Sample(lambda attention: Rows([[row] for row in range(count - 1, len(attention.queries))]))
     record = model.run(prepared, [SharedRows([rows], choose)])
-    layers = 1 + max(site.site.layer for site in record.sites if site.site.kind == "cross")
     found = {
         Head(kept.site.layer, head): each[:, : heard.frames].cpu()
         for kept in rows.maps
@@ -163,10 +156,9 @@ def read_cross(
     }
     for head in wanted:
         if head not in found:
-            raise SelectionError(f"no cross-attention head {head.name}: this model has layers 0-{layers - 1}")
-    upper = heads is not None and not heads
-    mine = tuple(wanted or (head for head in found if not upper or head.layer >= layers // 2))
-    return CrossRows(mine, torch.stack([found[head] for head in mine]), layers, count - 1)
+            last = max(site.site.layer for site in record.sites if site.site.kind == "cross")
+            raise SelectionError(f"no cross-attention head {head.name}: this model has layers 0-{last}")
+    return {head: found[head] for head in wanted or found}, count - 1
 
 
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
@@ -175,31 +167,35 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     way = "the heads that are named"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
-    result = read_cross(model, prepared, heard, heads)
+    rows, first = read_cross(model, prepared, heard, heads)
     if not heads:
-        half, last = result.layers // 2, result.layers - 1
+        last = max(head.layer for head in rows)
+        half = (last + 1) // 2
+        rows = {head: each for head, each in rows.items() if head.layer >= half}
         layers = f"layer {last}" if half == last else f"layers {half}-{last}"
         way = f"all heads of {layers}, as the model names no alignment heads"
-    smooth = smooth_mean(result.weights, getattr(model.module.config, "median_filter_width", WIDTH))
+    width = getattr(model.module.config, "median_filter_width", WIDTH)
+    smooth = smooth_mean(torch.stack([*rows.values()]), width)
     frames = first_columns(-smooth.astype("float64"))
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
-    spoken = spoken_tokens(prepared)[result.first + 1 :]
-    sure = _probabilities(speech, prepared, result.first)
+    spoken = spoken_tokens(prepared)[first + 1 :]
+    sure = _probabilities(speech, prepared, first, [token.id for token in spoken])
     tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row attends to the token after it
     words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
-    text = _spoken_text(model, prepared, heard, tokens, words, way, result.heads)
+    text = SpokenText(tokens, words, tuple(rows), way, *_describe(model, prepared, heard))
     return replace(text, picture=_draw(text, heard, smooth[:-1], frames))
 
 
-def _probabilities(speech: SpeechModel, prepared: ModelInput, first: int) -> list[float | None]:
+def _probabilities(
+    speech: SpeechModel, prepared: ModelInput, first: int, ids: Sequence[int]
+) -> list[float | None]:
     """The model's probability of each token of the transcript; ``None`` without an output head."""
-    ids = torch.tensor([token.id for token in spoken_tokens(prepared)[first + 1 :]])
     if speech.writer is None:
         return [None] * len(ids)
     at = torch.arange(first, first + len(ids))
     with torch.inference_mode(), speech.threads(prepared):
         shares = speech.logits(prepared, torch.zeros_like(at), at).float().softmax(-1).cpu()
-    return [*shares.gather(-1, ids[:, None])[:, 0].tolist()]
+    return [float(row[id_]) for row, id_ in zip(shares, ids, strict=True)]
 
 
 def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[SpokenWord, ...]:
@@ -219,18 +215,10 @@ def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[Spoken
     return tuple(cut)
 
 
-def _spoken_text(
-    model: Model,
-    prepared: ModelInput,
-    heard: Heard,
-    tokens: tuple[SpokenToken, ...],
-    words: tuple[SpokenWord, ...],
-    way: str,
-    heads: tuple[Head, ...] = (),
-) -> SpokenText:
+def _describe(model: Model, prepared: ModelInput, heard: Heard) -> tuple[str, float, float, Notes]:
+    """The title, the part that is heard, in seconds, and the notes."""
     end = heard.begin + heard.frames * heard.seconds
-    notes = (*model.notes, *prepared.notes)
-    return SpokenText(tokens, words, heads, way, model.title, heard.begin, end, notes)
+    return model.title, heard.begin, end, (*model.notes, *prepared.notes)
 
 
 def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> SoundMap:
@@ -255,11 +243,12 @@ def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> Sou
 
 def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
     """All heads by how much of their attention follows the sound monotonically, largest first."""
-    result = read_cross(model, prepared, require_speech(model, prepared)[1])
-    rows, frames = result.weights.shape[1:]
-    shares = (most_on_way(result.weights.numpy()) / rows).tolist()
+    found, _ = read_cross(model, prepared, require_speech(model, prepared)[1])
+    weights = torch.stack([*found.values()]).numpy()  # [head, row, frame]
+    rows, frames = weights.shape[1:]
+    shares = (most_on_way(weights) / rows).tolist()
     baseline = (rows + frames - 1) / (rows * len(prepared.axes["cross"][1]))  # keys, with padding
-    ranked = sorted(zip(result.heads, shares, strict=True), key=lambda each: -each[1])
+    ranked = sorted(zip(found, shares, strict=True), key=lambda each: -each[1])
     return MonotoneHeads(tuple(MonotoneHead(head, share, baseline) for head, share in ranked))
 
 
@@ -328,7 +317,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     words = _join(pieces)
     if not words:
         raise InputError(f"nothing is said, as {model.name} hears it: its CTC head reads no letter")
-    return _spoken_text(model, prepared, heard, tuple(tokens), words, way)
+    return SpokenText(tuple(tokens), words, (), way, *_describe(model, prepared, heard))
 
 
 # words
@@ -354,18 +343,19 @@ def join_words(tokens: Sequence[SpokenToken], vocabulary: Vocabulary) -> tuple[S
 
 def _join(pieces: Sequence[tuple[str, bool, list[SpokenToken]]]) -> tuple[SpokenWord, ...]:
     """The words of pieces: their text, whether they begin a word, and their tokens."""
-    words: list[tuple[str, list[SpokenToken]]] = []
-    for text, begins, tokens in pieces:
-        if begins or not words:
-            words.append((text, [*tokens]))
-        else:
-            words[-1] = words[-1][0] + text, words[-1][1] + tokens
+    words: list[list[tuple[str, bool, list[SpokenToken]]]] = []
+    for piece in pieces:
+        if piece[1] or not words:
+            words.append([])
+        words[-1].append(piece)
     spoken = []
-    for text, tokens in words:
+    for word in words:
+        tokens = [one for *_, each in word for one in each]
         known = [one.confidence for one in tokens if one.confidence is not None]
         sure = sum(known) / len(known) if known else None
-        spoken.append(SpokenWord(text.strip(), tokens[0].begin, tokens[-1].end, sure))
-    return tuple(word for word in spoken if word.text)
+        text = "".join(text for text, *_ in word).strip()
+        spoken += [SpokenWord(text, tokens[0].begin, tokens[-1].end, sure)] if text else []
+    return tuple(spoken)
 
 
 def is_wide(text: str) -> bool:
@@ -387,11 +377,7 @@ def is_long(model: Model, path: Path, part: SoundPart) -> bool:
 
 
 def align_windows(
-    model: Model,
-    path: Path,
-    write: Callable[[ModelInput], ModelInput],
-    heads: Sequence[Head] = (),
-    part: SoundPart | None = None,
+    model: Model, path: Path, write: Callable[..., ModelInput], heads: Sequence[Head], part: SoundPart
 ) -> SpokenText:
     """When each generated word is said, one window of the sound at a time; ``write`` generates.
 
@@ -399,11 +385,8 @@ def align_windows(
     least half a window; times continue. Raises ``InputError`` for an empty transcript.
     """
     assert isinstance(model, SpeechModel)
-    asked = part or SoundPart()
-    begin, end = asked.begin, asked.begin + read_sound(path, asked.begin, asked.end).seconds
-    windows: list[SpokenText] = []
-    tokens: list[SpokenToken] = []
-    words: list[SpokenWord] = []
+    begin, end = part.begin, part.begin + read_sound(path, part.begin, part.end).seconds
+    windows, tokens, words = list[SpokenText](), list[SpokenToken](), list[SpokenWord]()
     notes: dict[str, None] = dict.fromkeys(model.notes)
     while begin < end:
         stop = following = min(begin + model.at_once, end)
@@ -420,11 +403,12 @@ def align_windows(
         begin = following
     if not windows:
         raise InputError(f"no speech in {path}, as {model.name} hears it")
-    notes[f"the model wrote {len(tokens):,} tokens"] = None
     heard = f"heard {model.at_once:g} seconds at once, in {len(windows)} windows: each begins with the last "
-    notes[f"{heard}word of the one before it"] = None
-    whole = replace(windows[0], tokens=tuple(tokens), words=tuple(words), seconds=end, notes=tuple(notes))
-    return replace(whole, picture=None)  # which is that of one window
+    told = *notes, f"the model wrote {len(tokens):,} tokens", f"{heard}word of the one before it"
+    first = windows[0]  # whose picture is that of one window
+    return SpokenText(
+        tuple(tokens), tuple(words), first.heads, first.way, first.title, first.begin, end, told
+    )
 
 
 # for other programs
@@ -444,7 +428,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"
 
 
-HEAD_OF_TEXTGRID = """File type = "ooTextFile"
+TEXTGRID = """File type = "ooTextFile"
 Object class = "TextGrid"
 
 xmin = 0
@@ -459,8 +443,6 @@ item []:
         xmax = {end:.10g}
         intervals: size = {count}
 """
-
-
 INTERVAL = """        intervals [{}]:
             xmin = {:.10g}
             xmax = {:.10g}
@@ -471,11 +453,11 @@ INTERVAL = """        intervals [{}]:
 def write_textgrid(result: SpokenText) -> str:
     """A TextGrid of one tier, whose intervals fill the whole sound, and the last frame if that is longer."""
     end = max([result.seconds, *(word.end for word in result.words)])
-    parts = list(_intervals(result.words, end))
-    return HEAD_OF_TEXTGRID.format(end=end, count=len(parts)) + "".join(
+    parts = [
         INTERVAL.format(number, part.begin, part.end, part.text and visible(part.text).replace('"', '""'))
-        for number, part in enumerate(parts, 1)
-    )
+        for number, part in enumerate(_intervals(result.words, end), 1)
+    ]
+    return TEXTGRID.format(end=end, count=len(parts)) + "".join(parts)
 
 
 def _intervals(words: Sequence[SpokenWord], seconds: float) -> Iterator[SpokenWord]:

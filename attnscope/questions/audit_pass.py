@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
@@ -272,11 +273,14 @@ def _row(tensor: Tensor, axis: int, number: int) -> Tensor:
     return tensor.movedim(axis, 0)[number : number + 1]
 
 
-class ModuleFrame(NamedTuple):
-    """A running module: its input, and where that changed."""
+@contextmanager
+def working() -> Iterator[None]:
+    """Our own arithmetic is neither recorded nor frozen; without modes it costs half as much."""
+    with quietly(), torch._C.DisableTorchFunction():
+        yield
 
-    place: CallEnd
-    moved: list[Tensor]
+
+Frame: TypeAlias = tuple[CallEnd, list[Tensor]]  # a running module: its input, and where that changed
 
 
 class Freeze(TorchFunctionMode):
@@ -305,8 +309,8 @@ class Freeze(TorchFunctionMode):
         self.held = {*(held or ()), *first.modules}
         self.footprint: Tensor | None = None
         self._record = Record()
-        self._busy = 0  # inside a captured call, or in our own code
-        self._frames = [ModuleFrame(CallEnd("", 0, "in"), [])]
+        self._busy = False  # inside a function
+        self._frames: list[Frame] = [(CallEnd("", 0, "in"), [])]
         self._modules, self._calls, self._softmaxes, self._steps = (Counter[str]() for _ in range(4))
 
     @contextmanager
@@ -315,12 +319,11 @@ class Freeze(TorchFunctionMode):
         self._record = record
         with ExitStack() as stack:
             for path, module in self.root.named_modules():
-                for handle in (
-                    module.register_forward_pre_hook(self._entering(path), with_kwargs=True),
-                    module.register_forward_hook(self._leaving),
-                ):
-                    stack.callback(handle.remove)
-            stack.enter_context(attention_functions(self.kernel_call))
+                enter = module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True)
+                stack.callback(enter.remove)
+                stack.callback(module.register_forward_hook(self._leave).remove)
+            run = partial(self._answer, "attention", lambda asked: asked.transpose(1, 2))
+            stack.enter_context(attention_functions(lambda name, *call: run(*call)))
             stack.enter_context(self)
             yield
         if self.keeps:
@@ -328,12 +331,6 @@ class Freeze(TorchFunctionMode):
             self.first.hide(record)
 
     # attention
-
-    def kernel_call(
-        self, name: str, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run an attention function of transformers, or return its frozen result."""
-        return self._answer("attention", lambda asked: asked.transpose(1, 2), kernel, args, kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -348,7 +345,7 @@ class Freeze(TorchFunctionMode):
         if self._busy or is_quiet():
             return func(*args, **kwargs)
         captured = len(self._record.calls)
-        self._busy += 1
+        self._busy = True
         try:
             step = self._step(name, args, kwargs)
             result = func(*args, **kwargs)
@@ -366,29 +363,29 @@ class Freeze(TorchFunctionMode):
                     return result
                 return self._held(key, turn, self._record.query_axes[-1], given, result)
         finally:
-            self._busy -= 1
+            self._busy = False
 
     def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
         """Watch a function's inputs and, through the returned callback, its output."""
-        steps, path = self.steps, self._frames[-1].place.module
+        steps, path = self.steps, self._frames[-1][0].module
         if steps is None or path not in steps.paths:
             return lambda result: None
         given = [*find_tensors((args, kwargs))]
         place = CallEnd(path, self._steps[path], "in")
         self._steps[path] += 1
         steps.names[path, place.call] = name
-        with self._working():
+        with working():
             steps.moves.compare(place, given)
 
         def leave(result: Any) -> None:
-            with self._working():  # functions may write into their inputs
+            with working():  # functions may write into their inputs
                 steps.moves.compare(place._replace(end="out"), (result, given))
 
         return leave
 
     def _noted(self, name: str, result: Any) -> Any:
         """The output of a function that captured nothing; a softmax captured later gives earlier values."""
-        path = self._frames[-1].place.module
+        path = self._frames[-1][0].module
         if next(find_tensors(result), None) is not None or sorts({name}):
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
@@ -426,10 +423,8 @@ class Freeze(TorchFunctionMode):
             elif key in self.fresh:
                 _row(asked, 0 if asked.ndim == 2 else -1, self.number).fill_(True)
             rows = turn(asked)
-            moved = [
-                rows[..., None].expand_as(each) if each.shape[:-1] == rows.shape else none
-                for each, none in zip(now, moved, strict=True)
-            ]
+            for each in moved:
+                each |= rows[..., None] if each.shape[:-1] == rows.shape else each
         elif key in self.fresh and axis is not None:
             _row(moved[0], axis, self.number).fill_(True)
         if key in self.fresh and key not in self.first.asked:
@@ -438,51 +433,35 @@ class Freeze(TorchFunctionMode):
 
     # modules
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            place = CallEnd(path, self._modules[path], "in")
-            self._modules[path] += 1
-            with self._working():
-                moved = self.first.moves.settle(place, (args, kwargs))
-            self._frames.append(ModuleFrame(place, moved))
+    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        place = CallEnd(path, self._modules[path], "in")
+        self._modules[path] += 1
+        with working():
+            self._frames.append((place, self.first.moves.settle(place, (args, kwargs))))
 
-        return enter
-
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
-        frame = self._frames.pop()
-        place = frame.place._replace(end="out")
-        with self._working():
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        entered, given = self._frames.pop()
+        place = entered._replace(end="out")
+        with working():
             moved = self.first.moves.compare(place, output)
             before = self.first.moves.before.get(place, [])
             now = [*find_tensors(output)]
-            if self.footprint is None and len(moved) == 1 and frame.moved and not [*module.children()]:
-                recut = moved[0].shape != frame.moved[0].shape
+            if self.footprint is None and len(moved) == 1 and given and not [*module.children()]:
+                recut = moved[0].shape != given[0].shape
                 self.footprint = moved[0] if recut and bool(moved[0].any()) else None
             if not moved or all(map(torch.equal, before, now)):
                 return None
             if place.module in self.held:
-                moved = [
-                    self._own((place, index), frame, *each)
-                    for index, each in enumerate(zip(moved, now, before, strict=True))
-                ]
+                both = zip(moved, now, before, strict=True)
+                moved = [self._own((place, index), given, *each) for index, each in enumerate(both)]
             return with_tensors(output, map(restore, moved, now, before))
 
     def _own(
-        self, key: tuple[CallEnd, int], frame: ModuleFrame, moved: Tensor, now: Tensor, before: Tensor
+        self, key: tuple[CallEnd, int], given: list[Tensor], moved: Tensor, now: Tensor, before: Tensor
     ) -> Tensor:
         """Which changed numbers belong to the changed token, in a module that mixes tokens."""
         if key in self.first.owners:
             return (self.first.owners[key] == self.number) & moved
-        share = Share([places_moved(each) for each in frame.moved], (now - before).abs() * moved)
+        share = Share([places_moved(each) for each in given], (now - before).abs() * moved)
         self.first.shares.setdefault(key, {})[self.number] = share
         return torch.zeros_like(moved)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """Our own arithmetic is neither recorded nor frozen; without modes it costs half as much."""
-        self._busy += 1
-        try:
-            with quietly(), torch._C.DisableTorchFunction():
-                yield
-        finally:
-            self._busy -= 1

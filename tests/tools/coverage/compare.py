@@ -5,17 +5,21 @@ The oracles are the model's own attentions, and torch's own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from attnscope.capture import Keep, Kept, Record, recording
+from attnscope.capture import Kept, Record, recording
+from tests.capture.observing import KeepAll
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
 from tests.tools.coverage.shrink import build
 from tests.tools.survey import first_line, told
@@ -112,7 +116,11 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
         if "att" not in f"{name.rpartition('.')[2]} {kind}".lower()
     ]
     sources = [site.source for site in record.sites]
-    vouched = by_kernels(result, maps, sources, kernel_weights(model, given))
+    units = Units(unit_weights, each=math.inf)
+    torch.manual_seed(3)
+    with torch.inference_mode(), units:
+        model(**given)
+    vouched = by_kernels(result, maps, sources, units.kernels)
     if eager is not None:
         vouched |= by_itself(result, model, eager, given, maps)
     for number, source in enumerate(sources):
@@ -271,59 +279,68 @@ def difference(kept: Kept, own: Tensor) -> float:
 
 def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
     """A recorded pass, with every head of every map."""
-    everything = Keep(lambda site: None)
-
-    class All:
-        def observe(self, attention: Any) -> None:
-            everything.select = lambda site: range(attention.heads)
-            everything.observe(attention)
-
+    keep = KeepAll()
     torch.manual_seed(3)
-    with torch.inference_mode(), recording(model, [All()]) as record:
+    with torch.inference_mode(), recording(model, [keep]) as record:
         output = model(**given, **options)
-    return output, record, everything.maps
+    return output, record, keep.maps
 
 
-def kernel_weights(model: Any, given: dict[str, Any]) -> list[Tensor]:
-    """The weights of every call of torch's kernels in a pass, as torch itself gives them.
+def unit_weights(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
+    """The weights of one call, as torch's kernel has them: its output on unit values."""
+    unit = torch.eye(key.shape[-2], dtype=value.dtype).expand(*key.shape[:-1], key.shape[-2])
+    return F.scaled_dot_product_attention(query, key, unit, *args, **options)
 
-    Its kernel for queries, keys and values is called a second time with unit values; its whole multi-head
-    attention is asked for its weights.
+
+class Units(TorchFunctionMode):
+    """What torch's kernels weighed with, as ``weigh`` or they themselves say, and the results of softmaxes.
+
+    ``kernels`` are those of ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, laid out
+    as their queries; ``softmaxes`` whatever a softmax returned, attention or not. Of each shape, ``each``.
     """
-    kernel, whole = F.scaled_dot_product_attention, F.multi_head_attention_forward
-    seen: list[Tensor] = []
-    inside = False
 
-    def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
-        if not inside:
-            keys = key.shape[-2]
-            unit = torch.eye(keys, dtype=value.dtype).expand(*key.shape[:-2], keys, keys)
-            seen.append(kernel(query, key, unit, *args, **options))
-        return kernel(query, key, value, *args, **options)
+    def __init__(self, weigh: Callable[..., Tensor], each: float) -> None:
+        super().__init__()
+        self.weigh, self.each = weigh, each
+        self.kernels: list[Tensor] = []
+        self.softmaxes: list[Tensor] = []
+        self.owners: set[str] = set()  # the paths of the modules that called kernels
+        self._names: list[str] = []
+        self._counts: Counter[Any] = Counter()
 
-    def asked(*args: Any, **options: Any) -> Any:
-        nonlocal inside
-        inside = True
-        try:
-            weights = whole(*args, **options | {"need_weights": True, "average_attn_weights": False})[1]
-            seen.append(weights if weights.ndim == 4 else weights[None])
-            return whole(*args, **options)
-        finally:
-            inside = False
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[None]:
+        """Keep what runs in a model while the block runs."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                enter = module.register_forward_pre_hook(lambda *_, path=path: self._names.append(path))
+                leave = module.register_forward_hook(lambda *_: self._names.pop() and None, always_call=True)
+                stack.callback(enter.remove)
+                stack.callback(leave.remove)
+            stack.enter_context(self)
+            yield
 
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    torch.manual_seed(3)
-    try:
-        with (
-            patch.object(F, "scaled_dot_product_attention", watched),
-            patch.object(F, "multi_head_attention_forward", asked),
-            torch.inference_mode(),
-        ):
-            model(**given)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-    return seen
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` and keep what it weighed with."""
+        kwargs = kwargs or {}
+        result, name = func(*args, **kwargs), getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            keys = (args[1] if len(args) > 1 else kwargs["key"]).shape
+            self._keep(self.kernels, lambda: self.weigh(*args, **kwargs), (result.shape, keys))
+        elif name == "multi_head_attention_forward":
+            asked = kwargs | {"need_weights": True, "average_attn_weights": False}
+            self._keep(self.kernels, lambda: func(*args, **asked)[1], (result[0].shape, args[1].shape))
+        elif name in ("softmax", "_softmax") and isinstance(result, Tensor) and result.ndim >= 3:
+            self._keep(self.softmaxes, lambda: result.detach().clone(), result.shape)
+        return result
+
+    def _keep(self, kept: list[Tensor], make: Callable[[], Tensor], shape: object) -> None:
+        self.owners |= {*self._names[-1:]} if kept is self.kernels else set()
+        self._counts[shape] += 1
+        if self._counts[shape] <= self.each:
+            kept.append(make())
 
 
 def same(one: Any, other: Any) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from attnscope.attention import Attention
 from attnscope.capture import Keep, Kept, Record, SiteRecord, recording
-from tests.tools.coverage.compare import same, same_rows
+from tests.tools.coverage.compare import Units, same, same_rows
 from tests.tools.survey import Row
 
 CLOSE = 1e-5
@@ -70,7 +68,7 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
     The row counts maps by verdict. ``named``: layers without a map, with the reason. ``wrong``: maps that are
     none of ``VERDICTS``. ``missed``: modules that called a kernel and have neither a map nor a name.
     """
-    some, units = Some(), Units()
+    some, units = Some(), Units(plain_weights, EACH)
     sharpen(model)
     with torch.inference_mode():
         torch.manual_seed(3)
@@ -160,64 +158,6 @@ def missing(units: Units, record: Record) -> list[str]:
     )
 
 
-class Units(TorchFunctionMode):
-    """Weights of all kernels, recomputed by a plain softmax in float64, and the results of all softmaxes.
-
-    ``kernels`` are those of ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, laid out
-    as their queries; ``softmaxes`` whatever a softmax returned, attention or not.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels: list[Tensor] = []
-        self.softmaxes: list[Tensor] = []
-        self.owners: set[str] = set()  # the paths of the modules that called kernels
-        self._names: list[str] = []
-        self._counts: Counter[Any] = Counter()
-
-    @contextmanager
-    def watch(self, model: nn.Module) -> Iterator[None]:
-        """Keep what runs in a model while the block runs."""
-        handles = []
-        for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(lambda *_, path=path: self._names.append(path)))
-            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
-        with self:
-            yield
-        for handle in handles:
-            handle.remove()
-
-    def _leave(self) -> None:
-        self._names.pop()
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run ``func`` and keep what it weighed with."""
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
-            self._own()
-            keys = (args[1] if len(args) > 1 else kwargs["key"]).shape
-            self._keep(self.kernels, lambda: plain_weights(*args, **kwargs), (result.shape, keys))
-        elif name == "multi_head_attention_forward":
-            self._own()
-            asked = kwargs | {"need_weights": True, "average_attn_weights": False}
-            self._keep(self.kernels, lambda: func(*args, **asked)[1], (result[0].shape, args[1].shape))
-        elif name in ("softmax", "_softmax") and isinstance(result, Tensor) and result.ndim >= 3:
-            self._keep(self.softmaxes, lambda: result.detach().clone(), result.shape)
-        return result
-
-    def _own(self) -> None:
-        self.owners |= set(self._names[-1:])
-
-    def _keep(self, kept: list[Tensor], make: Callable[[], Tensor], shape: object) -> None:
-        self._counts[shape] += 1
-        if self._counts[shape] <= EACH:
-            kept.append(make())
-
-
 @torch.no_grad()
 def plain_weights(
     query: Tensor,
@@ -251,7 +191,9 @@ def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]
     paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
     given: dict[str, tuple[Any, Any]] = {}
     handles = [
-        model.get_submodule(path).register_forward_pre_hook(_noting(path, given), with_kwargs=True)
+        model.get_submodule(path).register_forward_pre_hook(
+            lambda module, *inputs, path=path: given.setdefault(path, inputs) and None, with_kwargs=True
+        )
         for path in paths
     ]
     with torch.inference_mode():
@@ -265,13 +207,6 @@ def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]
                 return True
             said += [] if answer is None else [answer]
     return False if said else None
-
-
-def _noting(path: str, given: dict[str, tuple[Any, Any]]) -> Any:
-    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given.setdefault(path, (args, kwargs))
-
-    return note
 
 
 def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: Kept) -> bool | None:

@@ -14,7 +14,7 @@ import torch
 
 from attnscope.attention import Token
 from tests.tools.coverage.recipes import make
-from tests.tools.survey import grid, survey
+from tests.tools.survey import report, survey
 
 TABLE = Path(__file__).with_suffix(".md")
 HEAD = """# What audits say
@@ -136,26 +136,25 @@ def table(results: list[dict[str, Any]]) -> str:
         "layers taken out, and named exactly": f"{sum(map(len, missed))}, {sum(map(sum, missed))}",
         "without any attention, their mixers named": len(bare),
     }
-    by_alarm: dict[str, list[str]] = defaultdict(list)
+    by_alarm, by_types = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for result in audited:
         for alarm in result["alarms"]:
-            by_alarm[alarm].append(f"`{result['name']}`")
+            by_alarm[alarm].append(result["name"])
+    for alarm, types in by_alarm.items():
+        by_types["`, `".join(types)].append(alarm)
     named = {result["name"] for result in attending if result["alarms"]}
     says = {
-        "What mixes tokens as well": {", ".join(types): alarm for alarm, types in by_alarm.items()},
-        "What is behind some of them": {f"`{name}`": why for name, why in KNOWN.items() if name in named},
+        "What mixes tokens as well": {types: "; ".join(alarms) for types, alarms in by_types.items()},
+        "What is behind some of them": {name: why for name, why in KNOWN.items() if name in named},
         "Not audited": {
-            f"`{result['name']}`": result["note"] + REFUSED.get(result["name"], "")
+            result["name"]: result["note"] + REFUSED.get(result["name"], "")
             for result in results
             if "note" in result
         },
     }
-    lines = [HEAD, *grid([("", ""), *counts.items()])]
-    for title, each in says.items():
-        lines += [f"\n## {title}\n", *(f"- {name}: {line}" for name, line in each.items())]
     text = TABLE.read_text() if TABLE.exists() else ""
-    older = text[text.index(OLDER) - 1 :] if OLDER in text else ""
-    return "\n".join(lines) + "\n" + older
+    older = text[text.index(OLDER) :].splitlines() if OLDER in text else ()
+    return report(HEAD, counts, says, older)
 
 
 def main() -> None:

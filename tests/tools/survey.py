@@ -105,6 +105,12 @@ def grid(rows: Iterable[Sequence[object]]) -> list[str]:
     return [head, f"|{'---|' * (len(rows[0]) - 2)}", *others]
 
 
-def section(title: str, says: Mapping[str, str]) -> list[str]:
-    """A heading with a line for each name, and how many there are."""
-    return [f"## {title} ({len(says)})", "", *(f"- `{name}`: {line}" for name, line in says.items()), ""]
+def report(
+    head: str, counts: Mapping[str, object], says: Mapping[str, Mapping[str, str]], more: Iterable[str] = ()
+) -> str:
+    """A page: counts, a heading with a line for each name where there are any, and whatever follows."""
+    lines = [head, *grid([("", ""), *counts.items()]), ""]
+    for title, each in says.items():
+        named = [f"- `{name}`: {line}" for name, line in each.items()]
+        lines += [f"## {title} ({len(each)})", "", *named, ""] if each else []
+    return "\n".join([*lines, *more]) + "\n"

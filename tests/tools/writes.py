@@ -17,7 +17,7 @@ from attnscope.capture import recording
 from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
 from tests.tools.coverage.recipes import RECIPES, Recipe, accepted
 from tests.tools.coverage.shrink import build, feedings, small_config
-from tests.tools.survey import Row, first_line, grid, section, survey
+from tests.tools.survey import Row, first_line, report, survey
 
 AT, NEAR = 5, 1e-4
 CHANGES = {"reformer": {"is_decoder": True}}
@@ -122,24 +122,12 @@ def table(rows: list[Row]) -> str:
         "of those, without a head that can be told (other mixers alone)": len(kinds["no heads"]),
         "not followed": len(lost),
     }
-    shown = [row["name"] for row in rows if row["name"] in followed | kinds["no heads"]]
-    some = {name: (followed | kinds["no heads"])[name].partition(", ")[2] for name in shown}
+    shown = {row["name"]: (followed | kinds["no heads"]).get(row["name"], "") for row in rows}
+    some = {name: why.partition(", ")[2] for name, why in shown.items() if ", " in why}
+    says = {"Not followed": lost, "Not built here": kinds["not built"]}
+    says["Followed, with something to know"] = some
     whole = [f"`{name}`" for name, why in followed.items() if "," not in why]
-    lines = [
-        HEAD,
-        *grid([("", ""), *counts.items()]),
-        "",
-        *section("Not followed", lost),
-        *section("Not built here", kinds["not built"]),
-        "## Followed, with something to know",
-        "",
-        *(f"- `{name}`: {why}" for name, why in some.items() if why),
-        "",
-        f"## Followed whole ({len(whole)})",
-        "",
-        ", ".join(whole),
-    ]
-    return "\n".join(lines) + "\n"
+    return report(HEAD, counts, says, [f"## Followed whole ({len(whole)})", "", ", ".join(whole)])
 
 
 if __name__ == "__main__":

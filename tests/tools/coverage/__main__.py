@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from tests.tools.coverage.compare import Result, attempt
-from tests.tools.survey import Row, grid, section, survey
+from tests.tools.survey import Row, grid, report, survey
 
 HEAD = """# Architectures that are captured exactly
 
@@ -137,11 +137,8 @@ def table(rows: list[Row]) -> str:
             r.name: r.note + " (built)" * r.built for r in results if r.identical is None
         },
     }
-    lines = [HEAD.format(version=transformers.__version__), *grid(counts.items()), ""]
-    for title, each in says.items():
-        lines += section(title, each)
-    lines += ["## All types that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])]
-    return "\n".join(lines) + "\n"
+    every = "## All types that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])
+    return report(HEAD.format(version=transformers.__version__), counts, says, every)
 
 
 def reason(result: Result) -> str:
@@ -153,15 +150,11 @@ def reason(result: Result) -> str:
 
 def silent(result: Result) -> str:
     """What a type without usable attentions of its own gave."""
-    said = [
-        f"returns {result.own_wrong} tensors that are no attention weights" if result.own_wrong else "",
-        f"returns {result.sampled} tensors over sampled points" if result.sampled else "",
-        result.note,
-    ]
-    if result.maps and not any(said):
-        said = ["returns no attentions"]
+    said = [f"returns {result.own_wrong} tensors that are no attention weights"] * bool(result.own_wrong)
+    said += [f"returns {result.sampled} tensors over sampled points"] * bool(result.sampled)
+    said += [result.note] * bool(result.note)
     maps = f"{result.maps} maps captured" if result.maps else "no map captured"
-    return "; ".join([*filter(None, said), maps])
+    return "; ".join([*(said or ["returns no attentions"] * bool(result.maps)), maps])
 
 
 def cells(result: Result) -> list[object]:
@@ -171,12 +164,7 @@ def cells(result: Result) -> list[object]:
     return [f"`{result.name}`", result.model, same, *numbers, ", ".join(result.kernels)]
 
 
-def main() -> None:
-    """The types that are named, or all."""
+if __name__ == "__main__":
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     survey("coverage", lambda: CONFIG_MAPPING_NAMES, lambda name: asdict(attempt(name)), table)
-
-
-if __name__ == "__main__":
-    main()

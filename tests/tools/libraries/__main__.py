@@ -7,7 +7,7 @@ import torch
 from tests.models.torchvision_parts import can_import_torchvision
 from tests.tools.libraries.check import VERDICTS, check
 from tests.tools.libraries.made import all_models
-from tests.tools.survey import Row, grid, section, survey
+from tests.tools.survey import Row, grid, report, survey
 
 HEAD = """# Libraries beside transformers
 
@@ -54,11 +54,8 @@ def table(rows: list[Row]) -> str:
         "Named": {row["name"]: "; ".join(row["named"]) for row in ran if row["named"]},
         "Did not run": {row["name"]: row["note"] for row in rows if row not in ran},
     }
-    lines = [HEAD, *grid(counts.items()), ""]
-    for title, each in says.items():
-        lines += section(title, each) if each else ()
-    lines += ["## All models that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])]
-    return "\n".join(lines) + "\n"
+    every = "## All models that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])
+    return report(HEAD, counts, says, every)
 
 
 def cells(row: Row) -> list[object]:

@@ -9,17 +9,12 @@ nothing, on the same threads. The models are random: GPT-2-small-sized layers, a
 ratio is the median over the rounds. The seconds in brackets are those of the script without its pass.
 """
 
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
-from attnscope.storage.cache import LOOKS
 from tests.benchmarks.measure_heads import build
-from tests.benchmarks.turns import medians, options
+from tests.benchmarks.turns import medians, options, process, take_turns
 
 SCRIPT = """
 import sys
@@ -48,12 +43,8 @@ def save(folder: Path, shape: str, layers: int, longest: int, book: Path) -> Non
 
 
 def seconds(arguments: list[str], threads: int, cache: Path) -> float:
-    """The time of one process, with no pass kept of an earlier one; machine code that was compiled stays."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "ATTNSCOPE_CACHE": str(cache)}
-    shutil.rmtree(cache / LOOKS, ignore_errors=True)
-    start = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment)
-    return time.perf_counter() - start
+    """The time of one process, with no pass kept of an earlier one."""
+    return process(arguments, cache, OMP_NUM_THREADS=str(threads))[0]
 
 
 def main() -> None:
@@ -76,8 +67,9 @@ def main() -> None:
                 stats = [*command, str(tokens), "--pooled", f"{name}/maps.npz"]
                 for threads in asked.threads:
                     bare = seconds([*script, "1"], threads, cache)
-                    both = [*script, str(tokens)], stats
-                    pairs = [[seconds(each, threads, cache) for each in both] for _ in range(asked.rounds)]
+                    both = {"script": [*script, str(tokens)], "stats": stats}
+                    runs = {name: partial(seconds, each, threads, cache) for name, each in both.items()}
+                    pairs = zip(*take_turns(runs, asked.rounds, warm=0).values(), strict=True)
                     plain, ours, ratio = medians((a, b, b / a) for a, b in pairs)
                     taken = f"{plain:.1f} ({bare:.1f})"
                     print(f"{shape:8}{tokens:8}{threads:9}{taken:>18}{ours:10.1f}{ratio:8.2f}", flush=True)

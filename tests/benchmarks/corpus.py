@@ -14,7 +14,6 @@ ratios are medians over the rounds.
 from __future__ import annotations
 
 import statistics
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.benchmarks.turns import options, ratio, take_turns
+from tests.benchmarks.turns import cost, options, ratio, take_turns
+from tests.tools.survey import grid
 
 if TYPE_CHECKING:
     import torch
@@ -214,19 +214,16 @@ def main() -> None:
     print(f"the figures of both agree within {worst:.1e}")
     ways = {"attnscope": partial(measure, model, texts), "eager loop": partial(by_loop, model, texts)}
     runs = {**ways, "model": batched(model, texts)}
-    seconds = take_turns(runs, asked.rounds, time.perf_counter)
+    seconds = take_turns({name: partial(cost, run) for name, run in runs.items()}, asked.rounds)
     pace = {name: len(texts) / statistics.median(taken) for name, taken in seconds.items()}
     ratios = ratio(seconds, "eager loop", "attnscope"), ratio(seconds, "attnscope", "model")
-    cells = [f"{len(texts):,}", str(torch.get_num_threads()), *(f"{pace[name]:,.0f}" for name in runs)]
-    names = " | ".join(f"{name}, texts/s" for name in runs)
-    lines = [
-        f"| texts | threads | {names} | times as fast as the loop | time to the model's |",
-        "|---|---|---|---|---|---|---|",
-        f"| {' | '.join([*cells, f'{ratios[0]:.2f}', f'{ratios[1]:.2f}'])} |",
-    ]
-    print("\n".join(lines))
+    names = [f"{name}, texts/s" for name in runs]
+    head = ["texts", "threads", *names, "times as fast as the loop", "time to the model's"]
+    cells = [f"{len(texts):,}", torch.get_num_threads(), *(f"{pace[name]:,.0f}" for name in runs)]
+    table = "\n".join(grid([head, [*cells, *(f"{each:.2f}" for each in ratios)]]))
+    print(table)
     if asked.save:
-        asked.save.write_text("\n".join(lines) + "\n", "utf-8")
+        asked.save.write_text(f"{table}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tests.benchmarks.turns import options, peak, print_peak, ratio, take_turns
+from tests.benchmarks.turns import cost, options, peak, print_peak, ratio, take_turns
 
 NAMES = ("entropy", "normalized_entropy", "confidence", "distance", "offset", "self", "previous", "next")
 NAMES += ("first", "duplicate")
@@ -120,7 +120,8 @@ def main() -> None:
     for shape, tokens, threads in product(asked.shapes, asked.tokens, asked.threads):
         torch.set_num_threads(threads)
         wanted = [way for way in ("plain", *asked.ways) if tokens <= LIMITS.get(way, tokens)]
-        times = take_turns(ways(shape, tokens, asked.layers, wanted), asked.rounds, time.perf_counter)
+        runs = ways(shape, tokens, asked.layers, wanted)
+        times = take_turns({name: partial(cost, run) for name, run in runs.items()}, asked.rounds)
         memory = ""
         if asked.memory:
             sizes = ("--tokens", tokens, "--layers", asked.layers)

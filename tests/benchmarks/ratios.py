@@ -11,16 +11,14 @@ import argparse
 import json
 import re
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from tests.benchmarks import book, corpus, startup
-from tests.benchmarks.turns import cost
+from tests.benchmarks import book, corpus, startup, turns
+from tests.benchmarks.turns import cost, ratio, take_turns
 from tests.models.folders import minilm
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -30,17 +28,13 @@ SHOW = ["-m", "attnscope", "show", startup.TEXT]
 
 
 def paired(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> float:
-    """The median ratio of two times that are taken in turns; the first ones warm up."""
-    pairs = [(ours(), theirs()) for _ in range(rounds + 1)][1:]
-    return statistics.median(mine / other for mine, other in pairs)
-
-
-clock = partial(cost, clock=time.perf_counter)
+    """The median ratio of two times that are taken in turns."""
+    return ratio(take_turns({"ours": ours, "theirs": theirs}, rounds), "ours", "theirs")
 
 
 def process(arguments: list[str], folder: str, *, fresh: bool = False, wall: bool = False) -> float:
     """Processor time of one process, or its wall clock."""
-    return startup.seconds(arguments, folder, fresh=fresh)[0 if wall else 1]
+    return turns.process(arguments, Path(folder), fresh=fresh)[0 if wall else 1]
 
 
 def starts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
@@ -105,9 +99,9 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     model = load(minilm())
     found = re.split(r"(?<=[.?!])\s+", " ".join(" ".join(topics.values()).split()))
     sentences = [sentence for sentence in found if 20 < len(sentence) < 300][:500]
-    batches = partial(clock, corpus.batched(model, sentences))
-    ours = partial(clock, partial(corpus.measure, model, sentences))
-    loop = partial(clock, partial(corpus.by_loop, model, sentences))
+    batches = partial(cost, corpus.batched(model, sentences))
+    ours = partial(cost, partial(corpus.measure, model, sentences))
+    loop = partial(cost, partial(corpus.by_loop, model, sentences))
     yield "500 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
     yield "500 sentences, MiniLM, to the bare pass in batches", paired(ours, batches, rounds)
 
@@ -129,7 +123,7 @@ def swin(rounds: int) -> float:
             model(picture)
 
     plain = torch.inference_mode()(partial(model, picture))
-    return paired(partial(clock, figures), partial(clock, plain), rounds)
+    return paired(partial(cost, figures), partial(cost, plain), rounds)
 
 
 def main() -> None:
@@ -144,14 +138,14 @@ def main() -> None:
     worse = []
     with tempfile.TemporaryDirectory() as folder:
         for suite in (starts,) if asked.quick else (starts, everything):
-            for name, ratio in suite(folder, asked.rounds):
+            for name, found in suite(folder, asked.rounds):
                 before = recorded.get(name)
-                late = before is not None and ratio > before * WORSE
+                late = before is not None and found > before * WORSE
                 worse += [name] if late else []
                 told = f"{'' if before is None else f'{before:.2f}':>8}{'  a tenth worse' if late else ''}"
-                print(f"{name:60}{ratio:8.2f}{told}", flush=True)
+                print(f"{name:60}{found:8.2f}{told}", flush=True)
                 if asked.record:
-                    recorded[name] = round(ratio, 3)
+                    recorded[name] = round(found, 3)
                     RECORDED.write_text(json.dumps(recorded, indent=2) + "\n", "utf-8")
     print(f"a tenth worse than recorded: {'; '.join(worse) or 'nothing'}")
 

@@ -9,16 +9,12 @@ of first ones: either takes one to two minutes where nothing else runs.
 """
 
 import argparse
-import os
-import resource
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.turns import medians
+from tests.benchmarks.turns import medians, process, take_turns
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -68,21 +64,6 @@ def first_looks(folder: str) -> dict[str, list[str]]:
     }
 
 
-def seconds(arguments: list[str], folder: str, *, fresh: bool) -> tuple[float, float]:
-    """Wall clock and processor time of one process, with bytecode as an installed package has it.
-
-    ``fresh``: nothing is kept yet, so that the model runs, and what it showed is kept.
-    """
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    if fresh:
-        shutil.rmtree(f"{folder}/looks", ignore_errors=True)
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=environment)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def main() -> None:
     """Time everything in turns and print a table of ratios to the first line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,11 +73,8 @@ def main() -> None:
     repeats = asked.repeats or (3 if asked.first else 7)
     with tempfile.TemporaryDirectory() as folder:
         timed = first_looks(folder) if asked.first else second_looks(folder)
-        rounds = [  # the first one unmeasured, so that every file is compiled and cached
-            [seconds(arguments, folder, fresh=asked.first) for arguments in timed.values()]
-            for _ in range(repeats + 1)
-        ][1:]
-    found = {name: medians(taken) for name, taken in zip(timed, zip(*rounds, strict=True), strict=True)}
+        runs = {name: partial(process, each, Path(folder), fresh=asked.first) for name, each in timed.items()}
+        found = {name: medians(taken) for name, taken in take_turns(runs, repeats).items()}
     base = next(iter(found.values()))
     print(f"{'':44}{'seconds':>9}{'ratio':>8}{'processor':>11}{'ratio':>8}")
     for name, (wall, cpu) in found.items():

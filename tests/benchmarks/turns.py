@@ -1,33 +1,57 @@
-"""What benchmarks share: ways that take turns in one process, and the memory of one way."""
+"""What benchmarks share: ways that take turns, whole processes, and the memory of one way."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from attnscope.storage.cache import LOOKS
+
+Taken = TypeVar("Taken")
 
 
-def cost(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
-    """How long some work takes; of the processor, if no other clock is given."""
-    start = clock()
+def cost(work: Callable[[], object]) -> float:
+    """How many seconds some work in this process takes."""
+    start = time.perf_counter()
     work()
-    return clock() - start
+    return time.perf_counter() - start
 
 
-def take_turns(
-    ways: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, list[float]]:
-    """What each way takes in each round, so that a busy neighbour slows all; the first round warms up."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
+def process(
+    arguments: Sequence[str], cache: Path, *, fresh: bool = True, **environment: str
+) -> tuple[float, float]:
+    """Wall clock and processor time of one process, with bytecode as an installed package has it.
+
+    ``fresh``: nothing is kept yet, so that the model runs; machine code that was compiled stays.
+    """
+    kept = {"PYTHONPYCACHEPREFIX": f"{cache}/bytecode", "ATTNSCOPE_CACHE": str(cache)}
+    given = {**os.environ, **kept, **environment}
+    given.pop("PYTHONDONTWRITEBYTECODE", None)
+    if fresh:
+        shutil.rmtree(cache / LOOKS, ignore_errors=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, *arguments]
+    wall = cost(lambda: subprocess.run(command, check=True, capture_output=True, env=given))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def take_turns(ways: Mapping[str, Callable[[], Taken]], rounds: int, warm: int = 1) -> dict[str, list[Taken]]:
+    """What each way says of itself, round by round, to slow all by a busy neighbour; ``warm`` ones aside."""
+    times: dict[str, list[Taken]] = {name: [] for name in ways}
+    for _ in range(warm + rounds):
         for name, way in ways.items():
-            taken = cost(way, clock)
-            times[name] += [taken] if turn else []
-    return times
+            times[name].append(way())
+    return {name: taken[warm:] for name, taken in times.items()}
 
 
 def ratio(times: Mapping[str, list[float]], name: str, to: str) -> float:

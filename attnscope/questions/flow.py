@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -109,27 +109,29 @@ class Mixing:
 CAPACITY = 1 << 24  # the capacity, as a whole number, of an edge with all of a row's weight
 
 
-def with_residual(weights: Array, crossed: bool = False) -> Array:
-    """Half of each row from its own token, half by attention (Abnar & Zuidema 2020).  [query, key]
+class Step(NamedTuple):
+    """What some tokens are made of after a call, of all tokens: an encoder's, and then a decoder's.
 
-    Rows are normalized to sum to 1 first; a row without attention keeps its own token. In cross attention
-    (``crossed``) the residual is an extra last column.
+    The last columns of ``shares`` are the tokens themselves, also in cross attention.
     """
-    if not crossed:
-        return 0.5 * as_shares(weights) + 0.5 * np.eye(len(weights))
-    halves = 0.5 * _over_sums(weights)
-    return np.hstack([halves, 1 - halves.sum(-1, keepdims=True)])
+
+    tokens: slice
+    sources: slice
+    shares: Array  # [token, source]
 
 
-def as_shares(rows: Array, crossed: bool = False) -> Array:
-    """Rows divided by their sums; a row of zeros goes to its own token, or to the last column if ``crossed``.
-
-    [query, key], the same
-    """
+def as_shares(rows: Array) -> Array:
+    """Rows divided by their sums; a row of zeros goes to its own token, one of the last columns."""
     shares = _over_sums(rows)
     empty = np.flatnonzero(~shares.any(-1))
-    shares[empty, -1 if crossed else empty] = 1
+    shares[empty, shares.shape[1] - len(shares) + empty] = 1
     return shares
+
+
+def with_residual(weights: Array) -> Array:
+    """Half of each row from its own token, half by attention (Abnar & Zuidema 2020)."""
+    count, sources = weights.shape
+    return 0.5 * as_shares(weights) + 0.5 * np.eye(count, sources, sources - count)
 
 
 def _over_sums(rows: Array) -> Array:
@@ -140,52 +142,30 @@ def _over_sums(rows: Array) -> Array:
     return shares
 
 
-Both: TypeAlias = "tuple[Array, Array]"
-"""The contributions to a decoder's tokens: of its own side [own, own], and of the encoder's [own, other]."""
+def roll_out(steps: Sequence[Step], size: int) -> Iterator[Array]:
+    """The input tokens' contributions after each step: the product of all matrices so far."""
+    made = np.eye(size)
+    for tokens, sources, shares in steps:
+        made[tokens] = shares @ made[sources]
+        yield made[tokens].copy()
 
 
-def roll_out(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """Input tokens' contributions after each step: an encoder's, or those of both sides of a decoder.
-
-    For a model of one sequence (kind encoder) this is the product of all matrices so far. A step is the
-    kind of attention and its shares, including the residual: [query, key], and for cross attention [own,
-    other + 1], whose last column is the residual's.
-    """
-    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
-    maps: list[Array | Both] = []
-    for kind, shares in steps:
-        if kind == "encoder":
-            encoded = shares @ encoded
-        elif kind == "decoder":
-            side, across = shares @ side, shares @ across
-        else:
-            kept = shares[:, -1:]
-            side, across = kept * side, kept * across + shares[:, :-1] @ encoded
-        maps.append(encoded if kind == "encoder" else (side, across))
-    return maps
-
-
-def add_up_relevance(steps: Sequence[tuple[str, Array]], own: int, other: int) -> list[Array | Both]:
-    """Relevance (Chefer et al. 2021); a row of an encoder-decoder is normalized over both sides together.
+def add_up_relevance(steps: Sequence[Step], size: int) -> Iterator[Array]:
+    """Relevance (Chefer et al. 2021), rows normalized over both sides of a model together.
 
     ``R ← R + A R`` inside each side, and across sides ``R ← R + S A E``: E is the encoder's relevance and
     S the decoder's, each without the identity, rows normalized, and the identity added. Chefer et al.
     have Sᵀ, with which later tokens would contribute to earlier ones in a causal decoder.
     """
-    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
-    maps: list[Array | Both] = []
-    for kind, matrix in steps:
-        if kind == "encoder":
-            encoded = encoded + matrix @ encoded
-            maps.append(as_shares(encoded))
-            continue
-        if kind == "decoder":
-            side, across = side + matrix @ side, across + matrix @ across
+    made = np.eye(size)
+    for tokens, sources, matrix in steps:
+        if sources == tokens:
+            made[tokens] += matrix @ made[sources]
         else:
-            across = across + _evened(side) @ matrix @ _evened(encoded)
-        total = (side.sum(-1) + across.sum(-1))[:, None]
-        maps.append((side / total, across / total))
-    return maps
+            other = slice(tokens.start)
+            side, encoded = (_evened(made[each, each]) for each in (tokens, other))
+            made[tokens, other] += side @ matrix[:, other] @ encoded
+        yield _over_sums(made[tokens])
 
 
 def _evened(relevance: Array) -> Array:
@@ -194,39 +174,36 @@ def _evened(relevance: Array) -> Array:
     return _over_sums(relevance - own) + own
 
 
-def max_flow(steps: Sequence[tuple[str, Array]], own: int, other: int, row: int) -> Array:
-    """The maximum flow from one token of the last step to each input token (Abnar & Zuidema 2020), as shares.
+def find_largest_flows(steps: Sequence[Step], size: int, rows: Sequence[int]) -> Iterator[Array]:
+    """The maximum flows from some tokens to each input token (Abnar & Zuidema 2020), as shares, by step.
 
-    Steps are those of ``roll_out``; a model of one sequence has the kind encoder. Edges go from each
-    token to those that contribute to it, with the shares as capacities.  -> [other + own]
+    Edges go from each token to those that contribute to it, with the shares as capacities. Rows that are
+    not in ``rows`` are not computed.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 
     starts, ends, capacities = [], [], []
-    encoded, side, nodes = 0, other, other + own  # where the nodes of each side begin, and how many there are
-    for kind, matrix in steps:
-        queries, keys = np.nonzero(matrix)
-        capacities.append(np.rint(matrix[queries, keys] * CAPACITY).astype(np.int32))
+    at, nodes = np.arange(size), size  # the node of each token so far, and how many there are
+    for tokens, sources, shares in steps:
+        queries, keys = np.nonzero(shares)
+        capacities.append(np.rint(shares[queries, keys] * CAPACITY).astype(np.int32))
         starts.append(nodes + queries)
-        if kind == "cross":
-            ends.append(np.where(keys < other, encoded + keys, side + queries))
-        else:
-            ends.append((encoded if kind == "encoder" else side) + keys)
-        encoded, side = (nodes, side) if kind == "encoder" else (encoded, nodes)
-        nodes += len(matrix)
-    places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # required by scipy 1.14
-    parts = np.concatenate(capacities), places
-    graph = coo_array(parts, shape=(nodes, nodes)).tocsr()
-    source = (encoded if steps[-1][0] == "encoder" else side) + row
-    flows = [maximum_flow(graph, source, key).flow_value / CAPACITY for key in range(other + own)]
-    shares: Array = np.array(flows) / sum(flows)
-    return shares
+        ends.append(at[sources][keys])
+        at[tokens] = nodes + np.arange(len(shares))
+        nodes += len(shares)
+        places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
+        graph = coo_array((np.concatenate(capacities), places), shape=(nodes, nodes)).tocsr()
+        made = np.eye(size)
+        for row in range(size)[tokens]:
+            if row in rows:
+                flows = np.array([maximum_flow(graph, at[row], key).flow_value for key in range(size)])
+                made[row] = flows / flows.sum()
+        yield made[tokens]
 
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
 
-Rows: TypeAlias = "Sequence[int] | None"  # requested rows, ``None`` for all
 MOST_FLOWS = 64  # most tokens with maximum flows between all of them; a single token's have no such limit
 
 
@@ -337,28 +314,6 @@ def follow_flow(
     return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
 
 
-def _flows(
-    steps: Sequence[tuple[str, Array]], own: int, other: int, rows: Rows, of_other: Rows
-) -> Iterator[Array | Both]:
-    """The maximum flows up to each step, as ``roll_out``, for some tokens of either side or for all."""
-    size = max(0 if rows is not None else own, 0 if of_other is not None else other)
-    if size > MOST_FLOWS:
-        raise SelectionError(
-            f"the largest flows between {size:,} tokens take long: name one with --token, or cut the text to "
-            f"{MOST_FLOWS} tokens"
-        )
-    encoded, side, across = np.eye(other), np.eye(own), np.zeros((own, other))
-    for count, (kind, _) in enumerate(steps, 1):
-        asked = (of_other, other) if kind == "encoder" else (rows, own)
-        for row in range(asked[1]) if asked[0] is None else asked[0]:
-            flows = max_flow(steps[:count], own, other, row)
-            if kind == "encoder":
-                encoded[row] = flows[:other]
-            else:
-                across[row], side[row] = flows[:other], flows[other:]
-        yield encoded.copy() if kind == "encoder" else (side.copy(), across.copy())
-
-
 def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
     """The place of a token alone, if the axis has it."""
     try:
@@ -372,36 +327,40 @@ def _through(
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """The contributions after each of these calls: for a decoder, to tokens of both sides."""
     crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
-    axes_of_both = crossed or (range(0), mixing.axes[sites[0]][0])
-    own, other = map(len, axes_of_both)
-    steps = []
+    own, other = crossed or (range(0), mixing.axes[sites[0]][0])
+    count, size, steps = len(other), len(other) + len(own), list[Step]()
     for site in sites:
-        matrix, across = mixing.matrices[site], site.kind == "cross"
-        if method in ("rollout", "flow"):
-            matrix = with_residual(matrix, across)
-        elif method == "alti":
-            matrix = as_shares(matrix, across)
-        steps.append((site.kind if crossed else "encoder", matrix))
+        matrix = mixing.matrices[site]
+        tokens = slice(count, size) if crossed and site.kind != "encoder" else slice(0, count)
+        across = site.kind == "cross"
+        if across:  # with its own tokens as columns, whose share ALTI measures
+            matrix = np.hstack([matrix[:, :count], np.diag(matrix[:, count:].sum(-1))])
+        if method != "relevance":
+            matrix = as_shares(matrix) if method == "alti" else with_residual(matrix)
+        steps.append(Step(tokens, slice(0, size) if across else tokens, matrix))
+    rows: Sequence[int] = range(size)
+    if method == "flow" and token is None and max(count, len(own)) > MOST_FLOWS:
+        raise SelectionError(
+            f"the largest flows between {max(count, len(own)):,} tokens take long: name one with --token, or "
+            f"cut the text to {MOST_FLOWS} tokens"
+        )
+    if method == "flow" and token is not None:
+        both = ((begin, axis) for begin, axis in ((0, other), (count, own)) if len(axis))
+        alone = ((begin, _only(selection.coarsening(axis), token)) for begin, axis in both)
+        rows = [begin + place for begin, one in alone if one is not None for place in one.tokens(0)]
+        if not rows:
+            find_place(selection.coarsening(other).places, token)
     if method == "flow":
-        rows: list[Rows] = [None, None]  # those of a token in the texts that have it
-        if token is not None:
-            alone = [_only(selection.coarsening(axis), token) if len(axis) else None for axis in axes_of_both]
-            if not any(alone):
-                find_place(selection.coarsening(axes_of_both[-1]).places, token)
-            rows = [() if one is None else one.tokens(0) for one in alone]
-        found = list(_flows(steps, own, other, *rows))
+        found = find_largest_flows(steps, size, rows)
     else:
-        found = (add_up_relevance if method == "relevance" else roll_out)(steps, own, other)
+        found = (add_up_relevance if method == "relevance" else roll_out)(steps, size)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
-    for site, made in zip(sites, found, strict=True):
-        axes = mixing.axes[site]
-        if not isinstance(made, tuple):
-            maps[site.kind, site.layer] = made, axes
-            continue
-        side, of_other = made
-        maps["decoder", site.layer] = side, (axes[0], axes[0])
+    for site, step, made in zip(sites, steps, found, strict=True):
+        axes, begin = mixing.axes[site], step.tokens.start
+        own_side = made[:, begin : begin + len(made)], (axes[0], axes[0])
+        maps["decoder" if begin else site.kind, site.layer] = own_side
         if site.kind == "cross":
-            maps["cross", site.layer] = of_other, axes
+            maps["cross", site.layer] = made[:, :begin], axes
     return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
 
 

@@ -144,8 +144,6 @@ def test_a_row_without_attention_keeps_its_token():
 
 
 def test_a_row_across_without_attention_is_the_residual_alone():
-    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
-    np.testing.assert_allclose(with_residual(weights, crossed=True), [[0.25, 0.25, 0.5], [0, 0, 1]])
-    np.testing.assert_allclose(
-        as_shares(np.pad(weights, ((0, 0), (0, 1))), crossed=True), [[0.5, 0.5, 0], [0, 0, 1]]
-    )
+    weights = np.pad([[0.2, 0.2], [0.0, 0.0]], ((0, 0), (0, 2)))  # the last columns are its own tokens
+    np.testing.assert_allclose(with_residual(weights), [[0.25, 0.25, 0.5, 0], [0, 0, 0, 1]])
+    np.testing.assert_allclose(as_shares(weights), [[0.5, 0.5, 0, 0], [0, 0, 0, 1]])

@@ -76,29 +76,22 @@ class KeptLayers:
     module: nn.Module
     ran: list[RanLayer] = field(default_factory=list)
 
-    @contextmanager
-    def keeping(self, calls: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    def keeping(self, calls: Callable[[], int] = lambda: 0) -> AbstractContextManager[None]:
         """Store the layers' results while the block runs; ``calls`` gives the attention calls so far."""
         self.ran.clear()
         inside = 0
 
-        def keep(name: str, forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                nonlocal inside
-                before = calls()
-                inside += 1
-                try:
-                    output = forward(*args, **kwargs)
-                finally:
-                    inside -= 1
-                if not inside:  # a layer that another one calls is a part of that
-                    self.ran.append(RanLayer(name, _copy(output), before, calls()))
-                return output
+        def keep(name: str, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            before = calls()
+            inside += 1
+            output = forward(*args, **kwargs)
+            inside -= 1
+            if not inside:  # a layer that another one calls is a part of that
+                self.ran.append(RanLayer(name, _copy(output), before, calls()))
+            return output
 
-            return run
-
-        with self._forwards(keep):
-            yield
+        return self._running(keep)
 
     def before(self, call: int) -> list[RanLayer]:
         """The layers that ended before an attention call."""
@@ -108,26 +101,23 @@ class KeptLayers:
         """Return these results for the first layers while the block runs, and run the others."""
         given = iter(ran)
 
-        def give(name: str, forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                ran = next(given, None)
-                if ran is None:
-                    return forward(*args, **kwargs)
-                assert ran.layer == name
-                return _copy(ran.output)
+        def give(name: str, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            ran = next(given, None)
+            if ran is None:
+                return forward(*args, **kwargs)
+            assert ran.layer == name
+            return _copy(ran.output)
 
-            return run
-
-        return self._forwards(give)
+        return self._running(give)
 
     @contextmanager
-    def _forwards(self, make: Callable[[str, Forward], Forward]) -> Iterator[None]:
-        """Replace each layer's forward during the block; nothing of it stays behind."""
+    def _running(self, run: Forward) -> Iterator[None]:
+        """Call ``run`` with its name and forward in the place of each layer while the block runs."""
         with ExitStack() as stack:
             for name, layer in self.module.named_modules():
                 *outside, last = name.split(".")
                 if last.isdecimal() and not any(part.isdecimal() for part in outside):
-                    stack.enter_context(put_forward(layer, make(name, layer.forward)))
+                    stack.enter_context(put_forward(layer, partial(run, name, layer.forward)))
             yield
 
 

@@ -128,12 +128,6 @@ def as_shares(rows: Array) -> Array:
     return shares
 
 
-def with_residual(weights: Array) -> Array:
-    """Half of each row from its own token, half by attention (Abnar & Zuidema 2020)."""
-    count, sources = weights.shape
-    return 0.5 * as_shares(weights) + 0.5 * np.eye(count, sources, sources - count)
-
-
 def _over_sums(rows: Array) -> Array:
     """Rows divided by their sums, where these are positive.  [query, key]"""
     rows = np.asarray(rows, np.float64)
@@ -256,14 +250,13 @@ class Flow:
         known = " and ".join(map(kind_title, self.maps))
         if kind is not None and kind not in self.maps:
             raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
-        first = next((each for each in self.maps if each == self.lead), next(iter(self.maps)))
-        kind = kind or ("decoder" if "cross" in self.maps else first)
+        first = "decoder" if "cross" in self.maps else self.lead or ""
+        kind = kind or (first if first in self.maps else next(iter(self.maps)))
         layers = dict(self.maps[kind])
         layer = max(layers) if layer is None else layer
         if layer not in layers:
-            raise SelectionError(
-                f"no layer {layer}: the {kind_title(kind)} has layers {number_ranges(layers)}"
-            )
+            has = f"the {kind_title(kind)} has layers {number_ranges(layers)}"
+            raise SelectionError(f"no layer {layer}: {has}")
         return kind, layer, layers[layer]
 
 
@@ -285,8 +278,8 @@ def follow_flow(
         if isinstance(model, TracedModel):
             raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
         prepared = replace(prepared, replay=None)
-    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else ({}, "")
-    mixing = Mixing(slopes if method == "relevance" else None, model.name)
+    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else (None, "")
+    mixing = Mixing(slopes, model.name)
     if method == "alti":
         mixing.residuals = Residuals()
         with mixing.residuals.watching(model.module):
@@ -336,7 +329,10 @@ def _through(
         if across:  # with its own tokens as columns, whose share ALTI measures
             matrix = np.hstack([matrix[:, :count], np.diag(matrix[:, count:].sum(-1))])
         if method != "relevance":
-            matrix = as_shares(matrix) if method == "alti" else with_residual(matrix)
+            matrix = as_shares(matrix)
+        if method in ("rollout", "flow"):  # half of each row is its own token's (Abnar & Zuidema 2020)
+            matrix = 0.5 * matrix
+            matrix[:, -len(matrix) :] += 0.5 * np.eye(len(matrix))
         steps.append(Step(tokens, slice(0, size) if across else tokens, matrix))
     rows: Sequence[int] = range(size)
     if method == "flow" and token is None and max(count, len(own)) > MOST_FLOWS:

@@ -9,7 +9,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.module import ModuleModel
-from attnscope.questions.flow import as_shares, focus_token, follow_flow, with_residual
+from attnscope.questions.flow import as_shares, focus_token, follow_flow
 from attnscope.questions.selection import Selection
 from tests.capture.test_projections import ALL, OTHERS, random_family
 from tests.capture.tiny import inputs
@@ -139,11 +139,6 @@ def test_what_cannot_be_followed_or_is_not_there_is_refused():
 
 
 def test_a_row_without_attention_keeps_its_token():
-    weights = np.array([[0.2, 0.2], [0.0, 0.0]])
-    np.testing.assert_allclose(with_residual(weights), [[0.75, 0.25], [0.0, 1.0]])
-
-
-def test_a_row_across_without_attention_is_the_residual_alone():
-    weights = np.pad([[0.2, 0.2], [0.0, 0.0]], ((0, 0), (0, 2)))  # the last columns are its own tokens
-    np.testing.assert_allclose(with_residual(weights), [[0.25, 0.25, 0.5, 0], [0, 0, 0, 1]])
-    np.testing.assert_allclose(as_shares(weights), [[0.5, 0.5, 0, 0], [0, 0, 0, 1]])
+    np.testing.assert_allclose(as_shares([[0.2, 0.2], [0, 0]]), [[0.5, 0.5], [0, 1]])
+    across = np.pad([[0.2, 0.2], [0.0, 0.0]], ((0, 0), (0, 2)))  # the last columns are its own tokens
+    np.testing.assert_allclose(as_shares(across), [[0.5, 0.5, 0, 0], [0, 0, 0, 1]])

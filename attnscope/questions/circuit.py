@@ -106,18 +106,24 @@ class TwoTexts(TwoPasses):
 
     def attribute(self) -> Array:
         """The score of every edge, averaged over ``STEPS``.  -> [node, node]"""
-        heads, first = self.heads, [1 + sum(self.heads[:call]) for call in range(len(self.heads))]
-        scores = np.zeros([2 + sum(heads)] * 2)
+        last = 1 + len(self.places)
+        scores = np.zeros((last + 1, last + 1))
         moved = [one - other for one, other in zip(*self.embeds, strict=True)]
         apart = [one - other for one, other in zip(self.here.given, self.there.given, strict=True)]
+        made, leaves = list[Tensor](), list[Tensor]()  # each call's output, and the same as a leaf
+
+        def part(_: int, output: Tensor) -> Tensor:
+            made.append(output)
+            leaves.append(output.detach().requires_grad_())
+            return leaves[-1]
 
         def add(node: int, slopes: Sequence[Tensor]) -> None:
             """Add a node's incoming edges, by the gradients of all earlier nodes."""
             products = [each * slope for each, slope in zip((*moved, *apart), slopes, strict=False)]
-            scores[0, node] += sum(float(each.sum()) for each in products[: len(moved)])
-            sums = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(moved) :]]  # [head]
-            for start, each in zip(first, sums, strict=False):
-                scores[start : start + len(each), node] += each
+            embedded = sum(float(each.sum()) for each in products[: len(moved)])
+            by_head = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(moved) :]]
+            earlier = np.concatenate([[embedded], *by_head])
+            scores[: len(earlier), node] += earlier
 
         for step in range(STEPS):
             share = (step + 0.5) / STEPS
@@ -125,26 +131,17 @@ class TwoTexts(TwoPasses):
                 (other + share * change).requires_grad_()
                 for other, change in zip(self.embeds[1], moved, strict=True)
             ]
-            made, leaves = list[Tensor](), list[Tensor]()
-
-            def part(
-                _: int, output: Tensor, made: list[Tensor] = made, leaves: list[Tensor] = leaves
-            ) -> Tensor:
-                made.append(output)
-                leaves.append(output.detach().requires_grad_())
-                return leaves[-1]
-
+            made.clear()
+            leaves.clear()
             direct = _slopes(self.run(mixed, part), [*mixed, *leaves])
-            add(len(scores) - 1, direct)
+            add(last, direct)
             totals = list(direct[len(mixed) :])
-            for call in reversed(range(len(leaves))):
-                for head in range(heads[call]):
-                    alone = torch.zeros_like(totals[call])
-                    alone[:, :, head] = totals[call][:, :, head]
-                    found = _slopes(made[call], [*mixed, *leaves[:call]], alone)
-                    add(first[call] + head, found)
-                    for before, slope in enumerate(found[len(mixed) :]):
-                        totals[before] = totals[before] + slope
+            for node, (call, head) in sorted(enumerate(self.places, 1), key=lambda each: -each[1][0]):
+                alone = torch.zeros_like(totals[call])
+                alone[:, :, head] = totals[call][:, :, head]
+                found = _slopes(made[call], [*mixed, *leaves[:call]], alone)
+                add(node, found)
+                totals[:call] = map(torch.add, totals[:call], found[len(mixed) :])
         return scores / STEPS
 
     def restored(self, edges: frozenset[Edge]) -> float:
@@ -161,8 +158,7 @@ class TwoTexts(TwoPasses):
 
             def put(call: int, output: Tensor) -> Tensor:
                 seen.append(output)
-                changed = {source: given[source] for source in sources - {0}}
-                return self._put(changed, call, self.there.given[call])
+                return self._put({node: given[node] for node in sources - {0}}, call, self.there.given[call])
 
             return self.run(self.embeds[0 if 0 in sources else 1], put), seen
 
@@ -178,8 +174,8 @@ class TwoTexts(TwoPasses):
 
     def without(self, nodes: Sequence[int]) -> float:
         """The score of the text with some heads' outputs from the other one."""
-        places = ((node, *self.places[node - 1]) for node in nodes)
-        others = {node: self.there.given[call][:, :, head] for node, call, head in places}
+        places = {node: self.places[node - 1] for node in nodes}
+        others = {node: self.there.given[call][:, :, head] for node, (call, head) in places.items()}
         return float(self.run(self.embeds[0], partial(self._put, others)))
 
     def _put(self, nodes: Mapping[int, Tensor], call: int, output: Tensor) -> Tensor:

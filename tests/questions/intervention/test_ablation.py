@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from attnscope.attention import Head
@@ -14,6 +15,7 @@ from attnscope.capture.hooks.gate import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
+from attnscope.models.module import wrap_module
 from attnscope.models.targets import batch_predictions
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus import corpus_stats
@@ -200,23 +202,6 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
 
 
-def test_the_layers_before_a_head_run_once_for_all_heads(tmp_path):
-    causal = load(gpt2(tmp_path), predicting=True)
-    attended = [0, 0]
-    for number, layer in enumerate(causal.module.h):
-        forward = layer.attn.forward
-
-        def attend(*args, forward=forward, number=number, **kwargs):
-            attended[number] += 1
-            return forward(*args, **kwargs)
-
-        layer.attn.forward = attend
-    ablated(causal)
-    # measured, kept, and layer 1 proved to need no other; then layer 0 for its heads, layer 1 for all
-    assert attended == [2 + 4, 2 + 1 + 8]
-    assert all("forward" not in vars(layer) for layer in causal.module.h)
-
-
 def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
     exact, kept = ablated(causal), []
@@ -304,13 +289,9 @@ def test_sums_of_two_halves_merge_and_come_back_from_a_file():
         assert found.value == pytest.approx(both[head].value, abs=1e-6)
 
 
-MODULE = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
 class Packed(nn.Linear):
+    """A layer with one projection for queries, keys and values, and none behind the heads."""
+
     def __init__(self, causal):
         super().__init__(16, 48)
         self.causal = causal
@@ -322,67 +303,62 @@ class Packed(nn.Linear):
 
 
 class Torchs(nn.Module):
-    def __init__(self, batch_first, need_weights):
+    """A layer of torch's own attention."""
+
+    def __init__(self, need_weights):
         super().__init__()
-        self.self_attn = nn.MultiheadAttention(16, 2, batch_first=batch_first)
-        self.need_weights = need_weights
+        self.self_attn, self.need = nn.MultiheadAttention(16, 2, batch_first=not need_weights), need_weights
 
     def forward(self, hidden, src_mask, is_causal):
-        states = hidden if self.self_attn.batch_first else hidden.transpose(0, 1)
-        mixed, _ = self.self_attn(
-            states, states, states, attn_mask=src_mask, need_weights=self.need_weights
-        )
-        return hidden + (mixed if self.self_attn.batch_first else mixed.transpose(0, 1))
+        states = hidden.transpose(0, 1) if self.need else hidden
+        mixed, _ = self.self_attn(states, states, states, attn_mask=src_mask, need_weights=self.need)
+        return hidden + (mixed.transpose(0, 1) if self.need else mixed)
 
 
 class Small(nn.Module):
-    def __init__(self):
+    """A language model of two layers, which returns its scores, alone or first of several."""
+
+    def __init__(self, layer, several):
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.output = nn.Embedding(8192, 16), nn.Linear(16, 8192)
-        self.layers = nn.ModuleList([{layer}, {layer}])
+        self.layers, self.several = nn.ModuleList([layer(), layer()]), several
 
     def forward(self, ids):
-        hidden, size = self.embedding(ids), ids.shape[-1]
-        mask = nn.Transformer.generate_square_subsequent_mask(size)
+        hidden, mask = self.embedding(ids), nn.Transformer.generate_square_subsequent_mask(ids.shape[-1])
         for layer in self.layers:
             hidden = layer(hidden, src_mask=mask, is_causal=True)
-        return {returned}
-"""
+        return (self.output(hidden), hidden) if self.several else self.output(hidden)
 
 
 @pytest.mark.parametrize(
-    ("layer", "returned"),
+    ("layer", "several"),
     [
-        ("Packed(True)", "self.output(hidden)"),
-        ("Packed(True)", "(self.output(hidden), hidden)"),
-        ("Packed(False)", "self.output(hidden)"),
-        ("Packed(False)", "(self.output(hidden), hidden)"),
-        ("Torchs(True, False)", "self.output(hidden)"),
-        ("Torchs(False, True)", "self.output(hidden)"),
-        ("nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)", "self.output(hidden)"),
+        (lambda: Packed(causal=True), False),
+        (lambda: Packed(causal=False), True),
+        (lambda: Torchs(need_weights=False), True),
+        (lambda: Torchs(need_weights=True), False),
+        (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), False),
     ],
+    ids=["packed", "packed, not causal", "batch first", "batch second", "encoder layer"],
 )
-def test_heads_of_a_module_in_a_file_are_taken_away_before_its_last_projection(tmp_path, layer, returned):
-    file = tmp_path / f"small_{abs(hash(layer + returned))}.py"
-    file.write_text(MODULE.format(layer=layer, returned=returned))
-    made = load(f"{file}:Small", predicting=True)
-    assert (made.objective.mask is None) == (layer != "Packed(False)")
+def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, several):
+    module = Small(layer, several).eval()
+    made, last = wrap_module(module, load("own").reader.tokenizer, None, "small"), module.layers[1]
+    assert (made.objective.mask is None) == getattr(last, "causal", True)
     prepared = made.prepare(TEXT)
     seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
     assert len(seen.ablation) == len(seen.importance) == 4
-    alone, plain, own = ablate(made, prepared, "L1H1"), predicted(made, TEXT), made.module.layers[1]
+    alone, plain = ablate(made, prepared, "L1H1"), predicted(made, TEXT)
     with torch.no_grad():
-        if "Packed" in layer:  # the values of the head
-            own.weight[2 * 16 + 8 :] = 0
-            own.bias[2 * 16 + 8 :] = 0
-        else:  # what the last projection reads of it
-            own.self_attn.out_proj.weight[:, 8:] = 0
-    gone = predicted(made, TEXT)
-    rise = sum(gone) / len(plain) - sum(plain) / len(plain)
-    head = next(head for head in seen.ablation if (head.layer, head.head) == (1, 1))
+        if isinstance(last, Packed):  # the values of the head
+            last.weight[2 * 16 + 8 :] = last.bias[2 * 16 + 8 :] = 0
+        else:  # what the last projection reads of the head
+            last.self_attn.out_proj.weight[:, 8:] = 0
+    rise = (sum(predicted(made, TEXT)) - sum(plain)) / len(plain)
     assert abs(rise) > 1e-4
-    assert seen.ablation[head].value == pytest.approx(rise, abs=1e-5)
+    (found,) = (each for head, each in seen.ablation.items() if (head.layer, head.head) == (1, 1))
+    assert found.value == pytest.approx(rise, abs=1e-5)
     assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 
 

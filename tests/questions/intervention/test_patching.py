@@ -19,6 +19,7 @@ from attnscope.questions.info import LiveBytes
 from attnscope.questions.loss import measure_ablation
 from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2
 from tests.questions.intervention.shapes import SHAPES, TEXT, Attends, Hooked, close, heads_are, put
 from tests.questions.planted import Planted, wrap_planted
@@ -172,6 +173,9 @@ ASKED = {
     "estimate": lambda model, pair, heads: patch(model, [pair], heads=heads, fast=True),
     "ablate": lambda model, pair, heads: measure_ablation(model, pair.clean, Selection(), heads=heads),
 }
+EVERY = ASKED | {
+    "loss": lambda model, pair, _: measure_heads(model, pair.clean, Selection(), ablation=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -184,16 +188,17 @@ def long(tmp_path_factory):
     return model, pair
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("asked", EVERY)
 def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
     """Layers that are run, in passes of all layers."""
     model, pair = long
     layers, ran = model.writer.transformer.h, []
     hooks = [layer.attn.register_forward_hook(lambda *_: ran.append(1)) for layer in layers]
-    heads = len(ASKED[asked](model, pair, ()).heads)
+    heads = len(EVERY[asked](model, pair, ()).heads)
     for hook in hooks:
         hook.remove()
     assert heads == 16
+    assert all("forward" not in vars(layer) for layer in layers)
     assert 1 <= len(ran) / len(layers) <= (4 if asked == "estimate" else 1.15 * heads)
 
 

@@ -1,6 +1,7 @@
 """What each part writes to a score, over the families; the logit lens; the score of one pair by dimension."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -48,47 +49,49 @@ CAUSAL = {
 """Plain, parallel and scaled blocks, norms before and behind, soft caps, experts, a narrower embedding."""
 
 
-def heldout(model, removed):
-    """A score with the output of one head gone, and norms, attention and feed-forward parts as they were.
+def heldout(model, inputs, projection, columns=None):
+    """Logits without some columns of what a part is given, or without what it gives, all else as it was.
 
-    An independent answer: the model's own modules with what they gave held by hooks. Norms must only scale.
+    An independent answer: the model's own modules with what they gave held by hooks, norms as wide as before.
     """
-    clean, hooks = {}, []
+    clean, named = {}, dict(model.named_modules())
+    norms = [
+        name for name, module in named.items() if type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+    ]
+    parts = [name for name in named if name.endswith((".o_proj", ".attn.c_proj", ".mlp"))]
 
     def keep(name, module, args, output):
         clean[name] = args[0].detach(), output.detach()
 
-    named = dict(model.named_modules())
-    norms = [name for name, module in named.items() if type(module).__name__.endswith("RMSNorm")]
-    parts = [name for name in named if name.endswith((".o_proj", ".mlp"))]
-    for name in norms + parts:
-        hooks.append(named[name].register_forward_hook(lambda *args, name=name: keep(name, *args)))
-    model(**removed["inputs"])
-    for hook in hooks:
-        hook.remove()
-
     def scale(name, module, args, output):
         given, made = clean[name]
-        return args[0] * (made / given)
+        if not isinstance(module, torch.nn.LayerNorm):
+            return args[0] * (made / given)
+        spread = (given.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+        return (args[0] - args[0].mean(-1, keepdim=True)) / spread * module.weight + module.bias
 
     def hold(name, module, args, output):
         given, made = clean[name]
-        if name != removed["projection"]:
+        if name != projection:
             return made
+        if columns is None:
+            return torch.zeros_like(made)
         lost = torch.zeros_like(given)
-        lost[..., removed["slice"]] = given[..., removed["slice"]]
-        return made - lost @ module.weight.T
+        lost[..., columns] = given[..., columns]
+        return made - lost @ (module.weight.T if isinstance(module, torch.nn.Linear) else module.weight)
 
-    hooks = [named[name].register_forward_hook(lambda *args, name=name: scale(name, *args)) for name in norms]
-    hooks += [named[name].register_forward_hook(lambda *args, name=name: hold(name, *args)) for name in parts]
-    logits = model(**removed["inputs"]).logits
-    for hook in hooks:
-        hook.remove()
+    for hooked in ({keep: norms + parts}, {scale: norms, hold: parts}):
+        hooks = [
+            named[name].register_forward_hook(partial(hook, name)) for hook in hooked for name in hooked[hook]
+        ]
+        logits = model(**inputs).logits
+        for hook in hooks:
+            hook.remove()
     return logits
 
 
 SCALING = ("llama", "qwen3", "granite", "gemma2", "olmo2")
-"""Families whose norms only scale, which makes an answer of their own easy."""
+"""Families whose norms only scale."""
 
 QUICK = {"gpt2", "llama", "gptj", "gemma2"}
 EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAUSAL]
@@ -118,8 +121,10 @@ SEEING = ("llava", "llava_next")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCALING if name != "gemma2"]
 
 
-@pytest.mark.parametrize("name", ["gemma2", *SEEING, *SLOW])
-def test_a_head_writes_what_is_missing_without_it_while_all_else_is_held(name, tmp_path):
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", *SEEING, *SLOW])
+def test_a_head_or_a_feed_forward_part_writes_what_is_missing_without_it_while_all_else_is_held(
+    name, tmp_path
+):
     if name in SEEING:
         model = load(vision_language(tmp_path / "model", name), predicting=True)
         prepared = model.prepare_image(save_noise(tmp_path / "a.png", 56, 56), "the cat sat")
@@ -128,6 +133,7 @@ def test_a_head_writes_what_is_missing_without_it_while_all_else_is_held(name, t
         model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
         model.writer.config.final_logit_softcapping = None
         prepared, config, layers = model.prepare(TEXT), model.writer.config, "model.layers"
+    layers, projection = ("transformer.h", "attn.c_proj") if name == "gpt2" else (layers, "self_attn.o_proj")
     seen = direct_effects(model, prepared, "cat", None)
     at = max(number for number, token in enumerate(prepared.tokens) if not token.special)
     assert f"token {at}, {prepared.tokens[at].text!r}" in seen.prediction
@@ -136,44 +142,15 @@ def test_a_head_writes_what_is_missing_without_it_while_all_else_is_held(name, t
     with torch.no_grad():
         whole = model.writer(**prepared.inputs).logits[0, at, cat]
         assert seen.score == pytest.approx(float(whole), abs=1e-5)
+        near = 1e-4 if name in SCALING else 1e-5
         for layer, head in ((0, 1), (1, 0)):
-            removed = {
-                "inputs": prepared.inputs,
-                "projection": f"{layers}.{layer}.self_attn.o_proj",
-                "slice": slice(size * head, size * head + size),
-            }
-            missing = float(whole - heldout(model.writer, removed)[0, at, cat])
-            near = 1e-5 if name in SEEING else 1e-4
-            assert seen.effects.heads[Head(layer, head, "decoder")] == pytest.approx(missing, abs=near)
-
-
-def test_a_head_writes_what_its_slice_of_the_projection_makes_of_what_it_mixed(tmp_path):
-    model = load(saved(tmp_path, CAUSAL["gpt2"]()), predicting=True)
-    prepared = model.prepare(TEXT)
-    seen = direct_effects(model, prepared, "3", None).effects
-    given = {}
-    body = model.writer.transformer
-    hooks = [
-        module.register_forward_pre_hook(lambda _, args, name=name: given.update({name: args[0][0, 3]}))
-        for name, module in {"last": body.h[1].attn.c_proj, "norm": body.ln_f}.items()
-    ]
-    outputs = []
-    hooks.append(body.h[0].mlp.register_forward_hook(lambda _, args, out: outputs.append(out[0, 3])))
-    with torch.no_grad():
-        logits = model.writer(**prepared.inputs).logits[0, 3]
-    for hook in hooks:
-        hook.remove()
-    unembedding = model.writer.lm_head.weight[logits.argmax()].detach()
-    spread = torch.sqrt(given["norm"].var(unbiased=False) + body.ln_f.eps)
-
-    def effect(part):
-        part = part.detach()
-        return float((((part - part.mean()) / spread) * body.ln_f.weight.detach()) @ unembedding)
-
-    for head in range(4):
-        part = given["last"][8 * head : 8 * head + 8] @ body.h[1].attn.c_proj.weight[8 * head : 8 * head + 8]
-        assert seen.heads[Head(1, head, "decoder")] == pytest.approx(effect(part), abs=1e-5)
-    assert seen.feed_forward[0] == pytest.approx(effect(outputs[0]), abs=1e-5)
+            columns = slice(size * head, size * head + size)
+            rest = heldout(model.writer, prepared.inputs, f"{layers}.{layer}.{projection}", columns)
+            missing = pytest.approx(float(whole - rest[0, at, cat]), abs=near)
+            assert seen.effects.heads[Head(layer, head, "decoder")] == missing
+            rest = heldout(model.writer, prepared.inputs, f"{layers}.{layer}.mlp")
+            missing = pytest.approx(float(whole - rest[0, at, cat]), abs=near)
+            assert seen.effects.feed_forward[layer] == missing
 
 
 def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):

@@ -42,30 +42,25 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(name):
     model, text = _random(name)
     eager = (ALL | OTHERS)[name].build("eager")
     eager.load_state_dict(model.module.state_dict())
-    heads = []  # what goes into the output projection of each layer
+    given, values = [], []  # the output projection of each layer with what it gives, and the value vectors
     for layer in range(2):
         eager.get_submodule(DENSE[name].format(layer)).register_forward_hook(
-            lambda module, given, output: heads.append((module, given[0][0], output[0]))
+            lambda module, _, output: given.append((module, output[0]))
         )
     with torch.no_grad():
         own = eager(**text.inputs, output_attentions=True, output_hidden_states=True)
-    values = []
-    model.run(text, [Seeing(lambda attention: values.append(attention.values[0].clone()))])
+    model.run(text, [Seeing(lambda attention: values.append(attention.values[0].expand(4, -1, -1).clone()))])
     expected = np.eye(6)
     (maps,) = follow_flow(model, text, "alti", Selection()).maps.values()
-    for (_, ours), weights, states, value, (dense, mixed, output) in zip(
-        maps, own.attentions, own.hidden_states, values, heads, strict=False
-    ):
+    parts = zip(maps, own.attentions, own.hidden_states, values, given, strict=False)
+    for (_, ours), weights, (before,), value, (dense, attended) in parts:
         with torch.no_grad():
-            value = value.expand(4, -1, -1)  # [head, key, size]
-            ours_mixed = (weights[0] @ value).transpose(0, 1).flatten(1)
-            torch.testing.assert_close(ours_mixed, mixed, atol=1e-5, rtol=1e-4)
-            parts = dense.weight.T.unflatten(0, (4, 8))
-            vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], value, parts)
-            vectors += torch.eye(len(states[0]))[:, :, None] * states[0][:, None]
-            given = states[0] + output
-            moved = (given[:, None] - vectors).abs().sum(-1)
-            shares = (given.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
+            projection = dense.weight.T.unflatten(0, (4, 8))
+            vectors = torch.einsum("hij,hjs,hsw->ijw", weights[0], value, projection)
+            vectors += torch.eye(6)[:, :, None] * before[:, None]
+            whole = before + attended
+            moved = (whole[:, None] - vectors).abs().sum(-1)
+            shares = (whole.abs().sum(-1, keepdim=True) - moved).clamp(min=0).double().numpy()
         expected = shares / shares.sum(-1, keepdims=True) @ expected
         np.testing.assert_allclose(ours.values, expected, atol=1e-5)
 

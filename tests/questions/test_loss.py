@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.errors import ModelError, SelectionError
+from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.models.targets import TURNS
 from attnscope.questions.head import one_head
 from attnscope.questions.loss import token_losses
 from attnscope.questions.selection import Selection
 from attnscope.render.image import drawing
-from tests.models.folders import made_once, minilm
+from tests.models.folders import made_once
 from tests.questions.intervention.shapes import saved
 
 TEXT = "The unhappiest cat sat on the mat."
@@ -80,5 +80,3 @@ def test_other_tokens_than_those_that_are_predicted_have_no_strip(folder_of):
     for kind in ("encoder", "cross"):
         with pytest.raises(SelectionError, match="name --kind decoder"):
             one_head(model, prepared, Selection(kind=kind).of("L0H0"), losses)
-    with pytest.raises(ModelError, match="load it with predicting"):
-        token_losses(load(minilm()), load(minilm()).prepare(TEXT))

@@ -1,6 +1,7 @@
 """Edges cut, against attention written out; planted heads, which every intervention and a circuit name."""
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from attnscope.models import load
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
-from attnscope.questions.loss import measure_ablation
+from attnscope.questions.logits import direct_effects, logit_lens
+from attnscope.questions.loss import ablate, measure_ablation, token_losses
 from attnscope.questions.patching import Receiver, TextPair, patch
 from attnscope.questions.selection import Selection
-from tests.models.folders import mamba
+from tests.models.folders import mamba, minilm
 from tests.questions.intervention.shapes import Attends, Hooked, close, heads_are, places_of, sent
 from tests.questions.planted import WORDS, Planted, wrap_planted
 
@@ -178,19 +180,30 @@ def test_heads_that_are_named_are_changed_alone_and_together():
 
 def test_a_target_and_a_rival_make_a_logit_difference():
     model = load("own-causal", predicting=True)
-    prepared = model.prepare("The cat sat on the")
-    result = cut(model, prepared, parse_questions("the -> cat"), target="mat", against="door")
-    at = [index for index, token in enumerate(prepared.tokens) if not token.special][-1]
-    with torch.no_grad():
-        scores = model.logits(prepared, torch.tensor([0]), torch.tensor([at]))[0]
-    spelled = {word: [] for word in ("mat", "door")}
-    for token, number in model.reader.tokenizer.get_vocab().items():
-        spelled.get(token.strip("Ġ▁"), []).append(float(scores[number]))
+    prepared, words = model.prepare("The cat sat on the"), {"target": "mat", "against": "door"}
+    result = cut(model, prepared, parse_questions("the -> cat"), **words)
     assert result.unit == "logit difference"
-    assert result.score == pytest.approx(max(spelled["mat"]) - max(spelled["door"]), abs=1e-4)
+    assert result.score == pytest.approx(direct_effects(model, prepared, *words.values()).score, abs=1e-4)
 
 
-def test_a_model_without_heads_has_no_edges(tmp_path):
-    other = load(mamba(tmp_path / "mamba"), predicting=True)
-    with pytest.raises(ModelError, match="no attention"):
-        cut(other, other.prepare("The cat sat"), parse_questions("sat -> cat"))
+ASKED = {
+    "ablate": lambda model, text: ablate(model, text, "L0H0"),
+    "cut": lambda model, text: cut(model, text, parse_questions("sat -> cat")),
+    "circuit": lambda model, text: find_circuit(model, [TextPair(text, text)]),
+    "lens": lambda model, text: logit_lens(model, text, None),
+    "effects": lambda model, text: direct_effects(model, text, None, None),
+    "losses": token_losses,
+}
+NOT_ASKED = {
+    "load it with predicting": lambda folder: load(minilm()),
+    "returns .* not scores over the": lambda folder: load("torch.nn:Identity", predicting=True),
+    "no attention|no list of layers": lambda folder: load(mamba(folder), predicting=True),
+}
+FINE = [(asked, "no attention|no list of layers") for asked in ("effects", "losses")]  # of mixers, too
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [e for e in product(ASKED, NOT_ASKED) if e not in FINE])
+def test_a_model_that_cannot_be_asked_says_so(asked, sentence, tmp_path):
+    model = NOT_ASKED[sentence](tmp_path / "model")
+    with pytest.raises(ModelError, match=sentence):
+        ASKED[asked](model, model.prepare("The cat sat"))

@@ -16,7 +16,7 @@ NEEDS = {
 }
 """What a measure needs, in words."""
 
-PREDICTIONS = {
+OF_PREDICTIONS = {
     "importance": (
         "importance (ablate --importance): how much the model's predictions depend on the head, estimated.\n"
         "  formula   E_x |∂L(x) / ∂ξ_h|, ξ_h = 1 a gate on the head's output, L the mean cross-entropy\n"
@@ -70,17 +70,19 @@ def explain(name: str) -> str:
     Raises ``SelectionError`` that names what exists.
     """
     parts = [
-        text for text in (_measure(name), explain_role(name), _weighing(name), PREDICTIONS.get(name)) if text
+        text
+        for text in (_measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name))
+        if text
     ]
     if not parts:
         if name in MEASURES.retired:
             MEASURES[name]  # an old name is answered with the new one
-        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *PREDICTIONS))
+        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *OF_PREDICTIONS))
         measures = ", ".join((*MEASURES, *MEASURES.families))
         raise SelectionError(
             f"no measure, role or weighing {name!r}: {near}measures are {measures}; roles are "
             f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}; ways through "
-            f"the layers are {', '.join(METHODS)}; beside them {', '.join(PREDICTIONS)}"
+            f"the layers are {', '.join(METHODS)}; beside them {', '.join(OF_PREDICTIONS)}"
         )
     return "\n".join(parts)
 

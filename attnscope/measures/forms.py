@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 
 
 class PerRow(NamedTuple):
-    """A measure's value of each row, and which rows count: a matter of masks, positions and tokens alone.
+    """A measure's value of each row, and which rows count: a matter of masks, positions and tokens alone."""
 
-    A row that does not count may hold any value. Rows without an open key never count.
-    """
-
-    value: Tensor  # [batch, head, row]
-    counts: Tensor  # bool, [batch or 1, head or 1, row]
+    value: Tensor  # any where a row does not count, [batch, head, row]
+    counts: Tensor  # bool; never of rows without an open key, [batch or 1, head or 1, row]
 
 
 class KeySum(NamedTuple):
-    """A measure that is a weighted sum over a row: ``Σ_j A[i, j] number[i, j]``.
-
-    Neither part depends on weights: all such measures are prepared once for all layers and cost one product.
-    """
+    """A weighted sum over a row, ``Σ_j A[i, j] number[i, j]``, prepared once for all layers."""
 
     number: Tensor  # of any type, [text or 1, row or 1, key]
     counts: Tensor
@@ -105,20 +99,15 @@ class OfWeights(Form):
     fused = False
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         return PerRow(self.function(block), block.open_keys > 1)
 
 
 class OfTwoRows(OfWeights):
-    """A function of rows and of the rows before them, [batch, head, row, key] each, -> [batch, head, row].
-
-    A row counts if there is one before it.
-    """
+    """A function of rows and of the rows before them, [batch, head, row, key] each, -> [batch, head, row]."""
 
     rows = "rows after the first"
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
         value = self.function(before[..., 1:, :], before[..., :-1, :])
         counts = block.every_row.clone()
@@ -129,16 +118,12 @@ class OfTwoRows(OfWeights):
 
 
 class OfNextToken(OfWeights):
-    """A function of rows and of the earlier keys that hold the next token, -> [batch, head, row].
-
-    [batch, head, row, key] and bool, [text, 1, row, key]. A row counts if such a key is open.
-    """
+    """A function of rows and of the earlier keys that hold the next token, bool, -> [batch, head, row]."""
 
     needs = ("positions", "keys")
     rows = "rows whose next token is one of an earlier key"
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         assert block.keys is not None
         size, row = block.rows.shape[-1], block.positions[:, None]
         ids = block.keys.ids
@@ -159,7 +144,6 @@ class OnPatches(Form):
     fused = False
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         assert block.queries is not None
         assert block.keys is not None
         rows, keys = block.queries.patches[:, :, None], block.keys.patches[:, None]  # [text, row | key, 3]
@@ -177,11 +161,9 @@ class OfRow(Form):
     least: ClassVar[int] = 2
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         return PerRow(self.function(block), block.open_keys >= self.least)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
-        """Measure all rows at once."""
         open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
         entropy, largest, total, top = (
             getattr(statistics, name).double() for name in ("entropy", "largest", "total", "top")
@@ -216,24 +198,19 @@ def by_rows(value: Tensor, counts: Tensor, baseline: Tensor) -> Total:
 
 
 class AtKey(Form):
-    """The weight on one key of each row: a function of the rows' positions, [row] -> [row].
-
-    A row whose key does not exist does not count.
-    """
+    """The weight on one key of each row: a function of the rows' positions, [row] -> [row]."""
 
     needs = ("positions",)
     rows = "rows whose key exists"
     asks = "at"
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         size, key = block.rows.shape[-1], self.function(block.positions)  # [row]
         there = (key >= 0) & (key < size)
         place = key.clamp(0, size - 1)[:, None].expand(*block.rows.shape[:-1], 1)
         return PerRow(block.rows.gather(-1, place)[..., 0], there.expand(block.open_keys.shape))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         if name not in statistics.at:
             return None
         runs, key = statistics.runs, self.function(statistics.positions)
@@ -249,11 +226,9 @@ class ByGap(Form):
     asks = "gaps"
 
     def of_block(self, block: Block) -> KeySum:
-        """Measure the rows of a block."""
         return KeySum(self.function(block.gaps)[None], block.every_row)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         if name not in statistics.gaps:
             return None
         position = statistics.positions
@@ -272,12 +247,10 @@ class IsPeak(AtKey):
     usual = False
 
     def of_block(self, block: Block) -> PerRow:
-        """Measure the rows of a block."""
         at = super().of_block(block)
         return at._replace(value=self._is_peak(at.value, block.largest).to(at.value.dtype))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         at = super().of_statistics(name, statistics, facts)
         if at is None:
             return None
@@ -296,7 +269,6 @@ class InWindow(Form):
     usual = False
 
     def of_block(self, block: Block) -> KeySum:
-        """Measure the rows of a block."""
         sink, recent = self.function()
         first = block.gaps + block.positions[:, None] < sink  # [row, key]
         return KeySum((first | (block.gaps.abs() < recent))[None], block.every_row)
@@ -313,7 +285,6 @@ class InWindow(Form):
         return True
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         sink, recent = self.function()
         if name not in statistics.gaps:
             return None
@@ -336,54 +307,40 @@ class OnKeys(Form):
     needs = ("keys",)
 
     def of_block(self, block: Block) -> KeySum:
-        """Measure the rows of a block."""
         return KeySum(self.function(block.keys)[:, None], block.every_row)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
-        """Measure all rows at once."""
         number = self.function(facts).double()  # [text, key]
         value = (statistics.column.double() * number[:, None]).sum(-1)
         return _of_runs(statistics, value, number, 0 * statistics.positions)
 
 
 class OnTokens(OnKeys):
-    """The weight on keys of one class: a function of the keys' tokens, -> bool, [text, key].
-
-    Rows of texts that have such a key count.
-    """
+    """The weight on keys of one class: a function of the keys' tokens, -> bool, [text, key]."""
 
     rows = "rows of texts that have such a token"
 
     def of_block(self, block: Block) -> KeySum:
-        """Measure the rows of a block."""
         sums = super().of_block(block)
         return KeySum(sums.number, sums.counts & sums.number.any(-1)[:, None])
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
-        """Measure all rows at once."""
         total = super().of_statistics(name, statistics, facts)
         there = self.function(facts).any(-1)[:, None, None]  # [text, 1, 1]
         return total._replace(counts=total.counts & there)
 
 
 class OnPairs(Form):
-    """The weight on keys with their row's label: a function of queries' and keys' tokens, -> Pairs.
-
-    Rows that have such a key count.
-    """
+    """The weight on keys with their row's label: a function of queries' and keys' tokens, -> Pairs."""
 
     needs = ("positions", "queries", "keys")
     rows = "rows that have such a key"
     alike: ClassVar[bool] = True  # whether labels shall be equal
 
     def of_block(self, block: Block) -> KeySum:
-        """Measure the rows of a block."""
         pairs: Pairs = self.function(block.queries, block.keys)
         match = (pairs.rows[:, :, None] == pairs.keys[:, None]) == self.alike  # [text, row, key]
-        if not pairs.itself:
-            match = match & (block.gaps != 0)
-        if not pairs.ahead:
-            match = match & (block.gaps <= 0)
+        match = match & ((block.gaps != 0) | pairs.itself) & ((block.gaps <= 0) | pairs.ahead)
         return KeySum(match, (match[:, None] & block.allowed).any(-1))
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
@@ -393,7 +350,6 @@ class OnPairs(Form):
         return True
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         sums, pairs = statistics.pairs.get(name), self.function(facts, facts)
         if sums is None or not (sums.pairs.rows.equal(pairs.rows) and sums.pairs.keys.equal(pairs.keys)):
             return None
@@ -408,14 +364,13 @@ class OnOthers(OnPairs):
 
     def _has_none(self, facts: TokenFacts | None) -> bool:
         pairs: Pairs = self.function(facts, facts)
-        return bool((pairs.rows == pairs.keys[:, :1]).all() and (pairs.keys == pairs.keys[:, :1]).all())
+        return all(bool((side == pairs.keys[:, :1]).all()) for side in (pairs.rows, pairs.keys))
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
         """Ask for nothing: the fused pass only handles texts without such keys."""
         return facts is None or self._has_none(facts)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        """Measure all rows at once."""
         nothing = 0 * statistics.runs.count[:, None].double()
         value = statistics.column.new_zeros(statistics.column.shape[:2]).double()
         return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None

@@ -5,9 +5,9 @@ Whatever depends on masks, positions and tokens alone is computed once and kept 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.forms import MEASURES, KeySum, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
+from attnscope.records import read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,32 +29,16 @@ if TYPE_CHECKING:
     from attnscope.fused.request import Statistics
 
 
-def read_site(state: Mapping[str, Any]) -> Site:
-    """A site as a file stores it. Raises ``ValueError`` or ``TypeError`` for anything else."""
-    site = Site(**state)
-    numbers = all(type(number) is int and 0 <= number < 1 << 31 for number in (site.call, site.layer))
-    if not (numbers and isinstance(site.name, str) and site.kind in get_args(Kind)):
-        raise ValueError(f"{site} is not a site")
-    return site
-
-
-NAMES = (
-    "rows", "value", "baseline", "lone_rows", "lone_value", "lone_baseline",
-    "texts", "text_value_squared", "text_value_rows", "text_rows_squared",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Sums:
-    """The sums of one site: ``[name, measure, head]`` float64; counts are exact up to 2^53.
+    """The sums of one site, float64; counts are exact up to 2^53.  [sum, measure, head]
 
-    ``rows``, ``value`` and ``baseline`` sum over the rows with a choice (two open keys or more);
-    ``lone_*`` over the rows that count with one open key. ``texts`` counts the texts with a row that
-    counted; the last three are sums over texts of the squared sum of values, of that sum times the number
-    of rows, and of the squared number of rows, from which the standard error is computed.
+    First the number of rows, their values and baselines, of those with a choice (two open keys or more), and
+    the same of the rows that count with one open key; then the number of texts with a row that counted, and
+    sums over texts of the squared value, of value times rows, and of the squared number of rows, for errors.
     """
 
-    numbers: Tensor  # in the order of ``NAMES``
+    numbers: Tensor
     top: Tensor | None = None  # [head], the largest score before the softmax, if it is measured
 
     @classmethod
@@ -91,16 +76,15 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        top = {} if self.top is None else {"top": self.top.tolist()}
-        return dict(zip(NAMES, self.numbers.tolist(), strict=True)) | top
+        return {"numbers": self.numbers.tolist(), "top": None if self.top is None else self.top.tolist()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
         """Restore sums from ``state``. Raises ``ValueError`` where they do not fit together."""
-        numbers = torch.tensor([state[name] for name in NAMES], dtype=torch.float64)
-        if numbers.ndim != 3:
+        numbers, top = torch.tensor(state["numbers"], dtype=torch.float64), state["top"]
+        if numbers.ndim != 3 or len(numbers) != 10:
             raise ValueError("the sums are of several shapes")
-        return cls(numbers, torch.tensor(state["top"], dtype=torch.float64) if "top" in state else None)
+        return cls(numbers, None if top is None else torch.tensor(top, dtype=torch.float64))
 
 
 def sums_of_statistics(
@@ -147,21 +131,15 @@ class Setting:
         forms = [measure.form.of_block(even) for measure in measures]
         numbers = [each.number.to(block.rows.dtype) for each in forms if isinstance(each, KeySum)]
         shape = max(map(len, numbers), default=1), *block.rows.shape[-2:]
-        number = block.rows.new_empty(*shape, 0)
-        if numbers:
-            number = torch.stack([number.expand(shape) for number in numbers], -1)
+        number = block.rows.new_empty(*shape, len(numbers))
+        for place, each in enumerate(numbers):
+            number[..., place] = each
         counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
         baseline = _values(forms, even.rows, number)
-        return cls(
-            even=even,
-            measures=measures,
-            is_sum=[isinstance(each, KeySum) for each in forms],
-            number=number,
-            counts=groups,
-            rows=torch.stack([group.sum(-1) for group in groups]),
-            baseline=torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups]),
-        )
+        rows = torch.stack([group.sum(-1) for group in groups])
+        sums = torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups])
+        return cls(even, measures, [isinstance(each, KeySum) for each in forms], number, groups, rows, sums)
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
         """Whether this setting belongs to that block and these measures."""
@@ -210,9 +188,10 @@ def _stack(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*rows)).cpu()  # type: ignore[no-untyped-call]
 
 
-USUAL = [name for name, measure in MEASURES.items() if measure.form.fused and measure.form.usual]
-
-DEFAULT = (*USUAL, *TWO_AWAY)
+DEFAULT = (
+    *(name for name, measure in MEASURES.items() if measure.form.fused and measure.form.usual),
+    *TWO_AWAY,
+)
 """Measured by default: every measure that neither needs every row nor is specialised."""
 
 BLOCK_ELEMENTS = 1 << 21
@@ -330,9 +309,12 @@ class Measurement(RowObserver):
     def _heads(self, site: Site) -> Iterator[HeadFigures]:
         sums = self._sums[site]
         with_role = all(name in self.measures for name in ROLE_MEASURES)
-        of_choice = sums.figures(lone=False)
-        for head, figures in enumerate(sums.figures()):
-            known = _by_name(self.measures, figures)
+
+        def named(figures: Sequence[Figure | None]) -> dict[str, Figure]:
+            return {name: one for name, one in zip(self.measures, figures, strict=True) if one is not None}
+
+        for head, (figures, chosen) in enumerate(zip(sums.figures(), sums.figures(False), strict=True)):
+            known = named(figures)
             if sums.top is not None and "max_logit" in known:
                 known["max_logit"] = replace(known["max_logit"], value=float(sums.top[head]), error=None)
             absent = {
@@ -340,8 +322,7 @@ class Measurement(RowObserver):
                 for name, measure in self.measures.items()
                 if name not in known
             }
-            role_ = role(_by_name(self.measures, of_choice[head])) if with_role else None
-            yield HeadFigures(site, head, known, absent, role_)
+            yield HeadFigures(site, head, known, absent, role(named(chosen)) if with_role else None)
 
     def state(self) -> dict[str, Any]:
         """All sums as plain lists and dictionaries: JSON keeps them exactly."""
@@ -361,7 +342,7 @@ class Measurement(RowObserver):
             sums = Sums.from_state(entry["sums"])
             if sums.numbers.shape[1] != len(measurement.measures):
                 raise ValueError(f"there are sums of {sums.numbers.shape[1]} measures")
-            measurement._add(read_site(entry["site"]), sums, entry["absent"])
+            measurement._add(read(Site, entry["site"]), sums, entry["absent"])
         return measurement
 
 
@@ -417,10 +398,6 @@ class _Reading:
     def end(self) -> None:
         """Add the call to the sums of its site."""
         self.measurement._add_sums(self.attention.site, self.sums, self.absent, self.top)
-
-
-def _by_name(names: Iterable[str], figures: Iterable[Figure | None]) -> dict[str, Figure]:
-    return {name: figure for name, figure in zip(names, figures, strict=True) if figure is not None}
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:

@@ -18,7 +18,6 @@ from attnscope.attention import Attention, Kind, Site, Token
 from attnscope.axes import places
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
-from attnscope.measures.measurement import read_site
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
@@ -127,7 +126,7 @@ class GoldTotals:
             shaped = table.ndim == 2 and table.shape[1] == COUNTS + 6 * len(heads)
             if not shaped or len(table) > HALVES * len(listed) or min(heads) < 0:
                 raise ValueError("the sums do not fit together")
-            total.sums[read_site(entry["site"])] = SiteSums(heads, table)
+            total.sums[read(Site, entry["site"])] = SiteSums(heads, table)
         unknown = any(slot is not None and slot[1] not in (0, 1) for slot in listed)
         if unknown or total.lost < 0 or len(total.slots) < len(listed):
             raise ValueError("the questions do not fit together")

@@ -36,8 +36,6 @@ KINDS = ("encoder", "decoder", "cross")
 MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
 """Most layers of a kind, and most heads of all layers, in a file: twice those of the largest models."""
 
-SOFTMAX = re.compile(r"kq_soft_max(?:_ext)?-\d+")
-"""llama.cpp's names for the weights of a layer, [head, query, key]."""
 
 Layers = Iterable[tuple[int, Weights]]
 
@@ -111,9 +109,10 @@ def _is_number(value: Any, most: int = FARTHEST) -> bool:
 
 
 Kinds = Mapping[str, Layers]
-Writer = Callable[[Kinds, LayersDescription, "IO[bytes]"], None]
 
-FORMATS: Registry[Writer] = Registry("data format")  # the formats of attention weights, by suffix
+FORMATS: Registry[Callable[[Kinds, LayersDescription, IO[bytes]], None]] = Registry("data format")
+"""The formats of attention weights, by suffix."""
+
 PADDED = 1 << 24  # most characters in the array of tokens: every token takes the space of the longest
 
 
@@ -134,11 +133,9 @@ def read_weights(path: str | Path) -> Saved:
 
     A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
     ``[head, query, key]``, or with an axis of one text before it; a single array may be ``[query,
-    key]``, ``[layer, head, query, key]`` or ``[layer, 1, head, query, key]``; JSON may be such an array,
-    a list of layers, or an object of arrays by name. Rows and columns are labelled with an array "tokens"
-    if there is one of their length, else with their numbers. Every cell counts as open, unless all above
-    the diagonal are exactly 0: then the layers count as causal, and a note says so.
-
+    key]``, ``[layer, head, query, key]`` or ``[layer, 1, head, query, key]``. Rows and columns are labelled
+    with an array "tokens" if there is one of their length, else with their numbers. Every cell counts as
+    open, unless all above the diagonal are exactly 0: then the layers count as causal, and a note says so.
     Raises ``InputError`` for any other file.
     """
     path = Path(path)
@@ -185,7 +182,8 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
 def _weights_of(name: str, values: Array) -> Array:
     """The weights of one layer, if the array has such a shape.  -> [head, query, key]"""
     if values.ndim != 3 or values.dtype.kind != "f" or 0 in values.shape:
-        raise ValueError(f"{name} is {values.dtype} {list(values.shape)}, not weights [head, query, key]")
+        found = f"{values.dtype} {list(values.shape)}"
+        raise ValueError(f"{name} is {found}, not weights [head, query, key] of one text")
     return values
 
 
@@ -215,7 +213,10 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         found = {f"layer {number}": values for number, values in enumerate(alone[: MOST_LAYERS + 1])}
     if len(found) > MOST_LAYERS or max(max(values.shape[-2:]) for values in found.values()) > LONGEST:
         raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
-    layers = [_one_layer(name, values) for name, values in found.items()]
+    layers = [
+        _weights_of(name, values[0] if values.ndim == 4 and len(values) == 1 else values)  # of one text
+        for name, values in found.items()
+    ]
     kind, known = "encoder", "and which cells were masked is not known"
     if any(values.shape[-2] != values.shape[-1] for values in layers):
         kind = "cross"
@@ -234,19 +235,10 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
 
 def _without_padding(name: str, values: Array) -> Array:
     """Weights dumped by llama.cpp, without the padding keys of its cache, which have no weight."""
-    if not SOFTMAX.fullmatch(name):
+    if not re.fullmatch(r"kq_soft_max(?:_ext)?-\d+", name):
         return values
     used = values.any(axis=tuple(range(values.ndim - 1))).nonzero()[0]
     return values[..., : max(values.shape[-2], int(used[-1]) + 1 if len(used) else 0)]
-
-
-def _one_layer(name: str, values: Array) -> Array:
-    """One layer without its batch axis.  -> [head, query, key]"""
-    if values.ndim == 4 and len(values) == 1:
-        values = values[0]
-    if values.ndim != 3:
-        raise ValueError(f"{name} is {list(values.shape)}, not [head, query, key] of one text")
-    return _weights_of(name, values)
 
 
 def _name_oddities(saved: Saved) -> Iterator[str]:
@@ -264,11 +256,7 @@ def _name_oddities(saved: Saved) -> Iterator[str]:
 
 
 def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
-    """Write every layer in the format that the suffix names; the file appears whole or not at all.
-
-    NPZ, JSON and CSV hold one layer at a time in memory, safetensors all of them. Raises ``OutputError``
-    for an unknown suffix or a path that cannot be written to.
-    """
+    """Write every layer in the format that the suffix names, whole or not at all. Raises ``OutputError``."""
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:

@@ -30,10 +30,6 @@ KEY = "attnscope cache key"  # the metadata field with an entry's key
 _OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
 """Names of entries, and of unfinished ones: no other file of the folder is touched."""
 
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-
-LEFT = 3600  # seconds after which an unfinished file is removed
-
 
 class CachedPass(NamedTuple):
     """One cached pass."""
@@ -80,7 +76,8 @@ def store_pass(key: str, trace: Trace) -> None:
         room = FULL
         for count, (each, size, used) in enumerate(sorted(_files(folder), key=lambda file: -file[2]), 1):
             room -= size
-            if room < 0 or count > MOST or (each.name.startswith(".") and time.time() - used > LEFT):
+            abandoned = each.name.startswith(".") and time.time() - used > 3600  # seconds
+            if room < 0 or count > MOST or abandoned:
                 each.unlink(missing_ok=True)
 
 
@@ -108,7 +105,8 @@ def _open(path: Path) -> Trace | None:
     """An entry whose bytes and key match its name."""
     key, _, digest = path.stem.partition("-")
     try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _NONBLOCK), "rb") as file:
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > LARGEST:
                 return None

@@ -179,7 +179,7 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
         file.write(content)
 
 
-CHECKPOINT = 2  # the version of a checkpoint
+CHECKPOINT = 3  # the version of a checkpoint
 SAMPLED = 64  # numbers taken from each weight for a model's fingerprint
 
 

@@ -50,10 +50,7 @@ class Name:
 
 @dataclass
 class ExportPlan:
-    """What to write into a folder; ``None`` stands for all layers, or all heads.
-
-    Raises ``OutputError`` for an unknown format.
-    """
+    """What to write into a folder, ``None`` for all layers or heads. Raises ``OutputError`` for a format."""
 
     formats: tuple[str, ...]
     layers: Collection[int] | None = None
@@ -100,10 +97,7 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
 
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if necessary, and lock it against other exports until the block or the process ends.
-
-    Raises ``OutputError`` if it cannot be made, or another export is writing into it.
-    """
+    """Make the folder if necessary, and lock it against other exports. Raises ``OutputError``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,9 +112,8 @@ def claim_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OutputError(
-                f"another export is writing into {folder}: wait for it, or give another folder"
-            ) from None
+            said = f"another export is writing into {folder}: wait for it, or give another folder"
+            raise OutputError(said) from None
         yield
     finally:
         os.close(handle)

@@ -23,12 +23,7 @@ RATES = range(1000, 768_001)  # allowed samples per second
 CHANNELS = 64  # most channels
 DENSE = 48_000  # most samples per second for that duration: a denser sound may have as many samples, no more
 
-FINE = 4096
-"""Most samples in a ratio of rates (its filter has as many numbers): unusual rates are off by up to 2 ms."""
-
-LOUDEST = 1e12  # no valid sample exceeds this: the maximum is 1, or that of an integer type
 BLOCK = 1 << 16  # samples per channel decoded at once
-UNSAID = 1 << 36  # more samples than a FLAC header can state: it states none
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +45,14 @@ class Sound:
             return self
         from scipy.signal import resample_poly
 
-        ratio = Fraction(rate, self.rate).limit_denominator(FINE)
+        # a filter has as many numbers as the ratio has samples: unusual rates are off by up to 2 ms
+        ratio = Fraction(rate, self.rate).limit_denominator(4096)
         samples = resample_poly(self.samples, ratio.numerator, ratio.denominator)
         return replace(self, samples=samples.astype(np.float32), rate=rate)
 
 
 def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Sound:
-    """Part of a sound file, in seconds, as the mean of its channels.
-
-    Raises ``InputError`` if it is missing, too long, or not a sound file.
-    """
+    """Part of a sound file, in seconds, as the mean of its channels. Raises ``InputError``."""
     if not 0 <= begin < math.inf or (end is not None and not begin < end < math.inf):
         raise InputError(f"from {begin:g} to {end or math.inf:g} seconds there is no sound: give a later end")
     try:
@@ -88,7 +81,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
     if not len(samples):
         behind = f" behind {begin:g} seconds" if begin else ""
         raise InputError(f"{path} holds no sound{behind}: it has no samples")
-    if not np.isfinite(samples).all() or np.abs(samples).max() > LOUDEST:
+    if not np.isfinite(samples).all() or np.abs(samples).max() > 1e12:  # beyond 1, or any integer type
         raise InputError(
             f"{path} cannot be read as sound: some of its samples are no numbers, or far too large"
         )
@@ -103,7 +96,7 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
             f"{RATES[0]:,} to {RATES[-1]:,} in at most {CHANNELS} are read"
         )
     rate = int(file.samplerate)
-    if file.frames >= UNSAID:
+    if file.frames >= 1 << 36:  # more than a FLAC header can state: it states none
         raise InputError(f"{path} does not say how long it is, as from a pipe: write it anew")
     if begin * rate >= file.frames > 0:
         raise InputError(f"{path} ends at {file.frames / rate:.2f} seconds: {begin:g} is behind that")

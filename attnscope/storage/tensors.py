@@ -24,21 +24,11 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = "attnscope"  # the name of the description among the arrays, or in a file's metadata
-UNNOTICED = 1 << 28  # most bytes of an unpacked file
-
-PACKED = 100
-"""Most unpacked bytes per byte of a large file: weights pack at most 20 to 1, a zip bomb 1,000 to 1."""
-
-PICKLED = b"\x80"  # the first bytes of a pickle
-
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
-    """The arrays of a file by name, in native byte order, and the description if it was saved here.
-
-    Raises ``ValueError``, or another exception for a damaged file.
-    """
+    """The arrays of a file by name, and the description if it was saved here; raises for a damaged file."""
     suffix, added = path.suffix.lower(), plugins("readers")
     arrays, description = READERS[suffix](path) if suffix in READERS else (dict(added[suffix](path)), None)
     if description is not None and not isinstance(description, dict):
@@ -74,8 +64,6 @@ TYPES = {
 NARROW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Types that only torch has."""
 
-LONGEST_HEADER = 100_000_000  # most bytes of a header that the safetensors library itself reads
-
 READ_WHOLE = 64 << 20
 """Files up to this size are read when opened, so that nobody can change them under their reader."""
 
@@ -106,7 +94,7 @@ class TensorFile(Mapping[str, Array]):
             self._file.close()
             self._file, self._state = BytesIO(content), None
         length = int.from_bytes(self._file.read(8), "little")
-        if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+        if not 2 <= length <= min(size - 8, 100_000_000):  # more is not read by safetensors itself
             raise ValueError("damaged, or no safetensors file")
         header = parse_json(self._file.read(length))
         if not isinstance(header, dict):
@@ -163,10 +151,7 @@ class TensorFile(Mapping[str, Array]):
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata.
-
-    Raises ``ValueError`` for a damaged file, ``OSError`` for one that cannot be read.
-    """
+    """The tensors of a safetensors file and its metadata. Raises ``ValueError`` for a damaged one."""
     try:
         file = TensorFile(path)
     except (LookupError, TypeError) as error:
@@ -210,7 +195,7 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     """The bytes that an array's header claims, if a file of ``size`` bytes can hold them."""
     shape: tuple[int, ...] = ()
     dtype = np.dtype(object)
-    pickled = file.read(1) == PICKLED
+    pickled = file.read(1) == b"\x80"
     file.seek(0)
     if not pickled:
         version = np.lib.format.read_magic(file)
@@ -229,9 +214,9 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
 
 
 def _require(size: int, path: Path) -> None:
-    """Refuse a file that was packed to exhaust memory."""
+    """Refuse a file packed to exhaust memory: weights pack 20 to 1 at most, a zip bomb 1,000 to 1."""
     packed = path.stat().st_size
-    if size > max(UNNOTICED, PACKED * packed):
+    if size > max(1 << 28, 100 * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
 
 
@@ -244,22 +229,16 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_json(path: Path) -> tuple[dict[str, Array], Any]:
     content = parse_json(path.read_bytes().decode("utf-8-sig"))
-    if not isinstance(content, dict):
-        depth, nested = 0, content
-        while isinstance(nested, list) and nested:
-            depth, nested = depth + 1, nested[0]
-        content = dict(enumerate(content)) if depth >= 4 else {path.stem: content}
-    own = isinstance(content.get("weights"), dict) and "format" in content
-    arrays = {}
-    for name, nested in (content.pop("weights") if own else content).items():
-        try:  # tokens as objects: a text array would give each the space of the longest
-            named = name == "tokens" and not own
-            array = np.array(list(map(str, nested)), object) if named else np.array(nested, np.float64)
+    if not (isinstance(content, dict) and isinstance(content.get("weights"), dict) and "format" in content):
+        raise ValueError("attnscope did not write it: save the arrays of other tools as .npz")
+    arrays: dict[str, Array] = {}
+    for name, nested in content.pop("weights").items():
+        try:
+            array = np.array(nested, np.float64)
         except (ValueError, TypeError, OverflowError):
             raise ValueError(f"{name} is not an array of numbers") from None
-        arrays[str(name)] = np.nan_to_num(array) if own else array
-        arrays |= {f"{name}.allowed": np.isfinite(array)} if own else {}
-    return arrays, content if own else None
+        arrays |= {name: np.nan_to_num(array), f"{name}.allowed": np.isfinite(array)}
+    return arrays, content
 
 
 READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import stat
@@ -14,15 +13,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from attnscope.attention import Head
+from attnscope.axes import weights
 from attnscope.errors import AttnscopeError, OutputError
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
 from attnscope.storage import files as whole
-from attnscope.storage.arrays import read_weights
+from attnscope.storage.arrays import read_weights, save_weights
 from attnscope.storage.files import write_whole
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
+from attnscope.storage.trace.layout import allowed_of, traced_rows
 from tests.tools.attack.hostile import damage
 
 STORAGE = str(Path(whole.__file__).parent)
@@ -137,14 +137,14 @@ MOST = 512 << 20  # bytes that all files of a kind may take together
 
 
 def read_all_weights(path):
-    return [weights.values.sum() for layers in read_weights(path).kinds.values() for _, weights in layers]
+    return [each.values.sum() for layers in read_weights(path).kinds.values() for _, each in layers]
 
 
 def read_all_rows(path):
     trace = read_trace(path)
     for call in trace.description.calls:
-        head = Head(call.layer, 0, call.kind)
-        trace.weights(head), trace.allowed(head)
+        for read in (traced_rows, allowed_of):
+            read(call.rows, trace.arrays, 0, trace.size(call)[0])
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def seeds(tmp_path_factory):
     rows = np.random.default_rng(0).random((2, 4, 4)).astype(np.float32)
     np.save(folder / "a.npy", rows)
     np.savez(folder / "a.npz", a=rows, tokens=np.array(list("abcd")))
-    (folder / "a.json").write_text(json.dumps({"a": rows.tolist()}))
+    save_weights({"encoder": [(0, weights(rows, range(4), range(4)))]}, folder / "a.json")
     model = load("own")
     write_trace(keep_trace(model, model.prepare("The cat sat.")), folder / "a.trace")
     save_file({"a": rows}, folder / "a.safetensors")

@@ -13,7 +13,6 @@ from typing import Any
 
 from attnscope.attention import Axis, Head
 from attnscope.axes import Array
-from attnscope.errors import SelectionError
 from attnscope.records import read
 from attnscope.storage.arrays import MOST_HEADS, MOST_LAYERS
 from attnscope.storage.files import clean_texts, reading, write_whole
@@ -21,7 +20,6 @@ from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import layout
 
 LONGEST = 1 << 20  # most rows, columns, texts, pixels or frames of a trace
-HELD = 8  # arrays cached in memory: those of a layer or two
 
 KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
 """The type of each kind of array: numbers, runs of keys, bits or pixels. bfloat16 is stored as U16."""
@@ -32,16 +30,13 @@ class TraceFile(TensorFile):
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         super().__init__(path, content)
-        self._read = lru_cache(maxsize=HELD)(super().__getitem__)
+        self._read = lru_cache(maxsize=8)(super().__getitem__)
 
     def __getitem__(self, name: str) -> Any:
         return self._read(name)
 
     def shape(self, name: str, kind: str, axes: int | None = None) -> tuple[int, ...]:
-        """The shape of a required array, of one of ``KINDS``, without reading it.
-
-        Raises ``ValueError`` if it is missing or has another number of axes.
-        """
+        """The shape of a required array, without reading it. Raises ``ValueError`` for another kind."""
         if name not in self.entries:
             raise ValueError(f"it has no array {name!r:.40}")
         dtype, shape, _ = self.entries[name]
@@ -67,31 +62,13 @@ class Trace:
         axis = self.description.axes[number]
         return range(axis.start, axis.stop) if isinstance(axis, layout.Positions) else axis
 
-    def call(self, head: Head) -> layout.TracedCall:
-        """The call that a head belongs to; the first if several kinds have it. Raises ``SelectionError``."""
-        calls = self.description.calls
-        for call in calls:
-            if head.kind in (None, call.kind) and call.layer == head.layer and head.head < call.heads:
-                return call
-        kinds = " and ".join(dict.fromkeys(call.kind for call in calls))
-        raise SelectionError(
-            f"no head {head}: this trace has layers 0-{max(call.layer for call in calls)}, "
-            f"heads 0-{max(call.heads for call in calls) - 1}, {kinds} attention"
-        )
-
     def weights(self, head: Head) -> Array:
-        """All rows of one head, averaged over a batch.  -> [query, key]"""
-        call = self.call(head)
+        """All rows of one head that is there, averaged over a batch.  -> [query, key]"""
+        layers = (call for call in self.description.calls if call.layer == head.layer)
+        call = next(call for call in layers if head.kind in (None, call.kind))
         rows = layout.traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
         mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
         return mean
-
-    def allowed(self, head: Head) -> Array:
-        """Where a head has open keys, bool.  -> [query, key]"""
-        call = self.call(head)
-        opened = layout.allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
-        mask: Array = opened[:, 0 if opened.shape[1] == 1 else head.head].max(0)
-        return mask
 
     def size(self, call: layout.TracedCall) -> tuple[int, int]:
         """How many queries and keys a call has."""
@@ -236,11 +213,7 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
 
 
 def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
-    """Open a trace; its arrays are read on demand, and its contents are never executed.
-
-    ``content`` is the file's content if it was read already. Raises ``InputError`` for a file that is
-    damaged or not a trace.
-    """
+    """Open a trace, whose arrays are read on demand; ``content`` is the file's if known. ``InputError``."""
     path = Path(path)
     with reading(path, "the trace"):
         arrays = TraceFile(path, content)

@@ -69,22 +69,18 @@ def explain(name: str) -> str:
 
     Raises ``SelectionError`` that names what exists.
     """
-    parts = [
-        text
-        for text in (_measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name))
-        if text
-    ]
-    if not parts:
+    told = _measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name)
+    if not any(told):
         if name in MEASURES.retired:
             MEASURES[name]  # an old name is answered with the new one
         near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *OF_PREDICTIONS))
-        measures = ", ".join((*MEASURES, *MEASURES.families))
+        known = [", ".join(names) for names in (ROLES, WEIGHINGS, METHODS, OF_PREDICTIONS)]
         raise SelectionError(
-            f"no measure, role or weighing {name!r}: {near}measures are {measures}; roles are "
-            f"{', '.join(ROLES)}; weighings are {', '.join(WEIGHINGS)}; ways through "
-            f"the layers are {', '.join(METHODS)}; beside them {', '.join(OF_PREDICTIONS)}"
+            f"no measure, role or weighing {name!r}: {near}measures are "
+            f"{', '.join((*MEASURES, *MEASURES.families))}; roles are {known[0]}; weighings are {known[1]}; "
+            f"ways through the layers are {known[2]}; beside them {known[3]}"
         )
-    return "\n".join(parts)
+    return "\n".join(filter(None, told))
 
 
 def _measure(name: str) -> str:

@@ -58,16 +58,11 @@ def save_export(
 ) -> Exported:
     """Run the model once, and write pictures and data of the selected heads into a folder.
 
-    Picture formats get one file per head (``L05H03.png``; only ``heads``, if given), one grid of thumbnails
-    per layer (``L05.png``) and one of all (``overview.png``), prefixed by the kind of attention if there are
-    several. Data formats and pages get one file of all heads (``heads.npz``). ``manifest.json`` comes last.
-    ``size`` is the width of a picture in inches, ``command`` is recorded in the manifest. A token in the
-    selection gives pictures of that token in each head; ``mass`` keeps the fewest keys that hold so much of
-    its weight. Every file appears whole or not at all, and the same call writes the same bytes.
-
-    The same call completes a killed export. Raises ``OutputError`` if another file would be overwritten
-    without ``force``, or if the folder cannot be written to or is being written to; ``SelectionError``
-    for what does not exist.
+    Pictures are one file per head (``L05H03.png``), one of each layer and one of all (``overview.png``), led
+    by the kind of attention if there are several; data formats and pages are one file of all heads. A token
+    in the selection gives its picture in each head; ``mass`` keeps the fewest keys that hold so much of its
+    weight. The same call writes the same bytes, and completes a killed export. Raises ``OutputError`` if a
+    file would be overwritten without ``force``, ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
     contents = kept.ExportPlan(formats, selection.layers, heads)
@@ -128,8 +123,7 @@ def _pictures(result: AllHeads) -> Iterator[Job]:
 
 
 def _token_pictures(seen: SeenToken, mass: float | None) -> Iterator[Job]:
-    for record in seen.sites:
-        site = record.site
-        for head in range(record.heads):
+    for site, heads in ((record.site, record.heads) for record in seen.sites):
+        for head in range(heads):
             name = {"kind": site.kind, "layer": site.layer, "head": head}
             yield name, partial(seen.head, site, head, mass)

@@ -176,11 +176,10 @@ class TokenView:
 def token_view(
     weights: Weights, *, query: int | None, key: int | None, top: int = 10, **words: Any
 ) -> TokenView:
-    """Rank row ``query`` and column ``key`` of one head ``[query, key]``, or of a mean over heads.
+    """Rank row ``query`` and column ``key`` of one head ``[query, key]``, by a token's number in the text.
 
-    Both are numbers of tokens in the text (a word is found by any of its tokens). In self-attention they
-    are one token; in cross-attention one of them is ``None``. Masked cells are left out. ``words`` are title
-    and notes. Raises ``SelectionError`` for a token that is not on the axis.
+    In cross-attention one of them is ``None``. ``words`` are title and notes. Raises ``SelectionError`` for a
+    token that is not on the axis.
     """
     looks_at = looked_at_by = None
     values, allowed = weights.values, weights.allowed

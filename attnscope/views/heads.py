@@ -188,18 +188,14 @@ def joint_difference(maps: tuple[Array, Array], queries: Sequence[Step], keys: S
 
 @dataclass(frozen=True, eq=False)
 class DistanceMap(Titled):
-    """Distances between the heads of the rows and those of the columns, in nats.
-
-    If ``matched``, the diagonal pairs each row with its column, nearest first; then smaller tables show fewer
-    pairs instead of averages.
-    """
+    """Distances between the heads of the rows and those of the columns, in nats."""
 
     values: Array  # [row, column]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     groups: tuple[int, ...] = ()  # their sizes along both axes, in order; none for the heads of two models
     top: float = 1.0  # the distance at the far end of the colour bar
-    matched: bool = False
+    matched: bool = False  # the diagonal pairs each row with its column, nearest first
 
     def nearness(self) -> Array:
         """1 for equal heads, 0 for the largest distance.  [row, column]"""
@@ -249,12 +245,9 @@ def distance_map(
 
 @dataclass(frozen=True, eq=False)
 class HeadDistances(Titled):
-    """All heads compared with all others: the table, and every head as a point on a plane, with its layer.
-
-    Similar heads lie near each other; the axes have no unit.
-    """
+    """All heads compared with all others: the table, and every head as a point on a plane, with its layer."""
 
     table: DistanceMap
-    points: Array  # [head, 2]
+    points: Array  # without a unit; similar heads lie near each other, [head, 2]
     names: tuple[str, ...]
     layers: tuple[int, ...]

@@ -32,9 +32,7 @@ WHERE = " where most keys are open"  # a largest weight leaves out rows with few
 
 FAINT = 0.1  # lower weights are almost invisible where full colour is 1
 FEW = 0.05  # if fewer than this share of the rows has a weight above ``FAINT``, a head is faint
-FEW_HEADS = 0.1  # if fewer than this share of the heads has a cell above ``FAINT``, each gets its own scale
-QUARTER, DARK = 0.25, 0.01
-"""If fewer than the second share of pooled cells is above the first, the scale ends at the largest cell."""
+QUARTER = 0.25  # if fewer than one pooled cell in a hundred is above it, the scale ends at the largest cell
 
 CELLS = 48  # rows and columns of a thumbnail, at most
 
@@ -170,20 +168,19 @@ def heatmap(
 def _settle_scale(scale: Scale, signed: bool, heads: Sequence[Weights]) -> Scale:
     """The scale, "auto" resolved: "head" if every head is faint, so that nearly no row is visible."""
 
-    def is_faint(head: Weights) -> bool:
-        clear = np.abs(head.values).max(-1, initial=0)[choosing_rows(head.allowed)] > FAINT  # [query]
-        return bool(head.values.any()) and clear.mean() < FEW
-
     if scale != "auto":
         return scale
-    return "head" if not signed and all(map(is_faint, heads)) else "fixed"
+    for head in () if signed else heads:
+        clear = np.abs(head.values).max(-1, initial=0)[choosing_rows(head.allowed)] > FAINT  # [query]
+        if not head.values.any() or clear.mean() >= FEW:
+            return "fixed"
+    return "fixed" if signed else "head"
 
 
 def choosing_rows(allowed: Array) -> Array:
-    """The rows with more than half as many unmasked keys as the longest.
+    """The rows with more than half as many unmasked keys as the longest: others have large weights anyway.
 
-    Rows with few keys have large weights anyway: the first row of a causal head has the weight 1 whatever
-    the head does.  [..., query, key] -> [..., query]
+    [..., query, key] -> [..., query]
     """
     opened = np.count_nonzero(allowed, -1)
     rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)
@@ -313,11 +310,7 @@ class GridLayer:
 
 @dataclass(frozen=True, eq=False)
 class Grid(Titled):
-    """Thumbnails of every head of one kind of attention.
-
-    Layers keep their numbers: a layer without attention leaves a gap. Layers may have different numbers
-    of heads.
-    """
+    """Thumbnails of every head of one kind of attention; a layer without attention leaves a gap."""
 
     layers: tuple[GridLayer, ...]
     size: tuple[int, int]  # how many queries and keys a thumbnail stands for
@@ -394,7 +387,7 @@ class Grid(Titled):
             return self.scale
         tops = (_largest(layer).ravel() for layer in self.layers)
         clear = np.concatenate([np.zeros(0), *tops]) > FAINT  # [head]
-        return "head" if clear.size and clear.mean() < FEW_HEADS else "fixed"
+        return "head" if clear.size and clear.mean() < 0.1 else "fixed"
 
     @cached_property
     def top(self) -> float:
@@ -402,12 +395,10 @@ class Grid(Titled):
         cells = max((layer.values.shape[1:] for layer in self.layers), default=self.size)
         if self.scale != "auto" or self.shown_scale != "fixed" or self.signed or cells >= self.size:
             return 1.0
-        shown = [
-            layer.values[choosing_rows(~layer.masked)[..., None] & ~layer.masked] for layer in self.layers
-        ]
-        weights = np.concatenate(shown)  # [cell]
+        pairs = ((layer.values, ~layer.masked) for layer in self.layers)
+        weights = np.concatenate([each[choosing_rows(own)[..., None] & own] for each, own in pairs])  # [cell]
         bright = (weights > QUARTER).mean() if weights.size else 1.0
-        return 1.0 if bright >= DARK else float(weights.max())
+        return 1.0 if bright >= 0.01 else float(weights.max())
 
     def fit(self, rows: int, columns: int) -> Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells; each covers whole places."""
@@ -430,11 +421,10 @@ def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
 
 
 def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = CELLS, **more: Any) -> Grid:
-    """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``.
+    """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``; NaNs are masked.
 
-    Pairs may come from a generator: each layer is pooled to at most ``cells`` × ``cells`` (keys summed,
-    queries averaged) before the next one is read, so that one layer is in memory at a time. NaNs count as
-    masked. ``more`` are other fields of the grid.
+    Each layer is pooled to ``cells`` × ``cells`` at most (keys summed, queries averaged) before the next one
+    is read, so that one layer of a generator is in memory at a time. ``more`` are other fields of the grid.
     """
     thumbnails, size = [], (0, 0)
     for number, weights in layers:
@@ -449,11 +439,7 @@ def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = CELLS, **more: A
 
 
 def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:
-    """Positions of a layer's values on the colour map, 0 to 1 (0.5 is zero where the view is signed).
-
-    With the scale "head", 1 is the largest weight of the head; "row" and "fixed" as in a heatmap.
-    -> [head, row, column]
-    """
+    """Positions of a layer's values on the colour map, 0 to 1 (0.5 is zero where the view is signed)."""
     scale, top = view.shown_scale, np.float32(view.top)
     if scale == "head":
         largest = _largest(layer)

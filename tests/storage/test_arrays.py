@@ -144,7 +144,7 @@ def test_other_tools_tensors_are_read(shapes: dict, layers: int, heads: int, tmp
 def test_json_of_other_tools_is_refused_with_what_to_save(tmp_path) -> None:
     for content in (drawn(2, 3, 4, 4).tolist(), {"weights": [1.0]}, {"a": drawn(3, 4, 4).tolist()}):
         (tmp_path / "theirs.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match="save the arrays of other tools as .npz"):
+        with pytest.raises(InputError, match="attnscope did not write it: save the arrays of other tools"):
             read_weights(tmp_path / "theirs.json")
 
 

@@ -90,11 +90,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
 """The drawing function of each view."""
 
 FORMATS = PICTURES
-
 DPI = 150  # default dots per inch of a PNG
-
-METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""No dates and versions, so that bytes are reproducible."""
 
 SETTINGS = {
     "text.parse_math": False,
@@ -107,8 +103,7 @@ SETTINGS = {
 def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: Any) -> list[str]:
     """Write a view as an image in the format that the suffix names; returns warnings.
 
-    ``look`` is that of ``styled``. The file appears whole or not at all. Raises ``OutputError`` for an
-    unknown suffix or a path that cannot be written to, ``SelectionError`` for an unknown colour map or font.
+    ``look`` is that of ``styled``. Raises ``OutputError``, and ``SelectionError`` for a colour map or font.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
@@ -127,8 +122,8 @@ def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
         figure.set_dpi(dpi)
         canvas.draw()
         return encode_png(canvas, dpi)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata=METADATA[form])
+    buffer, undated = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[form]
+    figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata={undated: None})
     return buffer.getvalue()
 
 
@@ -144,9 +139,8 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
     for channel in range(3):
         rows[0, 1 + channel :: 3] = pixels[0, :, channel]
         np.subtract(pixels[1:, :, channel], pixels[:-1, :, channel], out=rows[1:, 1 + channel :: 3])
-    dots = round(dpi / 0.0254)  # dots per metre
-    buffer = io.BytesIO(b"\x89PNG\r\n\x1a\n")
-    buffer.seek(0, io.SEEK_END)
+    dots, buffer = round(dpi / 0.0254), io.BytesIO()  # dots per metre
+    buffer.write(b"\x89PNG\r\n\x1a\n")
     putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
     putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
     putchunk(buffer, b"IDAT", zlib.compress(rows.data, 1))
@@ -176,9 +170,8 @@ def styled(
 ) -> Iterator[tuple[Style, list[str]]]:
     """How to draw a view in the block, where settings are matplotlib's own, with ours; and warnings.
 
-    ``width`` is the width of the whole picture in inches (default: whatever is readable), ``font`` a
-    preferred family; ``annotate`` writes the weights into the cells of one head. The user's settings return
-    afterwards. Raises ``SelectionError`` for an unknown colour map or font.
+    ``width`` is that of the whole picture in inches (default: whatever is readable), ``font`` a preferred
+    family; ``annotate`` writes the weights into the cells of one head. Raises ``SelectionError``.
     """
     fonts, warnings = paper.families(texts_of(view), font)
     signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
@@ -208,9 +201,6 @@ def figure_of(view: Drawable, style: Style) -> Figure:
     return figure
 
 
-SHEETS = 6  # cached sheets: heads of one text differ in their notes, too
-
-
 class Album:
     """Saves many heads like ``save_image``, to the same bytes, but draws in full only one of each look.
 
@@ -219,7 +209,8 @@ class Album:
     """
 
     def __init__(self, dpi: float = DPI, **look: Any) -> None:
-        self._dpi, self._look, self._sheets = dpi, look, deque[SharedSheet](maxlen=SHEETS)
+        self._dpi, self._look = dpi, look
+        self._sheets = deque[SharedSheet](maxlen=6)  # heads of one text differ in their notes, too
 
     def save(self, view: Drawable, path: str | Path) -> list[str]:
         """Write one view as an image; returns warnings. Raises what ``save_image`` raises."""

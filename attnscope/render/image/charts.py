@@ -20,21 +20,19 @@ from attnscope.text import clean, round_short
 from attnscope.views import Bar, Bars, Curves, HeadMap, LayerGraph, Overlay, SoundMap, Stack, Term, Terms
 from attnscope.views.charts import TokenView, full_light
 
-SIDE = 2.8  # inches of a picture's width
-LEAST = 1.5  # below, the title does not fit; narrower pictures are scaled down as a whole
 TALLEST_PICTURE = 5.0  # inches of a picture's height
-SLENDER = 0.25  # inches of width of a picture much taller than wide
 BETWEEN = 0.25
-FINEST = 448  # least pixels of a picture's shorter side, so that patches have sharp edges
 
 
 def overlay_figure(view: TokenView, style: Style) -> Figure:
     """A row for each picture: itself, and each map laid over it; full brightness is the largest weight."""
     shown = view.overlays
     count = 1 + max(len(each.maps) for each in shown)
-    side = SIDE if not style.width else max((style.width - BETWEEN * (count - 1) - 0.2) / count, LEAST)
+    side = 2.8  # inches; below 1.5 the title does not fit, and the picture is scaled down as a whole
+    if style.width:
+        side = max((style.width - BETWEEN * (count - 1) - 0.2) / count, 1.5)
     shapes = [each.pixels.shape[1] / each.pixels.shape[0] for each in shown]  # width over height
-    sides = [min(side, max(TALLEST_PICTURE * shape, SLENDER)) for shape in shapes]
+    sides = [min(side, max(TALLEST_PICTURE * shape, 0.25)) for shape in shapes]
     heights = [min(one / shape, TALLEST_PICTURE) for one, shape in zip(sides, shapes, strict=True)]
     titles = [_titles(view, each, side, several=len(shown) > 1) for each in shown]
     lines = max(title.count("\n") for row in titles for title in row)
@@ -44,7 +42,7 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
     drawn = paper.sheet(view, whole, tall, (0.15, 0.15, heading, above))
     top, down = full_light(shown), 0.0
     for each, names, wide, high in zip(shown, titles, sides, heights, strict=True):
-        grow = max(1, -(-FINEST // min(each.pixels.shape[:2])))
+        grow = max(1, -(-448 // min(each.pixels.shape[:2])))  # so many pixels give patches sharp edges
         pixels = resize(each.pixels, *(size * grow for size in each.pixels.shape[:2]))
         for number, name in enumerate(names):
             one = drawn.part(number * (side + BETWEEN), down, wide, high)
@@ -81,7 +79,6 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
         axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="white", linewidth=1.5))
 
 
-LENGTH = 2.6  # inches of the longest bar
 BETWEEN_LISTS = 0.5
 
 
@@ -93,7 +90,7 @@ def token_figure(view: TokenView, style: Style) -> Figure:
     lists = [(f"{name} (token {view.position}) {verb}", bars) for verb, bars in view.lists]
     longest = max((len(bars.bars) for _, bars in lists), default=0)
     label = paper.room(_labels([bar for _, bars in lists for bar in bars.bars]), NORMAL)
-    length = LENGTH
+    length = 2.6  # inches of the longest bar
     if style.width:
         length = max((style.width - 0.4 - BETWEEN_LISTS * (len(lists) - 1)) / len(lists) - label, 1.2)
     room = length + label + 0.3
@@ -125,9 +122,8 @@ def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) 
     axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
     axes.set_xticks([0, full / 2, full], ["0", f"{full / 2:.3g}", f"{full:.3g}"])
     for row, weight in enumerate(weights):
-        inside = weight > 0.8 * full
-        colour, side = ("black", "right") if inside else (GREY, "left")
-        at = weight + full * (-0.01 if inside else 0.01)
+        colour, side, aside = ("black", "right", -0.01) if weight > 0.8 * full else (GREY, "left", 0.01)
+        at = weight + full * aside
         axes.text(at, row, f"{weight:.2f}", size=SMALL, color=colour, ha=side, va="center")
     for side, spine in axes.spines.items():
         spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))
@@ -203,19 +199,14 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
-WIDE_STACK = 4.5  # inches of a bar, without a given width
-TALLEST = 12.0  # inches of all bars
-LETTERED = 0.13  # inches from which a part shows its letter
-
-
 def stack_figure(view: Stack, style: Style) -> Figure:
     """One row per label; below, the letter and mean share of each part."""
     labels = [paper.short(clean(label)) for label in view.labels]
-    row = min(0.2, TALLEST / max(len(labels), 1))
+    row = min(0.2, 12 / max(len(labels), 1))  # inches: twelve of all bars at most
     every = max(1, -(-int(paper.READABLE * POINT * 1000) // int(row * 1000)))
     size = min(NORMAL, row * every / POINT * 0.75)
     left = paper.room(labels, size)
-    width = WIDE_STACK if style.width is None else max(style.width - left - 0.3, NARROWEST)
+    width = 4.5 if style.width is None else max(style.width - left - 0.3, NARROWEST)
     notes = (view.legend, *view.notes)
     drawn = paper.sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
     axes = drawn.part()
@@ -226,7 +217,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
         axes.barh(rows, view.shares[:, part], left=starts[:, part], height=0.9, color=colour, linewidth=0)
         ink = "black" if is_light(colour) else "white"
         for at in rows:
-            if view.shares[at, part] * width >= LETTERED and row >= SMALL * POINT:
+            if view.shares[at, part] * width >= 0.13 and row >= SMALL * POINT:  # a letter has room
                 x = starts[at, part] + view.shares[at, part] / 2
                 axes.text(x, at, letter, size=SMALL, color=ink, ha="center", va="center_baseline")
     axes.set_xlim(0, 1)
@@ -237,11 +228,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     return drawn.figure
 
 
-LONGEST, ROW, BESIDE, APART = 3.2, 0.2, 0.55, 0.6
-"""Inches of the bars, of a row, between bars and map; rows between the two blocks of bars."""
-
-NUMBER = 0.42  # inches of a number beside its bar
-CELL, WIDEST = 0.26, 4.2  # inches of a cell of the map, and of the whole map at most
+BESIDE, CELL = 0.55, 0.26  # inches between bars and map, and of a cell of the map
 
 
 def terms_figure(view: Terms, style: Style) -> Figure:
@@ -249,16 +236,16 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     groups, largest = view.blocks
     terms = [*groups, *largest]
     places = [float(row) for row in range(len(groups))]
-    places += [len(groups) + APART + row for row in range(len(largest))]
+    places += [len(groups) + 0.6 + row for row in range(len(largest))]
     rows = places[-1] + 1
     label = paper.room([term.label for term in terms], NORMAL)
     heads = view.heads if view.heads is not None and view.heads.values.size else None
-    wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], WIDEST)
+    wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], 4.2)
     stacked = heads is not None and style.narrow
     beside = 0.0 if heads is None or stacked else BESIDE + wide
-    length = LONGEST if not style.width else max(style.width - label - beside - 0.35, 1.2)
+    length = 3.2 if not style.width else max(style.width - label - beside - 0.35, 1.2)
     wide = min(wide, length) if stacked else wide
-    tall = ROW * rows
+    tall = 0.2 * rows
     cell = 0.0 if heads is None else min(CELL * 0.8, tall / len(heads.layers))
     below = BESIDE + cell * len(heads.layers) if heads is not None and stacked else 0.0
     notes = (*(each.sentence for each in view.moved), *view.notes)
@@ -286,8 +273,8 @@ def _draw_terms(
         if term is view.total or term.label == view.marked:
             tick.set_fontweight("bold")
     low, high = view.span
-    number = (low + high) * NUMBER / (length - NUMBER * (bool(low) + bool(high)))  # its room at either end
-    axes.set_xlim(-low - (number if low else 0), high + (number if high else 0))
+    number = (low + high) * 0.42 / (length - 0.42 * (bool(low) + bool(high)))  # 0.42 inches at either end
+    axes.set_xlim(-low - number * bool(low), high + number * bool(high))
     axes.set_xticks([])
     for place, term in zip(places, terms, strict=True):
         side = 1 if term.value >= 0 else -1
@@ -308,15 +295,12 @@ def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Sty
     paper.frame(axes)
 
 
-WIDE_SOUND, TALL_TOKEN = 6.0, 0.17  # inches: of a map, of a token
-
-
 def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     """The map with the path over it, the spectrogram and the words above it, seconds below."""
     rows, frames = view.values.shape
     labels = [paper.short(clean(token)) for token in view.tokens]
     left, right = paper.room(labels, SMALL), 0.2
-    width = WIDE_SOUND if style.width is None else max(style.width - left - right, 1.0)
+    width = 6.0 if style.width is None else max(style.width - left - right, 1.0)
     apart = paper.READABLE * POINT * frames / width  # least frames between two readable words
     shown: list[tuple[str, int]] = []
     for word, at in view.words:
@@ -324,7 +308,7 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
             shown.append((paper.short(clean(word)), at))
     strip = 0.0 if view.bands is None else paper.STRIP + paper.STRIP_AIR
     top = paper.room([word for word, _ in shown], SMALL) + strip
-    drawn = paper.sheet(view, width, TALL_TOKEN * rows, (left, right, top, 0.25))
+    drawn = paper.sheet(view, width, 0.17 * rows, (left, right, top, 0.25))
     axes = above = drawn.part()
     paper.paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
     if view.bands is not None:
@@ -346,16 +330,11 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     return drawn.figure
 
 
-ASIDE, DOWN = 1.5, 0.62  # inches from node to node
-THINNEST, THICKEST = 0.6, 5.0  # points of an edge
-BEND = 0.18  # of an edge that crosses columns
-
-
 def graph_figure(view: LayerGraph, style: Style) -> Figure:
     """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
     places, columns = view.places(), [node.column for node in view.nodes]
     last, tallest = max(columns), max(map(columns.count, columns))
-    drawn = paper.sheet(view, ASIDE * last or ASIDE, DOWN * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
+    drawn = paper.sheet(view, 1.5 * (last or 1), 0.62 * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
     axes = drawn.part()
     axes.set_xlim(0, last or 1)
     axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)
@@ -369,14 +348,12 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
         axes.annotate(told, place, (0, -13), textcoords="offset points", ha="center", va="top", **QUIET)
     for edge in view.edges:
         (x, y), (to_x, to_y) = places[edge.source], places[edge.target]
-        far = to_x - x > 1 and y == to_y
+        bend = -0.18 if to_x - x > 1 and y == to_y else 0  # of an edge that crosses columns
         ink = colours[-1 - STEPS // 6] if edge.effect >= 0 else colours[STEPS // 6]
-        width = THINNEST + (THICKEST - THINNEST) * abs(edge.effect) / top
-        arrow = FancyArrowPatch(
-            (x, y), (to_x, to_y), connectionstyle=f"arc3,rad={-BEND if far else 0}", arrowstyle="-",
-            linewidth=width, color=ink, alpha=0.75, zorder=1, shrinkA=0, shrinkB=0,
-        )  # fmt: skip
-        axes.add_patch(arrow)
+        width = 0.6 + (5.0 - 0.6) * abs(edge.effect) / top  # points
+        line: dict[str, Any] = {"linewidth": width, "color": ink, "alpha": 0.75, "zorder": 1}
+        line |= {"connectionstyle": f"arc3,rad={bend}", "arrowstyle": "-", "shrinkA": 0, "shrinkB": 0}
+        axes.add_patch(FancyArrowPatch((x, y), (to_x, to_y), **line))
         if edge.way:
             middle = (x + to_x) / 2, (y + to_y) / 2
             axes.text(*middle, edge.way, size=SMALL, ha="center", va="center", zorder=2, color="#333333")

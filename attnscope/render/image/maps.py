@@ -20,8 +20,6 @@ from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
 from attnscope.views.maps import Grid, thumbnail_levels
 
-WRITTEN = 0.1  # inches of a cell that can show its weight as text
-SHORT, LONGEST = 6, 12  # letters of a unit beside its number, and of a line of a longer one
 LOWEST = 0.16  # least inches of a row under a spectrogram, for its token
 LOSSES = 0.4  # inches of the losses below it
 WEIGHT = "weight"  # the group id of the weights written into cells
@@ -50,7 +48,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if view.bands is not None:
         top = paper.draw_bands(drawn, view.bands, axes)
     paper.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
-    if style.annotate and cell >= WRITTEN:
+    if style.annotate and cell >= 0.1:  # inches of a legible number
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
         shown = ~view.masked & ~view.hidden & (np.abs(view.values) >= 0.005)
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
@@ -110,14 +108,14 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     cell = min(0.5, 11.0 / max(heads, 1))
     low, high = (f"{limit:.3g}" for limit in view.limits)
     top = f"{high} {view.unit}".strip()
-    if len(view.unit) > SHORT:
-        top = "\n".join([high, *textwrap.wrap(view.unit, LONGEST)])
+    if len(view.unit) > 6:
+        top = "\n".join([high, *textwrap.wrap(view.unit, 12)])
     right = max(ROOM, paper.BAR + paper.room(top.split("\n"), SMALL))
     left = max(0.45, paper.room(view.rows, NORMAL))
-    means = MEANS * view.by_layer
+    means = 0.45 * view.by_layer  # inches, with the gap before them
     if style.width:
         cell = max(style.width - left - right - 0.3 - means, 1.0) / max(heads, 1)
-    below = POINTS * view.by_layer
+    below, tall = 1.65 * view.by_layer, 1.3  # inches for the points, and of these
     width, height = cell * heads, cell * 0.7 * layers
     margins = (left, right, 0.25, 0.1)
     drawn = paper.sheet(view, width + means, height + below, margins, title=view.title or view.name)
@@ -129,14 +127,10 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         column = replace(view, values=view.means[:, None])
         last = drawn.part(width + 0.1, 0, means - 0.1, height)
         _draw_numbers(last, column, ["mean"], style, min(cell, means - 0.1))
-        _draw_points(drawn.part(0, height + below - TALL, width, TALL), view, style, (low, high))
+        _draw_points(drawn.part(0, height + below - tall, width, tall), view, style, (low, high))
         axes = last
     paper.draw_colour_bar(axes, style, [(0, low), (1, top)])
     return drawn.figure
-
-
-MEANS = 0.45  # inches of the layer means, and of the gap before them
-POINTS, TALL = 1.65, 1.3  # inches below the map, and of the heads drawn there
 
 
 def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
@@ -166,7 +160,6 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
 
 SIDE = 2.9  # inches of a map's longer side
 BETWEEN = 0.15
-MANY, SMALLEST = 4, 1.2  # heads side by side without a given width, and the least inches of one
 NAMED = 0.42  # inches of a head's name and role below its map
 
 
@@ -203,10 +196,10 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     cell = SIDE / max(rows, columns)
     ticks = scale_ticks(view.maps[0])
     right = style.room(ticks[-1][1])
-    beside = min(len(view.maps), MANY)
+    beside = min(len(view.maps), 4)
     if style.width is not None:
         free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + BETWEEN
-        beside = max(1, min(len(view.maps), int(free / (SMALLEST + BETWEEN))))
+        beside = max(1, min(len(view.maps), int(free / (1.2 + BETWEEN))))  # a head has 1.2 inches at least
     beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
     if style.width is not None:
         cell = max(free / beside - BETWEEN, 1.0) / columns
@@ -233,22 +226,17 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     return drawn.figure
 
 
-LABELLED = 60  # Up to this many places of an axis, each is labelled.
-
-
 def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
     """Draw a head's weights: rows down, columns across, masked cells hatched; token text is literal."""
     _draw_weights(axes, view, choose_map(cmap, signed=view.signed), aspect=None)
     axes.set_title(view.title.partition(" · ")[0], parse_math=False)  # axes are narrow and stand in a row
-    for ticks, places, turned in (
-        (axes.set_yticks, view.weights.queries, 0),
-        (axes.set_xticks, view.weights.keys, 90),
-    ):
-        shown = list(range(0, len(places), -(-len(places) // LABELLED)))
+    weights = view.weights
+    for ticks, places, turned in ((axes.set_yticks, weights.queries, 0), (axes.set_xticks, weights.keys, 90)):
+        shown = list(range(0, len(places), -(-len(places) // 60)))  # of sixty places, each is labelled
         ticks(shown, [paper.short(places[at].label) for at in shown], rotation=turned, parse_math=False)
 
 
-MASKED, GROUND = (226, 226, 226), (255, 255, 255)
+MASKED = (226, 226, 226)
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:
@@ -304,7 +292,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     gap = max(1, wide // 12)
     numbers = view.numbers
     picture = np.empty((len(numbers), tall + gap, max(view.heads, 1), wide + gap, 4), np.uint8)
-    picture[:] = *GROUND, 255
+    picture[:] = 255
     for layer in view.layers:
         colours = table(cmap)[steps(thumbnail_levels(layer, view))]
         colours[layer.masked] = MASKED
@@ -317,18 +305,14 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
 
 
 LARGEST = 4.6  # inches of a table's longer side
-NARROWEST = 5.4  # inches of a picture that has space for a title
 LEGIBLE = 0.055  # inches of a cell from which every head's name fits beside it
 
 BETWEEN_PARTS = 0.5
-COVERED = 0.12  # names covered by more than this share are left out
 DOT = 4.7  # points across
 
-BESIDE = ((1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7))
-OVER = ((0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6))
+BESIDE = np.array([(1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7)])
+OVER = np.array([(0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6)])
 """Where a name may stand beside its dot, and above or below it, in its own sizes: the first are preferred."""
-
-FAINTEST = 0.12  # the last layer's place on the colour map: its very end would vanish on white
 
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:
@@ -348,7 +332,7 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     rows, columns = len(view.rows), len(view.columns)
     cell = LARGEST / max(rows, columns)
     left = _label_room(view)
-    right = max(ROOM, NARROWEST - left - cell * columns)
+    right = max(ROOM, 5.4 - left - cell * columns)  # so that there is space for a title
     if style.width is not None:
         right, cell = ROOM, max(style.width - left - ROOM, 1.0) / columns
     drawn = paper.sheet(view, cell * columns, cell * rows, (left, right, 0.35, 0.2))
@@ -380,7 +364,8 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:
     """A dot for each head in its layer's colour, its name beside it, and a legend of layers above."""
     numbers = np.array(view.layers)
-    shades = np.round(numbers / max(numbers.max(), 1) * (1 - FAINTEST) * 255).astype(int)
+    # 0.12 from the end of the colour map: its very end would vanish on white
+    shades = np.round(numbers / max(numbers.max(), 1) * (1 - 0.12) * 255).astype(int)
     colours = table(style.cmap)[shades] / 255.0  # [head, 3]
     middle = (view.points.max(0) + view.points.min(0)) / 2
     half = 0.65 * float(np.ptp(view.points, axis=0).max()) or 1.0
@@ -398,36 +383,28 @@ def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> N
     layers = sorted(set(view.layers))
     shown = layers[:: max(1, -(-len(layers) // 12))]
     for number, layer in enumerate(shown):
-        here = 0.02 + number * 0.98 / max(len(shown), 6)
+        here, above = 0.02 + number * 0.98 / max(len(shown), 6), axes.transAxes
         colour = colours[view.layers.index(layer)]
-        axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=axes.transAxes, clip_on=False)
-        axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=axes.transAxes)
+        axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=above, clip_on=False)
+        axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=above)
 
 
 def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:
-    """Where each name stands relative to its dot, with the least overlap of names and dots.
-
-    A name that would cover another one is left out. ``at`` are the dots; everything is in points. [head,
-    2] -> (right, up) of each name's centre
-    """
+    """Where each name's centre stands relative to its dot; ``None`` if it would cover another.  [head, 2]"""
     dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
     named = np.empty((0, 4))
     found: list[tuple[float, float] | None] = []
     for dot, name in zip(at, names, strict=True):
         wide, tall = 0.64 * size * len(name), size
         right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
-        places = np.array(
-            [*((x * right, y * up) for x, y in BESIDE), *((x * wide / 2, y * up) for x, y in OVER)]
-        )
+        places = np.concatenate([BESIDE * np.array([right, up]), OVER * np.array([wide / 2, up])])
         half = np.array([wide, tall]) / 2
         boxes = np.concatenate([dot + places - half, dot + places + half], 1)
         covered = [_overlap(box, dots) + _overlap(box, named) for box in boxes]
         best = int(np.argmin(covered))
-        if _overlap(boxes[best], named) > COVERED * wide * tall:
-            found.append(None)
-            continue
-        found.append((float(places[best, 0]), float(places[best, 1])))
-        named = np.concatenate([named, boxes[best : best + 1]])
+        shown = _overlap(boxes[best], named) <= 0.12 * wide * tall  # of the name
+        found.append((float(places[best, 0]), float(places[best, 1])) if shown else None)
+        named = np.concatenate([named, boxes[best : best + shown]])
     return found
 
 

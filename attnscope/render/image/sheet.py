@@ -44,13 +44,11 @@ FONTS = {
     **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
     "emoji and symbols": "Noto Emoji",
 }
-OTHERS = "the Noto Sans of its script"  # free fonts to recommend where one is missing
-INVISIBLE = "\u200c\u200d\ufe0e\ufe0f"
 
 
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
     """Font families that together cover ``texts``, ``font`` first; a warning per missing script."""
-    wanted = set("".join(texts)) - set(INVISIBLE)
+    wanted = set("".join(texts)) - set("\u200c\u200d\ufe0e\ufe0f")  # which nobody sees
     chosen = [BASE]
     missing = wanted - _characters(font_manager.findfont(BASE))
     if font is not None:
@@ -101,7 +99,7 @@ def _lacks(missing: set[str]) -> list[str]:
         by_script[script(character)] = by_script.get(script(character), "") + character
     told = {name: found if len(found) <= 5 else f"{found[:5]} and more" for name, found in by_script.items()}
     named = " and ".join(f"{name} ({told[name]})" for name in sorted(told))
-    wanted = " and ".join(sorted({FONTS.get(name, OTHERS) for name in by_script}))
+    wanted = " and ".join(sorted({FONTS.get(name, "the Noto Sans of its script") for name in by_script}))
     sentence = (
         f"no installed font can draw {named}, so boxes stand there: install {wanted}, which is then found "
         "by itself, or name another as the font (--font)"
@@ -131,9 +129,7 @@ POINT = 1 / 72  # inches
 LINES = 3  # most lines of a title
 BOLD = 1.15  # how much wider bold letters are
 MARGIN = 0.17  # inches around a text, a little more than the margin
-KNOWN = 0x250  # the first character with an estimated width: another font may draw it
 CLOSING = "”’…·.,;:!?)]。、」』） \u2069"  # combining characters
-MARKS = "“”‘’…–·→×"  # other characters that the fonts of pictures have
 
 
 def fence(text: str) -> str:
@@ -162,10 +158,9 @@ def _advance(character: str, families: tuple[str, ...]) -> float:
 
 
 def wrap_title(text: str, size: float, width: float, *, bold: bool = False, label: str = "") -> str:
-    """A title in as many lines as a sheet needs, at most ``LINES``.
+    """A title in as many lines as a sheet needs, at most ``LINES``; ``size`` in points, ``width`` in inches.
 
-    ``size`` is the font size in points; ``width`` is in inches, including margins. The ``label`` at its
-    start, and quotations, may run from right to left.
+    The ``label`` at its start, and quotations, may run from right to left.
     """
     text = clean(text)
     if SHAPES:
@@ -193,7 +188,8 @@ def _room(size: float, width: float, bold: bool) -> float:
 
 def _width(text: str) -> float:
     font = tuple(matplotlib.rcParams["font.family"])
-    return sum(_advance(one, font) if ord(one) < KNOWN or one in MARKS else em(one) for one in text)
+    # the width of others is estimated: another font may draw them
+    return sum(_advance(one, font) if one < "\u0250" or one in "“”‘’…–·→×" else em(one) for one in text)
 
 
 def _words(text: str, room: float) -> list[str]:
@@ -235,11 +231,11 @@ class Style:
     @property
     def narrow(self) -> bool:
         """Whether it is as narrow as a paper's column, so that the map needs all the space."""
-        return self.width is not None and self.width < COLUMN_OF_PAPER
+        return self.width is not None and self.width < 4.5  # inches
 
     def room(self, words: str) -> float:
         """Inches for the colour bar and its labels: a number, or stacked words."""
-        return ROOM if not self.narrow else NARROW_ROOM[any(map(str.isalpha, words))]
+        return ROOM if not self.narrow else 0.62 if any(map(str.isalpha, words)) else 0.5
 
     @property
     def bar(self) -> Array:
@@ -291,10 +287,9 @@ def sheet(
     notes: Sequence[str] | None = None,
     readings: Sequence[Measured] = (),
 ) -> Sheet:
-    """A figure with a field of ``width`` × ``height`` inches, and room around it for the view's words.
+    """A figure with a field of ``width`` × ``height`` inches in its margins, and the view's words around it.
 
-    ``margins`` are those of the field: left, right, top and bottom. ``title`` and ``notes`` replace the
-    view's own.
+    Margins are left, right, top and bottom; ``title`` and ``notes`` replace the view's own.
     """
     left, right, above, below = margins
     full = max(left + width + right, 3.2)
@@ -365,7 +360,6 @@ ROW, LABEL_COLUMN = "row", "column"  # the group ids of labels, in an SVG and in
 PAD = 2.5  # points between a label and the map
 LONGEST = 18
 READABLE = 7.4  # least points from label to label, below which letters touch
-LOOSE = 12.0  # the same for moments, which need more space
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds between labelled moments."""
@@ -392,7 +386,8 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
     """The places at round seconds, as many as fit at ``pitch`` points per place."""
     times = [float(place.moment.removesuffix(" s")) for place in axis]
     places_a_second = (len(times) - 1) / max(times[-1] - times[0], 1e-3)
-    step = next((step for step in SECONDS if step * places_a_second * pitch >= LOOSE), SECONDS[-1])
+    # twelve points from one moment to the next
+    step = next((step for step in SECONDS if step * places_a_second * pitch >= 12), SECONDS[-1])
     first, last = math.ceil(times[0] / step - 1e-6), math.floor(times[-1] / step + 1e-6)
     rounded = [number * step for number in range(first, last + 1)]
     return [bisect_right(times, time + 1e-6) - 1 for time in rounded], [f"{time:g} s" for time in rounded]
@@ -428,10 +423,7 @@ def put(
     written: int | None = None,
     top: Axes | None = None,
 ) -> None:
-    """Label the rows on the left and the columns above; ``cell`` is (width, height) in inches.
-
-    ``top`` are axes above the map, if any. Labels of generated tokens, from number ``written`` on, are bold.
-    """
+    """Label the rows on the left and the columns above, or above ``top``; those ``written`` are bold."""
     upwards = partial(above, rotation=90)
     for on, places, pitch, write in ((top or axes, columns, cell[0], upwards), (axes, rows, cell[1], beside)):
         shown, texts, size = labels(places, pitch)
@@ -442,10 +434,9 @@ def put(
 
 
 def above(axes: Axes, at: Sequence[float], texts: Sequence[str], size: float, *, rotation: float = 0) -> None:
-    """Write texts above the axes, at these columns; ``size`` in points.
+    """Write texts above the axes, at these columns; rotated, wide characters stand upright in stacks.
 
-    Plain texts, because matplotlib's ticks take several times as long to create and draw. Where texts are
-    rotated, Chinese, Japanese and Korean characters are stacked upright.
+    Plain texts, because matplotlib's ticks take several times as long to create and draw.
     """
     transform = axes.get_xaxis_transform() + _shift(axes, 0, PAD)
     look: dict[str, Any] = {"size": size, "linespacing": 1.0, "ha": "center", "va": "bottom"}
@@ -473,10 +464,7 @@ def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
 
 
 ROOM = 0.75  # inches for the bar and its labels
-NARROW_ROOM = (0.5, 0.62)  # in a narrow picture: beside numbers, beside words
-COLUMN_OF_PAPER = 4.5  # inches
 BAR = 0.3  # inches of the bar alone
-TALLEST = 2.4  # inches
 
 
 def stacked(words: str) -> str:
@@ -488,7 +476,7 @@ def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]
     """Draw the colour bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
     figure: Any = axes.figure
     box, (wide, tall) = axes.get_position(), figure.get_size_inches()
-    height = min(box.height, TALLEST / tall)
+    height = min(box.height, 2.4 / tall)  # inches
     apart, thick = (0.08, 0.08) if style.narrow else (0.14, 0.12)
     bar = figure.add_axes((box.x1 + apart / wide, box.y1 - height, thick / wide, height))
     ramp = np.linspace(0, 1, 256)[:, None]

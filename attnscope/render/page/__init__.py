@@ -33,8 +33,7 @@ PAGE = ".html"  # the suffix of a page
 LARGEST, MASKED = 254, 255  # the byte of the largest weight, and that of a masked cell
 
 POWER = 1.5
-"""Bytes stand for weights ** (1 / POWER): small weights keep more digits than in equal steps, and a page of
-many small weights still compresses well (squares would take half as much space again)."""
+"""Bytes stand for weights ** (1 / POWER): small weights keep more digits, and still compress well."""
 
 PLAIN, UP = b"\0", b"\1"
 """How a head's rows are stored: as they are, or as differences from the row above (mod 256)."""
@@ -72,11 +71,10 @@ class Code:
 
 
 def pack(codes: Array) -> str:
-    """One head's bytes as base64 of a raw deflate stream.  [query, key]
+    """One head's bytes as base64 of a raw deflate stream, in the form with the lower entropy.  [query, key]
 
-    Rows are stored in the form with the lower entropy, which compresses better. Looking for runs of one
-    byte only (Z_RLE) is many times faster here than looking for all repetitions, and smaller: other
-    repetitions among weights are coincidence.
+    Looking for runs of one byte only (Z_RLE) is many times faster here, and smaller: other repetitions among
+    weights are coincidence.
     """
     rises = np.diff(codes, axis=0, prepend=np.uint8(0))
 
@@ -100,7 +98,6 @@ def unpack(text: str, rows: int, columns: int) -> Array:
 
 SIDE = 640  # most pixels of a picture's longer side
 LOSSLESS = 1 << 18  # most bytes of a PNG; larger ones become JPEG
-HEARD = (1024, 128)  # most frames and bands of a spectrogram
 
 
 def data_uri(scene: Scene) -> tuple[str, int, int]:
@@ -109,7 +106,7 @@ def data_uri(scene: Scene) -> tuple[str, int, int]:
 
     image = Image.fromarray(scene.pixels)
     if scene.heard:
-        size = min(image.width, HEARD[0]), min(image.height, HEARD[1])
+        size = min(image.width, 1024), min(image.height, 128)  # frames and bands
         image = image.resize(size, Image.Resampling.BOX)
     else:
         image.thumbnail((SIDE, SIDE))
@@ -170,7 +167,7 @@ class Page:
             "power": POWER,
             "faint": [FAINT, FEW],
             "hidden": [self.min_weight, code.shown],
-            "axes": self._label_axes(),
+            "axes": list(self._label_axes()),
             "scene": self._picture(),
             "kinds": kinds,
             "worth": worth_a_look,
@@ -189,18 +186,17 @@ class Page:
                 first = _stored("bytes", opened, base64.b64encode(codes.tobytes()).decode())
         return _assemble(self.title, content, first, "\n".join(stored.values()))
 
-    def _label_axes(self) -> list[dict[str, Any]]:
-        return [
-            {
+    def _label_axes(self) -> Iterator[dict[str, Any]]:
+        for queries, keys in self._axes:
+            second = (i for i, place in enumerate(queries) if place.word is not None and place.word[0] == 1)
+            yield {
                 "queries": self._labels(queries),
                 "keys": self._labels(keys),
                 "square": queries == keys,
-                "second": _second(queries) if queries == keys else None,
+                "second": next(second, None) if queries == keys else None,  # the second text of a pair
                 "words": self.scene is not None  # those beside the parts of a picture
                 and any(not place.special and not self.scene.ids_of(place) for place in keys),
             }
-            for queries, keys in self._axes
-        ]
 
     def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
         """Text, number, whether it joins the text before; its parts of the scene."""
@@ -246,17 +242,11 @@ class Page:
             }
 
 
-def _second(places: Sequence[Place]) -> int | None:
-    """Where the second text of a pair begins, after the separator."""
-    return next((i for i, place in enumerate(places) if place.word is not None and place.word[0] == 1), None)
-
-
 def _describe(head: Described) -> list[Any]:
     readings = []
     for each in head.readings:
         baseline = "" if each.baseline is None else round_short(each.baseline)
-        unit = "" if each.unit == "share" else each.unit
-        readings.append([each.name, f"{each.value:.2f}", baseline, unit])
+        readings.append([each.name, each.texts[0], baseline, "" if each.unit == "share" else each.unit])
     return [clean(head.role), clean(head.sentence), readings]
 
 
@@ -308,19 +298,14 @@ def _assemble(title: str, content: dict[str, Any], first: str, others: str) -> s
         "OTHERS": others,
         "SCRIPT": script,
     }
-    whole = ""
-    for piece in (own / "page.html").read_text("utf-8").split("@@"):
-        whole += parts.get(piece, piece)
-    return whole
+    pieces = (own / "page.html").read_text("utf-8").split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
 
 
 def content_hash(text: str) -> str:
     """The SHA-256 by which a page's policy allows a script or a style."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
-
-
-SHARP = 85  # dots per inch of a node's map
 
 
 def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
@@ -354,9 +339,8 @@ def _image(view: Drawable, form: str, told: str, cmap: str | None) -> str:
     from attnscope.render.image import drawing, encode
 
     with drawing(view, cmap=cmap) as (figure, _):
-        data = base64.b64encode(encode(figure, form, SHARP)).decode()
-    kind = {"svg": "svg+xml"}.get(form, form)
-    return f"<img alt='{_escape(told)}' src='data:image/{kind};base64,{data}'>"
+        data = base64.b64encode(encode(figure, form, 85)).decode()
+    return f"<img alt='{_escape(told)}' src='data:image/{form.replace('svg', 'svg+xml')};base64,{data}'>"
 
 
 def _edges(view: LayerGraph) -> Iterator[str]:

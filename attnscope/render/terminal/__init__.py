@@ -119,11 +119,6 @@ Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
 LIBRARY = "textual_image"
 
 DOTS = 150  # dots per inch of a picture in a terminal
-CELL = 8  # approximate width of a cell in pixels; it is twice as tall
-
-BRIEF, SPACIOUS = 1, 5
-"""Lines left for the heads worth a look, and how many of them earn an empty line before."""
-
 CHUNK = 4096  # most letters of a kitty command
 
 
@@ -165,12 +160,12 @@ def print_views(
     fits = console.is_terminal and way == "cells" and bool(grids)
     left = console.height - 1  # the prompt takes a line
     for number, view in enumerate(views):
-        if number and not (fits and left < SPACIOUS):
+        if number and not (fits and left < 5):
             console.print()
             left -= 1
         height = None
         if fits and isinstance(view, Grid):
-            height = (left - BRIEF) // len(grids)
+            height = (left - 1) // len(grids)  # a line at least is for the heads worth a look
             grids = grids[1:]
         elif fits and isinstance(view, Ranking):
             height = max(left, 1)
@@ -197,7 +192,7 @@ def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> Non
         return
     # kitty's protocol draws at the cursor; the library's Unicode placeholders work in kitty alone
     tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
-    columns = max(min(console.width, image.width // CELL, tallest), 1)
+    columns = max(min(console.width, image.width // 8, tallest), 1)  # a cell is some 8 × 16 pixels
     data = base64.b64encode(drawn).decode()
     for start in range(0, len(data), CHUNK):
         placed = f"a=T,f=100,q=2,c={columns}," if start == 0 else ""

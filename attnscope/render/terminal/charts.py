@@ -23,11 +23,7 @@ from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
 from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
-INDENT = 2  # least columns before a command; indented like a head's reason if there is room
 LABEL_WIDTH = 24
-LONGEST_BAR = 48
-SHORTEST_BAR = 8  # columns of a full bar when the part of a picture is written beside it
-SIDE_BY_SIDE = 100  # from this width on, both lists of a token stand side by side
 
 
 def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
@@ -38,15 +34,14 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     name = f"{view.label} (token {view.position})"
     lists = [(f"{name} {verb}", bars) for verb, bars in view.lists]
     full = view.full_bar
-    beside = surface.width >= SIDE_BY_SIDE and len(lists) == 2
+    beside = surface.width >= 100 and len(lists) == 2
     width = (surface.width - 4) // 2 if beside else surface.width
     parts = [each.where for _, bars in lists for each in bars.bars if each.where]
     where = max((cell_len(part) + 2 for part in parts), default=0)
-    if where + LABEL_WIDTH + 9 + SHORTEST_BAR > width:
+    if where + LABEL_WIDTH + 9 + 8 > width:  # no room for a bar of eight columns
         where = 0
     drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
-    blocks = [list(screen.side_by_side(drawn, width + 4))] if beside else drawn
-    for block in blocks:
+    for block in [screen.side_by_side(drawn, width + 4)] if beside else drawn:
         yield from block
         yield []
     yield [Segment(f"a full bar is {full:.3g}", DIM)]
@@ -60,7 +55,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
     label = min(longest, LABEL_WIDTH, width // 3)
-    room = min(width - label - 7 - where, LONGEST_BAR)
+    room = min(width - label - 7 - where, 48)
     style = surface.bar_style()
     for each in bars.bars:
         drawn = surface.bar(each.weight / full * room)
@@ -74,14 +69,10 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
 
 
 def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
-    """One head per line: its name, why it is worth a look, and below it the command that opens it.
-
-    Commands are printed whole, so that they can be copied; if they are too long for a line, those after
-    the first show only what differs from it, after ``…``.
-    """
+    """One head per line: its name, why it is worth a look, and below it the command that opens it."""
     label = max((len(head.head) for head in view.heads), default=0) + 2
     widest = max((cell_len(head.command) for head in view.heads), default=0)
-    indent = min(label, surface.width - widest) if surface.width - widest >= INDENT else label
+    indent = min(label, surface.width - widest) if surface.width - widest >= 2 else label
     commands = _commands([head.command for head in view.heads], surface.width - indent)
     for ranked, command in zip(view.heads, commands, strict=True):
         for i, line in enumerate(screen.wrap_text(ranked.reason, surface.width - label)):
@@ -120,7 +111,7 @@ def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 
 
 def _commands(commands: list[str], room: int) -> list[str]:
-    """Commands as they are, or shortened to their differences if one is wider than ``room``."""
+    """Whole commands, to be copied; if one is too long, those after the first have its differences alone."""
     if len(commands) < 2 or max(cell_len(command) for command in commands) <= room:
         return commands
     words = [command.split(" ") for command in commands]
@@ -133,7 +124,6 @@ def _commands(commands: list[str], room: int) -> list[str]:
     return [commands[0], *(f"… {' '.join(rest[shared:])}" for rest in words[1:])]
 
 
-LONGEST = 24
 REPLACED, LEFT_OUT, PUT_IN = "~", "−", "+"
 
 
@@ -156,7 +146,7 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
     """Steps as (first text, second text, mark, columns), as many as a line holds."""
     line: list[tuple[str, str, str, int]] = []
     for one, other in steps:
-        first, second = ("" if place is None else screen.cut(place.label, LONGEST) for place in (one, other))
+        first, second = ("" if place is None else screen.cut(place.label, 24) for place in (one, other))
         if one is None or other is None:
             mark = LEFT_OUT if other is None else PUT_IN
         else:
@@ -170,9 +160,6 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
         yield line
 
 
-WIDEST = 3  # most columns of a mark
-
-
 def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     """All heads on one scale from 0, each above its baseline on even attention."""
     lines = [(curve.head, curve.values) for curve in view.curves] + [("baseline", view.curves[0].baseline)]
@@ -184,7 +171,7 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     starts = range(0, len(view.edges) - 1, merged)
     lines = [(name, tuple(mean_known(values[at : at + merged]) for at in starts)) for name, values in lines]
     count = len(lines[0][1])
-    each = max(1, min(WIDEST, room // count))
+    each = max(1, min(3, room // count))
     style = surface.bar_style()
     for (name, values), end in zip(lines, ends, strict=True):
         faint = DIM if name == "baseline" else None
@@ -206,46 +193,33 @@ def _ends(values: Sequence[float | None]) -> str:
     return f"{known[0]:.2f} to {known[-1]:.2f}, {max(known):.2f}" if known else "–"
 
 
-LONGEST_LABEL = 16
-WIDEST_STACK = 100
-
-
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:
     """Each label with its bar and its largest part; then the legend of letters."""
     letters, palette = view.letters, surface.palette(signed=False)
     tones = (round((TONES - 1) * level) for level in view.tones)
     styles = [screen.style_on(palette, each) if surface.colour else None for each in tones]
-    label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), LONGEST_LABEL)
-    room = min(surface.width - label - 10, WIDEST_STACK)
+    label = min(max([1, *(cell_len(clean(each)) for each in view.labels)]), 16)
+    room = min(surface.width - label - 10, 100)
     for name, shares in zip(view.labels, view.shares.tolist(), strict=True):
         line: Line = [Segment(isolate(screen.fit_text(clean(name), label)) + "  ")]
-        cells = _cells(shares, room)
+        ends = [round(min(end, 1.0) * room) for end in accumulate(shares, initial=0.0)]
+        cells = [stop - start for start, stop in pairwise(ends)]
         line += [Segment(letters[part] * wide, styles[part]) for part, wide in enumerate(cells) if wide]
         most = max(range(len(shares)), key=shares.__getitem__)
-        rest = " " * (room - sum(cells))
+        rest = " " * (room - ends[-1])
         yield [*line, Segment(f"{rest}  {letters[most]} {shares[most]:.2f}")]
     yield []
     for words in screen.wrap_text(view.legend, surface.width):
         yield [Segment(isolate(words))]
 
 
-def _cells(shares: Sequence[float], room: int) -> list[int]:
-    """Columns of each share, rounded so that they fill the whole."""
-    ends = [round(min(end, 1.0) * room) for end in accumulate(shares, initial=0.0)]
-    return [stop - start for start, stop in pairwise(ends)]
-
-
-LONGEST_TERM = 56  # columns of all bars, to both sides of zero
-LABEL = 28  # most columns of a label
-
-
 def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
     """The groups and their sum, the largest terms, and the words below."""
     every = [term for block in view.blocks for term in block]
-    label = min(LABEL, max(cell_len(term.label) for term in every))
+    label = min(28, max(cell_len(term.label) for term in every))
     number = max(len(f"{term.value:+.3f}") for term in every)
     low, high = view.span
-    column = (low + high) / max(8, min(LONGEST_TERM, surface.width - label - number - 6))
+    column = (low + high) / max(8, min(56, surface.width - label - number - 6))
     widths = label, number, math.ceil(low / column)
     groups, largest = view.blocks
     for term in groups:
@@ -280,16 +254,13 @@ def _line(
     if term.value >= 0:
         bar = Segment(surface.bar(term.value / column), ink)
         return [Segment(text, style), Segment(" " * room), zero, bar]
-    drawn = "#" * (eighths // 8)
-    if not surface.ascii:  # its tip is half a column, the finest possible
-        drawn = ("▐" if eighths % 8 >= 4 else "") + "█" * (eighths // 8)
+    drawn = "#" * (eighths // 8) if surface.ascii else "▐" * (eighths % 8 >= 4) + "█" * (eighths // 8)
     return [Segment(text, style), Segment(" " * (room - cell_len(drawn))), Segment(drawn, ink), zero]
 
 
 def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
-    for name, words in (("raises", moved.raised), ("lowers", moved.lowered)):
-        label = (moved.label if name == "raises" else "").ljust(width)
-        line = [Segment(f"{label}  ", BOLD), Segment(f"{name}  ", DIM)]
+    for label, name, words in ((moved.label, "raises", moved.raised), ("", "lowers", moved.lowered)):
+        line = [Segment(f"{label:{width}}  ", BOLD), Segment(f"{name}  ", DIM)]
         left = surface.width - width - 10
         for number, word in enumerate(words):
             text, value = clean(word.label) or "␣", f" {word.value:+.2f}"
@@ -304,17 +275,15 @@ def _words(moved: MovedWords, width: int, surface: Surface) -> Iterator[Line]:
         yield line if words else [*line, Segment("nothing", DIM)]
 
 
-FULL = 100  # least columns to show a table in full if it has a narrow form
 MOST_ROWS = 2000  # most rows that are printed: laying out tens of thousands takes minutes
 
 
 def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     """The printed parts of a table: its titles, its rows, its notes."""
-    if view.narrow is not None and console.width < FULL:
+    if view.narrow is not None and console.width < 100:
         view = view.narrow
-    for text, style in ((view.title, "bold"), (view.subtitle, "dim")):
-        if text:
-            yield Text(visible(text), style=style)
+    titles = (view.title, "bold"), (view.subtitle, "dim")
+    yield from (Text(visible(text), style=style) for text, style in titles if text)
     surface = Surface.of(console, console.options, None, False)
     palette = surface.palette(signed=False) if surface.colour else None
     if view.rows:
@@ -353,10 +322,7 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
     return text
 
 
-WIDEST_PICTURE = 64  # most columns of a picture
-NARROWEST = 34  # least columns of pictures side by side
-TALLEST_PICTURE = 28  # lines of a picture
-BETWEEN = 3
+BETWEEN = 3  # columns
 ITSELF = "×"  # marks the patch that looks or is looked at
 
 
@@ -394,14 +360,14 @@ def patch_under(
 def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
     """How many maps stand side by side, and the columns of each."""
     count = sum(len(view.maps) for view in views)
-    beside = max(1, min(count, (surface.width + BETWEEN) // (NARROWEST + BETWEEN)))
-    return beside, min(WIDEST_PICTURE, (surface.width - BETWEEN * (beside - 1)) // beside)
+    beside = max(1, min(count, (surface.width + BETWEEN) // (34 + BETWEEN)))
+    return beside, min(64, (surface.width - BETWEEN * (beside - 1)) // beside)
 
 
 def _size(view: Overlay, room: int) -> tuple[int, int]:
-    """Columns and lines of a picture."""
+    """Columns and lines of a picture, 28 lines at most."""
     tall, wide = view.pixels.shape[:2]
-    columns = max(1, min(room, 2 * TALLEST_PICTURE * wide // tall))
+    columns = max(1, min(room, 2 * 28 * wide // tall))
     return columns, max(round(columns * tall / wide / 2), 1)
 
 

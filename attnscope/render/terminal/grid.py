@@ -18,12 +18,9 @@ from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.views import CELLS, Grid, thumbnail_levels
 
-SCREEN = 48  # lines for all heads without a screen
 CLEAR = 5  # columns and half-lines at which a thumbnail shows most of its detail
-CLEAR_SHADED = 9  # the same without colour, if a head is chosen
 AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
 LARGEST = 17  # columns of a large thumbnail with several keys per column
-WHOLE = 24  # up to this many keys, each has a column in a large thumbnail
 WRITTEN = "━"  # marks the columns of generated tokens
 
 Chosen: TypeAlias = "tuple[int, int] | None"  # a layer and a head
@@ -45,11 +42,11 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
     """The largest thumbnails that fit; a grid with a ``chosen`` head has one size for all."""
     room = surface.width - _label(view) - 1
     if chosen:
-        width = min(columns_of(view, CLEAR if surface.colour else CLEAR_SHADED), room - 1)
+        width = min(columns_of(view, CLEAR if surface.colour else 9), room - 1)
         return in_bands(view, surface, width, half_lines(view, width), 1)
     if view.large:
         keys = max(view.size[1], 1)
-        each = keys <= WHOLE or keys <= min(room // max(view.heads, 1) - 1, CELLS)
+        each = keys <= 24 or keys <= min(room // max(view.heads, 1) - 1, CELLS)
         width = min(keys if each else LARGEST, room - 1)
         bands = -(-view.heads // max(room // (width + 1), 1))
         most = room // max(-(-view.heads // bands), 1) - 1
@@ -59,7 +56,7 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
     layers = max(len(view.numbers), 1)
     pitch, around = 0, AROUND
     for around in (AROUND_LOOSE, AROUND):
-        pitch = 2 * ((surface.height or SCREEN) - around) // layers  # half-lines from one layer to the next
+        pitch = 2 * ((surface.height or 48) - around) // layers  # half-lines from one layer to the next
         if pitch > CLEAR:
             pitch -= pitch % 2  # each layer begins a line
             break

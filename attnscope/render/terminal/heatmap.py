@@ -20,8 +20,6 @@ from attnscope.text import isolate
 from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
 
 NUMBERED = 4  # columns of a cell with its number
-LABEL_WIDTH = 20
-HEADER_HEIGHT = 12
 TALLEST = 40  # most rows with a line each
 
 
@@ -95,7 +93,7 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
 
 
 def _widest_label(surface: Surface) -> int:
-    return min(LABEL_WIDTH, surface.width // 4)
+    return min(20, surface.width // 4)
 
 
 def _row_label(view: Heatmap, row: int, layout: CellLayout, marked: int | None) -> Segment:
@@ -115,7 +113,7 @@ def _header(view: Heatmap, layout: CellLayout) -> Iterator[Line]:
     keys = view.weights.keys
     lines = None
     if view.block == (1, 1) and layout.cell > 1:
-        lines = screen.upright([place.label for place in keys], layout.cell, HEADER_HEIGHT)
+        lines = screen.upright([place.label for place in keys], layout.cell, 12)
     if lines is None:
         numbers = [place.moment if place.heard else str(place.start) for place in keys]
         widest = max(map(len, numbers), default=0) + 1
@@ -175,8 +173,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
     bar = surface.colour_bar(*view.scale_ends(".2g"), palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
-    if layout.half:
-        text += "; two rows a line, the upper one labelled"
+    text += "; two rows a line, the upper one labelled" * layout.half
     if cell_len(text) <= beside:
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
@@ -189,14 +186,12 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
 
 
 GAP = 3  # columns between heads that stand beside each other
-BESIDE = 110  # from this width on, the two heads stand side by side
-LABEL = 18
 
 
 def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """Both heads, the first minus the second, and the tokens where they differ most."""
     maps, half = [*view.maps, view.difference], (surface.width - 4) // 2
-    if surface.width >= BESIDE:
+    if surface.width >= 110:
         blocks = [list(_titled(each, replace(surface, width=half))) for each in view.maps]
         yield from screen.side_by_side(blocks, half + 4)
         yield []
@@ -234,7 +229,7 @@ def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
 
 def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """One token per line: how far its rows are apart, and the heaviest key of each."""
-    label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), LABEL)
+    label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), 18)
     longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
     longest = max(longest, *(cell_len(f"{name} looks at") for name in view.names)) + 2
     room = min(longest, max((surface.width - label - 8) // 2, 12))
@@ -243,15 +238,10 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     heads = "".join(screen.fit_text(f"{name} looks at", room) for name in view.names)
     yield [token, Segment(heads.rstrip(), DIM)]
     for each in view.partings:
-        cells = [
-            screen.fit_text(f"{isolate(screen.cut(key, room - 7))} {weight:.2f}", room)
-            for key, weight in zip(each.keys, each.weights, strict=True)
-        ]
+        pairs = zip(each.keys, each.weights, strict=True)
+        cells = [screen.fit_text(f"{isolate(screen.cut(key, room - 7))} {w:.2f}", room) for key, w in pairs]
         apart = Segment(f"  {each.distance:.2f}  {cells[0]}{cells[1].rstrip()}")
         yield [Segment(screen.number_label(each.label, each.position, label)), apart]
-
-
-MEAN = 5  # columns of a layer's mean
 
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
@@ -271,8 +261,8 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         if start:
             yield []
         names = "".join(f"{columns[head]} ".rjust(cell) for head in shown)
-        beside_them = shown.stop == heads and label + cell * len(shown) + MEAN <= surface.width
-        names += "mean".rjust(MEAN) * bool(means and beside_them)
+        beside_them = bool(means) and shown.stop == heads and label + cell * len(shown) + 5 <= surface.width
+        names += " mean" * beside_them
         yield [Segment(" " * label + names.rstrip(), DIM)]
         for row, name in enumerate(rows):
             line = [Segment(name.ljust(label), DIM)]
@@ -280,8 +270,8 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
                 text = texts[row][head]
                 style = screen.style_on(palette, int(tones[row, head])) if text and surface.colour else None
                 line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
-            if means and beside_them:
-                line.append(Segment(means[row].rjust(MEAN)))
+            if beside_them:
+                line.append(Segment(f"{means[row]:>5}"))
             yield line
     yield []
     low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()

@@ -22,8 +22,6 @@ from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal
 from attnscope.text import balance_lines, clean, fill_lines, is_framed, isolate, isolate_lines, isolate_quotes
 from attnscope.views import Measured
 
-JOINER = "\u200d"
-
 
 def clusters(text: str) -> list[str]:
     """The text in units that share a cell: a character with its combining marks and joiners."""
@@ -31,7 +29,7 @@ def clusters(text: str) -> list[str]:
     for character in text:
         follows = found and (
             cell_len(character) == 0
-            or found[-1].endswith(JOINER)
+            or found[-1].endswith("\u200d")  # a joiner
             or (len(found[-1]) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (found[-1], character)))
         )  # the last: two letters of a flag
         if follows:
@@ -123,12 +121,6 @@ FAINT = 0.65  # the share of its own colour in faint text; the rest is the colou
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK = Style(bold=True, reverse=True)  # of the names of the chosen head
 
-EIGHTHS = " ▏▎▍▌▋▊▉█"
-SPARKS, ASCII_SPARKS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
-"""Marks of a curve, taller for larger values."""
-
-SHADES = (" ", "░", "▒", "▓", "█")
-ASCII_SHADES = (" ", ".", "o", "O", "#")
 SHADE_FROM = (0.05, 0.25, 0.5, 0.75)  # where shades 1, 2, 3 and 4 begin
 
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
@@ -173,12 +165,12 @@ class Surface:
 
     def spark(self, level: float) -> str:
         """The mark of a curve for a level from 0 to 1."""
-        marks = ASCII_SPARKS if self.ascii else SPARKS
+        marks = ".:-=+*#@" if self.ascii else "▁▂▃▄▅▆▇█"
         return marks[min(round(level * (len(marks) - 1)), len(marks) - 1)]
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""
-        return (ASCII_SHADES if self.ascii else SHADES)[sum(level >= start for start in SHADE_FROM)]
+        return (" .oO#" if self.ascii else " ░▒▓█")[sum(level >= start for start in SHADE_FROM)]
 
     def heading(self, title: str, subtitle: str, *, tight: bool = False) -> Iterator[Line]:
         """The title, and the subtitle beside or below it; in ``tight`` space one line, with what fits."""
@@ -213,7 +205,7 @@ class Surface:
     def bar(self, columns: float) -> str:
         """A bar whose end is exact to an eighth of a column."""
         whole, eighth = divmod(round(max(columns, 0) * 8), 8)
-        return "#" * whole if self.ascii else "█" * whole + EIGHTHS[eighth].strip()
+        return "#" * whole if self.ascii else "█" * whole + " ▏▎▍▌▋▊▉"[eighth].strip()
 
     def colour_bar(self, low: str, high: str, palette: Palette) -> Line:
         """The colour map with the labels of its ends; without colour, where each shade begins."""
@@ -233,11 +225,11 @@ class Surface:
         beside = max(1, (self.width + 4) // (name + value + unit + baseline + 9))
         for start in range(0, len(cells), beside):
             line: Line = []
-            for one in cells[start : start + beside]:
+            for named, number, counted, even in cells[start : start + beside]:
                 line += [
-                    Segment(fit_text(one[0], name) + "  ", DIM),
-                    Segment(fit_text(one[1], value, right=True)),
-                    Segment(f" {fit_text(one[2], unit)}  {fit_text(one[3], baseline)}    ", DIM),
+                    Segment(fit_text(named, name) + "  ", DIM),
+                    Segment(fit_text(number, value, right=True)),
+                    Segment(f" {fit_text(counted, unit)}  {fit_text(even, baseline)}    ", DIM),
                 ]
             yield [*line[:-1], Segment(line[-1].text.rstrip(), DIM)]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.capture.known_passes import KnownPasses
-    from attnscope.capture.observers import Coarsen, Keep, Kept, RowSums
+    from attnscope.capture.observers import Coarsen, RowSums
     from attnscope.capture.record import (
         FUSED,
         Failure,
@@ -23,34 +23,14 @@ if TYPE_CHECKING:
     from attnscope.capture.recorder import recording
     from attnscope.capture.rows.steps import Steps
 
-__all__ = [
-    "FUSED",
-    "Coarsen",
-    "Failure",
-    "Keep",
-    "Kept",
-    "KnownPasses",
-    "LayerWithoutAttention",
-    "Observer",
-    "Record",
-    "Replay",
-    "RowSums",
-    "SiteRecord",
-    "Steps",
-    "recording",
-]
+__all__ = ["FUSED", "Failure", "LayerWithoutAttention", "Observer", "Record", "Replay", "SiteRecord"]
+__all__ += ["Coarsen", "KnownPasses", "RowSums", "Steps", "recording"]
 
-_HOMES = {
-    "known_passes": ("KnownPasses",),
-    "observers": ("Coarsen", "Keep", "Kept", "RowSums"),
-    "recorder": ("recording",),
-    "record": ("FUSED", "Failure", "LayerWithoutAttention", "Observer", "Record", "Replay", "SiteRecord"),
-    "rows.steps": ("Steps",),
-}
+_HOMES = {"Coarsen": "observers", "KnownPasses": "known_passes", "RowSums": "observers"}
+_HOMES |= {"Steps": "rows.steps", "recording": "recorder"}
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'attnscope.capture' has no attribute {name!r}")
-    return getattr(import_module(f"attnscope.capture.{home}"), name)
+    return getattr(import_module(f"attnscope.capture.{_HOMES.get(name, 'record')}"), name)

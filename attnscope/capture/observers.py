@@ -330,40 +330,6 @@ class Sample(RowObserver):
         return CellReading(attention, down, chosen.across, wanted, keep)
 
 
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """The weights of some heads of one attention call."""
-
-    site: Site
-    heads: tuple[int, ...]
-    weights: Tensor  # [batch, head, query, key], one entry a kept head
-    allowed: Tensor  # bool, [batch or 1, kept head or 1 if all share a mask, query, key]
-    queries: Axis
-    keys: Axis
-    offset: int | None
-
-
-@dataclass(eq=False)
-class Keep:
-    """Keeps whole maps of the heads that ``select`` names; a kept head costs N² numbers, others nothing."""
-
-    select: Callable[[Site], Sequence[int] | None]  # None or an empty answer skips a call
-    maps: list[Kept] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        """Compute and keep the chosen heads."""
-        heads = tuple(self.select(attention.site) or ())
-        if not heads:
-            return
-        weights = attention.weights(heads)
-        allowed = attention.allowed(0, len(attention.queries))
-        if allowed.shape[1] > 1:
-            allowed = allowed[:, list(heads)]
-        allowed = allowed.expand(*allowed.shape[:2], *weights.shape[2:]).clone()
-        axes = attention.queries, attention.keys, attention.offset
-        self.maps.append(Kept(attention.site, heads, weights.detach().clone(), allowed, *axes))
-
-
 @dataclass(eq=False)
 class RowSums:
     """The smallest and the largest row sum of every call, over its rows with an open key, read in blocks.

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture import modules
+from tests.capture.observing import Keep
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -64,7 +65,7 @@ CASES = [  # every way with warm and cold functions, and with each kind of atten
 
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
-    x, keep, expected = torch.randn(2, 5, 16), Keep(lambda site: range(4)), Keep(lambda site: range(4))
+    x, keep, expected = torch.randn(2, 5, 16), Keep(), Keep()
     plain, backend = modules.blocks(made), Counting()
     with torch.inference_mode():
         with recording(plain, [expected]):
@@ -112,7 +113,7 @@ class Outer(nn.Module):
 )
 def test_attention_in_the_forward_of_the_compiled_model_itself_is_shown(root, names, how, watched):
     torch.manual_seed(0)
-    plain, x, keep = root().eval(), torch.randn(2, 5, 16), Keep(lambda site: range(4))
+    plain, x, keep = root().eval(), torch.randn(2, 5, 16), Keep()
     given = {"average_attn_weights": False} if isinstance(plain, nn.MultiheadAttention) else {}
     texts = [x] * (3 if given else 1)
     with torch.inference_mode():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.capture import Keep, recorder, recording
+from attnscope.capture import recorder, recording
 from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import softmax, torch_functions
 from attnscope.capture.placing import chunked, mixing
@@ -16,6 +16,7 @@ from attnscope.capture.placing import kinds as sites
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
+from tests.capture.observing import Keep
 from tests.capture.placing.test_chunked import longformer, texts
 from tests.capture.tiny import FAMILIES, inputs
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from attnscope.capture import Keep, recorder, recording
+from attnscope.capture import recorder, recording
 from attnscope.capture.hooks.softmax import Trails
 from tests.capture import modules
-from tests.capture.observing import observe
+from tests.capture.observing import Keep, observe
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.tools.coverage.compare import attempt
 
@@ -18,7 +18,7 @@ def observed(request):
     model, eager = family.build(), family.build("eager")
     eager.load_state_dict(model.state_dict())
     given = inputs(family.inputs)
-    keep = Keep(lambda site: range(4))
+    keep = Keep()
     with torch.inference_mode():
         plain = model(**given)
         with recording(model, [keep]) as record:

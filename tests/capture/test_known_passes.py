@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnscope.capture import Keep, KnownPasses, recording
+from attnscope.capture import KnownPasses, recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.models import load
+from tests.capture.observing import Keep
 from tests.capture.tiny import FAMILIES
 
 SIZE, HEADS = 16, 2
@@ -61,7 +62,7 @@ class Runs:
         ids = torch.randint(4, 49, shape)
 
         def work():
-            keep = Keep(lambda site: range(HEADS))
+            keep = Keep()
             with torch.inference_mode(), recording(self.model, [keep], warn=False) as record:
                 self.model(ids)
             return keep, record

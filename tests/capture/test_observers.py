@@ -9,7 +9,7 @@ import torch
 
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
-from attnscope.capture import Coarsen, Keep, observers, recording
+from attnscope.capture import Coarsen, observers, recording
 from attnscope.capture.observers import Rows, Sample, SharedRows, cells
 from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
@@ -129,20 +129,8 @@ def test_an_even_row_that_sees_nothing_is_masked_and_zero():
     assert made.values[0, 0, 1].tolist() == [0.0, 0.0]
 
 
-def test_keep_keeps_the_chosen_heads_in_the_order_asked():
-    attention, weights, mask = random_attention()
-    (kept,) = seen_by(Keep(lambda site: [2, 0]), attention)
-    assert kept.heads == (2, 0)
-    assert torch.equal(kept.weights, weights[:, [2, 0]])
-    assert torch.equal(kept.allowed, mask[:1, :1])
-    kept.weights.zero_()
-    assert weights.sum() > 0
-
-
 NOTHING = {
     "coarse": lambda: Coarsen(lambda _: None),
-    "kept": lambda: Keep(lambda site: None),
-    "kept of no head": lambda: Keep(lambda site: []),
     "sampled": lambda: Sample(lambda _: None),
     "shared": lambda: SharedRows([Sample(lambda _: None), Coarsen(lambda _: None)]),
     "shared of no head": lambda: SharedRows([Coarsen(cells(24))], lambda site, count: None),

@@ -9,10 +9,10 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.errors import SizeError
 from tests.capture import modules
-from tests.capture.observing import observe
+from tests.capture.observing import Keep, observe
 from tests.capture.tiny import FAMILIES, inputs
 
 HOOKS = (

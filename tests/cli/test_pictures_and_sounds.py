@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from attnscope.attention import Head
-from attnscope.capture import Keep
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import print_view
+from tests.capture.observing import Keep
 from tests.models import speech
 from tests.tools import sounds
 

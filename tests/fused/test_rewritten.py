@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.attention import Token
-from attnscope.capture import FUSED, Keep, recording
+from attnscope.capture import FUSED, recording
 from attnscope.capture.observers import SharedRows
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.measures import DEFAULT, Measurement, fused_request
+from tests.capture.observing import Keep
 from tests.fused.test_fused_pass import call_of, check, inputs, request_of, weights_of
 
 HEADS, LENGTH, WIDTH = 4, 131, 8
@@ -89,7 +90,7 @@ def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own
         ids.fill_(call)
         model.held.clear()
         text = tuple(Token("w", call) for _ in range(LENGTH))
-        measured, keep = Measurement(DEFAULT), Keep(lambda site: range(HEADS))
+        measured, keep = Measurement(DEFAULT), Keep()
         measured.label({"encoder": ([text], [text]), "decoder": ([text], [text])})
         engine = FusedPass(fused_request(measured.measures, [text], None), shortest=1) if fused else None
         observers = [SharedRows([measured])] if fused else [measured, keep]

@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from attnscope.capture import Keep
+from tests.capture.observing import Keep
 
 LINES = [
     "The cat sat on the mat because it was tired.",

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import attnscope.models
-from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
@@ -21,6 +20,7 @@ from attnscope.questions.logits import direct_effects
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.storage.tensors import read_tensors
+from tests.capture.observing import Keep
 from tests.models.folders import gpt2, minilm
 
 

@@ -9,12 +9,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from attnscope.capture import Keep
 from attnscope.errors import InputError, ModelError
 from attnscope.limits import foreign_output
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import tokens_of, tokens_of_ids, tokens_of_spellings, without_marks
+from tests.capture.observing import Keep
 from tests.models.folders import LINES, gpt2, minilm, t5
 
 

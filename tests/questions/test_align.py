@@ -11,13 +11,13 @@ import transformers
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from attnscope.attention import Head, Token
-from attnscope.capture import Keep
 from attnscope.comparison import first_columns
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.text.tokens import Vocabulary
 from attnscope.questions.align import SpokenToken, align_words, join_words, rank_monotone, smooth_mean
 from attnscope.render.image import drawing
+from tests.capture.observing import Keep
 from tests.models import speech
 
 LONG = "The cat sat on the mat, it was tired."

@@ -29,10 +29,10 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD
-from attnscope.capture import Keep
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.models.huggingface.sounds import SOUND_IDS, SoundTextModel
+from tests.capture.observing import Keep
 from tests.models import speech
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe

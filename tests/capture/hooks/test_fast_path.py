@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.record import tolerance
-from tests.capture.observing import observe
+from tests.capture.observing import Keep, observe
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -158,7 +158,7 @@ def test_the_fused_function_called_with_keys_of_their_own():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_of_numbers_are_proved_by_the_product_inside(dtype):
-    model, keep = encoder().to(dtype), Keep(lambda site: range(HEADS))
+    model, keep = encoder().to(dtype), Keep()
     closed, x = padding(6, 4, 2), X.to(dtype)
     with torch.inference_mode():
         expected = model(x, src_key_padding_mask=closed)

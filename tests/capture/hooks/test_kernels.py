@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.modules import blocks
-from tests.capture.observing import observe
+from tests.capture.observing import Keep, observe
 from tests.capture.tiny import FAMILIES, inputs
 
 SEEN = []
@@ -250,7 +250,7 @@ CASES = [
 def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_heads):
     torch.manual_seed(0)
     model = nn.Sequential(*(Flexible(change, is_open, key_heads) for _ in range(2))).eval()
-    keep, x = Keep(lambda site: range(HEADS)), torch.randn(2, COUNT, SIZE)
+    keep, x = Keep(), torch.randn(2, COUNT, SIZE)
     with torch.inference_mode():
         with recording(model, [keep]) as record:
             model(x)
@@ -274,7 +274,7 @@ def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     model, x, keep = (
         Flexible(alibi, is_past, attend=attend).eval(),
         torch.randn(2, COUNT, SIZE),
-        Keep(lambda site: range(HEADS)),
+        Keep(),
     )
     with torch.inference_mode():
         plain = model(x)

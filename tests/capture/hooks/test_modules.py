@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from tests.capture import modules
-from tests.capture.observing import observe
+from tests.capture.observing import Keep, observe
 
 
 def prove(module, *given, **options):

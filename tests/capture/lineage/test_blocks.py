@@ -7,8 +7,9 @@ import torch
 import transformers as hf
 from torch import nn
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.lineage.layout import CHANNELS
+from tests.capture.observing import Keep
 
 
 def big_bird():
@@ -27,7 +28,7 @@ def big_bird():
 @pytest.mark.parametrize("length", [64, 61])
 def test_big_birds_blocks_are_one_map_a_layer(length):
     torch.manual_seed(0)
-    model, keep, seen = big_bird(), Keep(lambda site: range(4)), []
+    model, keep, seen = big_bird(), Keep(), []
     for layer in model.encoder.layer:
         layer.attention.self.register_forward_hook(lambda module, x, out: seen.append((module, x[0], out[0])))
     with recording(model, [keep]) as record:
@@ -122,7 +123,7 @@ class InBlocks(nn.Module):
 def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(resample):
     torch.manual_seed(0)
     side = 8 if isinstance(resample, nn.Identity) else 4
-    model, keep = Blockwise(resample).eval(), Keep(lambda site: range(2))
+    model, keep = Blockwise(resample).eval(), Keep()
     with recording(model, [keep]):
         model(torch.randn(3, 3, 16, 16))
     places = torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
@@ -163,7 +164,7 @@ def windowed(layer, x):
 @pytest.mark.parametrize("made", [Picture, Merged, partial(Merged, apart=True)])
 def test_windows_are_placed_in_their_picture(made, kernel):
     torch.manual_seed(0)
-    model, keep, given = made(kernel).eval(), Keep(lambda site: range(2)), []
+    model, keep, given = made(kernel).eval(), Keep(), []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
     with recording(model, [keep]) as record:

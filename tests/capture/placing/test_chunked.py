@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers as hf
 
-from attnscope.capture import Keep, recording
+from attnscope.capture import recording
 from attnscope.capture.placing import chunked
 from attnscope.questions.sentences import note_unproved
+from tests.capture.observing import Keep
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 SIZES = {"vocab_size": 99, "hidden_size": HEADS * SIZE, "num_attention_heads": HEADS, "num_hidden_layers": 2}
@@ -94,7 +95,7 @@ def unit_rows(model, given, module):
 @pytest.mark.parametrize("name", CASES)
 def test_every_weight_is_at_its_true_key_and_gives_what_the_module_made_of_its_values(name):
     make, given = CASES[name]
-    model, keep, count = make(), Keep(lambda site: range(HEADS)), given["input_ids"].shape[1]
+    model, keep, count = make(), Keep(), given["input_ids"].shape[1]
     _, sites = record_of(model, given, keep)
     maps = {kept.site.name: kept for kept in keep.maps}
     assert len(sites) == 2

@@ -5,8 +5,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from attnscope.capture import Keep, RowSums, recording
-from tests.capture.observing import observe
+from attnscope.capture import RowSums, recording
+from tests.capture.observing import Keep, observe
 from tests.capture.placing.ways import SIZE, STATES, TALK, Nested, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, inputs
 
@@ -60,7 +60,7 @@ def test_a_model_that_attends_everywhere_has_no_layer_without_attention():
 
 def test_row_sums_show_the_sink_that_no_token_owns():
     sums = RowSums()
-    keep = Keep(lambda site: range(4))
+    keep = Keep()
     model = FAMILIES["gpt-oss"].build()
     nn.init.constant_(model.layers[0].self_attn.sinks, 2.0)
     with torch.inference_mode(), recording(model, [sums, keep]):

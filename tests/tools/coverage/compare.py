@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture import Kept, Record, recording
-from tests.capture.observing import KeepAll
+from attnscope.capture import Record, recording
+from tests.capture.observing import Keep, Kept
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
 from tests.tools.coverage.shrink import build
 from tests.tools.survey import first_line, told
@@ -279,7 +279,7 @@ def difference(kept: Kept, own: Tensor) -> float:
 
 def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
     """A recorded pass, with every head of every map."""
-    keep = KeepAll()
+    keep = Keep()
     torch.manual_seed(3)
     with torch.inference_mode(), recording(model, [keep]) as record:
         output = model(**given, **options)

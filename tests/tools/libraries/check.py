@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnscope.attention import Attention
-from attnscope.capture import Keep, Kept, Record, SiteRecord, recording
+from attnscope.capture import Record, SiteRecord, recording
+from tests.capture.observing import Keep, Kept
 from tests.tools.coverage.compare import Units, same, same_rows
 from tests.tools.survey import Row
 
@@ -56,7 +57,7 @@ class Some:
         kind = attention.batch, attention.heads, len(attention.queries), len(attention.keys), attention.kernel
         self._counts[kind] += 1
         if self._counts[kind] <= EACH:
-            keep = Keep(lambda site: range(attention.heads))
+            keep = Keep()
             keep.observe(attention)
             self.kept[self._seen] = keep.maps[0]
         self._seen += 1

@@ -197,15 +197,16 @@ class Attention:
     def only(self, heads: Sequence[int]) -> Attention:
         """The same call with these heads alone, renumbered from 0."""
         self._check(heads)
-        made = self.statistics and self.statistics.only(heads)
-        alone = replace(self, heads=len(heads), key_heads=len(heads), statistics=made, values=None)
-        return replace(alone, read=SomeHeads(self.read, tuple(heads)))
+        read, made = SomeHeads(self.read, tuple(heads)), self.statistics and self.statistics.only(heads)
+        count = len(heads)
+        return replace(self, heads=count, key_heads=count, read=read, statistics=made, values=None)
 
     def _check(self, heads: Sequence[int] | None) -> None:
         for head in heads or ():
             if not 0 <= head < self.heads:
-                there = f"this layer has heads 0-{self.heads - 1}"
-                raise SelectionError(f"no head {head} in {self.site.name}: {there}")
+                raise SelectionError(
+                    f"no head {head} in {self.site.name}: this layer has heads 0-{self.heads - 1}"
+                )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Annotated, NamedTuple, Protocol
 
@@ -15,8 +15,7 @@ from attnscope.records import Meaning, Parts, derived, record
 
 FUSED = "fused pass"  # the fused pass's name in place of a kernel's
 
-TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}
-TOLERANCE = 1e-4
+TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}  # of other types 1e-4
 
 UNPROVED = {
     "kernel": "the kernel's output has no axes of heads and queries",
@@ -30,7 +29,7 @@ UNPROVED = {
 
 def tolerance(dtype: object) -> float:
     """The largest error at which weights count as the kernel's, for the type it computes in."""
-    return TOLERANCES.get(str(dtype).removeprefix("torch."), TOLERANCE)
+    return TOLERANCES.get(str(dtype).removeprefix("torch."), 1e-4)
 
 
 @record("an attention call", kw_only=True)
@@ -163,11 +162,6 @@ class Record:
         else:
             self.note_change(sentence)
 
-    def note_failure(self, failure: Failure) -> None:
-        """Add a failure, once: what fails at a module may fail at each of its tensors."""
-        if failure not in self.failures:
-            self.failures.append(failure)
-
     @property
     def notes(self) -> list[str]:
         """Notes on the recording itself: where it failed, and what ran differently."""
@@ -188,6 +182,11 @@ def pattern(path: str) -> str:
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
 
 
+def is_within(path: str, outer: str) -> bool:
+    """Whether a module is another one, or inside of it, as all are inside of the model itself."""
+    return not outer or f"{path}.".startswith(f"{outer}.")
+
+
 def name_all(names: Iterable[str]) -> str:
     """Modules by path, those of one pattern joined."""
     patterns: dict[str, list[str]] = {}
@@ -205,7 +204,6 @@ class Observer(Protocol):
 
         The attention holds the kernel's own tensors, so it must not be kept when this returns.
         """
-        ...
 
 
 class Seeing(NamedTuple):
@@ -225,9 +223,8 @@ class Replay:
         """Show every attention to each observer, like a recording of one pass."""
         if not observers:
             return self.record
-        with ExitStack() as stack:
-            if not all(attention.arrays for attention in self.attentions):
-                stack.enter_context(torch.inference_mode())
+        arrays = all(attention.arrays for attention in self.attentions)
+        with nullcontext() if arrays else torch.inference_mode():
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)

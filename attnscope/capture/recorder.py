@@ -29,7 +29,14 @@ from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import SplitCalls, judge, origin_of_kernel, origin_of_weighing
+from attnscope.capture.lineage.layout import (
+    Repeats,
+    SingleHeads,
+    SplitCalls,
+    judge,
+    origin_of_kernel,
+    origin_of_weighing,
+)
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
@@ -38,7 +45,6 @@ from attnscope.capture.record import Observer, Record
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped
 from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.rows.single_heads import Repeats, SingleHeads
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.registry import plugins

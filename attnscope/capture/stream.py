@@ -67,9 +67,6 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     given = next((grad for grad in grads if grad is not None), None)
     if given is None:
         return [None] * len(node.next_functions)
-    if name == "Mul":
-        sides = saved._saved_other, saved._saved_self
-        return [None if side is None else given * side for side in sides]
     if name == "Div":
         return [given / saved._saved_other, None]
     if name == "Addmm":

@@ -35,54 +35,36 @@ from attnscope.fused.weigh import (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """How scores are made: ``softcap(scale·q·k) + bias`` where ``runs`` are open, with an optional sink.
-
-    All of it times ``BITS``, in float32 or float64. Query head ``h`` reads key head
-    ``h // (heads / key_heads)``.
-    """
-
-    query: Tensor  # [batch, head, query, size]
-    key: Tensor  # [batch, key_head, key, size]
-    value: Tensor  # [batch, key_head, key, value size]
-    runs: Runs
-    scale: float
-    bias: Tensor | None = None  # [batch or 1, head or 1, query or 1, key]
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [head]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the computation: at least float32."""
-        return torch.promote_types(self.query.dtype, torch.float32)
-
-    def head(self, text: int, number: int) -> HeadInputs:
-        """One head of one text."""
-        shared = number // (self.query.shape[1] // self.key.shape[1])
-        factor = self.scale * BITS if self.softcap is None else self.scale / self.softcap
-        query = self.query[text, number].to(self.dtype) * factor
-        # heads are interleaved in memory; contiguous rows multiply faster
-        key, value = (each[text, shared].to(self.dtype).contiguous() for each in (self.key, self.value))
-        bias = None if self.bias is None else self.bias[text % len(self.bias), number % self.bias.shape[1]]
-        bias = None if bias is None else bias.expand(len(query), len(key))
-        sink = None if self.sinks is None else self.sinks[number].to(self.dtype)
-        farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
-        steep = bias is not None or self.softcap is not None or not farthest < -LOWEST
-        return HeadInputs(query, key, value, steep, self.softcap, bias, sink)
+def head_inputs(call: AttentionCall, bias: Tensor | None, text: int, number: int) -> HeadInputs:
+    """One head of one text, in at least float32; ``bias`` is [batch or 1, head or 1, query or 1, key]."""
+    dtype, softcap = torch.promote_types(call.query.dtype, torch.float32), call.softcap
+    shared = number // (call.query.shape[1] // call.key.shape[1])
+    query = call.query[text, number].to(dtype) * (
+        call.scale * BITS if softcap is None else call.scale / softcap
+    )
+    # heads are interleaved in memory; contiguous rows multiply faster
+    key, value = (each[text, shared].to(dtype).contiguous() for each in (call.key, call.value))
+    if bias is not None:
+        bias = bias[text % len(bias), number % bias.shape[1]].expand(len(query), len(key))
+    sink = None if call.sinks is None else call.sinks[number].to(dtype)
+    farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
+    steep = bias is not None or softcap is not None or not farthest < -LOWEST
+    return HeadInputs(query, key, value, steep, softcap, bias, sink)
 
 
 @dataclass
 class Worker:
     """Computes head after head, with scratch memory of its own."""
 
-    scores: Scores
+    call: AttentionCall
+    bias: Tensor | None
     sheets: Figures  # of all heads; each tensor's axes begin with [batch, head]
     plans: Sequence[Sequence[TileBlock]]  # one per text, or one for all
     spots: Sequence[Spots]  # like the plans
     matches: Mapping[str, Sequence[Matches]]
     gaps: Sequence[Gaps]
     weigh: Weigh
+    dtype: torch.dtype = field(init=False)
     scratch: Tensor = field(init=False)  # scratch for the scores of any tile
     kept: Tensor = field(init=False)  # scratch for the weights of any block
     numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as many as any block needs
@@ -93,20 +75,20 @@ class Worker:
         rows = max(block.stop - block.start for block in blocks)
         width = max(block.tiles[0].stop - block.tiles[0].start for block in blocks)
         keys = max(block.tiles[-1].stop - block.tiles[0].start for block in blocks)
-        self.scratch = torch.empty(rows * width, dtype=self.scores.dtype)
-        self.kept = torch.empty(rows * keys, dtype=self.scores.dtype)
+        self.dtype = self.sheets.entropy.dtype
+        self.scratch, self.kept = (torch.empty(rows * wide, dtype=self.dtype) for wide in (width, keys))
         self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
         """Weigh all rows of one head of one text; no two heads write to the same memory."""
-        head = self.scores.head(text, number)
+        head = head_inputs(self.call, self.bias, text, number)
         figures = Figures._make(None if sheet is None else sheet[text, number] for sheet in self.sheets)
         for block in self.plans[text % len(self.plans)]:
             rows, tiles = slice(block.start, block.stop), block.tiles
             keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
             asked = BlockRequest(
                 *self.spots[text % len(self.spots)].places(rows, keys, width),
-                [gaps.ahead_of(rows, keys, self.scores.dtype) for gaps in self.gaps],
+                [gaps.ahead_of(rows, keys, self.dtype) for gaps in self.gaps],
                 [matches[text].places(rows, keys, width) for matches in self.matches.values()],
                 self.numbers,
             )
@@ -114,23 +96,26 @@ class Worker:
 
 
 def attend(
-    scores: Scores, request: Request | None = None, matches: Mapping[str, Sequence[Matches]] | None = None
+    call: AttentionCall,
+    runs: Runs,
+    bias: Tensor | None,
+    request: Request,
+    matches: Mapping[str, Sequence[Matches]],
 ) -> tuple[Tensor, Statistics]:
     """Compute ``softmax(scores) @ value`` over the open keys, and the statistics of its weights.
 
-    Every row needs an open key. ``matches`` are the matching pairs of the request, one per text. Memory grows
-    with queries + keys.  -> [batch, head, query, value size], statistics
+    Scores are ``softcap(scale·q·k) + bias`` where ``runs`` are open; every row needs an open key. ``matches``
+    are the matching pairs of the request, one per text. Memory grows with queries + keys.
+    -> [batch, head, query, value size], statistics
     """
-    query, runs = scores.query, scores.runs
-    batch, heads, queries, _ = query.shape
-    keys = scores.key.shape[2]
-    request, matches = request or Request(), matches or {}
+    query = call.query
+    (batch, heads, queries, _), keys = query.shape, call.key.shape[2]
     row_edges, key_edges = request.edges(queries), request.edges(keys)
     plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
     gaps = {name: Gaps.of(function, runs, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
-    output = query.new_empty(batch, queries, heads, scores.value.shape[-1]).transpose(1, 2)
-    whole = query.new_empty(0, dtype=scores.dtype)
+    output = query.new_empty(batch, queries, heads, call.value.shape[-1]).transpose(1, 2)
+    whole = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
     figures = batch, heads
     sheets = Figures(
         output=output,
@@ -150,7 +135,7 @@ def attend(
     spots = [Spots.of(at, runs, text) for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
     weigh, tables = scripted(), list(uneven.values())
-    _run(lambda: Worker(scores, sheets, plans, spots, matches, tables, weigh), jobs)
+    _run(lambda: Worker(call, bias, sheets, plans, spots, matches, tables, weigh), jobs)
     sums = dict(zip(uneven, sheets.gaps.unbind(-1), strict=True))
     ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
     ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
@@ -284,9 +269,6 @@ def _widen(part: Tensor, width: int, times: int = 1) -> Tensor:
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-SCATTERED = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
-"""Why a call with such a mask goes to the kernel."""
-
 
 class Refusal(Exception):
     """A call that only the kernel can compute; the message says why."""
@@ -318,7 +300,9 @@ class FusedPass:
             raise Refusal(reason)
         runs, plain = self._runs(call)
         if runs is None:
-            raise Refusal(SCATTERED)
+            raise Refusal(
+                "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+            )
         edges = self.request.edges(call.query.shape[2]), self.request.edges(call.key.shape[2])
         if self.request.map_alone and is_widened(call, len(edges[1]) - 1):
             output, total = attend_widened(call, *edges)
@@ -326,10 +310,8 @@ class FusedPass:
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
-        assert isinstance(call.scale, float)
-        scores = Scores(call.query, call.key, call.value, runs, call.scale, bias, call.softcap, call.sinks)
         square = call.query.shape[2] == call.key.shape[2]
-        return attend(scores, self.request, self._pairs(runs, len(call.query)) if square else {})
+        return attend(call, runs, bias, self.request, self._pairs(runs, len(call.query)) if square else {})
 
     def _form(self, call: AttentionCall) -> str | None:
         """Why the fused pass cannot compute a call, apart from the contents of its masks."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Head
 from attnscope.capture import Record
-from attnscope.capture.hooks.gate import edited
+from attnscope.capture.hooks.torch_functions import edited
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Head
 from attnscope.axes import Array
-from attnscope.capture.hooks.gate import edited
+from attnscope.capture.hooks.torch_functions import edited
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
 from attnscope.progress import tell

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from attnscope.attention import Attention, Axis, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
-from attnscope.capture.hooks.gate import Edit, Gates, edited, put_forward
+from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import mix

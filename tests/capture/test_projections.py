@@ -2,72 +2,66 @@
 
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
 from attnscope.capture.record import Seeing
 from attnscope.models import load
-from tests.capture.tiny import DECODER, FAMILIES, SIZES, Tiny, inputs
+from tests.capture.tiny import DECODER, FAMILIES, SIZES, inputs, tiny
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
 MORE = {
-    "bloom": Tiny(lambda: hf.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4), "BloomModel"),
-    "falcon": Tiny(lambda: hf.FalconConfig(**SMALL, multi_query=True), "FalconModel"),
-    "gpt-neox": Tiny(lambda: hf.GPTNeoXConfig(**SMALL, intermediate_size=32), "GPTNeoXModel"),
-    "opt": Tiny(
-        lambda: hf.OPTConfig(**SMALL, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64),
-        "OPTModel",
-    ),
-    "phi": Tiny(lambda: hf.PhiConfig(**SMALL, intermediate_size=32, pad_token_id=0), "PhiModel"),
-    "glm4": Tiny(lambda: hf.Glm4Config(**DECODER, head_dim=8, pad_token_id=0), "Glm4Model"),
-    "olmo2": Tiny(lambda: hf.Olmo2Config(**DECODER, pad_token_id=0), "Olmo2Model"),
-    "qwen2": Tiny(lambda: hf.Qwen2Config(**DECODER), "Qwen2Model"),
-    "roberta": Tiny(
-        lambda: hf.RobertaConfig(**SIZES, num_hidden_layers=2, max_position_embeddings=64), "RobertaModel"
-    ),
-    "distilbert": Tiny(
-        lambda: hf.DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=32),
-        "DistilBertModel",
-    ),
+    "bloom": tiny("Bloom", vocab_size=99, hidden_size=32, n_layer=2, n_head=4),
+    "falcon": tiny("Falcon", **SMALL, multi_query=True),
+    "gpt-neox": tiny("GPTNeoX", **SMALL, intermediate_size=32),
+    "opt": tiny("OPT", **SMALL, ffn_dim=32, word_embed_proj_dim=32, max_position_embeddings=64),
+    "phi": tiny("Phi", **SMALL, intermediate_size=32, pad_token_id=0),
+    "glm4": tiny("Glm4", **DECODER, head_dim=8, pad_token_id=0),
+    "olmo2": tiny("Olmo2", **DECODER, pad_token_id=0),
+    "qwen2": tiny("Qwen2", **DECODER),
+    "roberta": tiny("Roberta", **SIZES, num_hidden_layers=2, max_position_embeddings=64),
+    "distilbert": tiny("DistilBert", vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=32),
 }
 ALL = FAMILIES | MORE
+ROTATED = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
 OTHERS = {
-    "gptj": Tiny(lambda: hf.GPTJConfig(**ROTATED), "GPTJModel"),
-    "codegen": Tiny(lambda: hf.CodeGenConfig(**ROTATED), "CodeGenModel"),
-    "cohere": Tiny(lambda: hf.CohereConfig(**DECODER), "CohereModel"),
-    "granite": Tiny(lambda: hf.GraniteConfig(**DECODER, residual_multiplier=0.5), "GraniteModel"),
+    "gptj": tiny("GPTJ", **ROTATED),
+    "codegen": tiny("CodeGen", **ROTATED),
+    "cohere": tiny("Cohere", **DECODER),
+    "granite": tiny("Granite", **DECODER, residual_multiplier=0.5),
 }
 
 
 def random_family(name):
-    """A random model of a family; biases are random too, which are 0 in a new model."""
+    """A random model of a family and its inputs; biases are random too, which are 0 in a new model."""
     torch.manual_seed(0)
-    model = (ALL | OTHERS)[name].build()
+    family = (ALL | OTHERS)[name]
+    model = family.build()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
-    return model
+    return model, inputs(family.inputs)
+
+
+def find(finder, model, *given, **named):
+    """What an observer of its own pass finds in a model, and the record of that pass."""
+    with torch.inference_mode(), finder.watching(model), recording(model, [finder]) as record:
+        model(*given, **named)
+    return finder, record
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name):
-    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
-    projections = Projections()
-    with torch.inference_mode(), projections.watching(model), recording(model, [projections]) as record:
-        model(**given)
+    model, given = random_family(name)
+    projections, record = find(Projections(), model, **given)
     assert [site.site for site in record.sites] == projections.sites
     assert set(projections.found) == set(projections.sites)
     assert projections.difference <= PROOF
 
-    outputs = []
-    names = {each.name for each in projections.found.values()}
-    hooks = [
+    sums, outputs = [], []
+    for path in {each.name for each in projections.found.values()}:
+        module = model.get_submodule(path)
         module.register_forward_hook(lambda _, __, output, path=path: outputs.append((path, output)))
-        for path, module in model.named_modules()
-        if path in names
-    ]
-    sums = []
 
     def add_up(attention):
         """Weights times values times the projection, for all rows, head by head."""
@@ -80,8 +74,6 @@ def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name)
 
     with torch.inference_mode(), recording(model, [Seeing(add_up)]):
         model(**given)
-    for hook in hooks:
-        hook.remove()
     assert [path for path, _ in sums] == [path for path, _ in outputs]
     for (path, ours), (_, theirs) in zip(sums, outputs, strict=True):
         gap = (ours - theirs.reshape(ours.shape)).abs().max() / theirs.abs().max()
@@ -121,22 +113,12 @@ def test_where_nothing_projects_nothing_is_found():
             y = x[:, None]
             return nn.functional.scaled_dot_product_attention(y, y, y)[:, 0]
 
-    projections = Projections()
-    model = Bare()
-    with projections.watching(model), recording(model, [projections]):
-        model(torch.randn(1, 5, 8))
+    projections, _ = find(Projections(), Bare(), torch.randn(1, 5, 8))
     assert len(projections.sites) == 1
     assert not projections.found
 
 
 HEADS, SIZE = 4, 8
-
-
-def _reads(model, given):
-    circuits = Circuits()
-    with torch.inference_mode(), circuits.watching(model), recording(model, [circuits]):
-        model(**given)
-    return circuits
 
 
 def _separate(*names):
@@ -188,8 +170,8 @@ DOCUMENTED = {
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_projections_are_the_slices_that_the_family_documents(name):
-    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
-    circuits = _reads(model, given)
+    model, given = random_family(name)
+    circuits, _ = find(Circuits(), model, **given)
     path, parts = DOCUMENTED[name]
     layers = model.get_submodule(path)
     assert len(circuits.reads) == len(layers)
@@ -201,7 +183,7 @@ def test_projections_are_the_slices_that_the_family_documents(name):
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 def test_a_weight_that_the_module_multiplies_with_itself_is_found_too(name):
     model = load(name)
-    circuits = _reads(model.module, model.prepare("The cat sat.").inputs)
+    circuits, _ = find(Circuits(), model.module, **model.prepare("The cat sat.").inputs)
     modules = [each for each in model.module.modules() if hasattr(each, "in_proj_weight")]
     for module, reads in zip(modules, circuits.reads.values(), strict=True):
         weights = module.in_proj_weight.chunk(3)
@@ -210,10 +192,9 @@ def test_a_weight_that_the_module_multiplies_with_itself_is_found_too(name):
 
 
 def test_what_cannot_be_found_is_none():
-    family = ALL["gemma2"]  # its kernel shows weights, and neither queries nor keys
-    model = family.build()
-    model.set_attn_implementation("eager")
-    (reads, *_) = _reads(model, inputs("text")).reads.values()
+    model = ALL["gemma2"].build("eager")  # its kernel shows weights, and neither queries nor keys
+    circuits, _ = find(Circuits(), model, **inputs("text"))
+    (reads, *_) = circuits.reads.values()
     assert reads.query is None
     assert reads.key is None
     assert reads.value is not None
@@ -221,7 +202,6 @@ def test_what_cannot_be_found_is_none():
 
 NORMED = {"bert", "albert", "deberta-v2", "roberta", "distilbert", "bart", "marian"}
 AS_IT_IS = {"gpt2", "llama", "mistral", "qwen2", "gpt-oss", "t5", "vit", "bloom", "modernbert"}
-ROTATED = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
 AT_ONCE = {"falcon", "gpt-neox", "phi", "gptj", "codegen", "cohere"}
 """Attention and feed-forward are added at once."""
 TAKEN = {"gemma2", "glm4", "olmo2"}
@@ -233,12 +213,10 @@ NOT_FOUND = {"granite"}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | TAKEN | NOT_FOUND))
 def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name, dtype):
-    model, given = random_family(name), inputs((ALL | OTHERS)[name].inputs)
+    model, given = random_family(name)
     model.to(dtype)
     given = {key: each.to(dtype) if each.is_floating_point() else each for key, each in given.items()}
-    residuals = Residuals()
-    with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
-        model(**given)
+    residuals, _ = find(Residuals(), model, **given)
     found = [residuals.of(site) for site in residuals.sites]
     if name in NOT_FOUND:
         assert found == [None] * len(found)
@@ -264,9 +242,8 @@ class _Scaled(nn.Module):
 
 def test_what_is_not_the_sum_is_not_taken_for_it():
     torch.manual_seed(0)
-    model, residuals = nn.Sequential(_Scaled(), _Scaled()).eval(), Residuals()
+    model = nn.Sequential(_Scaled(), _Scaled()).eval()
     nn.init.normal_(model[0].mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
-    with torch.inference_mode(), residuals.watching(model), recording(model, [residuals]):
-        model(100 * torch.randn(1, 5, 16))
+    residuals, _ = find(Residuals(), model, 100 * torch.randn(1, 5, 16))
     assert len(residuals.found) == 2
     assert not residuals.residuals

@@ -10,7 +10,7 @@ import torch
 from attnscope.attention import AttentionCall
 from attnscope.axes import edges
 from attnscope.fused import fused_pass, weigh
-from attnscope.fused.fused_pass import FusedPass, Refusal, Scores, Worker, attend
+from attnscope.fused.fused_pass import FusedPass, Refusal, Worker, attend
 from attnscope.fused.request import Pairs, Request
 from attnscope.fused.runs import find_matches, open_runs
 from tests.fused import combinations
@@ -128,12 +128,12 @@ def check_map(found, weights):
     assert np.allclose(found.map.total, summed, atol=1e-5 * max(np.diff(rows)))
 
 
-def fused(query, key, value, open_=None, ids=None, cells=None, scale=SIZE**-0.5, **extras):
+def fused(query, key, value, open_=None, ids=None, cells=None, scale=SIZE**-0.5, bias=None, **extras):
     """Output and statistics of attention over the open keys; ``ids`` are the labels of the pairs."""
     runs = open_runs(open_, query.shape[2], key.shape[2], False)
     request = request_of(ids, cells)
     matches = find_matches(request.pairs, runs, BATCH)
-    return attend(Scores(query, key, value, runs, scale, **extras), request, matches)
+    return attend(AttentionCall(query, key, value, scale, **extras), runs, bias, request, matches)
 
 
 @pytest.mark.parametrize("cells", [None, 7, 40, 300])

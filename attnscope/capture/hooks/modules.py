@@ -118,7 +118,6 @@ class ModuleStack:
             del self.calls[depth:]
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Push a module's entry."""
         if not self.calls:
             self._counts.clear()
             self.on_pass()
@@ -193,6 +192,7 @@ class Guard:
         if not isinstance(error, Exception) or isinstance(error, AttnscopeError) or out_of_memory(error):
             return False
         message, name = first_line(error), type(error).__name__
-        reason = message if message == name else f"{name}: {message}"
-        self.record.note_failure(Failure(self.place(), reason))
+        failure = Failure(self.place(), message if message == name else f"{name}: {message}")
+        if failure not in self.record.failures:  # what fails at a module may fail at each of its tensors
+            self.record.failures.append(failure)
         return True

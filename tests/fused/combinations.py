@@ -160,16 +160,11 @@ def check(seed, verdict):
 def _figures(made, read, statistics):
     """The figures of every head, from rows or from statistics."""
     call, axis = made.call, made.texts[0]
-    (batch, heads, _, _), key_heads = call.query.shape, call.key.shape[1]
     measurement = Measurement(MEASURED)
     measurement.label({"encoder": (made.texts, made.texts)})
-    site = Site("layer.0", 0, "encoder", 0)
-    measurement.observe(
-        Attention(
-            site, "recomputed", "sdpa", batch, heads, key_heads, axis, axis, 0, call.query.dtype, read,
-            statistics,
-        )
-    )  # fmt: skip
+    origin, heads = (Site("layer.0", 0, "encoder", 0), "recomputed", "sdpa"), call.query.shape[:2]
+    shape = *heads, call.key.shape[1], axis, axis, 0, call.query.dtype
+    measurement.observe(Attention(*origin, *shape, read, statistics))
     return measurement.figures()
 
 

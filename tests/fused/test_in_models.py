@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from attnscope.attention import Attention, Kind, Token
+from attnscope.attention import Attention, Token
 from attnscope.capture import FUSED, Coarsen, recording
 from attnscope.capture.observers import SharedRows, cells
 from attnscope.fused.fused_pass import FusedPass
@@ -28,10 +28,7 @@ def test_models_give_the_same_outputs_figures_and_maps(name):
     model = build(name)
     ids = torch.randint(0, 50, (1, LENGTH))
     text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
-    axes: dict[Kind, tuple[tuple[Token, ...], tuple[Token, ...]]] = {
-        "encoder": (text, text),
-        "decoder": (text, text),
-    }
+    axes = dict.fromkeys(("encoder", "decoder"), (text, text))
     beside, pool = Measurement(), Coarsen(cells(12))
     with torch.inference_mode(), recording(model, [beside, pool], axes):
         expected = model(input_ids=ids).last_hidden_state

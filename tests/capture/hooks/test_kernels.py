@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers as hf
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.modeling_utils import AttentionInterface
@@ -15,8 +13,8 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.modules import blocks
-from tests.capture.observing import Keep, observe
-from tests.capture.tiny import FAMILIES, inputs
+from tests.capture.observing import observe
+from tests.capture.tiny import FAMILIES, inputs, tiny
 
 SEEN = []
 
@@ -36,9 +34,8 @@ def reference_flash(module, query, key, value, attention_mask, dropout=0.0, scal
         opened = opened & ((row - place).abs() < options["sliding_window"])
     opened = opened.expand(query.shape[0], 1, -1, -1)
     if attention_mask is not None:
-        opened = (
-            opened & attention_mask[:, None, None, :].bool() & attention_mask[:, None, -queries:, None].bool()
-        )
+        real = attention_mask.bool()[:, None]
+        opened = opened & real[:, :, None] & real[:, :, -queries:, None]
     powers = (scores.exp() * opened).double()
     total = powers.sum(-1, keepdim=True)
     if options.get("s_aux") is not None:
@@ -141,17 +138,15 @@ def test_flex_attention_is_recomputed_with_its_block_mask(family):
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 def test_weights_that_meet_other_values_a_second_time_are_shown_once(kernel):
-    torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2}
-    config = hf.DiffLlamaConfig(vocab_size=9, num_attention_heads=4, num_key_value_heads=4, **sizes)
-    model = hf.DiffLlamaModel._from_config(config, attn_implementation=kernel).eval()
-    with torch.inference_mode(), recording(model) as record:
-        model(torch.arange(6)[None])
+    family = tiny("DiffLlama", vocab_size=9, num_attention_heads=4, num_key_value_heads=4, **sizes)
+    record, *_ = observe(family.build(kernel), torch.arange(6)[None])
     assert [site.site.layer for site in record.sites] == [0, 1]
     assert all(site.difference < 1e-5 for site in record.sites)
 
 
 SIZE, HEADS, COUNT = 16, 4, 7
+X = torch.zeros(2, COUNT, SIZE)
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 TABLE = torch.linspace(-1, 1, HEADS * COUNT * COUNT).view(HEADS, COUNT, COUNT)
 TEXTS = torch.tensor([0, 0, 0, 1, 1, 1, 1])
@@ -249,17 +244,14 @@ CASES = [
 @pytest.mark.parametrize(("change", "is_open", "key_heads"), CASES)
 def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_heads):
     torch.manual_seed(0)
-    model = nn.Sequential(*(Flexible(change, is_open, key_heads) for _ in range(2))).eval()
-    keep, x = Keep(), torch.randn(2, COUNT, SIZE)
+    first, second = (Flexible(change, is_open, key_heads) for _ in range(2))
+    x = torch.randn(2, COUNT, SIZE)
+    record, maps, _ = observe(nn.Sequential(first, second), x)
     with torch.inference_mode():
-        with recording(model, [keep]) as record:
-            model(x)
-        first, second = model
         expected = [weights(first, x), weights(second, mixed(first, x))]
-    assert not record.notes
-    assert not record.without_attention
+    assert (record.notes, record.without_attention) == ([], [])
     kind = "encoder" if change is not causal and is_open in (None, is_open_to_no_first_row) else "decoder"
-    for layer, (site, kept) in enumerate(zip(record.sites, keep.maps, strict=True)):
+    for layer, (site, kept) in enumerate(zip(record.sites, maps, strict=True)):
         assert (site.site.layer, site.site.kind, site.kernel) == (layer, kind, "flex_attention")
         assert site.key_heads == key_heads
         assert site.difference < 1e-6
@@ -270,23 +262,15 @@ def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_he
 
 def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     torch.manual_seed(0)
-    attend = torch.compile(flex_attention, backend="eager")
-    model, x, keep = (
-        Flexible(alibi, is_past, attend=attend).eval(),
-        torch.randn(2, COUNT, SIZE),
-        Keep(),
-    )
-    with torch.inference_mode():
-        plain = model(x)
-        with recording(model, [keep]) as record:
-            torch.testing.assert_close(model(x), plain)
-        torch.testing.assert_close(keep.maps[0].weights, weights(model, x))
+    model = Flexible(alibi, is_past, attend=torch.compile(flex_attention, backend="eager"))
+    record, (kept,), _ = observe(model, x := torch.randn(2, COUNT, SIZE))
+    torch.testing.assert_close(kept.weights, weights(model, x))
     assert record.notes == [COMPILED]
 
 
 def test_transformers_compiles_flex_attention_itself_so_its_models_say_the_same():
     model = FAMILIES["llama"].build("flex_attention")
-    with torch.inference_mode(), recording(model) as record:
+    with torch.inference_mode(), recording(model, warn=False) as record:
         model(**inputs("text"))
     assert {site.kernel for site in record.sites} == {"flex_attention"}
     assert record.notes == [COMPILED]
@@ -319,13 +303,9 @@ def test_a_model_that_first_loads_torchs_compiler_while_it_is_watched_works():
 
 aten = torch.ops.aten
 CALLS = {
-    "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v: (
-        aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
-    ),
-    "scaled_dot_product_attention": lambda q, k, v: aten.scaled_dot_product_attention.default(q, k, v),
-    "_scaled_dot_product_attention_math": lambda q, k, v: torch._scaled_dot_product_attention_math(q, k, v)[
-        0
-    ],
+    "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_flash_attention_for_cpu,
+    "scaled_dot_product_attention": aten.scaled_dot_product_attention.default,
+    "_scaled_dot_product_attention_math": torch._scaled_dot_product_attention_math,
 }
 
 
@@ -338,22 +318,19 @@ class Direct(nn.Module):
         return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
 
     def forward(self, x):
-        return (self.attend(*self.project(x)).transpose(1, 2).flatten(2),)
+        mixed = self.attend(*self.project(x))
+        mixed = mixed[0] if isinstance(mixed, tuple) else mixed
+        return (mixed.transpose(1, 2).flatten(2),)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_that_are_called_directly_are_named(name):
-    model, x = blocks(lambda: Direct(CALLS[name])), torch.randn(2, COUNT, SIZE)
-    with torch.inference_mode():
-        plain = model(x)
-        with recording(model, warn=False) as record:
-            assert torch.equal(model(x), plain)
+    record, *_ = observe(blocks(lambda: Direct(CALLS[name])), X)
     assert not record.sites
     assert [layer.name for layer in record.without_attention] == ["0.attention", "1.attention"]
     assert all(f"torch.ops.aten.{name} itself" in layer.reason for layer in record.without_attention)
 
 
-X = torch.zeros(2, COUNT, SIZE)
 MADE = {
     "traced or scripted": lambda module: torch.jit.trace(module, X),
     "exported": lambda module: torch.export.export(module, (X,)).module(),
@@ -367,7 +344,7 @@ def test_a_traced_or_exported_part_is_named_with_the_reason(how):
     model = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
     model[1] = MADE[how](model[1])
     with torch.inference_mode(), recording(model) as record:
-        model(torch.randn(2, COUNT, SIZE))
+        model(X)
     assert [site.site.layer for site in record.sites] == [0, 2]
     (layer,) = record.without_attention
     assert (layer.name, layer.layer) == ("1", 1)
@@ -379,7 +356,6 @@ def test_a_traced_or_exported_part_is_named_with_the_reason(how):
 def test_a_traced_part_without_attention_is_not_mentioned():
     model = blocks(lambda: Direct(F.scaled_dot_product_attention), 3)
     model.append(torch.jit.trace(nn.LayerNorm(SIZE), X))
-    with warnings.catch_warnings(), torch.inference_mode(), recording(model) as record:
-        model(X)
+    record, *_ = observe(model, X)
     assert len(record.sites) == 3
     assert record.without_attention == []

@@ -22,20 +22,18 @@ def prove(module, *given, **options):
 class BatchTimesHead(nn.Module):
     """Weights [batch·head, query, key], queries from one sequence, keys and values from another."""
 
-    def __init__(self, size=16, heads=4):
+    def __init__(self, size=16):
         super().__init__()
-        self.heads = heads
         self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
 
-    def split(self, x):
-        batch, length, _ = x.shape
-        return x.view(batch, length, self.heads, -1).transpose(1, 2).flatten(0, 1)
-
     def forward(self, x, context):
-        q, k, v = self.split(self.q(x)), self.split(self.k(context)), self.split(self.v(context))
+        q, k, v = (
+            part.unflatten(-1, (4, -1)).transpose(1, 2).flatten(0, 1)
+            for part in (self.q(x), self.k(context), self.v(context))
+        )
         weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
-        mixed = torch.bmm(weights, v).unflatten(0, (-1, self.heads))
-        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, self.heads))
+        mixed = torch.bmm(weights, v).unflatten(0, (-1, 4))
+        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, 4))
 
 
 class NotAttention(nn.Module):
@@ -192,7 +190,7 @@ def test_transformer_of_torch_has_three_kinds():
 
 def test_labels_go_where_the_lengths_agree():
     labels = {"decoder": (tuple("abcde"), tuple("abcde")), "encoder": (tuple("xy"), tuple("xy"))}
-    keep = Keep(lambda site: [0])
+    keep = Keep()
     module = modules.Fused()
     with torch.inference_mode(), recording(module, [keep], labels):
         module(torch.randn(1, 5, 16))

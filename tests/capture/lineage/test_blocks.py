@@ -7,18 +7,14 @@ import torch
 import transformers as hf
 from torch import nn
 
-from attnscope.capture import recording
 from attnscope.capture.lineage.layout import CHANNELS
-from tests.capture.observing import Keep
+from tests.capture.observing import observe
+from tests.capture.tiny import SIZES, tiny
 
 
 def big_bird():
-    config = hf.BigBirdConfig(
-        **{"vocab_size": 99, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2},
-        **{"intermediate_size": 37, "attention_type": "block_sparse", "block_size": 4},
-        **{"num_random_blocks": 1, "max_position_embeddings": 128},
-    )
-    model = hf.BigBirdModel(config).eval()
+    blocks = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
+    model = tiny("BigBird", **SIZES, **blocks, num_hidden_layers=2, max_position_embeddings=128).build()
     for parameter in model.parameters():  # far from even
         parameter.data *= 4
     return model
@@ -28,16 +24,15 @@ def big_bird():
 @pytest.mark.parametrize("length", [64, 61])
 def test_big_birds_blocks_are_one_map_a_layer(length):
     torch.manual_seed(0)
-    model, keep, seen = big_bird(), Keep(), []
+    model, seen = big_bird(), []
     for layer in model.encoder.layer:
         layer.attention.self.register_forward_hook(lambda module, x, out: seen.append((module, x[0], out[0])))
-    with recording(model, [keep]) as record:
-        model(torch.randint(5, 99, (2, length)))
+    record, maps, _ = observe(model, torch.randint(5, 99, (2, length)))
     assert [(s.site.layer, s.batch, s.heads, s.queries, s.keys) for s in record.sites] == [
         (0, 2, 4, 64, 64),
         (1, 2, 4, 64, 64),
     ]
-    for kept, (module, states, context) in zip(keep.maps, seen, strict=True):
+    for kept, (module, states, context) in zip(maps, seen[2:], strict=True):
         value = nn.functional.linear(states, module.value.weight, module.value.bias)
         mixed = kept.weights @ value.unflatten(-1, (4, 8)).transpose(1, 2)  # [batch, head, query, size]
         mixed = mixed.transpose(1, 2).flatten(2)[:, :length]
@@ -123,14 +118,13 @@ class InBlocks(nn.Module):
 def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(resample):
     torch.manual_seed(0)
     side = 8 if isinstance(resample, nn.Identity) else 4
-    model, keep = Blockwise(resample).eval(), Keep()
-    with recording(model, [keep]):
-        model(torch.randn(3, 3, 16, 16))
+    model = Blockwise(resample)
+    _, (kept,), _ = observe(model, torch.randn(3, 3, 16, 16))
     places = torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
     expected = torch.zeros(3, 2, side * side, side * side)
     for block, places_of_block in enumerate(places):
         expected[:, :, places_of_block[:, None], places_of_block] = model.attend.kept[:, :, block]
-    torch.testing.assert_close(keep.maps[0].weights, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)
 
 
 class Merged(nn.Module):
@@ -164,12 +158,11 @@ def windowed(layer, x):
 @pytest.mark.parametrize("made", [Picture, Merged, partial(Merged, apart=True)])
 def test_windows_are_placed_in_their_picture(made, kernel):
     torch.manual_seed(0)
-    model, keep, given = made(kernel).eval(), Keep(), []
+    model, given = made(kernel), []
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda module, x: given.append(x[0].clone()))
-    with recording(model, [keep]) as record:
-        model(torch.randn(3, 3, 16, 16))
-    for site, kept, layer, x in zip(record.sites, keep.maps, model.layers, given, strict=True):
+    record, maps, _ = observe(model, torch.randn(3, 3, 16, 16))
+    for site, kept, layer, x in zip(record.sites, maps, model.layers, given[2:], strict=True):
         count = layer.side**2
         assert (site.batch, site.heads, site.queries, site.keys, site.offset) == (3, 2, count, count, 0)
         weights, together = windowed(layer, x)
@@ -177,14 +170,12 @@ def test_windows_are_placed_in_their_picture(made, kernel):
         assert torch.equal(kept.allowed.expand_as(together), together)
 
 
-@torch.inference_mode()
 def test_channels_that_go_through_an_attention_function_are_named_in_all_layers():
     sizes = {"embed_dim": [12, 24], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 2]}
     steps = {"patch_size": [4, 2], "patch_stride": [2, 2], "patch_padding": [1, 0]}
     config = hf.Florence2VisionConfig(**sizes, **steps, patch_prenorm=[False, True], window_size=4)
-    model = hf.models.florence2.modeling_florence2.Florence2VisionBackbone(config).eval()
-    with recording(model) as record:
-        model(torch.randn(2, 3, 16, 16))
+    model = hf.models.florence2.modeling_florence2.Florence2VisionBackbone(config)
+    record, *_ = observe(model, torch.randn(2, 3, 16, 16))
     assert [site.site.name.split(".")[-1] for site in record.sites] == ["window_attn"] * 3
     assert [site.batch for site in record.sites] == [2, 2, 2]
     assert [layer.name for layer in record.without_attention] == [

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers as hf
 from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.layout import JOINED
+from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
+from attnscope.capture.record import Seeing
 from tests.capture.observing import observe
-from tests.capture.tiny import FAMILIES, inputs
+from tests.capture.tiny import FAMILIES, inputs, tiny
 
 SIZE, HEADS, COUNT = 16, 4, 12
 X, OTHER = (torch.randn(2, count, SIZE, generator=torch.Generator().manual_seed(1)) for count in (COUNT, 5))
@@ -50,9 +50,8 @@ def text_by_text(kernel, query, key, value):
 
 
 def text_by_text_head_by_head(kernel, query, key, value):
-    return torch.stack(
-        [head_by_head(kernel, *(x[None] for x in one))[0] for one in zip(query, key, value, strict=True)]
-    )
+    texts = zip(query, key, value, strict=True)
+    return torch.cat([head_by_head(kernel, *(x[None] for x in one)) for one in texts])
 
 
 def slices_of_batch_times_head(kernel, query, key, value):
@@ -149,16 +148,15 @@ def test_pieces_of_one_attention_are_one_map(core, kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_some_rows_of_some_heads_are_read_alone(kernel):
-    class Reader:
-        def observe(self, attention):
-            self.rows = attention.rows(3, 8, [2, 0, 2]), attention.allowed(3, 8)
-            self.whole = attention.weights(), attention.allowed(0, COUNT)
+    def read(attention):
+        whole, opened = attention.weights(), attention.allowed(0, COUNT)
+        assert torch.equal(attention.rows(3, 8, [2, 0, 2]), whole[:, [2, 0, 2], 3:8])
+        assert torch.equal(attention.allowed(3, 8), opened[:, :, 3:8])
 
-    reader, model = Reader(), Attending(chunked_queries, kernel)
-    with torch.inference_mode(), recording(model.eval(), [reader]):
+    model = Attending(chunked_queries, kernel)
+    with torch.inference_mode(), recording(model.eval(), [Seeing(read)]) as record:
         model(X)
-    assert torch.equal(reader.rows[0], reader.whole[0][:, [2, 0, 2], 3:8])
-    assert torch.equal(reader.rows[1], reader.whole[1][:, :, 3:8])
+    assert (len(record.sites), record.failures) == (1, [])
 
 
 def causal_chunks(kernel, query, key, value):
@@ -171,10 +169,8 @@ def causal_chunks(kernel, query, key, value):
 
 
 def growing_keys(kernel, query, key, value):
-    ends = range(4, COUNT + 1, 4)
-    return torch.cat(
-        [kernel(query[:, :, end - 4 : end], key[:, :, :end], value[:, :, :end]) for end in ends], 2
-    )
+    parts = [kernel(query[:, :, n - 4 : n], key[:, :, :n], value[:, :, :n]) for n in range(4, COUNT + 1, 4)]
+    return torch.cat(parts, 2)
 
 
 PLACE = torch.arange(COUNT)
@@ -214,9 +210,8 @@ class BetweenChannels(Attending):
 
 def test_channels_are_no_tokens():
     record, maps, _ = observe(nn.Sequential(BetweenChannels(None, "softmax")), X)
-    (layer,) = record.without_attention
     assert not maps
-    assert (layer.name, layer.reason) == ("0", "it attends from channel to channel, not from token to token")
+    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("0", CHANNELS)]
 
 
 class OneAfterTheOther(nn.Module):
@@ -263,10 +258,8 @@ class ClassToken(nn.Module):
 
     def forward(self, x):
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
-        asked = x[:, 0][:, None] if self.alone else x
-        q, k, v = (
-            t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (self.q(asked), self.k(x), self.v(x))
-        )
+        states = self.q(x[:, 0][:, None] if self.alone else x), self.k(x), self.v(x)
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in states)
         self.kept = [(q @ k.mT).softmax(-1)]
         return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
 
@@ -281,13 +274,11 @@ class FiveAxes(nn.Module):
 def test_axes_that_nothing_tells_are_named():
     record, maps, _ = observe(nn.Sequential(FiveAxes()), torch.randn(2, 3, SIZE))
     assert not maps
-    assert record.without_attention[0].reason == (
-        "it attends over 5 axes, and nothing tells which one holds the heads"
-    )
+    assert [layer.reason for layer in record.without_attention] == [AXES.format(5)]
 
 
-def plain_heads(kernel, query, key, value):
-    return kernel(query, key, value)
+def plain_heads(kernel, *heads):
+    return kernel(*heads)
 
 
 class Frames(Attending):
@@ -441,10 +432,8 @@ def test_the_second_layer_of_a_model_of_transformers_is_not_followed(monkeypatch
 
     def follow(layers):
         seen.clear()
-        config = hf.GPT2Config(vocab_size=99, n_embd=32, n_layer=layers, n_head=4)
-        model = hf.GPT2Model(config).eval()
-        with torch.inference_mode(), recording(model) as record:
-            model(**inputs("text"))
+        model = tiny("GPT2", vocab_size=99, n_embd=32, n_layer=layers, n_head=4).build()
+        record, *_ = observe(model, **inputs("text"))
         assert len(record.sites) == layers
         return len(seen)
 
@@ -479,8 +468,8 @@ def test_chunks_behind_layers_of_transformers_are_put_together(passes):
 
 
 class Bare(nn.Module):
-    def forward(self, query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    def forward(self, *given):
+        return F.scaled_dot_product_attention(*given, enable_gqa=True)
 
 
 @pytest.mark.parametrize("queries", [1, 3])

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from attnscope.capture.hooks.softmax import MEMORY
 from tests.capture.observing import observe
 
 SIZE, COUNT = 8, 4
@@ -78,16 +79,9 @@ def experts_by_a_layer_of_torch(m, x):
 
 
 INSIDE = [
-    streams_by_gates,
-    experts_by_a_router,
-    experts_by_the_cosine,
-    experts_by_an_einsum,
-    experts_by_their_own_scores,
-    experts_by_attention,
-    experts_by_torchs_kernel,
-    layers_by_a_learned_query_of_torchs_kernel,
-    heads_by_attention,
-    experts_by_a_layer_of_torch,
+    *(streams_by_gates, experts_by_a_router, experts_by_the_cosine, experts_by_an_einsum),
+    *(experts_by_their_own_scores, experts_by_attention, experts_by_torchs_kernel, heads_by_attention),
+    *(layers_by_a_learned_query_of_torchs_kernel, experts_by_a_layer_of_torch),
 ]
 
 
@@ -124,11 +118,13 @@ class Model(nn.Module):
         return self.way(self, x)
 
 
+STATES = torch.randn(2, COUNT, SIZE, generator=torch.Generator().manual_seed(0))
+
+
 def observe_way(way):
     torch.manual_seed(0)
     model = Model(way)
-    record, maps, _ = observe(model, torch.randn(2, COUNT, SIZE))
-    return model, record, maps
+    return model, *observe(model, STATES)[:2]
 
 
 @pytest.mark.parametrize("way", INSIDE, ids=lambda way: way.__name__)
@@ -181,11 +177,9 @@ class AdaptedAttention(nn.Module):
 
 
 def test_attention_to_what_was_learned_alone_is_named():
-    record, *_ = observe(nn.Sequential(AdaptedAttention()), torch.randn(2, COUNT, SIZE))
+    record, *_ = observe(nn.Sequential(AdaptedAttention()), STATES)
     assert [site.site.name for site in record.sites] == ["0.inner"]
-    assert [(layer.name, layer.reason) for layer in record.without_attention] == [
-        ("0", "it attends to learned vectors, not to tokens")
-    ]
+    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("0", MEMORY)]
 
 
 def tokens_of_all_tokens(m, x):

@@ -31,15 +31,13 @@ class Attend(nn.Module):
             self.inner = nn.MultiheadAttention(SIZE, 2, batch_first="first" not in way)
 
     def forward(self, x):
-        if self.way == "fused layer":
-            return self.inner(x)
-        if self.way == "function of transformers":
-            return self.inner(x)[0]
-        if self.way == "fused module":
+        if self.way in ("fused layer", "function of transformers"):
+            mixed = self.inner(x)
+            return mixed[0] if isinstance(mixed, tuple) else mixed
+        if "first" in self.way:
+            return self.inner(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
+        if "module" in self.way:
             return self.inner(x, x, x)[0]
-        if self.way == "positions first in a module":
-            x = x.transpose(0, 1)
-            return self.inner(x, x, x)[0].transpose(0, 1)
         q, k, v = self.qkv(x).chunk(3, -1)
         if self.way == "kernel":
             return F.scaled_dot_product_attention(*(each[:, None] for each in (q, k, v)))[:, 0]

@@ -4,14 +4,16 @@ The attention's output is linear in its values. With a unit vector for the value
 weights itself, however the module laid its weights out on the way.
 """
 
+from contextlib import ExitStack
+
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.capture import recording
 from attnscope.capture.placing import chunked
 from attnscope.questions.sentences import note_unproved
-from tests.capture.observing import Keep
+from tests.capture.observing import observe
+from tests.capture.tiny import tiny
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 SIZES = {"vocab_size": 99, "hidden_size": HEADS * SIZE, "num_attention_heads": HEADS, "num_hidden_layers": 2}
@@ -19,31 +21,18 @@ SIDE = {"layers": 2, "attention_heads": HEADS, "ffn_dim": 16}
 SIDES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
 
 
-def build(name, **options):
-    torch.manual_seed(0)
-    return getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**options)).eval()
-
-
-def longformer():
-    options = {"attention_window": [4, 8], "max_position_embeddings": 40}
-    return build("Longformer", **SIZES, intermediate_size=16, **options)
-
-
-def led():
-    options = {"attention_window": 4, "max_encoder_position_embeddings": 40}
-    return build("LED", vocab_size=99, d_model=HEADS * SIZE, **SIDES, **options)
-
-
-def pegasus_x():
-    options = {"block_size": 4, "num_global_tokens": 3, "max_position_embeddings": 40}
-    return build("PegasusX", vocab_size=99, d_model=HEADS * SIZE, **SIDES, **options)
-
-
-def reformer():
-    lengths = {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "attn_layers": ["local", "lsh"]}
-    axes = {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16], "attention_head_size": SIZE}
-    options = lengths | axes | {"hidden_size": 32, "num_buckets": 4, "feed_forward_size": 16, "hash_seed": 5}
-    return build("Reformer", **SIZES | options, is_decoder=True, use_cache=False)
+SIDES |= {"vocab_size": 99, "d_model": HEADS * SIZE}
+REFORMER = {
+    **{"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "attn_layers": ["local", "lsh"]},
+    **{"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16], "attention_head_size": SIZE},
+    **{"hidden_size": 32, "num_buckets": 4, "feed_forward_size": 16, "hash_seed": 5, "is_decoder": True},
+}
+longformer = tiny(
+    "Longformer", **SIZES, intermediate_size=16, attention_window=[4, 8], max_position_embeddings=40
+).build
+led = tiny("LED", **SIDES, attention_window=4, max_encoder_position_embeddings=40).build
+pegasus_x = tiny("PegasusX", **SIDES, block_size=4, num_global_tokens=3, max_position_embeddings=40).build
+reformer = tiny("Reformer", **SIZES | REFORMER, use_cache=False).build
 
 
 def texts(length=LENGTH, chosen=False):
@@ -66,14 +55,9 @@ CASES = {
 }
 
 
-def record_of(model, given, *observers):
-    """One pass, whose output is that without a recording; and its calls in windows."""
-    with torch.inference_mode():
-        plain = model(**given)
-        with recording(model, observers, warn=False) as record:
-            output = model(**given)
-    assert torch.equal(plain.last_hidden_state, output.last_hidden_state)
-    return record, [site for site in record.sites if site.kernel in chunked.LAYOUTS]
+def in_windows(record):
+    """The calls in windows of a pass."""
+    return [site for site in record.sites if site.kernel in chunked.LAYOUTS]
 
 
 def unit_rows(model, given, module):
@@ -83,23 +67,22 @@ def unit_rows(model, given, module):
     def unit(linear, args, output):
         return units.transpose(0, 1) if output.shape[:2] == (LENGTH, 2) else units
 
-    hooks = [getattr(module, name).register_forward_hook(unit) for name in ("value", "value_global")]
-    hooks.append(module.register_forward_hook(lambda module, args, output: rows.append(output[0])))
-    with torch.inference_mode():
+    with ExitStack() as hooks, torch.inference_mode():
+        for name in ("value", "value_global"):
+            hooks.enter_context(getattr(module, name).register_forward_hook(unit))
+        hooks.enter_context(module.register_forward_hook(lambda _, args, output: rows.append(output[0])))
         model(**given)
-    for hook in hooks:
-        hook.remove()
     return rows[0].unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_weight_is_at_its_true_key_and_gives_what_the_module_made_of_its_values(name):
     make, given = CASES[name]
-    model, keep, count = make(), Keep(), given["input_ids"].shape[1]
-    _, sites = record_of(model, given, keep)
-    maps = {kept.site.name: kept for kept in keep.maps}
-    assert len(sites) == 2
-    for site in sites:
+    model, count = make(), given["input_ids"].shape[1]
+    record, kept, _ = observe(model, **given)
+    maps = {each.site.name: each for each in kept}
+    assert len(in_windows(record)) == 2
+    for site in in_windows(record):
         assert (site.site.kind, site.batch, site.heads, site.keys) == ("encoder", 2, HEADS, count)
         assert site.unproved is None
         assert site.difference < 1e-6
@@ -115,7 +98,7 @@ def test_every_weight_is_at_its_true_key_and_gives_what_the_module_made_of_its_v
 def test_weights_put_at_the_keys_beside_theirs_are_said_to_be_wrong(name, monkeypatch):
     put, (make, given) = chunked.put, CASES[name]
     monkeypatch.setattr(chunked, "put", lambda weights, keys, *more: put(weights, keys.roll(1, -1), *more))
-    assert all(site.differs for site in record_of(make(), given)[1])
+    assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
 
 
 def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
@@ -125,11 +108,11 @@ def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
         return put(weights if weights.shape[2] == LENGTH else weights.flip(-1), *more)
 
     monkeypatch.setattr(chunked, "put", turned)
-    assert all(site.differs for site in record_of(make(), given)[1])
+    assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
 
 
 def test_weights_of_another_type_than_the_values_are_not_proved_and_say_why():
-    _, (site, _) = record_of(longformer().bfloat16(), texts())  # its softmax is single
+    site, _ = observe(longformer().bfloat16(), **texts())[0].sites  # its softmax is single
     assert site.difference is None
     assert "no one product of all weights and values was seen" in site.unproved
     assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]
@@ -144,14 +127,14 @@ def test_some_rows_of_some_heads_are_those_of_the_whole_map():
             seen.append(torch.equal(attention.rows(6, 9, [1]), whole[:, 1:, 6:9]))
             seen.append(torch.equal(attention.rows(3, 4), whole[:, :, 3:4]))
 
-    record_of(make(), given, Part())
+    with torch.inference_mode(), recording(model := make(), [Part()]):
+        model(**given)
     assert seen == [True] * 4
 
 
 def test_a_token_outside_the_window_is_closed_unless_it_is_global():
-    keep, (make, given) = Keep(lambda site: [0]), CASES["longformer with global tokens"]
-    record_of(make(), given, keep)
-    allowed = keep.maps[0].allowed[0, 0]  # the first layer reaches 2 to either side
+    make, given = CASES["longformer with global tokens"]
+    allowed = observe(make(), **given)[1][0].allowed[0, 0]  # the first layer reaches 2 to either side
     assert allowed[10].nonzero()[:, 0].tolist() == [0, 7, 8, 9, 10, 11, 12]
     assert bool(allowed[7].all())  # a global query sees all keys
 
@@ -160,6 +143,6 @@ def test_a_token_outside_the_window_is_closed_unless_it_is_global():
     ("make", "given"), [(reformer, texts()), (reformer, texts(4)), (pegasus_x, texts() | TARGET)]
 )
 def test_chunks_that_are_not_followed_are_holes_that_say_so(make, given):
-    record, sites = record_of(make(), given)
-    assert not sites
+    record, *_ = observe(make(), **given)
+    assert not in_windows(record)
     assert ["attends in chunks" in layer.reason for layer in record.without_attention] == [True] * 2

@@ -2,37 +2,19 @@
 
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 from attnscope.capture import RowSums, recording
 from tests.capture.observing import Keep, observe
 from tests.capture.placing.ways import SIZE, STATES, TALK, Nested, Stream, attend, talk
-from tests.capture.tiny import FAMILIES, inputs
-
-
-def jamba():
-    torch.manual_seed(0)
-    config = hf.JambaConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_layer_offset=2,
-        attn_layer_period=4,
-        expert_layer_period=2,
-        num_experts=4,
-        mamba_d_state=8,
-        use_mamba_kernels=False,
-        pad_token_id=0,
-    )
-    return hf.JambaModel._from_config(config)
+from tests.capture.tiny import FAMILIES, SIZES, inputs, tiny
 
 
 def test_a_hybrid_keeps_its_layer_numbers():
-    record, *_ = observe(jamba(), input_ids=torch.randint(1, 99, (1, 6)))
+    layers = {"attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_period": 2, "num_experts": 4}
+    sizes = SIZES | {"num_hidden_layers": 4, "num_key_value_heads": 2, "mamba_d_state": 8, "pad_token_id": 0}
+    jamba = tiny("Jamba", **sizes, **layers, use_mamba_kernels=False).build()
+    record, *_ = observe(jamba, input_ids=torch.randint(1, 99, (1, 6)))
     assert [(site.site.name, site.site.layer) for site in record.sites] == [("layers.2.self_attn", 2)]
     assert [(layer.name, layer.layer) for layer in record.without_attention] == [
         ("layers.0", 0),
@@ -43,8 +25,8 @@ def test_a_hybrid_keeps_its_layer_numbers():
 
 
 def test_a_model_without_attention_says_what_it_has():
-    config = hf.FNetConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
-    record, *_ = observe(hf.FNetModel._from_config(config), input_ids=torch.randint(1, 99, (1, 6)))
+    fnet = tiny("FNet", vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32).build()
+    record, *_ = observe(fnet, input_ids=torch.randint(1, 99, (1, 6)))
     assert record.sites == []
     assert [layer.layer for layer in record.without_attention] == [0, 1]
     assert {layer.reason for layer in record.without_attention} == {
@@ -59,9 +41,7 @@ def test_a_model_that_attends_everywhere_has_no_layer_without_attention():
 
 
 def test_row_sums_show_the_sink_that_no_token_owns():
-    sums = RowSums()
-    keep = Keep()
-    model = FAMILIES["gpt-oss"].build()
+    sums, keep, model = RowSums(), Keep(), FAMILIES["gpt-oss"].build()
     nn.init.constant_(model.layers[0].self_attn.sinks, 2.0)
     with torch.inference_mode(), recording(model, [sums, keep]):
         model(**inputs("text"))
@@ -73,8 +53,7 @@ def test_row_sums_show_the_sink_that_no_token_owns():
 
 
 def test_row_sums_are_one_without_a_sink():
-    sums = RowSums()
-    model = FAMILIES["llama"].build()
+    sums, model = RowSums(), FAMILIES["llama"].build()
     with torch.inference_mode(), recording(model, [sums]):
         model(**inputs("text"))
     assert [pytest.approx((1, 1), abs=1e-5)] * 3 == list(sums.ranges.values())

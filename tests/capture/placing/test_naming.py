@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.capture.placing.kinds import LayerNumbers
 from tests.capture.observing import observe
-from tests.capture.tiny import FAMILIES, SIZES
+from tests.capture.tiny import FAMILIES, SIZES, tiny
 
 LAYERS = "layers.{}.attn"
 NUMBERED = {  # modules that attend in turn, how often each was called before, and their layers
@@ -57,9 +56,9 @@ def test_no_two_calls_of_a_kind_in_a_pass_share_a_number():
 def test_both_towers_of_a_two_tower_model_are_named():
     text = {**SIZES, "num_hidden_layers": 2}
     vision = {**text, "image_size": 16, "patch_size": 8}
-    config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    model = tiny("CLIP", text_config=text, vision_config=vision, projection_dim=16).build()
     ids, pixels = torch.randint(4, 90, (1, 6)), torch.randn(1, 3, 16, 16)
-    record, *_ = observe(hf.CLIPModel._from_config(config), input_ids=ids, pixel_values=pixels)
+    record, *_ = observe(model, input_ids=ids, pixel_values=pixels)
     assert {(site.site.kind, site.site.layer, site.site.name) for site in record.sites} == {
         (kind, layer, f"{tower}.encoder.layers.{layer}.self_attn")
         for kind, tower in (("decoder", "text_model"), ("encoder", "vision_model"))
@@ -68,9 +67,9 @@ def test_both_towers_of_a_two_tower_model_are_named():
 
 
 def test_a_decoder_that_attends_to_an_encoder_has_both_kinds():
-    config = hf.BertConfig(**SIZES, num_hidden_layers=2, is_decoder=True, add_cross_attention=True)
+    model = tiny("Bert", **SIZES, num_hidden_layers=2, is_decoder=True, add_cross_attention=True).build()
     ids, states = torch.randint(4, 99, (1, 5)), torch.randn(1, 5, 32)
-    record, *_ = observe(hf.BertModel._from_config(config), input_ids=ids, encoder_hidden_states=states)
+    record, *_ = observe(model, input_ids=ids, encoder_hidden_states=states)
     expected = [(kind, layer) for layer in (0, 1) for kind in ("decoder", "cross")]
     assert [(site.site.kind, site.site.layer) for site in record.sites] == expected
 

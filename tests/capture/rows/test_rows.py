@@ -13,9 +13,11 @@ from attnscope.capture import FUSED, recording
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import sdpa_call
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, join_differences
+from attnscope.fused import fused_pass
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.questions.sentences import provenance
 from tests.capture import modules
+from tests.capture.observing import observe
 
 
 def capture_sdpa(batch, *args, **options):
@@ -88,10 +90,8 @@ def test_allowed_is_the_mask(masking):
     capture = capture_sdpa(2, query, key, key, **options)
     allowed = capture.read.allowed(2, 6).expand(2, 4, -1, -1)
     mask = options.get("attn_mask")
-    if masking == "none":
-        expected = torch.ones(7, 7, dtype=torch.bool)
-    elif masking == "causal":
-        expected = torch.ones(7, 7).tril().bool()
+    if mask is None:
+        expected = torch.ones(7, 7, dtype=torch.bool).tril(0 if masking == "causal" else 7)
     else:
         expected = mask if mask.dtype == torch.bool else mask > -1e30
     assert torch.equal(allowed, expected.expand(2, 4, 7, 7)[:, :, 2:6])
@@ -213,6 +213,9 @@ class Off(torch.overrides.TorchFunctionMode):
         return result + self.by if self.call in (None, self.calls) else result
 
 
+STATES = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
+
+
 class Attending(nn.Module):
     """One call of torch's kernel."""
 
@@ -220,52 +223,36 @@ class Attending(nn.Module):
         return sdpa(states, states, states)
 
 
-def test_a_kernel_that_does_something_else_is_said_beside_the_picture():
-    states = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    model, off = Attending(), Off((9, 8), "scaled_dot_product_attention", by=0.5)
-    with torch.inference_mode(), off, recording(model) as record:
-        model(states)
+@pytest.mark.parametrize("by", [0.0, 0.5])
+def test_a_kernel_that_does_something_else_is_said_beside_the_picture(by):
+    with Off((9, 8), "scaled_dot_product_attention", by=by):
+        record, *_ = observe(Attending(), STATES[:, :, :9])
     (site,) = record.sites
-    assert site.differs
-    assert "do not trust layer 0" in provenance(record.sites)
-    with torch.inference_mode(), recording(model) as record:
-        model(states)
-    assert not record.sites[0].differs
-    assert "trust" not in provenance(record.sites)
+    assert site.differs == (by > 0)
+    assert ("do not trust layer 0" in provenance(record.sites)) == site.differs
 
 
 def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
-    from attnscope.fused import fused_pass
-
-    states = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
     model, plain = Attending(), fused_pass.attend
     with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:
-        model(states)
-    assert record.sites[0].kernel == FUSED
-    monkeypatch.setattr(
-        fused_pass, "attend", lambda *args, **options: (plain(*args, **options)[0] + 0.01, None)
-    )
-    with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:
-        output = model(states)
-    assert torch.equal(output, sdpa(states, states, states))
-    (site,) = record.sites
+        model(STATES)
+        monkeypatch.setattr(fused_pass, "attend", lambda *given: (plain(*given)[0] + 0.01, None))
+        assert torch.equal(model(STATES), sdpa(STATES, STATES, STATES))
+    first, site = record.sites
+    assert first.kernel == FUSED
     assert site.kernel == "sdpa"
     assert "rows of its output differ from the formula by 0.0" in site.refusal
 
 
 def test_a_product_that_gives_something_else_is_said():
-    torch.manual_seed(0)
-    module = modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]).eval()
-    with torch.inference_mode(), Off((6, 4), "matmul", "__matmul__"), recording(module) as record:
-        module(torch.randn(2, 6, 16))
+    with Off((6, 4), "matmul", "__matmul__"):
+        record, *_ = observe(modules.softmaxed(), torch.randn(2, 6, 16))
     assert record.sites[0].differs
 
 
 def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
-    torch.manual_seed(0)
-    module = modules.Softmaxed(modules.SOFTMAXES["F.softmax"]).eval()
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), recording(module) as record:
-        module(torch.randn(2, 6, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        record, *_ = observe(modules.softmaxed("F.softmax"), torch.randn(2, 6, 16))
     (site,) = record.sites
     assert site.difference is None or not site.differs
     assert (site.unproved is None) == (site.difference is not None)
@@ -274,7 +261,7 @@ def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
 @pytest.mark.parametrize("wrong", [-1, 0, 1, 3])
 def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
     torch.manual_seed(0)
-    module = nn.Sequential(modules.ListedHeads()).eval()
+    module = nn.Sequential(modules.ListedHeads())
     with torch.inference_mode(), Off((6, 4), "bmm", call=wrong), recording(module) as record:
         module(torch.randn(2, 6, 16))
     (site,) = record.sites

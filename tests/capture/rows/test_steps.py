@@ -51,18 +51,12 @@ def test_steps_make_the_map_of_the_whole_text(family, static):
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_keys_are_held_once_however_many_steps_there_are(family):
-    model = FAMILIES[family].build()
-    short, long = (grown(model, torch.randint(4, 99, (1, count)))[0] for count in (10, 30))
-    assert all(
-        held(site) - held(before) == 20
-        for site, before in zip(long._sites.values(), short._sites.values(), strict=True)
-    )
-
-
-def held(site):
-    """How many keys a site holds, in whatever number of heads its kernel asked for them."""
-    assert all(call.read.call.key.numel() == 0 for call in site.calls)
-    return sum(keys.count for keys in site.keys.values())
+    model, held = FAMILIES[family].build(), []
+    for count in (10, 30):
+        sites = grown(model, torch.randint(4, 99, (1, count)))[0]._sites.values()
+        assert all(call.read.call.key.numel() == 0 for site in sites for call in site.calls)
+        held.append([sum(keys.count for keys in site.keys.values()) for site in sites])
+    assert [long - short for short, long in zip(*held, strict=True)] == [20] * len(held[0])
 
 
 def test_any_rows_can_be_read_alone():
@@ -116,13 +110,10 @@ def test_cross_attention_grows_by_rows_and_the_encoder_stays():
 
 
 def test_weights_that_a_model_overwrites_later_are_held_as_they_were():
-    buffer = torch.tensor([[[[1.0]]]])
-    attention = Attention(
-        Site("layer", 0, "decoder", 0), "softmax", "softmax", 1, 1, 1, range(1), range(1), 0,
-        torch.float32, HeldRows(buffer),
-    )  # fmt: skip
+    buffer, site = torch.tensor([[[[1.0]]]]), Site("layer", 0, "decoder", 0)
+    shape = 1, 1, 1, range(1), range(1), 0, torch.float32
     steps = Steps()
-    steps.observe(attention)
+    steps.observe(Attention(site, "softmax", "softmax", *shape, HeldRows(buffer)))
     buffer.fill_(0)
     (joined,) = steps.joined()
     assert joined.weights().item() == 1
@@ -146,13 +137,11 @@ def test_steps_of_different_batches_are_refused():
 
 
 def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
-    model = FAMILIES["llama"].build()
-    ids = torch.randint(4, 99, (1, 6))
-    steps = Steps()
+    model, steps, texts = FAMILIES["llama"].build(), Steps(), torch.randint(4, 99, (2, 1, 6))
     with torch.inference_mode(), recording(model, [steps]):
-        model(input_ids=ids, use_cache=False)
-        model(input_ids=ids.flip(1), use_cache=False)
-    passes = [observe(model, input_ids=each)[1] for each in (ids, ids.flip(1))]
+        for ids in texts:
+            model(input_ids=ids, use_cache=False)
+    passes = [observe(model, input_ids=ids)[1] for ids in texts]
     for attention, first, second in zip(steps.joined(), *passes, strict=True):
         weights = attention.weights()
         torch.testing.assert_close(weights[:, :, :6, :6], first.weights)

@@ -15,13 +15,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.axes import Array
 from attnscope.records import MATRIX, Meaning, record, rounded
 
 LARGEST = math.log(2)  # the divergence of two rows that share no key
@@ -32,17 +33,16 @@ BLOCK = 1 << 18
 TINY = 1e-30  # stands for zero: its ``p log p`` is below float32's resolution
 
 
-@dataclass(frozen=True, eq=False)
-class Divergences:
-    """The divergence of pairs of heads over ``rows`` rows: mean and standard deviation in nats."""
+class Distances(NamedTuple):
+    """Mean distances of heads in nats, with their standard errors.
+
+    ``stability`` is the rank correlation (Spearman) of one text's distances with the mean of all other
+    texts', averaged over the texts: 1 if every text orders the pairs alike, 0 if the orders are unrelated.
+    """
 
     mean: NDArray[np.float64]  # [head, other]
-    deviation: NDArray[np.float64]  # [head, other]
-    rows: int
-
-    def error(self, population: int) -> NDArray[np.float64]:
-        """Standard error of the mean of a sample of this size; 0 if it is all rows.  -> [head, other]"""
-        return np.asarray(self.deviation * _missing(self.rows, population))
+    error: NDArray[np.float64]  # [head, other]; of one text 0 if every row was compared
+    stability: float | None = None  # of several texts
 
 
 def divergence(one: Tensor, other: Tensor) -> Tensor:
@@ -51,8 +51,11 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
     return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
 
 
-def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences:
-    """Divergence of heads from each other, or ``others``, over rows.  [head, row, key] -> [head, other]"""
+def measure_distances(rows: Tensor, others: Tensor | None = None, *, of: float | None = None) -> Distances:
+    """Divergence of heads from each other, or ``others``, over rows, all or a sample ``of`` so many.
+
+    [head, row, key] -> [head, other]
+    """
     heads, count, keys = rows.shape
     size = heads if others is None else len(others)
     total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
@@ -73,7 +76,8 @@ def measure_distances(rows: Tensor, others: Tensor | None = None) -> Divergences
         total, squares = total + total.T, squares + squares.T
     mean = total / max(count, 1)
     variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
-    return Divergences(mean.numpy(), variance.sqrt().numpy(), count)
+    error: NDArray[np.float64] = variance.sqrt().numpy() * _missing(count, of or count)
+    return Distances(mean.numpy(), error)
 
 
 def sampling_error(apart: Tensor, population: int) -> float:
@@ -82,7 +86,7 @@ def sampling_error(apart: Tensor, population: int) -> float:
     return deviation * _missing(len(apart), population)
 
 
-def _missing(rows: int, population: int) -> float:
+def _missing(rows: int, population: float) -> float:
     """From deviation to error of the mean: 0 if every row was taken (sampling without replacement)."""
     return math.sqrt(max(0.0, 1 - rows / population) / rows)
 
@@ -100,16 +104,8 @@ def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
     return -torch.log(rows, out=logs).mul_(rows).sum(-1)
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """Two texts as pairs of positions in reading order; ``(3, None)`` was deleted, ``(None, 3)`` inserted."""
-
-    steps: tuple[tuple[int | None, int | None], ...]
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """The positions that have a partner, including replaced ones."""
-        return tuple((one, other) for one, other in self.steps if one is not None and other is not None)
+Alignment: TypeAlias = tuple[tuple[int | None, int | None], ...]
+"""Two texts as pairs of positions in reading order; ``(3, None)`` was deleted, ``(None, 3)`` inserted."""
 
 
 def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
@@ -126,7 +122,7 @@ def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
         else:
             steps += [(position, None) for position in range(start, stop)]
             steps += [(None, position) for position in range(begin, end)]
-    return Alignment(tuple(steps))
+    return tuple(steps)
 
 
 def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
@@ -143,26 +139,15 @@ def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[r
     return tuple(words)
 
 
-class Average(NamedTuple):
-    """Distances averaged over texts, each text counting once, with the standard error of the mean.
-
-    ``stability`` is the rank correlation (Spearman) of one text's distances with the mean of all other
-    texts', averaged over the texts: 1 if every text orders the pairs alike, 0 if the orders are unrelated.
-    """
-
-    mean: NDArray[np.float64]  # [...]
-    error: NDArray[np.float64]  # [...]
-    stability: float
-
-
-def average_over_texts(each: Sequence[NDArray[np.float64]]) -> Average:
-    """Average two or more texts' distances.  [text] of [...] -> Average"""
-    texts = np.stack(each)
-    count = len(texts)
-    total = texts.sum(0)
+def average_over_texts(each: Sequence[Distances]) -> Distances:
+    """Average the distances of texts, each text counting once."""
+    if len(each) == 1:
+        return each[0]
+    texts = np.stack([one.mean for one in each])
+    count, total = len(texts), texts.sum(0)
     correlations = [_rank_correlation(text, (total - text) / (count - 1)) for text in texts]
     error = texts.std(0, ddof=1) / np.sqrt(count)
-    return Average(total / count, error, float(np.mean(correlations)))
+    return Distances(total / count, error, float(np.mean(correlations)))
 
 
 def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
@@ -190,11 +175,6 @@ class Groups:
 
     members: tuple[tuple[int, ...], ...]
     silhouette: float
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """All heads, group by group."""
-        return tuple(head for group in self.members for head in group)
 
     @property
     def singletons(self) -> tuple[int, ...]:
@@ -275,8 +255,6 @@ def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
     whole = float(values.clip(min=0).sum())
     return Plane(points, float(values[-2:].clip(min=0).sum()) / whole if whole > 0 else 1.0)
 
-
-Array = NDArray[Any]
 
 LEFT, ABOVE, BOTH = range(3)
 

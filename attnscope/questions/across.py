@@ -70,7 +70,8 @@ def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
 
     def pair(one: Axis, other: Axis) -> Pairs:
         mine, theirs = selection.coarsening(one), selection.coarsening(other)
-        pairs = comparison.align_tokens(place_texts(mine), place_texts(theirs)).pairs
+        steps = comparison.align_tokens(place_texts(mine), place_texts(theirs))
+        pairs = [(i, j) for i, j in steps if i is not None and j is not None]
         alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
         if all(mine.places[i].special for i, _ in alike):
             raise InputError(
@@ -106,20 +107,11 @@ LARGEST = 1024  # most tokens of a difference map
 SMALL = 0.1  # below this many nats, a map of heads counts in thousandths
 
 
-def map_of_nats(
-    heads: Sequence[Head],
-    values: NDArray[np.float64],
-    name: str,
-    *,
-    title: str,
-    subtitle: str,
-    notes: tuple[str, ...],
-) -> HeadMap:
+def map_of_nats(heads: Sequence[Head], values: NDArray[np.float64], name: str, **more: Any) -> HeadMap:
     """A distance of each head as a map; small ones in thousandths, to keep the numbers readable."""
     small = float(values.max(initial=0)) < SMALL
     layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
-    unit = "thousandths of a nat" if small else "nats"
-    return head_map(layers, name, unit=unit, title=title, subtitle=subtitle, notes=notes)
+    return head_map(layers, name, unit="thousandths of a nat" if small else "nats", **more)
 
 
 def _open_cells(view: Heatmap) -> Array:
@@ -202,7 +194,7 @@ def compare_texts(
     change = apart.double().mean(1).numpy()
     axes = zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
     queries, keys = (_steps(*map(selection.coarsening, pair)) for pair in axes)
-    certain = compare.note_certainty(apart.shape[1], count, error)
+    certain = compare.note_certainty(compare.RowCount(apart.shape[1], count), error)
     notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *one.notes, *certain]))
     difference = None
     if selection.head is not None and chosen:
@@ -241,7 +233,7 @@ def _steps(mine: Coarsening, theirs: Coarsening) -> tuple[Step, ...]:
     """Two axes as pairs of corresponding places."""
     return tuple(
         (None if i is None else mine.places[i], None if j is None else theirs.places[j])
-        for i, j in comparison.align_tokens(place_texts(mine), place_texts(theirs)).steps
+        for i, j in comparison.align_tokens(place_texts(mine), place_texts(theirs))
     )
 
 
@@ -315,58 +307,60 @@ def compare_models(
     selection: Selection | None = None,
 ) -> ModelComparison:
     """Run both models once on each text, and compare their heads on the same tokens or the common words."""
-    selection = selection or Selection()
-    if not texts:
-        raise InputError("there is no text to compare models on: give at least one")
-    kind = _common_kind(model, other, *texts[0], selection)
-    results = [_one_text(model, other, *prepared, replace(selection, kind=kind), kind) for prepared in texts]
-    first = results[0]
-    if any((text.heads, text.others) != (first.heads, first.others) for text in results):
-        raise SelectionError("the texts use different layers: compare the models on one text at a time")
-    mean = compare.average_distances(results)
-    notes = [f"from {model.title} to {other.title}", *model.notes, *other.notes]
-    notes += [note for text in results for note in text.notes]
-    alike, matched = first.heads == first.others, f"{len(first.heads)} heads matched with {len(first.others)}"
-    what = "drift of each head" if alike else matched
-    one, quoted = len(texts) == 1, f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
-    units: Literal["tokens", "words"] = "tokens" if all(text.tokens for text in results) else "words"
+    kind = _common_kind(model, other, *texts[0], selection or Selection())
+    led, models = replace(selection or Selection(), kind=kind), (model, other)
+    alike = [_read_alike(mine, theirs, kind) for mine, theirs in texts]
+    measured = compare.measure_texts(
+        ((both, _passes(models, both, led, same)) for both, same in zip(texts, alike, strict=True)),
+        [f"from {model.title} to {other.title}", *model.notes, *other.notes],
+    )
+    (first, second), mean, one = measured.passes, measured.mean, measured.texts == 1
+    matched = f"{len(first.heads)} heads matched with {len(second.heads)}"
+    what = "drift of each head" if first.heads == second.heads else matched
+    quoted = f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
+    units: Literal["tokens", "words"] = "tokens" if all(alike) else "words"
     return ModelComparison(
-        kind=first.kind,
+        kind=kind,
         heads=first.heads,
-        others=first.others,
-        distances=mean.distances,
+        others=second.heads,
+        distances=mean.mean,
         error=mean.error,
         matches=tuple(
-            compare.pair_at(cell, first.heads, first.others, mean.distances, mean.error)
-            for cell in comparison.match_heads(mean.distances)
+            compare.pair_at(cell, first.heads, second.heads, mean.mean, mean.error)
+            for cell in comparison.match_heads(mean.mean)
         ),
         units=units,
-        texts=len(texts),
+        texts=measured.texts,
         stability=mean.stability,
-        title=f"{what} · {model.title} and {other.title} · {kind_title(first.kind)}",
-        subtitle=f"{quoted}{mean.rows.of:,} {units} compared" if one else f"mean over {len(texts):,} texts",
-        notes=(*dict.fromkeys(notes), *mean.certainty),
+        title=f"{what} · {model.title} and {other.title} · {kind_title(kind)}",
+        subtitle=f"{quoted}{measured.rows.of:,} {units} compared"
+        if one
+        else f"mean over {measured.texts:,} texts",
+        notes=measured.notes,
     )
 
 
-def _one_text(
-    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection, kind: Kind
-) -> compare.TextDistances:
-    read, others = (
+def _read_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
+    """Whether both models read the same tokens."""
+    one, other = (
         [[getattr(token, "text", None) for token in axis] for axis in each.axes.get(kind, ())]
         for each in (mine, theirs)
     )
-    if read == others and not any(None in axis for axis in read):
-        one, two = (head_rows(each, text, selection) for each, text in ((model, mine), (other, theirs)))
-        of, tokens = one.of, True
-    else:
-        pairs = pairing(mine, theirs, by_word)
-        one = head_rows(model, mine, selection, paired_rows(mine, pairs, 0))
-        two = head_rows(other, theirs, selection, paired_rows(theirs, pairs, 1))
-        of, tokens = len(pairs(kind)[0]), False
-    notes = (*mine.notes, *theirs.notes, *one.notes, *two.notes)
-    spread = comparison.measure_distances(one.rows, two.rows)
-    return compare.TextDistances(kind, one.heads, spread, of, notes, others=two.heads, tokens=tokens)
+    return one == other and not any(None in axis for axis in one)
+
+
+def _passes(
+    models: tuple[Model, Model], texts: tuple[ModelInput, ModelInput], selection: Selection, alike: bool
+) -> list[compare.HeadRows]:
+    """A pass of each model, with its rows of every token, or of the words that both read."""
+    each = [*zip(models, texts, strict=True)]
+    if alike:
+        return [head_rows(model, text, selection) for model, text in each]
+    pairs, passes = pairing(*texts, by_word), list[compare.HeadRows]()
+    for side, (model, text) in enumerate(each):
+        ran = head_rows(model, text, selection, paired_rows(text, pairs, side))
+        passes.append(replace(ran, of=len(pairs(ran.kind)[0])))
+    return passes
 
 
 def _common_kind(
@@ -398,20 +392,16 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
         for each in result.ranking[:LISTED]
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
-
-    def arrays() -> dict[str, Array]:
-        found = {"heads": compare.addresses(result.heads), "change": result.change, "error": result.error}
-        if result.difference is None:
-            return found
+    arrays = {"heads": compare.addresses(result.heads), "change": result.change, "error": result.error}
+    if result.difference is not None:
         weights = result.difference.weights
-        return found | {
+        arrays |= {
             "difference": _open_cells(result.difference),
             "queries": np.array([place.text for place in weights.queries], np.str_),
             "keys": np.array([place.text for place in weights.keys], np.str_),
         }
-
     views = (result.aligned, view, Ranking(tuple(listed), title="Heads that change most"))
-    return Answer(views, {name: view}, lambda: result, lambda: csv_rows(result.ranking), arrays)
+    return Answer(views, {name: view}, lambda: result, lambda: csv_rows(result.ranking), lambda: arrays)
 
 
 def of_models(result: ModelComparison) -> Answer:
@@ -429,20 +419,16 @@ def of_models(result: ModelComparison) -> Answer:
         title, pairs = "Best matches, each head in one of them at most", result.matches
         nearest = sorted(pairs, key=lambda pair: pair.distance)[:LISTED]
         listed = [Ranked(pair.names, pair.words) for pair in nearest]
-
-    def arrays() -> dict[str, Array]:
-        matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
-        return {
-            "heads": compare.addresses(result.heads),
-            "others": compare.addresses(result.others),
-            "distances": result.distances,
-            "error": result.error,
-            "matches": np.array(matches),
-        }
-
-    view = result.view
-    views = (view, Ranking(tuple(listed), title=title))
-    return Answer(views, {"models": view}, lambda: result, lambda: csv_rows(pairs), arrays)
+    matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
+    arrays = {
+        "heads": compare.addresses(result.heads),
+        "others": compare.addresses(result.others),
+        "distances": result.distances,
+        "error": result.error,
+        "matches": np.array(matches),
+    }
+    view, ranked = result.view, Ranking(tuple(listed), title=title)
+    return Answer((view, ranked), {"models": view}, lambda: result, lambda: csv_rows(pairs), lambda: arrays)
 
 
 def compare_passes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations, starmap
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -77,11 +78,7 @@ class PairDistance:
 
 
 def pair_at(
-    cell: tuple[int, int],
-    heads: Sequence[Head],
-    others: Sequence[Head],
-    distances: NDArray[np.float64],
-    error: NDArray[np.float64],
+    cell: tuple[int, int], heads: Sequence[Head], others: Sequence[Head], distances: Array, error: Array
 ) -> PairDistance:
     """The two heads of one cell of a table of distances."""
     return PairDistance(heads[cell[0]], others[cell[1]], float(distances[cell]), float(error[cell]))
@@ -192,8 +189,7 @@ def head_rows(
     sample = Sample(choose_one_kind)
     record = model.run(prepared, [SharedRows([sample], led.heads), *beside])
     require_selected(sample.maps, record, led)
-    maps = sample.maps
-    kind = maps[0].site.kind
+    maps, kind = sample.maps, sample.maps[0].site.kind
     sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
     if len(sizes) > 1:
         listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
@@ -205,14 +201,13 @@ def head_rows(
         for kept in maps
         for head in selection.heads(kept.site, counts[kept.site]) or ()
     )
-    layers = {head.layer for head in heads}
+    layers = {kept.site.layer for kept in maps}
     ran = [site for site in record.sites if site.site.kind == kind and site.site.layer in layers]
-    aside = []
-    others_run = [other for other in kinds_of(counts) if other != kind]
-    if selection.kind is None and others_run:
-        listed = " and ".join(map(kind_title, others_run))
-        compares = f"--kind {others_run[0]} compares others ({listed} exist too)"
-        aside = [f"{kind_title(kind)} alone is compared; {compares}"]
+    notes, others = [*record.notes], [other for other in kinds_of(counts) if other != kind]
+    if selection.kind is None and others:
+        listed = " and ".join(map(kind_title, others))
+        compares = f"--kind {others[0]} compares others ({listed} exist too)"
+        notes.append(f"{kind_title(kind)} alone is compared; {compares}")
     return HeadRows(
         kind=kind,
         heads=heads,
@@ -220,7 +215,7 @@ def head_rows(
         of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
         ran=provenance(ran),
-        notes=(*record.notes, *aside, *oddities(maps)),
+        notes=(*notes, *oddities(maps)),
     )
 
 
@@ -241,18 +236,55 @@ def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
     return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
 
 
-def oddities(maps: Iterable[Sampled]) -> list[str]:
+def oddities(maps: Sequence[Sampled]) -> Iterator[str]:
     """Notes on rows that are not shares of a whole."""
-    maps = list(maps)
-    notes = []
-    broken = sum(kept.broken for kept in maps)
+    broken, sums = sum(kept.broken for kept in maps), [kept.values.sum(-1) for kept in maps]
     if broken:
-        notes.append(f"{broken:,} weights are not finite numbers and count as 0")
-    if max(float(kept.values.sum(-1).max()) for kept in maps) > 1 + 1e-2:
-        notes.append("rows that sum to more than 1 are compared by their shares")
-    if any(float((1 - kept.values.sum(-1)).max()) > 1e-2 for kept in maps):
-        notes.append("what a row does not give to these tokens counts as one more key")
-    return notes
+        yield f"{broken:,} weights are not finite numbers and count as 0"
+    if max(float(each.max()) for each in sums) > 1 + 1e-2:
+        yield "rows that sum to more than 1 are compared by their shares"
+    if max(float((1 - each).max()) for each in sums) > 1e-2:
+        yield "what a row does not give to these tokens counts as one more key"
+
+
+MOST_COMPARED = 6000
+"""Most heads of one comparison: time grows with the cube of their number, memory with the square."""
+
+
+class MeasuredTexts(NamedTuple):
+    """The passes of the first text, the mean distances of their heads over all texts, and notes."""
+
+    passes: Sequence[HeadRows]
+    mean: comparison.Distances
+    rows: RowCount
+    texts: int
+    notes: tuple[str, ...]
+
+
+def measure_texts(
+    texts: Iterable[tuple[Sequence[ModelInput], Sequence[HeadRows]]], notes: Sequence[str]
+) -> MeasuredTexts:
+    """The distances of heads from each other, or from those of a second pass of each text."""
+    first, each, counts, notes = list[HeadRows](), list[comparison.Distances](), [], [*notes]
+    for inputs, passes in texts:
+        first = first or [*passes]
+        one, heads = passes[0], [ran.heads for ran in passes]
+        if heads != [ran.heads for ran in first]:
+            raise SelectionError("the texts run through different layers: compare them one by one")
+        if len(passes) == 1 and len(one.heads) < 2:
+            raise SelectionError(f"{one.heads[0].name} alone cannot be compared: there is no other head here")
+        if len(one.heads) > MOST_COMPARED:
+            said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(one.heads):,}"
+            raise SelectionError(f"{said}: pick some with --layer")
+        each.append(comparison.measure_distances(*(ran.rows for ran in passes), of=one.of))
+        counts.append((one.rows.shape[1], one.of))
+        notes += [note for text in inputs for note in text.notes]
+        notes += [note for ran in passes for note in ran.notes]
+    if not each:
+        raise InputError("there is no text to compare heads on: give one at least")
+    mean, rows = comparison.average_over_texts(each), RowCount(*map(sum, zip(*counts, strict=True)))
+    certain = note_certainty(rows, mean.error, mean.stability)
+    return MeasuredTexts(first, mean, rows, len(each), (*dict.fromkeys(notes), *certain))
 
 
 def compare_all_heads(
@@ -263,89 +295,31 @@ def compare_all_heads(
     ``words`` and ``hide_special`` of the selection coarsen rows and keys first. Up to 221 tokens every row
     is compared, beyond that an even sample.
     """
-    selection = selection or Selection()
-    given = [texts] if isinstance(texts, ModelInput) else list(texts)
-    if not given:
-        raise InputError("there is no text to compare heads on: give one at least")
-    results = [_one_text(model, prepared, selection) for prepared in given]
-    first = results[0]
-    if len({text.heads for text in results}) > 1:
-        raise SelectionError("the texts run through different layers: compare them one by one")
-    mean = average_distances(results)
-    notes = dict.fromkeys([*model.notes, *(note for text in results for note in text.notes)])
-    named = name_pass(model, given[0]) if len(given) == 1 else model.title
+    given, asked = [texts] if isinstance(texts, ModelInput) else texts, selection or Selection()
+    passes = (([prepared], [head_rows(model, prepared, asked)]) for prepared in given)
+    measured = measure_texts(passes, model.notes)
+    (first,), mean, one = measured.passes, measured.mean, measured.texts == 1
+    named = name_pass(model, given[0]) if one else model.title
     return Comparison(
         kind=first.kind,
         heads=first.heads,
-        distances=mean.distances,
+        distances=mean.mean,
         error=mean.error,
-        groups=comparison.group_heads(mean.distances),
-        plane=comparison.embed_in_plane(mean.distances),
-        rows=mean.rows,
-        texts=len(given),
+        groups=comparison.group_heads(mean.mean),
+        plane=comparison.embed_in_plane(mean.mean),
+        rows=measured.rows,
+        texts=measured.texts,
         stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
-        subtitle=first.ran if len(given) == 1 else f"mean over {len(given):,} texts",
-        notes=(*notes, *mean.certainty),
+        subtitle=first.ran if one else f"mean over {measured.texts:,} texts",
+        notes=measured.notes,
     )
 
 
-MOST_COMPARED = 6000
-"""Most heads of one comparison: time grows with the cube of their number, memory with the square."""
-
-
-@dataclass(frozen=True, eq=False)
-class TextDistances:
-    """What is kept of one text, without its rows. ``others`` are the heads of a second model."""
-
-    kind: str
-    heads: tuple[Head, ...]
-    spread: comparison.Divergences
-    of: int
-    notes: tuple[str, ...]
-    ran: str = ""
-    others: tuple[Head, ...] = ()
-    tokens: bool = True  # or words are compared
-
-
-class MeanDistances(NamedTuple):
-    """Distances averaged over texts, their standard error, and notes on their certainty."""
-
-    distances: NDArray[np.float64]
-    error: NDArray[np.float64]
-    stability: float | None
-    rows: RowCount
-    certainty: tuple[str, ...]
-
-
-def average_distances(texts: Sequence[TextDistances]) -> MeanDistances:
-    """Average what is known of each text."""
-    spread, stability = texts[0].spread, None
-    mean, error = spread.mean, spread.error(texts[0].of)
-    if len(texts) > 1:
-        mean, error, stability = comparison.average_over_texts([text.spread.mean for text in texts])
-    rows = RowCount(sum(text.spread.rows for text in texts), sum(text.of for text in texts))
-    certainty = note_certainty(rows.compared, rows.of, error, stability)
-    return MeanDistances(mean, error, stability, rows, tuple(certainty))
-
-
-def _one_text(model: Model, prepared: ModelInput, selection: Selection) -> TextDistances:
-    result = head_rows(model, prepared, selection)
-    if len(result.heads) < 2:
-        raise SelectionError(f"{result.heads[0].name} alone cannot be compared: there is no other head here")
-    if len(result.heads) > MOST_COMPARED:
-        said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(result.heads):,}"
-        raise SelectionError(f"{said}: pick some with --layer")
-    spread, notes = comparison.measure_distances(result.rows), (*prepared.notes, *result.notes)
-    return TextDistances(result.kind, result.heads, spread, result.of, notes, result.ran)
-
-
-def note_certainty(
-    rows: int, of: int, error: NDArray[np.float64], stability: float | None = None
-) -> Iterator[str]:
+def note_certainty(rows: RowCount, error: Array, stability: float | None = None) -> Iterator[str]:
     """How certain distances are: the sampling error, or how much they vary from text to text."""
-    if rows < of:
-        yield f"compared on an even sample of {rows:,} of {of:,} rows"
+    if rows.compared < rows.of:
+        yield f"compared on an even sample of {rows.compared:,} of {rows.of:,} rows"
     if stability is not None:
         yield f"rank correlation of one text's distances with the other texts': {stability:.2f}"
     known = error[error > 0]
@@ -367,17 +341,16 @@ def of_heads(result: Comparison, command: str | None) -> Answer:
     ]
     lists = Ranking(tuple(groups), title="Alike"), Ranking(tuple(pairs), title="Nearest pairs")
     views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
-    count = len(result.heads)
-    every = (result.pair(one, other) for one in range(count) for other in range(one + 1, count))
-
-    def arrays() -> dict[str, Array]:
-        member = np.zeros(count, int)
-        for number, group in enumerate(result.groups.members):
-            member[list(group)] = number
-        found = {"distances": result.distances, "error": result.error, "points": result.plane.points}
-        return {"heads": addresses(result.heads), **found, "groups": member}
-
-    return Answer(views, {"heads": view}, lambda: result, lambda: csv_rows(every), arrays)
+    every = starmap(result.pair, combinations(range(len(result.heads)), 2))
+    member = {head: number for number, group in enumerate(result.groups.members) for head in group}
+    arrays = {
+        "heads": addresses(result.heads),
+        "distances": result.distances,
+        "error": result.error,
+        "points": result.plane.points,
+        "groups": np.array([member[head] for head in range(len(member))]),
+    }
+    return Answer(views, {"heads": view}, lambda: result, lambda: csv_rows(every), lambda: arrays)
 
 
 def addresses(heads: Iterable[Head]) -> Array:
@@ -487,7 +460,7 @@ def compare_two_heads(
         *record.notes,
         *oddities(sampled),
         *note_hidden(shares, selection, "their attention"),
-        *note_certainty(len(positions), len(queries.places), np.array([error])),
+        *note_certainty(RowCount(len(positions), len(queries.places)), np.array([error])),
     )
     distance = float(apart.double().mean())
     view = head_pair(
@@ -505,23 +478,18 @@ def compare_two_heads(
 
 def of_two_heads(result: HeadComparison) -> Answer:
     """Two heads and their difference."""
-
-    def arrays() -> dict[str, Array]:
-        one, other = (weights.values for weights in result.weights)
-        return {
-            "heads": addresses(result.heads),
-            "rows": np.array([each.row for each in result.rows]),
-            "by_row": np.array([each.distance for each in result.rows], np.float32),
-            "one": one,
-            "other": other,
-            "difference": one - other,
-            "queries": np.array(result.queries, np.str_),
-            "keys": np.array(result.keys, np.str_),
-        }
-
-    return Answer(
-        (result.view,), {"pair": result.view}, lambda: result, lambda: csv_rows(result.rows), arrays
-    )
+    view, (one, other) = result.view, (weights.values for weights in result.weights)
+    arrays = {
+        "heads": addresses(result.heads),
+        "rows": np.array([each.row for each in result.rows]),
+        "by_row": np.array([each.distance for each in result.rows], np.float32),
+        "one": one,
+        "other": other,
+        "difference": one - other,
+        "queries": np.array(result.queries, np.str_),
+        "keys": np.array(result.keys, np.str_),
+    }
+    return Answer((view,), {"pair": view}, lambda: result, lambda: csv_rows(result.rows), lambda: arrays)
 
 
 def _parting(place: Place, keys: Sequence[Place], rows: Tensor, apart: Tensor) -> Parting:

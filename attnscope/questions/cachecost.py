@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,18 +47,9 @@ LISTED = 10  # heads that are listed; the map and the numbers have all of them
 NEEDLE = 8
 """Random tokens of a needle: at the end of the text the first half is repeated, the rest is predicted."""
 
-
 WAYS = ("loss", "mass", "even", "random")  # how unlimited heads are chosen
 
-
-class KeyHead(NamedTuple):
-    """A key-value head, which several query heads may share."""
-
-    layer: int
-    head: int
-
-    def __str__(self) -> str:
-        return f"L{self.layer}KV{self.head}"
+KeyHead: TypeAlias = tuple[int, int]  # a layer and a key-value head, which several query heads may share
 
 
 @record("a key-value head, limited alone")
@@ -164,12 +155,14 @@ def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) 
     return made.prepared, run
 
 
-def _groups(seen: Record) -> list[list[range]]:
-    made = []
-    for site in seen.sites:
-        share = site.heads // site.key_heads
-        made.append([range(head, head + share) for head in range(0, site.heads, share)])
-    return made
+def _query_heads(seen: Record) -> dict[KeyHead, tuple[int, range]]:
+    """Each key-value head's call, by number, and the query heads that share it."""
+    return {
+        (site.site.layer, number): (call, range(number * share, (number + 1) * share))
+        for call, site in enumerate(seen.sites)
+        for share in [site.heads // site.key_heads]
+        for number in range(site.key_heads)
+    }
 
 
 def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
@@ -178,25 +171,22 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
     Each copy of a text has one head of one layer limited; all copies share the layers before that one.
     """
     first = PlainPass.run(model, *_predicting(model, text), change)
-    groups = _groups(first.record)
-    copies = max(1, min(max(map(len, groups)), BATCH_TOKENS // len(text.tokens)))
+    sites, query_heads = first.record.sites, _query_heads(first.record)
+    copies = max(1, min(max(site.key_heads for site in sites), BATCH_TOKENS // len(text.tokens)))
     (_, losses), kept = _predicting(model, text, copies), KeptLayers(model.module)
     with edited(lambda number, output: None) as gates, kept.keeping(lambda: len(gates.heads)):
         before = losses()
     rises = dict[KeyHead, float]()
-    for call, (site, mine, made) in enumerate(zip(first.record.sites, groups, first.made, strict=True)):
-        tell("layer", call + 1, len(groups))
-        for start in range(0, len(mine), copies):
-            some = list(enumerate(mine[start : start + copies]))
-            places = [(copy, head) for copy, heads in some for head in heads]
-            limited = (
-                {}
-                if made is None
-                else {call: (made._replace(outputs=made.outputs.expand(copies, -1, -1, -1)), places)}
-            )
-            with first.edited_from(call, partial(put_heads, limited), copies=kept):
+    for call, (site, made) in enumerate(zip(sites, first.made, strict=True)):
+        tell("layer", call + 1, len(sites))
+        for start in range(0, site.key_heads, copies):
+            keys = [(site.site.layer, key) for key in range(start, min(start + copies, site.key_heads))]
+            places = [(copy, head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
+            wide = None if made is None else made._replace(outputs=made.outputs.expand(copies, -1, -1, -1))
+            edit = partial(put_heads, {} if wide is None else {call: (wide, places)})
+            with first.edited_from(call, edit, copies=kept):
                 rose = (losses() - before).sum(1).tolist()
-            rises |= {KeyHead(site.site.layer, start + copy): rose[copy] for copy, _ in some}
+            rises |= zip(keys, rose, strict=False)
     return first.before[0], rises
 
 
@@ -219,7 +209,7 @@ def cachecost(
             "--recent or give longer texts"
         )
     window, change = f"window={sink}+{recent}", limit_windows(sink, recent)
-    measured = Measurement((window, "no_key"))
+    measured, sought = Measurement((window, "no_key")), Measurement(("retrieval",))
     asked, losses, rises = list[Pass](), list[Tensor](), dict[KeyHead, float]()
     for number, text in enumerate(long):
         tell("text", number, len(long))
@@ -232,21 +222,16 @@ def cachecost(
         losses.append(before)
         rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
     total = torch.cat(losses)
-    query_heads = {
-        KeyHead(site.site.layer, number): (call, heads)
-        for call, (site, groups) in enumerate(zip(seen.sites, _groups(seen), strict=True))
-        for number, heads in enumerate(groups)
-    }
-    missed = _by_key_head(measured, query_heads, lambda each: 1 - each[window] - each["no_key"], fmean)
+    query_heads = _query_heads(seen)
+    masses = _figures(measured, query_heads)
+    missed = {key: fmean(1 - each[window] - each["no_key"] for each in of) for key, of in masses}
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
-    sought = Measurement(("retrieval",))
     for needle in needles:
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
-        measuring_pass(
-            model, needle, sought, Selection(), [needle.tokens], rows=range(end - NEEDLE // 2, end)
-        )
-    retrieval = _by_key_head(sought, query_heads, lambda each: each["retrieval"], max)
+        rows = range(end - NEEDLE // 2, end)
+        measuring_pass(model, needle, sought, Selection(), [needle.tokens], rows=rows)
+    retrieval = {key: max(each["retrieval"] for each in of) for key, of in _figures(sought, query_heads)}
     ranked = sorted(rises, key=lambda head: -rises[head])
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
@@ -255,10 +240,10 @@ def cachecost(
 
     def run(asked: Pass, chosen: Sequence[KeyHead]) -> Tensor:
         calls = {
-            Head(head.layer, each, "decoder"): [call]
-            for head, (call, heads) in query_heads.items()
-            for each in heads
-            if head not in chosen
+            Head(layer, head, "decoder"): [call]
+            for (layer, key), (call, heads) in query_heads.items()
+            for head in heads
+            if (layer, key) not in chosen
         }
         with torch.no_grad(), model.threads(asked[0]):
             return change_together(model, *asked, change, calls)[0]
@@ -292,8 +277,8 @@ def cachecost(
             LimitedHead(*head, rises[head] / len(total), missed[head], retrieval.get(head)) for head in ranked
         ),
         pattern=tuple(
-            tuple(max(rises[head], 0.0) / top for head in listed if head.layer == layer)
-            for layer in sorted({head.layer for head in listed})
+            tuple(max(rises[head], 0.0) / top for head in listed if head[0] == layer)
+            for layer in sorted({layer for layer, _ in listed})
         ),
         kept=tuple(kept),
         depths=tuple(depths),
@@ -302,23 +287,17 @@ def cachecost(
     )
 
 
-def _by_key_head(
-    measured: Measurement,
-    query_heads: Mapping[KeyHead, tuple[int, range]],
-    value: Callable[[Mapping[str, float]], float],
-    join: Callable[[Iterator[float]], float],
-) -> dict[KeyHead, float]:
-    """One number per key-value head, from the figures of its query heads."""
-    values = {
-        (each.site.layer, each.head): value({name: figure.value for name, figure in each.figures.items()})
+def _figures(
+    measured: Measurement, query_heads: Mapping[KeyHead, tuple[int, range]]
+) -> Iterator[tuple[KeyHead, list[dict[str, float]]]]:
+    """The figures of the query heads of each key-value head that has any."""
+    known = {
+        (each.site.layer, each.head): {name: figure.value for name, figure in each.figures.items()}
         for each in measured.figures()
-        if each.figures
     }
-    return {
-        key: join(values[key.layer, head] for head in heads)
-        for key, (_, heads) in query_heads.items()
-        if all((key.layer, head) in values for head in heads)
-    }
+    for (layer, key), (_, heads) in query_heads.items():
+        if all(known.get((layer, head)) for head in heads):
+            yield (layer, key), [known[layer, head] for head in heads]
 
 
 def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
@@ -329,11 +308,7 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
     begin, end = plain[0], plain[-1] + 1
     if end - begin < 2 * NEEDLE:
         raise InputError(f"a needle is {2 * NEEDLE} tokens, and the longest text has {end - begin}")
-    copied = replace(
-        text,
-        inputs={name: tensor.clone() for name, tensor in text.inputs.items()},
-        arguments=tuple(tensor.clone() for tensor in text.arguments),
-    )
+    copied = text.texts(torch.tensor([0], device=model.device))
     ids = model.objective.ids(copied)
     for at in (begin + round(depth * (end - begin - 2 * NEEDLE)), end - NEEDLE):
         tokens[at : at + NEEDLE] = needle
@@ -344,13 +319,14 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
 def of_cachecost(result: CacheCost) -> Answer:
     """The most costly heads, a map of all, and the loss against the share of the cache that is kept."""
     needle = bool(result.depths)
-    columns = ["head", "loss", "missed", *(["needle"] if needle else []), "role"]
+    columns = ["head", "loss", "missed", *["needle"] * needle, "role"]
+    window = f"a window of {result.sink:,} + {result.recent:,} tokens"
     rows = (
         (
-            str(KeyHead(each.layer, each.head)),
+            f"L{each.layer}KV{each.head}",
             f"{each.loss:+.4f}",
             f"{each.missed:.3f}",
-            *(["–" if each.retrieval is None else f"{each.retrieval:.2f}"] if needle else []),
+            *["–" if each.retrieval is None else f"{each.retrieval:.2f}"] * needle,
             each.role or "",
         )
         for each in result.heads[:LISTED]
@@ -358,21 +334,22 @@ def of_cachecost(result: CacheCost) -> Answer:
     heads = Table(
         tuple(Column(name, name not in ("head", "role"), "keep") for name in columns),
         tuple(rows),
-        title=f"a window of {result.sink:,} + {result.recent:,} tokens · {result.title}",
+        title=f"{window} · {result.title}",
         subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; of each head limited "
         "alone: how much the loss rises, and the weight that the head misses",
         notes=result.notes,
     )
     every = head_map(
-        {layer: list(values) for layer, values in enumerate(result.pattern)},
+        dict(enumerate(result.pattern)),
         "loss",
         limits=(0.0, 1.0),
         title="every key-value head: its loss over the largest one",
         marks=("L", "KV"),
     )
-    places = [f"at {depth:g}" for depth in result.depths]
+    depths = [f"{depth:g}" for depth in result.depths]
+    names = ("kept", "memory", *WAYS, *(f"at {depth}" for depth in depths))
     kept = Table(
-        tuple(Column(name, True, "keep") for name in ("kept", "memory", *WAYS, *places)),
+        tuple(Column(name, True, "keep") for name in names),
         tuple(
             (
                 f"{each.heads:,}",
@@ -383,17 +360,17 @@ def of_cachecost(result: CacheCost) -> Answer:
             for each in result.kept
         ),
         title="heads that see everything, and the rise of the loss by how they are chosen"
-        + (f"; recall of needles at {', '.join(f'{depth:g}' for depth in result.depths)}" if needle else ""),
+        + f"; recall of needles at {', '.join(depths)}" * needle,
         subtitle="loss: the most costly; mass: those that miss most; even: over all layers; random: one draw",
     )
-    losses = {way: tuple(getattr(each, way) for each in result.kept) for way in WAYS}
+    losses = [tuple(getattr(each, way) for each in result.kept) for way in WAYS]
     chart = Curves(
         "rise of the loss",
         "nats a token",
         (*(round(100 * each.memory) for each in result.kept), 100),
-        tuple(Curve(way, each, (None,) * len(each)) for way, each in losses.items()),
+        tuple(Curve(way, each, (None,) * len(each)) for way, each in zip(WAYS, losses, strict=True)),
         "what a shorter cache costs",
-        f"{result.title} · a window of {result.sink:,} + {result.recent:,} tokens",
+        f"{result.title} · {window}",
         ("kept by loss: the most costly; mass: those that miss most; even: over layers; random: one draw",),
         "% of the cache that is kept",
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.attention import Attention, Head
-from attnscope.capture.record import tolerance
+from attnscope.capture.record import Seeing, tolerance
 from attnscope.errors import InputError, SelectionError
 from attnscope.lazy import torch
-from attnscope.measures import Figure, HeadFigures
+from attnscope.measures import HeadFigures
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import list_some
 from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
@@ -63,16 +63,11 @@ class Claim:
             found = f"{len(met)}{': ' if met else ''}{list_some([head.name for head in met], 4)}"
             return Verdict(self.text, COUNTED[self.sign](len(met), self.wanted), found)
         if isinstance(self.about, Head):
-            head, *others = find_heads(self.about, heads)
+            deciding, *others = find_heads(self.about, heads)
             if others:
-                kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (head, *others))
-                raise SelectionError(f"which {head.name}? write {kinds}")
-            if name == "role":
-                evidence = head.role.name if head.role is not None else "no role"
-            else:
-                figure = head.figures.get(name)
-                evidence = head.absent[name] if figure is None else figure_text(figure)
-            return Verdict(self.text, condition.meets(head), evidence)
+                kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (deciding, *others))
+                raise SelectionError(f"which {deciding.name}? write {kinds}")
+            return Verdict(self.text, condition.meets(deciding), _evidence(deciding, name))
         every = self.about == "all"
         if name == "role":
             said = f"{len(met)} of {len(heads)} heads"
@@ -82,8 +77,18 @@ class Claim:
             return Verdict(self.text, False, f"no head has it: {heads[0].absent[name]}")
         largest = condition.sign.startswith(">") != every
         deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
-        evidence = f"{figure_text(deciding.figures[name])}, {deciding.site.kind} {deciding.name}"
+        evidence = f"{_evidence(deciding, name)}, {deciding.site.kind} {deciding.name}"
         return Verdict(self.text, condition.meets(deciding), evidence)
+
+
+def _evidence(head: HeadFigures, name: str) -> str:
+    """A head's role, or a figure with its standard error, or why there is none."""
+    if name == "role":
+        return head.role.name if head.role is not None else "no role"
+    figure = head.figures.get(name)
+    if figure is None:
+        return head.absent[name]
+    return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
 
 
 def claim(text: str) -> Claim:
@@ -106,11 +111,6 @@ def claim(text: str) -> Claim:
     if len(conditions) > 1:
         raise SelectionError(f"the claim {plain!r} says two things: make it two claims")
     return Claim(plain, one[1] if one[1] in ("any", "all") else Head(one[1]), conditions)
-
-
-def figure_text(figure: Figure) -> str:
-    """A figure with its standard error, if it has one."""
-    return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
 
 
 FORMAT = 1
@@ -197,25 +197,24 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
 
     found: list[Verdict] = []
 
-    class Compare:
-        def observe(self, attention: Attention) -> None:
-            other = theirs.pop(attention.site.layer, None)
-            if other is None or attention.site.kind != "decoder":
-                return
-            claim, length = claim_of(attention.site.layer), len(other.queries)
-            behind = len(attention.queries) - length
-            if attention.heads != other.heads or len(attention.keys) != len(other.keys):
-                shapes = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
-                found.append(Verdict(claim, False, " here, there ".join(shapes)))
-                return
-            worst = 0.0
-            for start, stop in pairwise((*range(0, length, ROWS), length)):
-                mine = attention.read.rows(behind + start, behind + stop, None).float()
-                worst = max(worst, float((mine - other.read.rows(start, stop, None).float()).abs().max()))
-            found.append(Verdict(claim, worst <= tolerance(other.dtype), f"largest difference {worst:.2g}"))
+    def compare(attention: Attention) -> None:
+        other = theirs.pop(attention.site.layer, None)
+        if other is None or attention.site.kind != "decoder":
+            return
+        claim, length = claim_of(attention.site.layer), len(other.queries)
+        behind = len(attention.queries) - length
+        if attention.heads != other.heads or len(attention.keys) != len(other.keys):
+            shapes = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
+            found.append(Verdict(claim, False, " here, there ".join(shapes)))
+            return
+        worst = 0.0
+        for start, stop in pairwise((*range(0, length, ROWS), length)):
+            mine = attention.read.rows(behind + start, behind + stop, None).float()
+            worst = max(worst, float((mine - other.read.rows(start, stop, None).float()).abs().max()))
+        found.append(Verdict(claim, worst <= tolerance(other.dtype), f"largest difference {worst:.2g}"))
 
     ids = torch.tensor([[token.id for token in prepared.tokens]])
-    model.run(model.prepare_tensors({"input_ids": ids}), [Compare()])
+    model.run(model.prepare_tensors({"input_ids": ids}), [Seeing(compare)])
     lost = (Verdict(claim_of(layer), False, "the model shows no such layer") for layer in sorted(theirs))
     return (*found, *lost)
 

@@ -14,8 +14,9 @@ One pass shows which weights belong to what, by their numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -157,8 +158,7 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     with circuits.watching(model.module):
         record = model.run(prepared, [circuits])
     found = {site: circuit for site in circuits.sites if (circuit := _circuit(circuits, site)) is not None}
-    if fed is not None:
-        fed = _require(fed, found, circuits)
+    fed = None if fed is None else _require(fed, found)
     feeds: list[Feed] = []
     baselines: dict[tuple[torch.Size, ...], tuple[float, float]] = {}
     for later, reads in found.items():
@@ -174,11 +174,10 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
             for way, scores in compose(wrote, reads).items():
                 for number, row in enumerate(scores.tolist()):
                     reader = Head(later.layer, number, later.kind)
-                    writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
-                    made = zip(writers, row, strict=True)
-                    feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
-    if fed is not None:
-        feeds = [each for each in feeds if each.fed.head == fed.head]
+                    if fed in (None, reader):
+                        writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
+                        made = zip(writers, row, strict=True)
+                        feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
     left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
     unread = {site.layer for site, circuit in found.items() if circuit.query is None}
     turned = {site.layer for site in found if circuits.reads[site].turned}
@@ -242,14 +241,9 @@ def of_feeds(result: Feeds) -> Answer:
     )
     printed = (replace(each, subtitle="") for each in maps.values())
     views: tuple[View, ...] = (Table(subtitle=result.title), *printed, listed)
-
-    def rows_of_all() -> Iterator[Sequence[object]]:
-        yield "kind", "head", "fed", "way", "score", "baseline", "scatter"
-        for each in result.feeds:
-            figures = each.score, each.baseline, each.scatter
-            yield each.head.kind, each.head.name, each.fed.name, each.way, *figures
-
-    return Answer(views, maps, lambda: result, rows_of_all)
+    names = ("head.kind", "head.name", "fed.name", "way", "score", "baseline", "scatter")
+    header = ("kind", "head", "fed", *names[3:])
+    return Answer(views, maps, lambda: result, lambda: [header, *map(attrgetter(*names), result.feeds)])
 
 
 def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
@@ -263,17 +257,15 @@ def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
     return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
 
 
-def _require(fed: Head, found: Mapping[Site, Circuit], circuits: Circuits) -> Head:
+def _require(fed: Head, found: Mapping[Site, Circuit]) -> Head:
     """The head with its kind. Raises ``SelectionError`` unless it exists and has earlier heads."""
-    same = [site for site in circuits.sites if fed.kind in (None, site.kind)]
-    here = [site for site in same if site.layer == fed.layer and site in found]
-    here = [site for site in here if fed.head < len(found[site].value)]
+    same = [site for site in found if fed.kind in (None, site.kind)]
+    here = [site for site in same if site.layer == fed.layer and fed.head < len(found[site].value)]
+    if not same:
+        raise ModelError("no layer has separable head weights: composition cannot be computed")
     if not here:
-        layers = sorted({site.layer for site in same if site in found})
-        if not layers:
-            raise ModelError("no layer has separable head weights: composition cannot be computed")
-        most = max(len(circuit.value) for circuit in found.values())
-        raise SelectionError(f"no head {fed}: layers {layers[0]}-{layers[-1]} have heads 0-{most - 1}")
+        layers, most = [site.layer for site in same], max(len(circuit.value) for circuit in found.values())
+        raise SelectionError(f"no head {fed}: layers {min(layers)}-{max(layers)} have heads 0-{most - 1}")
     if all(site.layer >= fed.layer for site in found):
         raise SelectionError(f"no head comes before {fed}: name one of a later layer")
     return Head(fed.layer, fed.head, here[0].kind)

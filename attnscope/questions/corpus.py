@@ -30,6 +30,10 @@ from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoi
 NAMED = 3  # places of omitted texts that a note names
 
 
+COUNTED = ("texts", "tokens", "notes", "taken", "calls", "layout")
+"""What grows batch by batch; all else is counted again with a window inside which a run resumes."""
+
+
 @dataclass
 class Progress:
     """How far a run is, and notes on its texts."""
@@ -235,16 +239,8 @@ class CorpusWork(ABC):
                         progress.taken += taken
                         progress.calls += calls
                         progress.note(notes)
-                yield replace(
-                    begun,
-                    texts=progress.texts,
-                    tokens=progress.tokens,
-                    notes=progress.notes,
-                    taken=progress.taken,
-                    calls=progress.calls,
-                    layout=progress.layout,
-                    batches=begun.batches + start + round_,
-                )
+                grown = {name: getattr(progress, name) for name in COUNTED}
+                yield replace(begun, **grown, batches=begun.batches + start + round_)
         progress.done, progress.batches = window[-1].done, 0
         yield progress
 
@@ -316,8 +312,8 @@ def corpus_stats(
     Texts of equal token count go through the model together, without padding, so the figures equal those
     of single texts. The standard error is explained in ``Sums.figures``.
     """
-    work = _StatsWork(model, corpus, selection or Selection(), run, Totals(Measurement(names)))
-    work.importance, work.ablation, work.exact_kernel = importance, ablation, exact_kernel
+    selection, totals = selection or Selection(), Totals(Measurement(names))
+    work = _StatsWork(model, corpus, selection, run, totals, importance, ablation, exact_kernel)
     if ablation == "mean":
         limit = Limit(run.max_tokens, run.truncate)
         work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
@@ -346,11 +342,12 @@ def corpus_stats(
     )
 
 
+@dataclass
 class _StatsWork(CorpusWork):
     importance: bool
     ablation: Way | None
     exact_kernel: bool
-    means: MeanOutputs | None = None
+    means: MeanOutputs | None = field(default=None, init=False)
 
     def share(self, batch: Batch, asked: None) -> Share:
         """One forward pass of a batch, measured, and those that importance and ablation take."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -47,8 +47,7 @@ class Deletion:
         """The probability of the prediction if only some places are kept.  [copy, place] -> [copy]"""
         wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
         wanted[:, list(self.places)] = tensor_of(kept)
-        size, found = max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
-        model = self.model
+        model, size, found = self.model, max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
         with torch.inference_mode(), model.threads(self.prepared):
             for start in range(0, len(wanted), size):
                 part = wanted[start : start + size].to(model.device)  # [copy, token]
@@ -64,12 +63,10 @@ def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Del
         raise ModelError(f"{model.name} reads several texts: --faithful removes tokens from one")
     with torch.no_grad():
         prediction = score_prediction(model, prepared, target)
-    tokens = prepared.tokens
-    places = [n for n, token in enumerate(tokens) if not token.special and n != prediction.at]
+    places = [n for n, each in enumerate(prepared.tokens) if not each.special and n != prediction.at]
     if len(places) < 2:
         raise InputError("fewer than two tokens can be removed: give a longer text")
-    said, without = _choose(model, prepared, places)
-    return Deletion(model, prepared, prediction, tuple(places), said, without)
+    return Deletion(model, prepared, prediction, tuple(places), *_choose(model, prepared, places))
 
 
 def _choose(
@@ -131,8 +128,7 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
         )
     counts = last[0].double().norm(dim=(0, -1)).cpu().numpy()
     counts[counts < NOTHING * counts.max()] = 0
-    shares: Array = counts / counts.sum()
-    return shares
+    return np.asarray(counts / counts.sum())
 
 
 def weigh_heads(
@@ -157,34 +153,6 @@ def weigh_heads(
     return found
 
 
-def rank_tokens(
-    model: Model, prepared: ModelInput, target: str | None, counts: Array
-) -> Iterator[tuple[str, Array | AttnscopeError]]:
-    """How much each token counts by each method, or why none: mean over heads, or the last map.  -> [key]"""
-    (first, *more) = np.flatnonzero(counts).tolist()
-    token = None if more else str(first)
-
-    def weighed(weigh: Weigh) -> Array:
-        found = weigh_heads(model, prepared, weigh, target, counts)
-        return np.asarray(np.mean([each.mean(0) for each in found.values()], 0))
-
-    def followed(method: Method) -> Array:
-        result = follow_flow(model, prepared, method, Selection(), target=target, token=token)
-        _, _, weights = result.map(None, None)
-        rows = [place.start for place in weights.queries]  # of the maximum flow, for one token
-        return np.asarray(counts[rows] @ weights.values.astype(np.float64))
-
-    ways: list[tuple[str, Callable[[Any], Array], str]] = [
-        *(("--weigh", weighed, name) for name in get_args(Weigh)),
-        *(("--method", followed, name) for name in get_args(Method)),
-    ]
-    for option, rank, name in ways:
-        try:
-            yield f"{option} {name}", rank(name)
-        except AttnscopeError as error:
-            yield f"{option} {name}", error
-
-
 STEPS = 24  # most steps in which tokens are removed
 ORDERS = 10  # random orders, each from its own seed
 FIRST = 3  # tokens named for each order
@@ -195,9 +163,29 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
     """Which method of weighing or following attention ranks first the tokens that a prediction needs."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
-    found = dict(rank_tokens(model, prepared, target, counts))
-    scores = {name: each for name, each in found.items() if not isinstance(each, AttnscopeError)}
-    failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, AttnscopeError)]
+    (row, *more) = np.flatnonzero(counts).tolist()
+    options: dict[str, Any] = {"target": target, "token": None if more else str(row)}
+
+    def weighed(weigh: Weigh) -> Array:
+        found = weigh_heads(model, prepared, weigh, target, counts)
+        return np.asarray(np.mean([each.mean(0) for each in found.values()], 0))
+
+    def followed(method: Method) -> Array:
+        _, _, weights = follow_flow(model, prepared, method, Selection(), **options).map(None, None)
+        rows = [place.start for place in weights.queries]  # of the maximum flow, for one token
+        return np.asarray(counts[rows] @ weights.values.astype(np.float64))
+
+    ways: tuple[tuple[str, Any, Callable[[Any], Array]], ...] = (
+        ("--weigh", Weigh, weighed),
+        ("--method", Method, followed),
+    )
+    scores, failed = dict[str, Array](), []
+    for option, names, rank in ways:
+        for name in get_args(names):
+            try:
+                scores[f"{option} {name}"] = rank(name)
+            except AttnscopeError as error:
+                failed.append(f"{option} {name}: {error}")
     means = "--weigh: the mean over all heads; --method: through all layers"
     return _compare(deletion, scores, (means, *failed))
 
@@ -259,7 +247,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         "prediction falls without that token alone",
     )
     return Faithful(
-        tuple(int(each) for each in taken),
+        tuple(taken.tolist()),
         tuple(others),
         random,
         alone_,

@@ -38,9 +38,7 @@ class Processes:
         """Each process's value, in order, at number 0; an empty list at the others."""
         everyones = [mine] * self.count
         if self.count > 1:
-            import torch.distributed as distributed
-
-            with _lost():
+            with _distributed() as distributed:
                 distributed.gather_object(mine, everyones if self.number == 0 else None)
         return everyones if self.number == 0 else []
 
@@ -48,9 +46,7 @@ class Processes:
         """Process 0's value, at every process."""
         said = [word]
         if self.count > 1:
-            import torch.distributed as distributed
-
-            with _lost():
+            with _distributed() as distributed:
                 distributed.broadcast_object_list(said, src=0)
         return said[0]
 
@@ -78,9 +74,7 @@ def together() -> Iterator[Processes]:
     if processes.count == 1 or joined_processes().count > 1:
         yield Processes()
         return
-    import torch.distributed as distributed
-
-    with _lost():
+    with _distributed() as distributed:
         distributed.init_process_group("gloo")
     try:
         yield processes
@@ -89,9 +83,12 @@ def together() -> Iterator[Processes]:
 
 
 @contextmanager
-def _lost() -> Iterator[None]:
+def _distributed() -> Iterator[Any]:
+    """``torch.distributed``; what it raises says that another process failed."""
+    import torch.distributed as distributed
+
     try:
-        yield
+        yield distributed
     except RuntimeError as error:
         raise ModelError("another process of this job failed: see its message") from error
 

@@ -191,7 +191,9 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
     whole = usual and len(rows) >= sum(root.length for root in roots)
     apart = len(rows) == len(slots) or not bool(torch.isin(rows // STRETCH, slots // STRETCH).any())
     each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
-    complete = whole and apart and len(heads) * each in (origin.query.outputs, origin.query.outputs / 3)
+    projected = origin.key.labels("channel")  # one layer may make keys and values, too
+    beside = 0 if projected is None else 2 * each * len(torch.unique(projected[0, :, 0, 0]))
+    complete = whole and apart and origin.query.outputs - len(heads) * each in (0, beside)
     piece = Piece(taken, origin.state, texts, channel, asked, answering, count, usual, complete)
     return piece if usual or not ask_again([piece]) else None
 

@@ -17,12 +17,13 @@ from attnscope.questions.loss import ablate, measure_ablation, token_losses
 from attnscope.questions.patching import Receiver, TextPair, patch
 from attnscope.questions.selection import Selection
 from tests.models.folders import mamba, minilm
-from tests.questions.intervention.shapes import Attends, Hooked, close, heads_are, places_of, sent
+from tests.questions.intervention.shapes import SHAPES, Attends, Hooked, close, heads_are, places_of, sent
 from tests.questions.planted import WORDS, Planted, wrap_planted
 
 CORPUS = ["the cat sat on it.", "it was the cat and it was the mat.", "the mat was red.", "the cat sat"]
 
 
+@pytest.mark.parametrize("shaped", SHAPES, indirect=True)
 @pytest.mark.parametrize("how", ["renormalize", "zero", "mean"])
 def test_a_cut_in_every_shape_of_model_is_that_of_attention_written_out(shaped, how, monkeypatch):
     network = shaped.model

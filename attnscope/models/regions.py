@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attnscope.attention import Kind
 from attnscope.axes import Array
@@ -213,30 +214,22 @@ class _Reached(Exception):
     """Raised when the language model is about to run: everything needed has been seen."""
 
 
-class Entered(NamedTuple):
-    """What enters a language model as a function of ``given``, and on which axis."""
-
-    states: Tensor  # [token, feature]
-    given: Tensor
-    kind: Kind
-
-
 def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
     """Run a model on ``inputs`` up to its language model, and follow gradients to ``inputs[picture]``.
 
     Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
     that enters the language model depends on the picture.
     """
-    entered = enter(module, inputs, picture)
-    if entered is None:
+    entry = enter(module, inputs, picture)
+    if entry is None:
         return None
-    return Owners(_read_off(entered.states, entered.given), entered.kind, len(entered.states))
+    return Owners(_read_off(entry.states, entry.given), entry.kind, len(entry.states))
 
 
-def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
+def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entry | None:
     """What enters a language model, attention held constant; ``None`` if it has no ``inputs[name]``."""
     given = inputs[name].detach().clone().requires_grad_(True)
-    entry = _Entry(given, inputs.get("input_ids"))
+    entry = Entry(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
         stack.callback(module.get_input_embeddings().register_forward_hook(entry.embed).remove)  # type: ignore[operator]
@@ -253,9 +246,7 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
         except Exception as error:  # a folder's model and processor may not fit together
             why = first_line(error)
             raise ModelError(f"the model does not read what its processor made: {why}") from error
-    if entry.states is None:
-        return None
-    return Entered(entry.states.flatten(0, -2), given, entry.kind)
+    return entry if hasattr(entry, "states") else None
 
 
 def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[str]) -> set[int]:
@@ -268,14 +259,17 @@ def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[
 
 
 @dataclass
-class _Entry:
-    """Waits for the module that receives the embedded text, with the picture in it or beside it."""
+class Entry:
+    """What enters a language model as a function of ``given``, and on which axis.
+
+    It waits for the module that receives the embedded text, with the picture in it or beside it.
+    """
 
     given: Tensor
     ids: Tensor | None
-    states: Tensor | None = None
     kind: Kind = "decoder"
     embedded: Tensor | None = None
+    states: Tensor = field(init=False)  # [token, feature]
 
     def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Remember the embedded text, to recognise it later."""
@@ -285,7 +279,7 @@ class _Entry:
     def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture when a module reads the text."""
         text, ids = kwargs.get("inputs_embeds"), kwargs.get("input_ids")
-        beside = [*args[1:], *kwargs.values()]
+        beside: list[Any] = [*args[1:], *kwargs.values()]
         # modules in between may read some ids of their own
         of_text = isinstance(ids, Tensor) and self.ids is not None and torch.equal(ids, self.ids)
         layer = text is None and not of_text
@@ -296,10 +290,11 @@ class _Entry:
         beside = [value for value in seen if not torch.equal(value, self.given)]  # what was not read yet
         if not (_holds(text, self.embedded) if text is not None else not layer):
             return
-        if _holds(text, self.given):  # the picture is already in the text
-            self.states = text
-        elif beside:
-            self.states, self.kind = beside[0], "cross"
+        inside = _holds(text, self.given)  # the picture is already in the text
+        if inside or beside:
+            self.kind = "decoder" if inside else "cross"
+            states: Any = text if inside else beside[0]
+            self.states = states.flatten(0, -2)
         elif layer or text is None:
             return
         raise _Reached
@@ -320,13 +315,7 @@ def _is_seen(value: Any) -> bool:
 
 def _hold(path: str, record: Record, module: nn.Module, args: Any, output: Any) -> Any:
     """Stop the gradient after a module that contains attention."""
-    return _detached(output) if path in record.calls else None
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    return type(value)(map(_detached, value)) if type(value) in (tuple, list) else value
+    return tree_map_only(Tensor, Tensor.detach, output) if path in record.calls else None
 
 
 def _read_off(states: Tensor, pixels: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,23 +35,6 @@ from attnscope.models.text.tokens import (
 from attnscope.progress import tell
 
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
-
-
-@dataclass
-class _Written:
-    """Receives each token from transformers, the prompt first, and reports how many there are."""
-
-    count: int
-    so_far: int = -1
-
-    def put(self, ids: Tensor) -> None:
-        """Receive the prompt, or the next token."""
-        self.so_far += 1
-        if 0 < self.so_far <= self.count:
-            tell("token", self.so_far, self.count)
-
-    def end(self) -> None:
-        """Receive the end of the text."""
 
 
 def most_positions(module: nn.Module) -> int | None:
@@ -281,7 +264,14 @@ class HuggingFaceModel(Model):
         config = GenerationConfig(
             max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **drawn
         )
-        device = inputs[side].device
+        device, start = inputs[side].device, inputs[side].shape[1]
+
+        def report(ids: Tensor, scores: Tensor, **more: Any) -> bool:
+            """Stands among the criteria that end a text, and ends none."""
+            if (written := ids.shape[1] - start) <= count:
+                tell("token", written, count)
+            return False
+
         with (
             torch.inference_mode(),
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -290,8 +280,8 @@ class HuggingFaceModel(Model):
             torch.manual_seed(sampling.seed)
             # speech models have their own loop over pieces of the sound, without steps
             generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
-            whole = generate(**inputs, generation_config=config, streamer=_Written(count))  # [1, token]
-        new = whole[0, inputs[side].shape[1] :].tolist()
+            whole = generate(**inputs, generation_config=config, stopping_criteria=[report])  # [1, token]
+        new = whole[0, start:].tolist()
         new = new[:-1] if len(new) > count or new[-1] in ends else new
         counts: dict[Site, list[int]] = {}
         for layer in record.sites:

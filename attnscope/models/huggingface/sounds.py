@@ -426,16 +426,15 @@ class SoundTextModel(HuggingFaceModel):
         rate = sampling_rate(self.name, self._extractor, 16000)
         sound = read_sound(path, part.begin, part.end).resample(rate)
         signs = {getattr(self.module.config, name, None) for name in SOUND_IDS}
-        fields, notes = self._read_both(self._prompt(text), sound, signs)
-        inputs = place_fields(fields, self.module)
+        both: dict[str, Any] = {"text": [self._prompt(text)], "audio": [sound.samples]}
+        inputs = place_fields(ask_processor(self.name, "sound", self._processor, **both), self.module)
         name = next((name for name, value in inputs.items() if value.is_floating_point()), None)
         if name is None or "input_ids" not in inputs:
             raise InputError(f"the processor of {self.name} makes nothing of the sound that the model reads")
         ids = inputs["input_ids"][0].tolist()
         stand = [position for position, id_ in enumerate(ids) if id_ in signs]
         begins, unknown = self._find_begins(inputs, name, sound, stand)
-        if begins is None:
-            notes = (f"{unknown}: those of the sound are numbered", *notes)
+        notes = () if begins is not None else (f"{unknown}: those of the sound are numbered",)
         tokens = list(tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids))
         for number, position in enumerate(stand):
             begin = 0.0 if begins is None else begins[number]
@@ -467,42 +466,6 @@ class SoundTextModel(HuggingFaceModel):
             )
         begin, end = (getattr(self._processor, f"audio_{name}_token", None) or "" for name in ("bos", "eos"))
         return text if sign in text else f"{begin}{sign}{end}{text}"
-
-    def _read_both(
-        self, prompt: str, sound: Sound, signs: set[Any]
-    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """The model's input for both, from the processor; where it takes a sound in chats alone, without it.
-
-        Then the text gets as many placeholders as the model makes vectors, and a note says so.
-        """
-        both = {"text": [prompt], "audio": [sound.samples]}
-        find: Any = getattr(self.module, "get_audio_features", None)
-        try:
-            return ask_processor(self.name, "sound", self._processor, **both), ()
-        except InputError as error:
-            refusal, extractor = error, self._extractor
-            if extractor is None or find is None:
-                raise
-        read = self.reader.tokenizer(prompt)["input_ids"]
-        if signs.isdisjoint(read):
-            raise refusal
-        most = getattr(extractor, "n_samples", None)
-        if isinstance(most, int) and len(sound.samples) > most:
-            raise InputError(
-                f"{self.name} hears at most {most / sound.rate:g} seconds in a text here: choose a part with "
-                "--from-second and --to-second"
-            )
-        fields = ask_processor(self.name, "sound", extractor, sound.samples, sampling_rate=sound.rate)
-        try:
-            with torch.inference_mode():
-                given = place_fields(fields, self.module, "get_audio_features")
-                vectors: Tensor = find(**given).pooler_output
-        except Exception:  # it needs more than the sound: the processor's own error is the answer
-            raise refusal from None
-        count = vectors.flatten(0, -2).shape[0]
-        written = [id_ for one in read for id_ in ([one] * count if one in signs else [one])]
-        note = f"its processor refuses a sound beside a text: {count:,} tokens stand for it, "
-        return {**fields, "input_ids": torch.tensor([written])}, (f"{note}as the model asks",)
 
     def _find_begins(
         self, inputs: Mapping[str, Tensor], name: str, sound: Sound, stand: Sequence[int]

@@ -60,47 +60,16 @@ TURNED = frozenset({
 """Model types that rotate the whole queries and keys of every layer alike."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's attention sizes from its config; ``None`` if unknown."""
-
-    heads: int | None = None
-    key_heads: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    kinds: tuple[str, ...] = ()
-    window: int | None = None
-    chunk: int | None = None
-
-    @staticmethod
-    def of(config: Any) -> Shape:
-        """From a transformers config, of its text model. Raises ``ValueError`` if more is needed."""
-
-        def say(*names: str) -> Any:
-            return next((found for name in names if (found := getattr(config, name, None))), None)
-
-        more = UNSEEN.get(config.model_type) or ("ALiBi" if say("alibi") else None)
-        if more:
-            raise ValueError(f"rows of {config.model_type} depend on {more}, which no queries and keys hold")
-        asked = say("query_pre_attn_scalar")
-        return Shape(
-            say("num_attention_heads"),
-            say("num_key_value_heads", "num_attention_heads"),
-            say("attention_multiplier") if asked is None else float(asked) ** -0.5,
-            say("attn_logit_softcapping"),
-            tuple(say("layer_types") or ()),
-            say("sliding_window") if getattr(config, "use_sliding_window", True) else None,
-            say("attention_chunk_size"),
-        )
-
-    def first(self, layer: int, positions: Array) -> Array | None:
-        """The first key that each position of a layer sees, if not always the first of all."""
-        kind = (self.kinds or ("sliding_attention",) * (layer + 1))[layer:][:1]
-        if kind == ("sliding_attention",) and self.window:
-            return (positions + 1 - self.window).clip(0)
-        if kind == ("chunked_attention",) and self.chunk:
-            return positions // self.chunk * self.chunk
-        return None
+def _first_keys(config: Any, layer: int, positions: Array) -> tuple[int | None, Array | None]:
+    """The window of a layer, and the first key that each position sees, if not always the first of all."""
+    kinds = getattr(config, "layer_types", None) or ("sliding_attention",) * (layer + 1)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    chunk, kind = getattr(config, "attention_chunk_size", None), kinds[layer] if layer < len(kinds) else None
+    if kind == "sliding_attention" and window:
+        return window, (positions + 1 - window).clip(0)
+    if kind == "chunked_attention" and chunk:
+        return window, positions // chunk * chunk
+    return None, None
 
 
 def rotary_of(config: Any) -> Callable[[Array, int], Array]:
@@ -270,7 +239,9 @@ def open_served(
 
 def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:
     """The pass of a request, and which of all keys belong to it. Raises ``ValueError``."""
-    shape = Shape() if config is None else Shape.of(config)
+    kind = getattr(config, "model_type", "")
+    if more := UNSEEN.get(kind) or ("ALiBi" if getattr(config, "alibi", None) else None):
+        raise ValueError(f"rows of {kind} depend on {more}, which no queries and keys hold")
     pairs, bounds = _choose(file, request)
     metadata, assumed = file.metadata, []
 
@@ -279,31 +250,32 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
             assumed.append(f"{name} {otherwise}")
         return metadata.get(name, otherwise)
 
-    known = {"q": ("heads", shape.heads), "k": ("key_heads", shape.key_heads)}
+    count = getattr(config, "num_attention_heads", None)
+    known = {"q": ("heads", count), "k": ("key_heads", getattr(config, "num_key_value_heads", None) or count)}
     heads = {part: _count(metadata, name) or count for part, (name, count) in known.items()}
     ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
-    sized = [math.prod(file.entries[name].shape) for name in IDS if name in file]
-    total = next(iter([*ends[-1:], *sized]), None)
+    counted = [math.prod(file.entries[name].shape) for name in IDS if name in file]
+    total = next(iter([*ends[-1:], *counted]), None)
     sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
     fitting = _layouts(sizes, heads, total)
     layout = fitting[0] if len(fitting) == 1 and "layout" not in metadata else None
     if layout is None:
         layout = say("layout", next(iter(fitting), "token head size"))
     rotary = say("rotary", "applied")
-    for name, told, may in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
-        if told not in may:
-            raise ValueError(f"its {name} is {told!r:.40}: it may be {', '.join(may)}")
+    for name, value, may in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
+        if value not in may:
+            raise ValueError(f"its {name} is {value!r:.40}: it may be {', '.join(may)}")
     if layout not in fitting:
         lie = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
-        told = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
-        wanted = "" if shape.heads else "; name the model (-m MODEL), whose config has the heads"
-        raise ValueError(f"its shapes {lie} are not queries and keys of {told}{wanted}")
+        counts = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
+        wanted = "" if count else "; name the model (-m MODEL), whose config has the heads"
+        raise ValueError(f"its shapes {lie} are not queries and keys of {counts}{wanted}")
     if rotary == "none" and config is None:
         raise ValueError("its rotary embedding is not applied: name the model (-m MODEL)")
     slices: dict[str, Slice] = {}
     lengths = set()
-    for pair in pairs.values():
-        counts = {}
+    for layer, pair in sorted(pairs.items()):
+        read: dict[str, tuple[int, int, int]] = {}  # heads, rows and size of queries and keys
         for part in "kq":  # from the keys' end: the last query is at the last key
             laid = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
             if laid is None:
@@ -311,21 +283,25 @@ def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, s
             rows = slice(0, laid[1]) if bounds is None else bounds[part]
             if rows.stop > laid[1]:
                 raise ValueError(f"its requests end at row {rows.stop:,}: {pair[part]!r:.60} has {laid[1]:,}")
-            counts[part] = rows.stop - rows.start
-            slices[pair[part]] = Slice(laid, rows, counts["k"] - counts[part])
-        lengths.add((counts["q"], counts["k"]))
+            read[part] = laid[0], rows.stop - rows.start, laid[2]
+            slices[pair[part]] = Slice(laid, rows, read["k"][1] - read[part][1])
+        if read["q"][0] % read["k"][0] or read["q"][2] != read["k"][2]:
+            sized = f"queries {list(read['q'])} do not fit keys {list(read['k'])}"
+            raise ValueError(f"layer {layer}: {sized}")
+        lengths.add((read["q"][1], read["k"][1]))
     if len(lengths) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in lengths):
-        told = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
-        raise ValueError(f"its layers have {told} queries and keys: they are not of one request")
+        sized = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
+        raise ValueError(f"its layers have {sized} queries and keys: they are not of one request")
     ((queries, keys),) = lengths
     arrays = ServedArrays(file, layout, slices, rotary_of(config) if rotary == "none" else None)
-    size = arrays[next(iter(slices))].shape[-1]
-    scale = shape.scale if "scale" not in metadata else float(metadata["scale"])
+    asked, size = getattr(config, "query_pre_attn_scalar", None), arrays[next(iter(slices))].shape[-1]
+    scale = getattr(config, "attention_multiplier", None) if asked is None else float(asked) ** -0.5
+    scale = float(metadata["scale"]) if "scale" in metadata else scale
     if scale is None:
         scale, _ = size**-0.5, say("scale", f"1/√{size}")
     if not 0 < scale < math.inf:
         raise ValueError(f"its scale is {scale}, not a number above 0")
-    calls = tuple(_call(arrays, layer, pairs[layer], shape, scale) for layer in sorted(pairs))
+    calls = tuple(_call(arrays, layer, pairs[layer], config, scale) for layer in sorted(pairs))
     assumed += ["norms of queries and keys applied"] if rotary == "none" else []
     assumed += ["causal", "no bias, no attention sinks"]
     description = traced.TraceDescription(
@@ -407,16 +383,14 @@ def _choose(file: TensorFile, request: int | None) -> tuple[Pairs, dict[str, sli
 
 
 def _call(
-    arrays: ServedArrays, layer: int, pair: Mapping[str, str], shape: Shape, scale: float
+    arrays: ServedArrays, layer: int, pair: Mapping[str, str], config: Any, scale: float
 ) -> traced.TracedCall:
     """The attention of a layer."""
-    query, key = arrays[pair["q"]], arrays[pair["k"]]
-    (heads, queries), (key_heads, keys) = query.shape[1:3], key.shape[1:3]
-    if not key_heads or heads % key_heads or query.shape[3] != key.shape[3]:
-        sizes = f"queries {list(query.shape[1:])} do not fit keys {list(key.shape[1:])}"
-        raise ValueError(f"layer {layer}: {sizes}")
-    positions = np.arange(keys - queries, keys, dtype=np.int32)
-    first = shape.first(layer, positions)
+    (heads, *_), rows, first_query = arrays.slices[pair["q"]]
+    key_heads, keys = arrays.slices[pair["k"]].sizes[0], first_query + rows.stop - rows.start
+    positions = np.arange(first_query, keys, dtype=np.int32)
+    window, first = _first_keys(config, layer, positions)
+    softcap = getattr(config, "attn_logit_softcapping", None) or None
     masks: tuple[traced.Mask, ...] = ()
     if first is not None:
         arrays.masks[f"window {layer}"] = np.stack([first, positions + 1], -1)[None, None]
@@ -431,12 +405,12 @@ def _call(
         kernel="a server's",
         heads=heads,
         key_heads=key_heads,
-        offset=keys - queries,
+        offset=first_query,
         dtype=types.get(arrays.file.entries[pair["q"]].dtype, "float32"),
-        window=None if first is None else shape.window,
+        window=window,
         queries=0,
         keys=1,
         rows=traced.TracedScores(
-            "scores", pair["q"], pair["k"], None, scale, (), masks, keys - queries, shape.softcap, None
+            "scores", pair["q"], pair["k"], None, scale, (), masks, first_query, softcap, None
         ),
     )

@@ -157,22 +157,18 @@ def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
             )
 
 
-ANSWERS = {
-    "HFValidationError": (
-        "no model {name!r}: {near}it is neither a folder here nor a hub id such as 'openai-community/gpt2'"
-    ),
+HUB = {
     "GatedRepoError": (
         "{name} is on the hub, but its authors ask for consent: accept its terms there, then log in with "
         "'hf auth login'"
     ),
     "RevisionNotFoundError": "{name} has no revision {revision!r} on the hub",
+    "HFValidationError": "{none}it is neither a folder here nor a hub id such as 'openai-community/gpt2'",
     "RepositoryNotFoundError": (
-        "no model {name!r}: {near}there is no such folder here, and no public model of that name on the hub"
+        "{none}there is no such folder here, and no public model of that name on the hub"
     ),
-    "OfflineModeIsEnabled": (
-        "no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub is "
-        "switched off (--offline, or HF_HUB_OFFLINE)"
-    ),
+    "OfflineModeIsEnabled": "{absent} is switched off (--offline, or HF_HUB_OFFLINE)",
+    "Exception": "{absent} cannot be reached ({why})",
 }
 """The message for each exception of the hub library; the first that matches counts."""
 
@@ -194,13 +190,13 @@ def require_on_hub(name: str, revision: str | None) -> None:
         folders = sorted(Path(hub.constants.HF_HUB_CACHE).glob("models--*"))
         cached = (folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
         near = nearest_name(name, (*BUNDLED, *cached))
-        for kind, sentence in ANSWERS.items():
-            if isinstance(error, getattr(errors, kind)):
-                raise ModelError(sentence.format(name=name, revision=revision, near=near)) from None
-        raise ModelError(
-            f"no model {name!r}: {near}there is no such folder here, it is not in the cache, and the hub "
-            f"cannot be reached ({first_line(error)})"
-        ) from None
+        none = f"no model {name!r}: {near}"
+        absent = f"{none}there is no such folder here, it is not in the cache, and the hub"
+        answers = (say for kind, say in HUB.items() if isinstance(error, getattr(errors, kind, Exception)))
+        sentence = next(answers).format(
+            name=name, revision=revision, none=none, absent=absent, why=first_line(error)
+        )
+        raise ModelError(sentence) from None
 
 
 WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"

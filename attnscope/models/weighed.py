@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
-from attnscope.capture.projections import Projection, Projections, Residuals, head_gradients
+from attnscope.capture.projections import Projection, Projections, Residual, Residuals, head_gradients
+from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError
 from attnscope.figures import Weigh
 from attnscope.measures.weighing import (
@@ -48,6 +49,15 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
     return weighed
 
 
+class _WeighedAttention(Attention):
+    """A call whose rows are weighed; unrequested heads are not computed."""
+
+    read: WeighedRows
+
+    def only(self, heads: Sequence[int]) -> Attention:
+        return replace(super().only(heads), read=self.read.only(heads))
+
+
 @dataclass(frozen=True, eq=False)
 class ModelWeighing:
     """Runs ``model`` twice: to find the output projections, and so that observers see its weights weighed."""
@@ -78,7 +88,15 @@ class ModelWeighing:
         else:
             with projections.watching(self.model.module):
                 self.model.run(prepared, [projections])
-        record = self.model.run(prepared, [_Weighed(self, projections, slopes, observers)])
+
+        def show(attention: Attention) -> None:
+            known = {each.name: getattr(attention, each.name) for each in fields(Attention)}
+            known |= {"read": self._weigh(attention, projections, slopes), "statistics": None}
+            weighed = _WeighedAttention(**known)
+            for observer in observers:
+                observer.observe(weighed)
+
+        record = self.model.run(prepared, [Seeing(show)])
         if prediction:
             record.note_change(prediction)
         without = {site.layer for site in projections.sites if site not in projections.found}
@@ -88,40 +106,17 @@ class ModelWeighing:
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
         return record
 
-
-class _WeighedAttention(Attention):
-    """A call whose rows are weighed; unrequested heads are not computed."""
-
-    read: WeighedRows
-
-    def only(self, heads: Sequence[int]) -> Attention:
-        return replace(super().only(heads), read=self.read.only(heads))
-
-
-@dataclass(frozen=True, eq=False)
-class _Weighed:
-    """An observer that passes each call on to others, weighed."""
-
-    weighing: ModelWeighing
-    projections: Projections
-    slopes: Mapping[Site, Tensor]
-    observers: Sequence[Observer]
-
-    def observe(self, attention: Attention) -> None:
-        """Pass one call on. Raises ``ModelError`` if its values are not known."""
-        known = {each.name: getattr(attention, each.name) for each in fields(Attention)}
-        known |= {"read": self._weigh(attention), "statistics": None}
-        weighed = _WeighedAttention(**known)
-        for observer in self.observers:
-            observer.observe(weighed)
-
-    def _weigh(self, attention: Attention) -> WeighedRows:
-        found, weigh = self.projections.found.get(attention.site), self.weighing.weigh
+    def _weigh(
+        self, attention: Attention, projections: Projections, slopes: Mapping[Site, Tensor]
+    ) -> WeighedRows:
+        """The weighed rows of a call. Raises ``ModelError`` if its values are not known."""
+        found, weigh = projections.found.get(attention.site), self.weigh
         if attention.values is None:
             why = "its weights were seen, and the values that they mix were not; leave out --weigh"
             raise self._refusal(attention, f": {why}")
         if weigh == "norm-residual":
-            return self._with_residual(attention, attention.values, found)
+            assert isinstance(projections, Residuals)
+            return self._with_residual(attention, attention.values, found, projections.of(attention.site))
         values = Values.of(attention.values, attention.heads, None if found is None else found.weight)
         if weigh == "norm":
             return WeighedRows(attention.read, by_norm(values))
@@ -130,16 +125,17 @@ class _Weighed:
         if found is None:
             why = "no output projection was found through which it could be taken; --weigh norm needs none"
             raise self._refusal(attention, f" by gradient: {why}")
-        slope = self.slopes.get(attention.site)
+        slope = slopes.get(attention.site)
         if slope is None:  # the prediction does not depend on it
             shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
             slope = values.values.new_zeros(shape)  # [batch, head, query, size]
         return WeighedRows(attention.read, by_gradient(values, slope), may_be_none=True)
 
-    def _with_residual(self, attention: Attention, values: Tensor, found: Projection | None) -> WeighedRows:
+    def _with_residual(
+        self, attention: Attention, values: Tensor, found: Projection | None, residual: Residual | None
+    ) -> WeighedRows:
         """Raises ``ModelError`` if the block around the attention cannot be followed."""
         site, why = attention.site, ""
-        residual = self.projections.of(site) if isinstance(self.projections, Residuals) else None
         if found is None:
             why = "its output projection was not found"
         elif residual is None:
@@ -150,7 +146,7 @@ class _Weighed:
             why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
         if found is None or residual is None or why:
             raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
-        self.weighing.forms[residual.form] = None
+        self.forms[residual.form] = None
         weight = normed_weight(found.weight, residual)
         part = residual_part(residual, attention.heads)
         known = Values.of(values, attention.heads, weight)
@@ -163,8 +159,7 @@ class _Weighed:
         return WeighedRows(attention.read, amounts, beside=beside)
 
     def _refusal(self, attention: Attention, why: str) -> ModelError:
-        layer, name = attention.site.layer, self.weighing.model.name
-        return ModelError(f"layer {layer} of {name} cannot be weighed{why}")
+        return ModelError(f"layer {attention.site.layer} of {self.model.name} cannot be weighed{why}")
 
 
 def gradients_of(

@@ -25,14 +25,9 @@ def pick_classifier(config: Any) -> Any:
     """The auto class of a model saved with a classification head; ``None`` for any other."""
     import transformers
 
-    saved = set(config.architectures or ())
-    for what in ("Sequence", "Token", "Image"):
-        automatic = getattr(transformers, f"AutoModelFor{what}Classification")
-        made = automatic._model_mapping.get(type(config), ())
-        made = made if isinstance(made, tuple) else (made,)
-        if saved & {each.__name__ for each in made} and not config.is_encoder_decoder:
-            return automatic
-    return None
+    named = (f"AutoModelFor{what}Classification" for what in ("Sequence", "Token", "Image"))
+    classes = (getattr(transformers, name) for name in named if not config.is_encoder_decoder)
+    return next((automatic for automatic in classes if sounds.was_saved_as(automatic, config)), None)
 
 
 class Classifier(HuggingFaceModel):
@@ -113,8 +108,7 @@ def load_huggingface(
         tokenizer = None  # image models have none
     rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
         (sounds.stands_for_sounds(config), sounds.SoundTextModel),
-        (hears(module), sounds.SpeechModel),
-        (sounds.hears_too(module) and classes is None, sounds.HearingModel),
+        (hears(module) or (sounds.hears_too(module) and classes is None), sounds.SpeechModel),
         (classes is not None, Classifier),
         (True, HuggingFaceModel),
     )
@@ -138,9 +132,8 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
 
     with source.shielded(), explained(f"loading {name}"):
         loaded, missing, renamed = load(kind)
-        other = AutoModelForImageTextToText._model_mapping.get(type(config), None)
-        saved = other is not None and other.__name__ in (config.architectures or ())
-        if kind is AutoModel and renamed and saved:  # weights that this release knows under names with a head
+        seeing = sounds.was_saved_as(AutoModelForImageTextToText, config)
+        if kind is AutoModel and renamed and seeing:  # this release knows its weights by names with a head
             kind = AutoModelForImageTextToText
             loaded, missing, _ = load(kind)
     return kind, loaded, missing
@@ -155,8 +148,7 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
 
     speech, seeing = library.AutoModelForSpeechSeq2Seq, library.AutoModelForImageTextToText
     saved, of_text = config.architectures or (), has(library.AutoModelForSeq2SeqLM)
-    made = speech._model_mapping.get(type(config), None)
-    speaks = made is not None and (made.__name__ in saved or not of_text)
+    speaks = sounds.was_saved_as(speech, config) or (has(speech) and not of_text)
     bare = has(library.AutoModelForCTC) or not (generative or predicting)
     causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
     masked = predicting and has(library.AutoModelForMaskedLM) and not causal

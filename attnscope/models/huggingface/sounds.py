@@ -24,7 +24,7 @@ from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
-from attnscope.models.model import SOUNDS, find_sound_input
+from attnscope.models.model import SOUNDS, find_sound_input, hears
 from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
 from attnscope.storage.sound import RATES, Sound, read_sound
@@ -152,12 +152,18 @@ def sampling_rate(name: str, extractor: Any, default: int | None = None) -> int:
 BOUNDARY = "|"  # the word separator in CTC vocabularies
 
 
+def was_saved_as(automatic: Any, config: Any) -> bool:
+    """Whether a folder was saved with the class that an auto class makes of its type."""
+    made = automatic._model_mapping.get(type(config), ())
+    classes = made if isinstance(made, tuple) else (made,)
+    return any(each.__name__ in (config.architectures or ()) for each in classes)
+
+
 def is_ctc(config: Any) -> bool:
     """Whether a folder was saved with a CTC head."""
     from transformers import AutoModelForCTC
 
-    made = AutoModelForCTC._model_mapping.get(type(config), None)
-    return made is not None and made.__name__ in (config.architectures or ())
+    return was_saved_as(AutoModelForCTC, config)
 
 
 def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> Letters | None:
@@ -191,11 +197,21 @@ class SpeechModel(HuggingFaceModel):
     """A transformers model that reads sound, with its feature extractor, and its tokenizer if it writes."""
 
     def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
-        """Raises ``InputError``: this model reads sound, not text."""
+        """A text, for a model that reads texts, too. Raises ``InputError`` for any other."""
+        if not hears(self.module):
+            return super().prepare(text, second, limit)
         raise InputError(f"{self.name} takes sound: give it with --audio FILE")
 
     def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
         """A sound file as the model reads it, and ``text``, its transcript, for the decoder."""
+        from transformers import AutoModelForSpeechSeq2Seq as Speech
+
+        writes = self.encoder_decoder and type(self.module.config) in Speech._model_mapping
+        if not (writes or hears(self.module)):
+            raise InputError(
+                f"{self.name} hears, but where a sound stands in its text, or beside it, is not known here: "
+                "give what its processor makes of both with --inputs FILE"
+            )
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} takes sound, not text: leave out the text beside --audio")
         part = part or SoundPart()
@@ -365,14 +381,14 @@ class SpeechModel(HuggingFaceModel):
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The generated transcript, recorded during generation."""
-        if not self.encoder_decoder:
+        if hears(self.module) and not self.encoder_decoder:
             raise ModelError(f"{self.name} transcribes without a decoder: leave out --generate")
         return super().generate(prepared, count, sampling)
 
     @property
     def objective(self) -> Objective:
         """Raises ``ModelError`` for a model that does not generate."""
-        if not self.encoder_decoder:
+        if hears(self.module) and not self.encoder_decoder:
             raise ModelError(f"{self.name} takes sound and predicts no next token")
         return super().objective
 
@@ -496,21 +512,3 @@ def hears_too(module: nn.Module) -> bool:
     """Whether a module takes a sound, under any name."""
     parameters = inspect.signature(module.forward).parameters
     return any(name in SOUNDS or "audio" in name for name in parameters)
-
-
-class HearingModel(SpeechModel):
-    """A transformers model that reads texts and sounds alike."""
-
-    prepare, generate = HuggingFaceModel.prepare, HuggingFaceModel.generate
-    objective = HuggingFaceModel.objective
-
-    def prepare_audio(self, path: Path, text: str | None = None, part: SoundPart | None = None) -> ModelInput:
-        """A sound for the encoder of a model that generates from texts and sounds alike."""
-        from transformers import AutoModelForSpeechSeq2Seq
-
-        if self.encoder_decoder and type(self.module.config) in AutoModelForSpeechSeq2Seq._model_mapping:
-            return super().prepare_audio(path, text, part)
-        raise InputError(
-            f"{self.name} hears, but where a sound stands in its text, or beside it, is not known here: give "
-            "what its processor makes of both with --inputs FILE"
-        )

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
-from attnscope.capture.placing.without_attention import why_empty
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.errors import InputError, ModelError, SizeError
@@ -29,7 +28,7 @@ from attnscope.measures import HeadFigures, Measurement, fused_request
 from attnscope.measures.measurement import measure_words
 from attnscope.models import inputs
 from attnscope.models.kept import TracedModel, has_short_text, is_short
-from attnscope.models.model import Model, find_device
+from attnscope.models.model import Model, find_device, require_attention
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
@@ -318,8 +317,7 @@ class RecordedPasses:
         self, module: nn.Module, name: str, record: Record, axes: inputs.Axes, images: Mapping[str, Any]
     ) -> list[Callable[[], TracedModel]]:
         """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
-        if not self.seen:
-            raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
+        require_attention(name, module, record)
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
         said = [DROPPED] if drops_out(module) else []
 

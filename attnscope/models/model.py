@@ -6,8 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
@@ -240,9 +239,10 @@ class Model:
         if prepared.replay is not None:
             return prepared.replay.shown_to(observers)
         from attnscope.capture import recording
+        from attnscope.capture.record import Seeing
 
         self.show_kinds(prepared)
-        watching = (*observers, LayersDone(self.module))
+        watching = (*observers, Seeing(partial(report_layer, self.module)))
         with (
             torch.no_grad() if self.trains else torch.inference_mode(),
             self.threads(prepared),
@@ -250,7 +250,7 @@ class Model:
             recording(self.module, watching, prepared.axes, fused, warn=False) as record,
         ):
             getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
-        return self._require_attention(record)
+        return require_attention(self.name, self.module, record)
 
     def show_kinds(self, prepared: ModelInput) -> None:
         """Run a text of one token written twice, so that the recording learns the kind of each attention.
@@ -308,14 +308,6 @@ class Model:
             reason = f"fails on inputs of shape {shapes}: {type(error).__name__}: {error}"
             raise ModelError(f"{self.name} {reason}") from error
 
-    def _require_attention(self, record: Record) -> Record:
-        """The record, if it contains attention. Raises ``ModelError``."""
-        from attnscope.capture.placing.without_attention import why_empty
-
-        if not record.sites:
-            raise ModelError(f"{self.name} has no attention to show: {why_empty(self.module, record)}")
-        return record
-
     @contextmanager
     def threads(self, prepared: ModelInput) -> Iterator[None]:
         """One thread for a short text on the CPU, where several would only wait for each other."""
@@ -339,18 +331,20 @@ class Model:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class LayersDone:
-    """Reports progress by layer. It reads nothing, and runs after the other observers."""
-
-    module: nn.Module
-
-    def observe(self, attention: Attention) -> None:
-        """Report the call's place in the outermost list of layers; nothing for a model without one."""
-        parts = attention.site.name.split(".")
-        place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
-        if place is None:
-            return
-        layers = len(list(self.module.get_submodule(".".join(parts[:place])).children()))
+def report_layer(module: nn.Module, attention: Attention) -> None:
+    """Report a call's place in the outermost list of layers; nothing for a model without one."""
+    parts = attention.site.name.split(".")
+    place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    if place is not None:
+        layers = len(list(module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
             tell("layer", int(parts[place]) + 1, layers)
+
+
+def require_attention(name: str, module: nn.Module, record: Record) -> Record:
+    """The record, if it contains attention. Raises ``ModelError``."""
+    from attnscope.capture.placing.without_attention import why_empty
+
+    if not record.sites:
+        raise ModelError(f"{name} has no attention to show: {why_empty(module, record)}")
+    return record

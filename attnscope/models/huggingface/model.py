@@ -21,7 +21,7 @@ from attnscope.limits import foreign_output
 from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
-from attnscope.models.model import Model, accepts, hears
+from attnscope.models.model import Model, accepts, hears, require_attention
 from attnscope.models.regions import find_owners
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import (
@@ -221,7 +221,7 @@ class HuggingFaceModel(Model):
                 new, steps, record = self._write(inputs, side, count, sampling, ends)
         except Exception as error:
             raise ModelError(f"{self.name} cannot continue a text: {first_line(error)}") from error
-        self._require_attention(record)
+        require_attention(self.name, self.module, record)
         if not any(layer.site.kind == "decoder" for layer in record.sites):
             raise ModelError(
                 f"{self.name} reads in both directions and cannot continue a text: choose a decoder, "

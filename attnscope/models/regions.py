@@ -22,17 +22,12 @@ PADDING_SHARE = 0.5
 """A number that changes by less than this share of the maximum, from black to white, is padding."""
 
 
-class Coordinates(NamedTuple):
-    """The position of each prepared number in one picture, in its pixels; ``nan`` for any other."""
-
-    x: Array
-    y: Array
-
-
 def find_coordinates(
     prepare: Callable[[Sequence[Array]], Tensor], shapes: Sequence[tuple[int, int]]
-) -> list[Coordinates] | None:
-    """Have a processor prepare pictures that get brighter to the right, and downwards.
+) -> list[Array] | None:
+    """Where in its picture each prepared number is, in pixels; ``nan`` if in another one.  -> [x | y, ...]
+
+    A processor prepares pictures that get brighter to the right, and downwards.
 
     However it scales, cuts and turns a picture, a number between its values for black and for white tells
     how far right, or down, it comes from; with several pictures, the numbers that change when one alone
@@ -60,7 +55,7 @@ def find_coordinates(
             span = white - black
             inside = np.abs(span) > PADDING_SHARE * np.abs(span).max(initial=0)
             span = np.where(inside, span, np.nan)
-            found.append(Coordinates((right - black) / span * columns, (low - black) / span * rows))
+            found.append(np.stack([(right - black) / span * columns, (low - black) / span * rows]))
     return found
 
 
@@ -95,18 +90,19 @@ class _Cell(NamedTuple):
     scale: float
 
 
-def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> dict[int, Region] | None:
+def find_regions(owners: Array, where: Array, rows: int, columns: int) -> dict[int, Region] | None:
     """The region of each token that owns numbers of a picture; tokens of padding have none.
 
-    ``owners`` has the number of a token for each number of the prepared picture, or less than 0. ``None``
-    if two tokens would have the same place, or if too little of the picture ends in exactly one token.
+    ``owners`` has the number of a token for each number of the prepared picture, or less than 0; ``where``
+    they are, [x | y, number]. ``None`` if two tokens would have the same place, or if too little of the
+    picture ends in exactly one token.
     """
-    inside = np.isfinite(where.x) & np.isfinite(where.y)
+    inside = np.isfinite(where).all(0)
     owned = inside & (owners >= 0)
     if inside.any() and owned.sum() / inside.sum() < LEAST_OWNED:
         return None
     levels: list[list[_Cell]] = []  # the tokens of each scale
-    for cell in sorted(_cells(owners[owned], where.x[owned], where.y[owned]), key=lambda cell: cell.scale):
+    for cell in sorted(_cells(owners[owned], where[:, owned]), key=lambda cell: cell.scale):
         if not levels or cell.scale > COARSER * levels[-1][-1].scale:
             levels.append([])
         levels[-1].append(cell)
@@ -122,11 +118,11 @@ def find_regions(owners: Array, where: Coordinates, rows: int, columns: int) -> 
     return regions
 
 
-def _cells(owners: Array, x: Array, y: Array) -> list[_Cell]:
+def _cells(owners: Array, where: Array) -> list[_Cell]:
     tokens, which = np.unique(owners, return_inverse=True)
     counts = np.bincount(which)
-    middles = np.array([np.bincount(which, values) / counts for values in (x, y)])
-    off = (np.stack([x, y]) - middles[:, which]) ** 2
+    middles = np.array([np.bincount(which, values) / counts for values in where])
+    off = (where - middles[:, which]) ** 2
     sizes = np.sqrt(12 * np.array([np.bincount(which, each) / counts for each in off]))  # if evenly spread
     scales = np.sqrt(np.maximum(sizes[0] * sizes[1], 1e-12) / counts)
     columns = (each.tolist() for each in (tokens, middles.T, sizes.T, scales))
@@ -197,37 +193,16 @@ GRADIENT_NOISE = 40
 NONE, SEVERAL = -1, -2
 
 
-class Owners(NamedTuple):
-    """The token that each number of a prepared picture ends in, and the axis of that token.
-
-    ``tokens`` has the shape of the prepared picture; a number that ends in no token has ``NONE``, one
-    that ends in more than one has ``SEVERAL``. ``kind`` is ``"cross"`` if the language model
-    cross-attends to the picture, which has ``length`` tokens.
-    """
-
-    tokens: Tensor
-    kind: Kind
-    length: int
-
-
 class _Reached(Exception):
     """Raised when the language model is about to run: everything needed has been seen."""
 
 
-def find_owners(module: nn.Module, inputs: Mapping[str, Any], picture: str) -> Owners | None:
-    """Run a model on ``inputs`` up to its language model, and follow gradients to ``inputs[picture]``.
+def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entry | None:
+    """Run a model up to its language model, and take what enters it as a function of ``inputs[name]``.
 
     Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
-    that enters the language model depends on the picture.
+    that enters the language model depends on them.
     """
-    entry = enter(module, inputs, picture)
-    if entry is None:
-        return None
-    return Owners(_read_off(entry.states, entry.given), entry.kind, len(entry.states))
-
-
-def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entry | None:
-    """What enters a language model, attention held constant; ``None`` if it has no ``inputs[name]``."""
     given = inputs[name].detach().clone().requires_grad_(True)
     entry = Entry(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
@@ -299,6 +274,38 @@ class Entry:
             return
         raise _Reached
 
+    def owners(self) -> Tensor:
+        """The number of the token that each number of ``given`` ends in; ``NONE``, or ``SEVERAL``.
+
+        It is read off digit by digit: each digit scales its token's gradient, and a pixel's gradient,
+        divided by its unscaled gradient, is the digit.
+        """
+        states, pixels = self.states, self.given
+        numbers = torch.arange(len(states), device=states.device)
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(states.shape[-1], generator=generator).to(states)
+
+        def gradient(weights: Tensor) -> Tensor:
+            weighed = weights.to(states)[:, None] * direction  # [token, feature]
+            return torch.autograd.grad(states, pixels, weighed, retain_graph=True, materialize_grads=True)[0]
+
+        plain = gradient(torch.ones(len(states)))
+        usual = plain.float().square().mean().sqrt()
+        ends = plain.abs() > GRADIENT_NOISE * torch.finfo(plain.dtype).eps * usual
+        tokens, several = torch.zeros_like(pixels, dtype=torch.long), torch.zeros_like(ends)
+        place = 1
+        while place < len(states):
+            digit = gradient((numbers // place) % DIGIT_BASE) / plain
+            tokens += digit.nan_to_num().round().long() * place
+            several |= (digit - digit.round()).abs() > DIGIT_TOLERANCE
+            place *= DIGIT_BASE
+        known = ends & ~several & (tokens >= 0) & (tokens < len(states))
+        checks = torch.randint(DIGIT_BASE, (DIGIT_CHECKS, len(states)), generator=generator)
+        for check in checks.to(states.device):
+            expected = check[tokens.clamp(0, len(states) - 1)]
+            known &= (gradient(check) / plain - expected).abs() <= DIGIT_TOLERANCE
+        return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)
+
 
 def _holds(states: Any, given: Tensor | None) -> bool:
     """Whether something that may be states depends on the given input."""
@@ -316,37 +323,6 @@ def _is_seen(value: Any) -> bool:
 def _hold(path: str, record: Record, module: nn.Module, args: Any, output: Any) -> Any:
     """Stop the gradient after a module that contains attention."""
     return tree_map_only(Tensor, Tensor.detach, output) if path in record.calls else None
-
-
-def _read_off(states: Tensor, pixels: Tensor) -> Tensor:
-    """The number of the token that each pixel ends in.  [token, feature], [pixel...] -> [pixel...]
-
-    It is read off digit by digit: each digit scales its token's gradient, and a pixel's gradient, divided by
-    its unscaled gradient, is the digit.
-    """
-    numbers = torch.arange(len(states), device=states.device)
-    generator = torch.Generator().manual_seed(0)
-    direction = torch.randn(states.shape[-1], generator=generator).to(states)
-
-    def gradient(weights: Tensor) -> Tensor:
-        weighed = weights.to(states)[:, None] * direction  # [token, feature]
-        return torch.autograd.grad(states, pixels, weighed, retain_graph=True, materialize_grads=True)[0]
-
-    plain = gradient(torch.ones(len(states)))
-    ends = plain.abs() > GRADIENT_NOISE * torch.finfo(plain.dtype).eps * plain.float().square().mean().sqrt()
-    tokens, several = torch.zeros_like(pixels, dtype=torch.long), torch.zeros_like(ends)
-    place = 1
-    while place < len(states):
-        digit = gradient((numbers // place) % DIGIT_BASE) / plain
-        tokens += digit.nan_to_num().round().long() * place
-        several |= (digit - digit.round()).abs() > DIGIT_TOLERANCE
-        place *= DIGIT_BASE
-    known = ends & ~several & (tokens >= 0) & (tokens < len(states))
-    checks = torch.randint(DIGIT_BASE, (DIGIT_CHECKS, len(states)), generator=generator)
-    for check in checks.to(states.device):
-        expected = check[tokens.clamp(0, len(states) - 1)]
-        known &= (gradient(check) / plain - expected).abs() <= DIGIT_TOLERANCE
-    return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)
 
 
 MIDDLES = 12  # at least this many gradients are taken: with few tokens, several in different directions

@@ -22,7 +22,7 @@ from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pic
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears, require_attention
-from attnscope.models.regions import find_owners
+from attnscope.models.regions import enter
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import (
     GREEDY,
@@ -159,12 +159,12 @@ class HuggingFaceModel(Model):
         seen = prepared.tokens
         prepared = replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
         alone = hasattr(self.module, "get_text_features") or not seen
-        owners = None if alone else find_owners(self.module, inputs, "pixel_values")
-        if owners is None:
+        entry = None if alone else enter(self.module, inputs, "pixel_values")
+        if entry is None:
             return prepared
-        if owners.kind == "cross" and owners.length == len(seen):
+        if entry.kind == "cross" and len(entry.states) == len(seen):
             return replace(prepared, axes=axes | {"cross": (words, seen)})
-        if owners.length == len(seen) + len(words) and int(owners.tokens.max()) < len(seen):
+        if len(entry.states) == len(seen) + len(words) and int(entry.owners().max()) < len(seen):
             both = (*seen, *words)
             return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
         return prepared

@@ -24,14 +24,7 @@ from attnscope.models.huggingface.reader import (
 )
 from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.model import accepts
-from attnscope.models.regions import (
-    Coordinates,
-    Region,
-    find_coordinates,
-    find_moved,
-    find_owners,
-    find_regions,
-)
+from attnscope.models.regions import Region, enter, find_coordinates, find_moved, find_regions
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
@@ -343,7 +336,7 @@ class PictureText:
         if POSITION_MASK in inputs:  # it says nothing about their parts
             return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
-        def place(tokens: Array, where: Sequence[Coordinates]) -> list[dict[int, Region]]:
+        def place(tokens: Array, where: Sequence[Array]) -> list[dict[int, Region]]:
             """The regions of each picture's tokens; empty if they cannot be told apart."""
             return [
                 find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
@@ -351,12 +344,12 @@ class PictureText:
 
         given, axis = {**inputs, **settings}, None
         read, owned = list[str](), set[int]()
-        traced: list[tuple[Array, list[Coordinates]]] = []  # where each field's numbers end up, and come from
+        traced: list[tuple[Array, list[Array]]] = []  # where each field's numbers end up, and come from
         for field in sorted(sizes, key=lambda name: -sizes[name]):
-            owners = find_owners(self.module, given, field)
-            axis = axis or (owners and (owners.kind, owners.length))
-            if owners is None or (owners.kind, owners.length) != axis:  # e.g. the times of frames
-                continue
+            entry = enter(self.module, given, field)
+            if entry is None or (entry.kind, len(entry.states)) != (axis or (entry.kind, len(entry.states))):
+                continue  # e.g. the times of frames
+            axis = entry.kind, len(entry.states)
             read.append(field)
 
             def prepare(arrays: Sequence[Array], field: str = field) -> Tensor:
@@ -364,10 +357,10 @@ class PictureText:
                 return made
 
             where = find_coordinates(prepare, shapes)
-            if where is None or where[0].x.shape != tuple(owners.tokens.shape):
+            if where is None or where[0].shape[1:] != tuple(entry.given.shape):
                 continue  # the origin of these numbers is unknown
-            tokens = owners.tokens.cpu().numpy().ravel()
-            flat = [Coordinates(each.x.ravel(), each.y.ravel()) for each in where]
+            tokens = entry.owners().cpu().numpy().ravel()
+            flat = [each.reshape(2, -1) for each in where]
             these = set(np.unique(tokens[tokens >= 0]).tolist())
             if owned.isdisjoint(these) and any(place(tokens, flat)):
                 traced.append((tokens, flat))
@@ -377,7 +370,7 @@ class PictureText:
             return PictureTokens(word, kind, length, [{} for _ in shapes])
         tokens = np.concatenate([tokens for tokens, _ in traced])
         fields = zip(*(where for _, where in traced), strict=True)  # of each picture
-        regions = place(tokens, [Coordinates(*np.concatenate(each, axis=1)) for each in fields])
+        regions = place(tokens, [np.concatenate(each, axis=1) for each in fields])
         padding = owned.difference(*regions)
         mixed = find_moved(self.module, given, read) - padding if kind == "decoder" else set()
         return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))

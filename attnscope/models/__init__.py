@@ -57,8 +57,7 @@ def load(
     if device_map is not None and (module or own):
         raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
     if module:
-        from attnscope.models.module import ModuleModel, load_module
-        from attnscope.models.text.reader import load_reader
+        from attnscope.models.text.reader import ModuleModel, load_module, load_reader
 
         with foreign_output():  # what the file prints is not part of the answer
             loaded = load_module(name, device=place, dtype=kind)

@@ -147,7 +147,7 @@ def wrap(
 
     A bare module reads tensors by argument name; with a ``tokenizers.Tokenizer`` it reads texts.
     """
-    from attnscope.models.module import wrap_module
+    from attnscope.models.text.reader import wrap_module
 
     with at_rest(module):
         return Reader(wrap_module(module, tokenizer, processor, name))

@@ -18,7 +18,7 @@ from attnscope.capture.hooks.functions import original
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
-from attnscope.models.module import wrap_module
+from attnscope.models.text.reader import wrap_module
 from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats

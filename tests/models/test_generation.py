@@ -193,8 +193,7 @@ class Counting(nn.Module):
 
 
 def test_a_module_of_your_own_writes_if_it_returns_scores():
-    from attnscope.models.module import ModuleModel
-    from attnscope.models.text.reader import load_reader
+    from attnscope.models.text.reader import ModuleModel, load_reader
 
     reader = load_reader("own")
     model = ModuleModel("count.py:Counting", Counting(reader.tokenizer.get_vocab_size()), reader)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnscope.models import targets
-from attnscope.models.module import wrap_module
+from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cachecost import cachecost
 from attnscope.questions.loss import token_losses
 

@@ -14,7 +14,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.weighing import STILL, Values
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
-from attnscope.models.module import ModuleModel
+from attnscope.models.text.reader import ModuleModel
 from attnscope.models.weighed import weigh_model
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection

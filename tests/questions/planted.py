@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from attnscope.models import Model
-from attnscope.models.module import wrap_module
+from attnscope.models.text.reader import wrap_module
 
 WORDS = ["ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop", "ivy", "jay", "kit"]
 SHARP = 8.0

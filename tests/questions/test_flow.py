@@ -8,7 +8,7 @@ from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
-from attnscope.models.module import ModuleModel
+from attnscope.models.text.reader import ModuleModel
 from attnscope.questions.flow import as_shares, focus_token, follow_flow
 from attnscope.questions.selection import Selection
 from tests.capture.test_projections import ALL, OTHERS, random_family

@@ -10,7 +10,7 @@ from torch import nn
 
 from attnscope.errors import ModelError
 from attnscope.models import load
-from attnscope.models.module import ModuleModel
+from attnscope.models.text.reader import ModuleModel
 from attnscope.questions.faithful import compare_methods, measure_orders, open_deletion, rows_of_prediction
 from tests.models.folders import gpt2, minilm, save, t5
 from tests.models.images import VIT, WHOLE, picture, save_images

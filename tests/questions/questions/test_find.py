@@ -12,7 +12,7 @@ from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.models import ModelInput, load
 from attnscope.models.inputs import Limit
-from attnscope.models.module import ModuleModel
+from attnscope.models.text.reader import ModuleModel
 from attnscope.questions.find import find_heads, parse_questions
 from attnscope.questions.parts import TextPart
 from tests.capture.tiny import FAMILIES, inputs, own_attentions

@@ -15,8 +15,8 @@ from attnscope.capture.hooks.torch_functions import edited
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.module import wrap_module
 from attnscope.models.targets import batch_predictions
+from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.find import parse_questions

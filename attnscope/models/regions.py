@@ -197,14 +197,14 @@ class _Reached(Exception):
     """Raised when the language model is about to run: everything needed has been seen."""
 
 
-def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entry | None:
+def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
     """Run a model up to its language model, and take what enters it as a function of ``inputs[name]``.
 
     Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
     that enters the language model depends on them.
     """
     given = inputs[name].detach().clone().requires_grad_(True)
-    entry = Entry(given, inputs.get("input_ids"))
+    entry = Entered(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
         stack.callback(module.get_input_embeddings().register_forward_hook(entry.embed).remove)  # type: ignore[operator]
@@ -234,7 +234,7 @@ def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[
 
 
 @dataclass
-class Entry:
+class Entered:
     """What enters a language model as a function of ``given``, and on which axis.
 
     It waits for the module that receives the embedded text, with the picture in it or beside it.

@@ -58,6 +58,11 @@ def given(*parts: Feed, **named: Any) -> Feed:
     return feed
 
 
+def fed(*parts: Feed, **named: Any) -> Recipe:
+    """A model as it is, given these."""
+    return Recipe({}, given(*parts, **named))
+
+
 def words(*more: str, batch: int = 2) -> Feed:
     """Token ids, and what else goes with them."""
     return lambda model: texts(model, ["input_ids", *more], batch)
@@ -154,7 +159,7 @@ FORECAST = {"context_length": 64, "hidden_size": 64, "intermediate_size": 64, "h
 
 # scores in the tens make the roundings of other layers visible: the two that start out there have no gain
 TEXT: dict[str, Recipe] = {
-    **dict.fromkeys(("gemma4", "gemma4_text"), Recipe(gain=1.0)),
+    "gemma4 gemma4_text": Recipe(gain=1.0),
     "esm": Recipe({"vocab_size": 99, "pad_token_id": 1, "mask_token_id": 2}),
     "bamba": Recipe({"attn_layer_indices": [1]}),
     "granitemoehybrid": Recipe({"layer_types": ["mamba", "attention"]}),
@@ -168,8 +173,8 @@ TEXT: dict[str, Recipe] = {
     "cohere_compass_text": Recipe({"rope_parameters": {"full_attention": ROPE}}),
     "csm": Recipe({}, given(input_ids=numbers(100, 2, LENGTH, 32)), model="CsmBackboneModel"),
     "dbrx": Recipe({"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0}),
-    "dia_decoder": Recipe(
-        {}, given(input_ids=numbers(100, 2, LENGTH, 9), encoder_hidden_states=(2, 15, "cross_hidden_size"))
+    "dia_decoder": fed(
+        input_ids=numbers(100, 2, LENGTH, 9), encoder_hidden_states=(2, 15, "cross_hidden_size")
     ),
     "ernie4_5_vl_moe_text": Recipe(SECTION),
     "gemma3n_text": Recipe({"num_kv_shared_layers": 0}),
@@ -181,32 +186,29 @@ TEXT: dict[str, Recipe] = {
     "led": Recipe({"attention_window": [4, 8]}, given(GLOBALLY, DECODED)),
     "pegasus_x": Recipe({"block_size": 4, "num_global_tokens": 3}),
     "hrm_text": Recipe({"num_layers_per_stack": 1, "num_hidden_layers": 16}),
-    "kyutai_speech_to_text": Recipe({}, given(input_ids=numbers(100, 2, LENGTH, 33))),
-    "moshi_depth": Recipe({}, given(input_ids=numbers(100, 2, 8), last_hidden_state=(2, 1, "input_size"))),
+    "kyutai_speech_to_text": fed(input_ids=numbers(100, 2, LENGTH, 33)),
+    "moshi_depth": fed(input_ids=numbers(100, 2, 8), last_hidden_state=(2, 1, "input_size")),
     "qwen3_omni_moe_talker_text": Recipe({"shared_expert_intermediate_size": 32}),
-    "qwen3_omni_moe_talker_code_predictor": Recipe({}, given(inputs_embeds=(2, LENGTH, "hidden_size"))),
+    "qwen3_omni_moe_talker_code_predictor": fed(inputs_embeds=(2, LENGTH, "hidden_size")),
     "qwen4_exp_text": Recipe(INDEXED),
     "step3p5": Recipe({"sliding_window": 6}),
-    **dict.fromkeys(("t5gemma2_decoder", "t5gemma2_text"), Recipe(DRY)),
+    "t5gemma2_decoder t5gemma2_text": Recipe(DRY),
     "t5gemma2_encoder": Recipe(inside("text_config", DRY)),
-    "voxtral_realtime_text": Recipe({}, given(words(), t_cond=(1, "hidden_size"))),
+    "voxtral_realtime_text": fed(words(), t_cond=(1, "hidden_size")),
     "zamba": Recipe(HYBRID, layers=4),
     "zamba2": Recipe(HYBRID | {"hybrid_layer_ids": [1, 3]}, layers=4),
-    **dict.fromkeys(("musicgen_decoder", "musicgen_melody_decoder"), Recipe({}, BOOKS)),
-    "rag": Recipe(
-        {},
-        given(
-            DECODED,
-            input_ids=IDS,
-            context_input_ids=numbers(100, 4, LENGTH),  # two documents for each text
-            context_attention_mask=ones(4, LENGTH),
-            doc_scores=(2, 2),
-            n_docs=2,
-        ),
+    "musicgen_decoder musicgen_melody_decoder": Recipe({}, BOOKS),
+    "rag": fed(
+        DECODED,
+        input_ids=IDS,
+        context_input_ids=numbers(100, 4, LENGTH),  # two documents for each text
+        context_attention_mask=ones(4, LENGTH),
+        doc_scores=(2, 2),
+        n_docs=2,
     ),
     "pix2struct_text_model": Recipe({"initializer_range": 0.02}),
     "autoformer": Recipe(SERIES | {"context_length": 14}, series),
-    **dict.fromkeys(("informer", "time_series_transformer"), Recipe(SERIES, series)),
+    "informer time_series_transformer": Recipe(SERIES, series),
     "decision_transformer": Recipe(
         {"hidden_size": 32, "n_head": 2},
         given(
@@ -218,7 +220,7 @@ TEXT: dict[str, Recipe] = {
             attention_mask=torch.ones(2, 5),
         ),
     ),
-    **dict.fromkeys(("patchtst", "patchtsmixer"), Recipe({}, PAST)),
+    "patchtst patchtsmixer": Recipe({}, PAST),
     "timesfm": Recipe(
         FORECAST, given(past_values=(2, 64), past_values_padding=0 * ones(2, 64), freq=0 * ones(2, 1))
     ),
@@ -244,19 +246,19 @@ SAM = {"prompt_encoder_config.image_embedding_size": 16, "vision_config.num_pos_
 
 VISION: dict[str, Recipe] = {
     "swin": Recipe({"image_size": 112}),  # several windows in both stages
-    **dict.fromkeys(("internvl_vision", "qianfan_ocr_vision"), Recipe(SQUARE)),
+    "internvl_vision qianfan_ocr_vision": Recipe(SQUARE),
     "granite_docling_vision": Recipe(LARGER),
     "phi4_multimodal_vision": Recipe(IMAGE | {"crop_size": 56}, gain=1.0),
     "tipsv2_vision_model": Recipe(IMAGE),
-    **dict.fromkeys(("vivit", "videomae"), Recipe(FILM)),
+    "vivit videomae": Recipe(FILM),
     "vjepa2": Recipe({"crop_size": 32, "frames_per_clip": 4}, given(pixel_values_videos=(2, 4, 3, 32, 32))),
     "videoprism_vision_model": Recipe(RESIZED_FILM, given(pixel_values_videos=(2, 4, 3, 36, 36))),
     "xclip_vision_model": Recipe(LARGER, given(pixel_values=(16, 3, 64, 64))),
     "llama4_vision_model": Recipe(IMAGE | {"num_attention_heads": 4, "intermediate_size": 192}),
-    **dict.fromkeys(("align_vision_model", "efficientnet"), Recipe(THIN, factors=(1,))),
+    "align_vision_model efficientnet": Recipe(THIN, factors=(1,)),
     "bit": Recipe(factors=(1,)),
     "cvt": Recipe({"depth": [1, 2, 3]}),
-    **dict.fromkeys(("mlcd", "mlcd_vision_model"), Recipe(IMAGE | {"num_attention_heads": 13})),
+    "mlcd mlcd_vision_model": Recipe(IMAGE | {"num_attention_heads": 13}),
     "mllama_vision_model": Recipe(
         IMAGE | {"intermediate_layers_indices": [0, 1]},
         given(  # one image in two tiles of four, for each text
@@ -265,18 +267,14 @@ VISION: dict[str, Recipe] = {
             aspect_ratio_mask=torch.tensor([[[1, 1, 0, 0]]] * 2),
         ),
     ),
-    "florence_vision": Recipe({}, given(hidden_states=(2, 3, 64, 64))),
+    "florence_vision": fed(hidden_states=(2, 3, 64, 64)),
     "bridgetower_vision_model": Recipe(LARGER | {"hidden_size": 128}, given(image=(2, 3, 64, 64))),
-    **dict.fromkeys(("chmv2", "zoedepth"), Recipe(DENSE | inside("backbone_config", LARGER), layers=4)),
-    **dict.fromkeys(
-        ("depth_anything", "prompt_depth_anything"),
-        Recipe(DENSE | inside("backbone_config", IMAGE), layers=4),
-    ),
-    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2"), Recipe(FROM_RESNET)),
-    **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), Recipe(FROM_RESNET)),
+    "chmv2 zoedepth": Recipe(DENSE | inside("backbone_config", LARGER), layers=4),
+    "depth_anything prompt_depth_anything": Recipe(DENSE | inside("backbone_config", IMAGE), layers=4),
+    "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4": Recipe(FROM_RESNET),
     "maskformer": Recipe(FOUR_STAGES, gain=1.0),
     "mask2former": Recipe(FOUR_STAGES),
-    **dict.fromkeys(("sam", "sam_hq"), Recipe(SAM)),
+    "sam sam_hq": Recipe(SAM),
     "sam2_vision_model": Recipe(HIERA, given(pixel_values=(2, 3, 128, 128))),
     "sam2": Recipe(
         inside("vision_config", HIERA) | {"prompt_encoder_config.image_size": 128},
@@ -291,69 +289,54 @@ VISION: dict[str, Recipe] = {
             pixel_position_ids=grid(torch.arange(6), torch.arange(6)).expand(2, 36, 2),
         ),
     ),
-    **dict.fromkeys(("pix2struct_vision_model", "kosmos_2_5_vision_model"), Recipe({}, FLAT)),
-    "idefics2_perceiver": Recipe({}, given(context=(2, 20, "hidden_size"), attention_mask=ones(2, 20))),
-    **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision"), Recipe(ROTATED)),
-    **dict.fromkeys(("qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder"), Recipe(ROTATED)),
-    **dict.fromkeys(("qwen4_exp_vision", "cohere_compass_vision"), Recipe(ROTATED)),
-    **dict.fromkeys(("superglue", "lightglue"), Recipe({}, PAIR)),
+    "pix2struct_vision_model kosmos_2_5_vision_model": Recipe({}, FLAT),
+    "idefics2_perceiver": fed(context=(2, 20, "hidden_size"), attention_mask=ones(2, 20)),
+    "qwen3_vl_vision qwen3_vl_moe_vision qwen3_5_vision qwen3_5_moe_vision": Recipe(ROTATED),
+    "qwen3_omni_moe_vision_encoder qwen4_exp_vision cohere_compass_vision": Recipe(ROTATED),
+    "superglue lightglue": Recipe({}, PAIR),
     "paddleocr_vl_vision": Recipe(
         IMAGE | {"num_attention_heads": 9}, given(pixel_values=(1, 32, 3, 14, 14), grid_thw=FRAME)
     ),
     "kimi_k25_vision": Recipe(
         {"num_attention_heads": 9}, given(pixel_values=(32, 3, 14, 14), grid_thw=FRAME)
     ),
-    **dict.fromkeys(
-        ("muse_glimmer_vision", "muse_spark_vision"),
-        Recipe({}, given(pixel_values=(32, 1176), grid_thw=FRAME)),
-    ),
+    "muse_glimmer_vision muse_spark_vision": fed(pixel_values=(32, 1176), grid_thw=FRAME),
     "molmo2_vision": Recipe(SQUARE | {"num_position_embeddings": 16}, given(pixel_values=(2, 16, 588))),
-    **dict.fromkeys(("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"), Recipe({}, ROWS)),
+    "minicpm_ocr_vision minicpmv4_6_vision minicpmv4_7_vision": Recipe({}, ROWS),
     "vitmatte": Recipe({"hidden_size": 48, "backbone_config.image_size": 64}),
     "videomt": Recipe(LARGER, given(pixel_values_videos=(1, 2, 3, 64, 64))),
     "deepseek_ocr2_vision": Recipe({"sam_config.downsample_channels": [32, 256]}),
     "unlimited_ocr_vision": Recipe({"sam_config.downsample_channels": [32, 64]}),
-    "video_llama_3_vision": Recipe(
-        {}, given(pixel_values=(32, 768), grid_thw=FRAME, merge_sizes=torch.tensor([2]))
-    ),
+    "video_llama_3_vision": fed(pixel_values=(32, 768), grid_thw=FRAME, merge_sizes=torch.tensor([2])),
 }
 
 FRAMES = {"max_source_positions": 20}
-HEARD = ("whisper", "voxtral_encoder", "qwen2_audio_encoder", "moss_transcribe_diarize_audio")
 STATES = given(hidden_states=(2, 20, "input_dim"))
 
 SOUND: dict[str, Recipe] = {
     "data2vec-audio": Recipe({"num_conv_pos_embedding_groups": 4}),
     "audio-spectrogram-transformer": Recipe({"max_length": 64}),
-    **dict.fromkeys(HEARD, Recipe(FRAMES)),
+    "whisper voxtral_encoder qwen2_audio_encoder moss_transcribe_diarize_audio": Recipe(FRAMES),
     "audioflamingo3_encoder": Recipe(
         FRAMES, given(input_features=(2, 128, 40), input_features_mask=ones(2, 40))
     ),
     "qwen2_5_omni_audio_encoder": Recipe({"n_window": 10}, packed),
     "qwen3_omni_moe_audio_encoder": Recipe({}, packed),
-    "qwen3_asr_encoder": Recipe({}, given(input_features=(2, 128, 100), input_features_mask=ones(2, 100))),
-    "fun_asr_nano_encoder": Recipe({}, given(input_features=(2, 20, 560), input_features_mask=ones(2, 20))),
-    **dict.fromkeys(("granite_speech_encoder", "granite_speech_plus_encoder"), Recipe({}, STATES)),
-    "speech_to_text": Recipe(
-        {}, given(DECODED, input_features=(2, 40, "input_feat_per_channel"), attention_mask=ones(2, 40))
+    "qwen3_asr_encoder": fed(input_features=(2, 128, 100), input_features_mask=ones(2, 100)),
+    "fun_asr_nano_encoder": fed(input_features=(2, 20, 560), input_features_mask=ones(2, 20)),
+    "granite_speech_encoder granite_speech_plus_encoder": Recipe({}, STATES),
+    "speech_to_text": fed(
+        DECODED, input_features=(2, 40, "input_feat_per_channel"), attention_mask=ones(2, 40)
     ),
-    "speecht5": Recipe(
-        {}, given(input_values=(2, LENGTH, "hidden_size"), decoder_input_values=(2, 6, "hidden_size"))
-    ),
-    "wav2vec2-bert": Recipe({}, given(input_features=(2, 20, 10))),
-    "clap": Recipe(
-        {}, given(input_ids=IDS, input_features=(2, 1, 1001, 64), is_longer=torch.tensor([[True], [False]]))
-    ),
-    "phi4_multimodal_audio": Recipe(
-        {}, given(hidden_states=(2, 64, 80), mask=torch.ones(2, 64, dtype=torch.bool))
-    ),
-    "gemma3n_audio": Recipe(
-        {}, given(audio_mel=(2, 64, 128), audio_mel_mask=torch.zeros(2, 64, dtype=torch.bool))
-    ),
+    "speecht5": fed(input_values=(2, LENGTH, "hidden_size"), decoder_input_values=(2, 6, "hidden_size")),
+    "wav2vec2-bert": fed(input_features=(2, 20, 10)),
+    "clap": fed(input_ids=IDS, input_features=(2, 1, 1001, 64), is_longer=torch.tensor([[True], [False]])),
+    "phi4_multimodal_audio": fed(hidden_states=(2, 64, 80), mask=torch.ones(2, 64, dtype=torch.bool)),
+    "gemma3n_audio": fed(audio_mel=(2, 64, 128), audio_mel_mask=torch.zeros(2, 64, dtype=torch.bool)),
     "gemma4_audio": Recipe({"subsampling_conv_channels": [128, 32]}, given(input_features=(2, 64, 128))),
     "vits": Recipe(gain=1.0),
     "moonshine_streaming": Recipe({"num_key_value_heads": 8}),
-    **dict.fromkeys(("mimi", "mimi_decoder", "pocket_tts_audio_tokenizer"), Recipe({"upsample_groups": 32})),
+    "mimi mimi_decoder pocket_tts_audio_tokenizer": Recipe({"upsample_groups": 32}),
 }
 
 DINO = Recipe({"num_queries": 20}, eager={"text_config": "sdpa", "": "eager"})  # its text as it is
@@ -373,9 +356,7 @@ QUERIES = SMALL_IMAGE | {
 }
 
 MIXED: dict[str, Recipe] = {  # a text beside something else, or images together with places
-    "lxmert": Recipe(
-        {}, given(words("attention_mask"), visual_feats=(2, 5, "visual_feat_dim"), visual_pos=(2, 5, 4))
-    ),
+    "lxmert": fed(words("attention_mask"), visual_feats=(2, 5, "visual_feat_dim"), visual_pos=(2, 5, 4)),
     "bridgetower": Recipe({}, both, factors=(4,)),
     "vilt": Recipe({}, both),
     "aya_vision": Recipe({"vision_config.num_attention_heads": 16}),
@@ -390,8 +371,8 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
         given(input_ids=IDS, input_features=(2, 80, 32)),
     ),
     "diffusion_gemma": Recipe(inside("text_config", EXPERTS)),
-    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), DINO),
-    **dict.fromkeys(("sam3", "sam3_lite_text"), SAM3_WITH_TEXT),
+    "grounding-dino mm-grounding-dino": DINO,
+    "sam3 sam3_lite_text": SAM3_WITH_TEXT,
     "sam3_vision_model": Recipe(SAM3, given(pixel_values=(2, 3, 112, 112))),
     "sam3_lite_text_text_model": Recipe(layers=4),
     "sam3_tracker": Recipe(
@@ -405,7 +386,7 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
         inside("vision_config", RESIZED_FILM), given(words(), pixel_values_videos=(2, 4, 3, 36, 36))
     ),
     "xclip": Recipe(inside("vision_config", LARGER), given(words(), pixel_values=(2, 8, 3, 64, 64))),
-    "siglip2": Recipe({}, given(words(), SHAPED)),
+    "siglip2": fed(words(), SHAPED),
     "blip-2": Recipe(QUERIES, marked),
     "instructblip": Recipe(QUERIES, given(marked, qformer_input_ids=numbers(100, 2, 5))),
     "instructblipvideo": Recipe(
@@ -434,11 +415,8 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
         {"coordinate_size": 8, "shape_size": 8, "input_size": 32},
         given(words("bbox"), pixel_values=(2, 3, 32, 32)),
     ),
-    "udop": Recipe(
-        {},
-        given(
-            DECODED, input_ids=IDS, bbox=torch.rand(2, LENGTH, 4, generator=torch.Generator().manual_seed(1))
-        ),
+    "udop": fed(
+        DECODED, input_ids=IDS, bbox=torch.rand(2, LENGTH, 4, generator=torch.Generator().manual_seed(1))
     ),
     "pix2struct": Recipe({"text_config.initializer_range": 0.02}, given(FLAT, DECODED)),
     "nougat": Recipe({"encoder.model_type": "donut-swin"}),
@@ -446,8 +424,8 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
         FOUR_STAGES | {"conv_dim": 32}, given(pixel_values=(2, 3, 64, 64), task_inputs=numbers(100, 2, 77))
     ),
     "pi0": Recipe(inside("vlm_config.vision_config", {"num_attention_heads": 9, "image_size": 28}), acting),
-    "pe_audio": Recipe({}, given(input_ids=IDS, input_values=(2, 1, 1920 * 4))),
-    "voxtral_realtime": Recipe({}, given(input_ids=IDS, input_features=(2, 128, 96))),
+    "pe_audio": fed(input_ids=IDS, input_values=(2, 1, 1920 * 4)),
+    "voxtral_realtime": fed(input_ids=IDS, input_features=(2, 128, 96)),
     "step3p7": Recipe({"text_config.sliding_window": 6}),
     "cohere_compass": Recipe(
         {"vision_config.num_heads": 9, "text_config.rope_parameters": {"full_attention": ROPE}}
@@ -471,7 +449,9 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
     ),
 }
 
-RECIPES: dict[str, Recipe] = TEXT | VISION | SOUND | MIXED
+RECIPES = {
+    name: recipe for names, recipe in (TEXT | VISION | SOUND | MIXED).items() for name in names.split()
+}
 
 
 def make(

@@ -115,53 +115,45 @@ JAMBA = {
     **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 2, "attn_layer_period": 4,
     "attn_layer_offset": 2, "use_mamba_kernels": False, "mamba_d_state": 4,
 }  # fmt: skip
-TEXTUAL = {  # folder: model, config, its settings, tokenizer
-    "bert": ("BertForMaskedLM", "BertConfig", READER, "pieces"),
-    "bert-other": ("BertForMaskedLM", "BertConfig", {**READER, "num_attention_heads": 2}, "pieces"),
-    "albert": ("AlbertModel", "AlbertConfig", {**READER, "embedding_size": 16}, "pieces"),
-    "deberta": ("DebertaV2Model", "DebertaV2Config",
-                {**READER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "pieces"),
-    "modernbert": ("ModernBertModel", "ModernBertConfig", {**READER, **ENDS, "local_attention": 6,
-                    "cls_token_id": 2, "sep_token_id": 3}, "pieces"),
-    "squeezebert": ("SqueezeBertModel", "SqueezeBertConfig", {**READER, **GROUPS, "embedding_size": 32},
-                    "pieces"),
-    "longformer": ("LongformerModel", "LongformerConfig", {**READER, "attention_window": [4, 8, 8]},
-                   "pieces"),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT | ENDS, "bytes"),
-    "openai-gpt": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT, "bytes"),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED | ENDS, "bytes"),
-    "mistral": ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 4} | ENDS, "bytes"),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GROUPED | SOFT | ENDS, "bytes"),
-    "gpt-oss": ("GptOssForCausalLM", "GptOssConfig", {**GROUPED, **EXPERTS, "sliding_window": 4} | ENDS,
-                "bytes"),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4} | ENDS,
-              "bytes"),
-    "jamba": ("JambaForCausalLM", "JambaConfig", JAMBA | ENDS, "bytes"),
-    "mamba": ("MambaModel", "MambaConfig", {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2},
-              "bytes"),
-    "reformer": ("ReformerModel", "ReformerConfig", REFORMER, "bytes"),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5, "sentencepiece"),
-    "bart": ("BartForConditionalGeneration", "BartConfig", {**BART, "max_position_embeddings": 64},
-             "sentencepiece"),
-    "led": ("LEDModel", "LEDConfig", {**BART, "attention_window": 4, "max_encoder_position_embeddings": 40},
+TEXTUAL = {  # folder: model, the settings of its config, tokenizer
+    "bert": ("BertForMaskedLM", READER, "pieces"),
+    "bert-other": ("BertForMaskedLM", {**READER, "num_attention_heads": 2}, "pieces"),
+    "albert": ("AlbertModel", {**READER, "embedding_size": 16}, "pieces"),
+    "deberta": ("DebertaV2Model", {**READER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+                "pieces"),
+    "modernbert": ("ModernBertModel", {**READER, **ENDS, "local_attention": 6, "cls_token_id": 2,
+                   "sep_token_id": 3}, "pieces"),
+    "squeezebert": ("SqueezeBertModel", {**READER, **GROUPS, "embedding_size": 32}, "pieces"),
+    "longformer": ("LongformerModel", {**READER, "attention_window": [4, 8, 8]}, "pieces"),
+    "gpt2": ("GPT2LMHeadModel", GPT | ENDS, "bytes"),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", GPT, "bytes"),
+    "llama": ("LlamaForCausalLM", GROUPED | ENDS, "bytes"),
+    "mistral": ("MistralForCausalLM", {**GROUPED, "sliding_window": 4} | ENDS, "bytes"),
+    "gemma2": ("Gemma2ForCausalLM", GROUPED | SOFT | ENDS, "bytes"),
+    "gpt-oss": ("GptOssForCausalLM", {**GROUPED, **EXPERTS, "sliding_window": 4} | ENDS, "bytes"),
+    "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4} | ENDS, "bytes"),
+    "jamba": ("JambaForCausalLM", JAMBA | ENDS, "bytes"),
+    "mamba": ("MambaModel", {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2}, "bytes"),
+    "reformer": ("ReformerModel", REFORMER, "bytes"),
+    "t5": ("T5ForConditionalGeneration", T5, "sentencepiece"),
+    "bart": ("BartForConditionalGeneration", {**BART, "max_position_embeddings": 64}, "sentencepiece"),
+    "led": ("LEDModel", {**BART, "attention_window": 4, "max_encoder_position_embeddings": 40},
             "sentencepiece"),
-    "pegasus-x": ("PegasusXModel", "PegasusXConfig", {**BART, "block_size": 4, "num_global_tokens": 3},
-                  "sentencepiece"),
+    "pegasus-x": ("PegasusXModel", {**BART, "block_size": 4, "num_global_tokens": 3}, "sentencepiece"),
 }  # fmt: skip
 VIT = {**PLAIN, "num_hidden_layers": 2, "image_size": 64, "patch_size": 16}
 SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2],
         "window_size": 4}  # fmt: skip
 SQUARE = {"height": 64, "width": 64}
 WHOLE, CROPPED = {"size": SQUARE}, {"size": {"shortest_edge": 64}, "crop_size": SQUARE}
-VISION = {  # folder: model, config, its settings, what prepares images, its sizes
-    "vit": ("ViTModel", "ViTConfig", VIT, "ViTImageProcessor", WHOLE),
-    "dinov2-registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", VIT, "BitImageProcessor",
-                         CROPPED),
-    "siglip-vision": ("SiglipVisionModel", "SiglipVisionConfig", VIT, "SiglipImageProcessor", WHOLE),
-    "swin": ("SwinModel", "SwinConfig", SWIN, "ViTImageProcessor", WHOLE),
-    "clip": ("CLIPModel", "CLIPConfig", {}, "CLIPImageProcessor", CROPPED),
-    "vilt": ("ViltModel", "ViltConfig", VIT, "ViTImageProcessor", WHOLE),
-}  # fmt: skip
+VISION = {  # folder: model, the settings of its config, what prepares images, its sizes
+    "vit": ("ViTModel", VIT, "ViTImageProcessor", WHOLE),
+    "dinov2-registers": ("Dinov2WithRegistersModel", VIT, "BitImageProcessor", CROPPED),
+    "siglip-vision": ("SiglipVisionModel", VIT, "SiglipImageProcessor", WHOLE),
+    "swin": ("SwinModel", SWIN, "ViTImageProcessor", WHOLE),
+    "clip": ("CLIPModel", {}, "CLIPImageProcessor", CROPPED),
+    "vilt": ("ViltModel", VIT, "ViTImageProcessor", WHOLE),
+}
 COPIED = {"pickled": "gpt2", "coded": "bert", "chat": "llama", "chat-refusing": "llama"}
 """Further folders, each with the model that it is made of, or that has its code."""
 
@@ -234,20 +226,17 @@ def make_models(folder: Path, names: Collection[str]) -> None:
     tokenizers = {"pieces": _pieces(), "bytes": _bytes(), "sentencepiece": _sentencepiece()}
     wanted = {*names, *(COPIED[name] for name in names if name in COPIED)}
     for name in [name for name in TEXTUAL if name in wanted]:
-        model, config, settings, tokenizer = TEXTUAL[name]
+        model, settings, tokenizer = TEXTUAL[name]
         words = tokenizers[tokenizer]
-        chosen = getattr(hf, config)(**{"vocab_size": len(words), **settings})
-        _save(folder / name, getattr(hf, model), chosen)
+        _save(folder / name, model, {"vocab_size": len(words), **settings})
         words.save_pretrained(folder / name)
     for name in [name for name in VISION if name in wanted]:
-        model, config, settings, processor, sizes = VISION[name]
+        model, settings, processor, sizes = VISION[name]
         words = {"vocab_size": len(tokenizers["pieces"])}
         if name == "clip":
             text = {**READER, **words, "eos_token_id": 3}
             settings = {"text_config": text, "vision_config": VIT, "projection_dim": 16}
-        if name == "vilt":
-            settings = settings | words
-        _save(folder / name, getattr(hf, model), getattr(hf, config)(**settings))
+        _save(folder / name, model, settings | words if name == "vilt" else settings)
         getattr(hf, processor)(**sizes).save_pretrained(folder / name)
         if name in ("clip", "vilt"):
             tokenizers["pieces"].save_pretrained(folder / name)
@@ -274,9 +263,10 @@ def _coded(folder: Path) -> None:
     )
 
 
-def _save(folder: Path, model: type, config: object) -> None:
+def _save(folder: Path, name: str, settings: dict) -> None:
     torch.manual_seed(0)
-    made = model(config)
+    kind = getattr(hf, name)
+    made = kind(kind.config_class(**settings))
     torch.manual_seed(0)
     for weights in made.parameters():
         if weights.ndim > 1:
@@ -288,7 +278,7 @@ def _chat(folder: Path) -> None:
     words = _bytes()
     words.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     words.chat_template = CHAT
-    _save(folder / "chat", hf.LlamaForCausalLM, hf.LlamaConfig(**GROUPED, **ENDS, vocab_size=len(words)))
+    _save(folder / "chat", "LlamaForCausalLM", {**GROUPED, **ENDS, "vocab_size": len(words)})
     words.save_pretrained(folder / "chat")
     words.chat_template = "{{ raise_exception('only about dogs') }}"
     shutil.copytree(folder / "chat", folder / "chat-refusing")

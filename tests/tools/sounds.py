@@ -65,9 +65,7 @@ WORDS = 400
 def own_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Those of ``OWN``, by their dotted names."""
     kept = {}
-    for key, value in values.items():
-        if not isinstance(key, str):
-            continue
+    for key, value in ((key, value) for key, value in values.items() if isinstance(key, str)):
         if isinstance(value, dict):
             kept |= own_settings(value, f"{path}{key}.")
         elif key in OWN and value is not None:
@@ -81,12 +79,9 @@ def own_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 def save(folder: Path, name: str) -> str:
     """A folder with a random model of a type, what prepares its sounds, and words.  -> its class"""
-    recipe = RECIPES.get(name, Recipe())
-    settings = CONFIG_MAPPING[name]().to_dict()
-    changes = own_settings(settings)
-    changes |= {key: value for key, value in recipe.changes.items() if key not in OWN}
-    changes |= ALSO.get(name, {})
-    signs = find_signs(name)
+    recipe, settings, signs = RECIPES.get(name, Recipe()), CONFIG_MAPPING[name]().to_dict(), find_signs(name)
+    others = {key: value for key, value in recipe.changes.items() if key not in OWN}
+    changes = own_settings(settings) | others | ALSO.get(name, {})
     words = make_tokenizer(*signs.values(), words=["the", "cat", *map(str, range(18))], **signs)
     if "audio_token" in signs:
         key = next(key for key in SOUND_IDS if key in settings)
@@ -100,12 +95,9 @@ def save(folder: Path, name: str) -> str:
     if name == "wav2vec2-bert":  # the table has that of the wave
         extractor = "SeamlessM4TFeatureExtractor"
     maker = getattr(transformers, extractor)
-    bands = find_bands(config.to_dict())
-    sized = bands and "feature_size" in inspect.signature(maker.__init__).parameters
-    how: dict[str, Any] = {"feature_size": bands} if sized else {}
-    if "truncation" in inspect.signature(maker.__init__).parameters:  # as what reads one sound alone has it
-        how["truncation"] = "rand_trunc"
-    made = maker(**how)
+    how = {"feature_size": find_bands(config.to_dict()), "truncation": "rand_trunc"}  # as for one sound alone
+    takes = inspect.signature(maker.__init__).parameters
+    made = maker(**{key: value for key, value in how.items() if key in takes and value})
     made.save_pretrained(folder)
     if "audio_token" in signs:
         join(name, made, words).save_pretrained(folder)
@@ -130,8 +122,8 @@ def find_signs(name: str) -> dict[str, str]:
 def join(name: str, extractor: Any, words: Any) -> Any:
     """The processor of a type that reads a text and a sound."""
     kind = getattr(transformers, PROCESSOR_MAPPING_NAMES[name])
-    parts = {"feature_extractor": extractor, "audio_processor": extractor, "tokenizer": words}
-    parts["alignment_tokenizer"] = words
+    parts = dict.fromkeys(("feature_extractor", "audio_processor"), extractor)
+    parts |= dict.fromkeys(("tokenizer", "alignment_tokenizer"), words)
     asked = inspect.signature(kind.__init__).parameters
     return kind(**{key: part for key, part in parts.items() if key in asked})
 
@@ -148,12 +140,9 @@ COLUMNS = ("type", "class", "attention", "tokens that hear", "from eager", "else
 
 def types() -> list[str]:
     """The types that are listed with what prepares sounds, or in a table of models that hear."""
-    heads = ("AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR")
-    tables = [
-        getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in ("CTC", "SPEECH_SEQ_2_SEQ", *heads)
-    ]
-    found = set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES).union(*tables)
-    return sorted(found)
+    heads = ["CTC", "SPEECH_SEQ_2_SEQ", "AUDIO_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION", "AUDIO_XVECTOR"]
+    tables = [getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES") for table in heads]
+    return sorted(set(extractors.FEATURE_EXTRACTOR_MAPPING_NAMES).union(*tables))
 
 
 def name_tokens(prepared: ModelInput) -> str:
@@ -191,21 +180,23 @@ def check(name: str) -> list[str]:
     """One row of the table, of two seconds of noise."""
     with tempfile.TemporaryDirectory() as place:
         folder, sound, kind = Path(place) / "model", speech.noise(Path(place) / "noise.wav"), "?"
+
+        def told(text: str) -> str:
+            return text.replace(str(folder), "FOLDER").replace("|", "¦")
+
+        step = "not built"
         try:
             kind = save(folder, name)
-        except Exception as error:
-            return [name, kind, "", "", "", f"not built: {type(error).__name__}: {first_line(error)[:80]}"]
-        try:
+            step = "fails"
             model = load(str(folder))
             kind = type(model.module).__name__
             text = "the cat" if isinstance(model, SoundTextModel) else None
             prepared = model.prepare_audio(sound, text)
             record = model.run(prepared, [])
         except AttnscopeError as error:
-            told = first_line(error).replace(str(folder), "FOLDER").replace("|", "¦")
-            return [name, kind, "", "", "", told]
+            return [name, kind, "", "", "", told(first_line(error))]
         except Exception as error:
-            return [name, kind, "", "", "", f"fails: {type(error).__name__}: {first_line(error)[:80]}"]
+            return [name, kind, "", "", "", f"{step}: {type(error).__name__}: {first_line(error)[:80]}"]
         kinds = Counter(layer.site.kind for layer in record.sites)
         seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         notes = "; ".join(note for note in prepared.notes if "language is" not in note)
@@ -213,8 +204,7 @@ def check(name: str) -> list[str]:
             eager = measure_eager(model, folder, prepared)
         except Exception as error:
             eager = type(error).__name__
-        named = name_tokens(prepared).replace("|", "¦")
-        return [name, kind, seen, named, eager, notes.replace(str(folder), "FOLDER")]
+        return [name, kind, seen, told(name_tokens(prepared)), eager, notes.replace(str(folder), "FOLDER")]
 
 
 def sort(row: list[str]) -> str:

@@ -9,8 +9,8 @@ loaded already, which prints the same and is many times as fast; with ``--proces
 
 The commands are the lines of ``commands.txt``, as one types them behind the name. An indented line goes on in
 the folder of the line above it, and reads what that one wrote; every other one begins in an empty folder with
-``models/``, ``files/`` and ``sample_inputs/``. ``$T`` is ``TEXT``, ``< FILE`` gives standard input, and what
-stands in front is the environment, or one of
+``models/``, ``files/`` and ``sample_inputs/``. ``$T`` is ``TEXT``, ``$SMALL`` sizes of a model to be trained,
+``< FILE`` gives standard input, and what stands in front is the environment, or one of
 
     ALONE=1      a Python process of its own: for what happens before a command runs, and to try that much
     KEYS=a,b     browse, with these keys pressed
@@ -79,18 +79,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 SPECIAL = ("ALONE", "KEYS", "LAUNCH")
 
-RUN = "--length 16 --batch 4"
-SIZES = f"--layers 2 --heads 2 --width 16 {RUN}"
-WORDS = {
-    "RUN": RUN,
-    "SMALL": f"{SIZES} --vocabulary 150",
-    "LETTERS": f"{SIZES} --vocabulary 320 --tokenizer bpe --cased",
-    "SHAPED": "--hidden 40 --max-positions 64 --positions sinusoidal --guessed 0.2 --short 0.5 --repeats 0.3",
-    "LEARNED": "--rate 0.01 --warmup 0.2 --weight-decay 0.1 --dropout 0.1 --optimizer muon "
-    "--causal-first 0.3 --save-minutes 0 --device cpu "
-    "--precision float32",
-}
-"""Options that several lines share."""
+SMALL = "--layers 2 --heads 2 --width 16 --length 16 --batch 4 --vocabulary 150"
 
 
 @dataclass(frozen=True)
@@ -116,7 +105,7 @@ def chains(only: str = "") -> Iterator[list[Line]]:
 
 
 def _line(text: str, where: str) -> Line:
-    words = shlex.split(re.sub(r"\$([A-Z]{2,})", lambda found: WORDS[found[1]], text))
+    words = shlex.split(text.replace("$SMALL", SMALL))
     given: dict[str, str] = {}
     while words and re.match(r"[A-Z_0-9]+=", words[0]):
         name, _, value = words.pop(0).partition("=")

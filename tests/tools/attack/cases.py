@@ -13,6 +13,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,28 +34,19 @@ class Case:
     changed: str
 
 
+BASES = ("gpt2", "bert", "llama", "mistral", "gemma2", "albert", "longformer", "t5", "mamba")
+
+
 def make_bases(place: Path) -> None:
     """The valid things that cases are made from: model folders, files of weights and traces."""
-    import torch
-    import transformers
+    import safetensors.numpy
 
     from attnscope.models import load
     from attnscope.models.keeping import keep_trace
     from attnscope.storage.trace import write_trace
-    from tests.models import folders
+    from tests.tools.outputs.inputs import make_models
 
-    folders.gpt2(place / "gpt2")
-    folders.t5(place / "t5")
-    folders.mamba(place / "mamba")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place / "gpt2")
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}
-    torch.manual_seed(0)
-    for name in ("Bert", "Llama", "Mistral", "GPTNeoX", "Albert", "Longformer"):
-        more = {"num_key_value_heads": 2} if name in ("Llama", "Mistral") else {}
-        more |= {"attention_window": 8} if name == "Longformer" else {}
-        config = getattr(transformers, f"{name}Config")(**sizes | more)
-        folders.save(place / name.lower(), getattr(transformers, f"{name}Model")(config), tokenizer)
+    make_models(place, BASES)
     shutil.copytree(Path(__file__).parents[3] / "attnscope" / "pretrained" / "own-causal", place / "own")
     for name in ("gpt2", "own", "t5", "mistral"):
         model = load(str(place / name))
@@ -64,21 +56,15 @@ def make_bases(place: Path) -> None:
     weights = np.random.default_rng(0).random((2, 4, 6, 6), np.float32)
     weights /= weights.sum(-1, keepdims=True)
     np.save(place / "weights.npy", weights)
-    named = {"encoder.00": weights[0], "encoder.01": weights[1], "tokens": np.array(TEXT.split()[:6])}
-    np.savez(place / "weights.npz", **named)
-    import safetensors.numpy
-
-    del named["tokens"]
+    named = {"encoder.00": weights[0], "encoder.01": weights[1]}
+    np.savez(place / "weights.npz", **named, tokens=np.array(TEXT.split()[:6]))
     safetensors.numpy.save_file(named, place / "weights.safetensors")
 
 
 def _on_text(chance: Random, text: str, *more: str) -> list[str]:
     """A command on a text."""
-    out = [
-        "-o",
-        "out" + chance.choice([".svg", ".png", ".pdf", ".html", ".npz", ".json", ".csv", ".safetensors"]),
-    ]
-    picture = ["-o", f"out{chance.choice(('.svg', '.png'))}"]
+    data = (".svg", ".png", ".pdf", ".html", ".npz", ".json", ".csv", ".safetensors")
+    out, picture = (["-o", f"out{chance.choice(kinds)}"] for kinds in (data, data[:2]))
     commands = (
         ["show"], ["show", *out], ["show", "--head", "L0H1", *picture], ["show", "--token", "1"], ["show", "--json"],
         ["show", "--words"], ["stats"], ["stats", "--csv"], ["stats", "--keep", "out.trace"], ["flow"], ["flow", "--json"],
@@ -120,15 +106,10 @@ FIELDS = (
 
 def model_folder(chance: Random, bases: Path) -> Case:
     """A model's folder: settings, tokenizer, template, index or weights that lie, and files that are none."""
-    base = chance.choice(
-        ["gpt2", "gpt2", "bert", "llama", "mistral", "gptneox", "albert", "longformer", "t5", "mamba", "own"]
-    )
-    folder = Path("model")
+    base, folder, told, more = chance.choice([*BASES, "gpt2", "own"]), Path("model"), "", list[str]()
     shutil.copytree(bases / base, folder)
-    told, more = "", []
-    way = chance.choice(
-        ["config", "config", "config", "tokenizer", "tokenizer", "template", "index", "link", "weights"]
-    )
+    ways = {"config": 3, "tokenizer": 2, "template": 1, "index": 1, "link": 1, "weights": 1}
+    (way,) = chance.choices([*ways], [*ways.values()])
     if way == "template":
         template = chance.choice(TEMPLATES)
         if chance.random() < 0.5:
@@ -173,19 +154,12 @@ def _replace(file: Path, chance: Random) -> str:
         file.unlink()
     links = {"zero": "/dev/zero", "loop": file.name, "passwd": "/etc/passwd"}
     links |= {"secret": "/proc/self/environ", "tty": "/dev/tty"}
-    way = chance.choice(
-        ["zero", "loop", "folder", "pipe", "nothing", "passwd", "empty", "secret", "tty", "nested"]
-    )
-    if way == "folder":
-        file.mkdir()
-    elif way == "pipe":
-        os.mkfifo(file)
-    elif way == "empty":
-        file.touch()
-    elif way == "nested":
-        file.write_text(chance.choice(("[" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000)))
-    elif way != "nothing":
-        file.symlink_to(links[way])
+    nested = chance.choice(("[" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000))
+    made = {"folder": file.mkdir, "pipe": partial(os.mkfifo, file), "empty": file.touch, "nothing": list}
+    made |= {"nested": partial(file.write_text, nested)}
+    made |= {way: partial(file.symlink_to, target) for way, target in links.items()}
+    way = chance.choice([*made])
+    made[way]()
     return way
 
 
@@ -228,9 +202,8 @@ def _lying_safetensors(content: bytes, chance: Random) -> bytes:
         if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or way == 0:
             mutate(header, chance)
         elif way < 4:
-            entry[LIES[way][0]] = chance.choice(
-                (*LIES[way][1], *([entry["shape"][::-1]] if way == 2 else []))
-            )
+            turned = [entry["shape"][::-1]] if way == 2 else []
+            entry[LIES[way][0]] = chance.choice((*LIES[way][1], *turned))
         elif way == 4:
             header[chance.choice(("../x", "\x1b[2J", "encoder.99999999", "", "x" * 10_000, "tokens"))] = entry
         elif way == 5:
@@ -412,9 +385,8 @@ def _other(array: Any, chance: Random) -> tuple[Any, str]:
     elif way == "large" and array.dtype.kind in "iu":
         array = np.full_like(array, np.iinfo(array.dtype).max)
     elif way == "type":
-        array = array.astype(
-            chance.choice(["float64", "float16", "int32", "uint8", "int64", "bool", "uint16"])
-        )
+        kinds = "float64", "float16", "int32", "uint8", "int64", "bool", "uint16"
+        array = array.astype(chance.choice(kinds))
     elif way == "shape":
         array = np.concatenate([array] * 2, chance.randrange(array.ndim)) if array.ndim else array[None]
     elif way == "flat":
@@ -483,9 +455,7 @@ def options(chance: Random, bases: Path) -> Case:
 def tensors(chance: Random, bases: Path) -> Case:
     """Tensors for a module's inputs, damaged or of any type, shape and content."""
     suffix = chance.choice((".npz", ".safetensors", ".pt"))
-    kinds = (
-        ["float32", "float64", "float16", "int64", "bool", "uint8"] if chance.random() < 0.5 else ["float32"]
-    )
+    kinds = ["float32", "float64", "float16", "int64", "bool", "uint8"][: chance.choice((1, 6))]
     shapes = [(1, 5, 8)] if chance.random() < 0.5 else [(1, 5, 8), (1, 7, 8), *SHAPES[:5], (), (9,)]
     content = _file(suffix, {name: _array(chance, shapes, kinds) for name in ("query", "key", "value")})
     told = "damaged" if chance.random() < 0.5 else "odd"

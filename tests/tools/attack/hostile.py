@@ -108,11 +108,8 @@ def dump(tree: Any) -> bytes:
 def damage(content: bytes, chance: Random) -> bytes:
     """Bytes cut, turned, doubled, or with others in their midst; most often where formats keep their sizes."""
     for _ in range(chance.choice((1, 1, 2, 10))):
-        place = (
-            chance.randrange(min(len(content), 400) if chance.random() < 0.6 else len(content) or 1)
-            if content
-            else 0
-        )
+        size = max(1, len(content))
+        place = chance.randrange(min(size, 400) if chance.random() < 0.6 else size)
         begun, rest = content[:place], content[place:]
         kind = chance.randrange(7)
         if kind == 0:

@@ -21,13 +21,8 @@ from tests.capture.lineage import test_pieces, test_standing
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 99,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+SIZES["vocab_size"] = 99
 IDS = torch.randint(5, 55, (1, 13), generator=torch.Generator().manual_seed(1))
 
 
@@ -46,6 +41,19 @@ def audited(module, *arguments, **inputs):
     if not arguments and not inputs:
         inputs = {"input_ids": IDS}
     return audit(Bare(module), ModelInput(inputs, {}, (), arguments=arguments))
+
+
+class Of(nn.Module):
+    """Parts, and a function of the module and what it is given."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *given, **named):
+        return self.run(self, *given, **named)
 
 
 @contextlib.contextmanager
@@ -139,26 +147,21 @@ def test_a_model_without_attention_is_audited_too():
     assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(3)]
 
 
-class Latents(nn.Module):
-    """Learned queries that look at a text and then, unseen by any capture, at each other."""
+def latents(layer):
+    """Learned queries that look at a text and then, unseen by any capture, go through a layer."""
+    parts = {"embed": nn.Embedding(99, 16), "queries": nn.Parameter(torch.randn(5, 16)), "layer": layer}
+    attend = nn.MultiheadAttention(16, 2, batch_first=True)
 
-    def __init__(self, mixes):
-        super().__init__()
-        self.embed = nn.Embedding(99, 16)
-        self.queries = nn.Parameter(torch.randn(5, 16))
-        self.read = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.layer = nn.Linear(5, 5) if mixes else nn.Linear(16, 16)
-        self.mixes = mixes
+    def run(m, ids):
+        states = m.embed(ids)
+        return m.layer(m.read(m.queries.expand(len(ids), -1, -1), states, states)[0])
 
-    def forward(self, ids):
-        states = self.embed(ids)
-        latents = self.read(self.queries.expand(len(ids), -1, -1), states, states)[0]
-        return self.layer(latents.mT).mT if self.mixes else self.layer(latents)
+    return Of(run, **parts, read=attend)
 
 
 def test_what_mixes_learned_queries_is_named():
-    assert audited(Latents(False), IDS).complete
-    seen = audited(Latents(True), IDS)
+    assert audited(latents(nn.Linear(16, 16)), IDS).complete
+    seen = audited(latents(turned(nn.Linear(5, 5))), IDS)
     assert [mixer.path for mixer in seen.mixers] == ["layer"]
 
 
@@ -170,29 +173,20 @@ def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
 
 
 def test_queries_that_choose_among_the_streams_of_their_own_token_are_not_moved_by_hand():
-    class Streams(nn.Module):
+    def choose(m, *layers):
+        states = torch.stack(layers, 2)  # [text, token, layer, feature]
+        query = m.query.expand(*states.shape[:2], 1, -1)
+        return nn.functional.scaled_dot_product_attention(query, m.key(states), states)[:, :, 0]
+
+    def streams(m, states):
         """Each token asks its own states of two layers, behind attention over the tokens."""
-
-        def __init__(self):
-            super().__init__()
-            self.attend, self.layers = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 16)
-            self.choose = Choose()
-
-        def forward(self, states):
-            return states + self.choose(states, self.layers(self.attend(states, states, states)[0]))
-
-    class Choose(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query, self.key = nn.Parameter(torch.randn(1, 16)), nn.Linear(16, 16)
-
-        def forward(self, *layers):
-            states = torch.stack(layers, 2)  # [text, token, layer, feature]
-            query = self.query.expand(*states.shape[:2], 1, -1)
-            return nn.functional.scaled_dot_product_attention(query, self.key(states), states)[:, :, 0]
+        return states + m.choose(states, m.layers(m.attend(states, states, states)[0]))
 
     torch.manual_seed(0)
-    seen = audited(Streams().eval(), torch.randn(1, 9, 16))
+    asks = Of(choose, query=nn.Parameter(torch.randn(1, 16)), key=nn.Linear(16, 16))
+    attend = nn.MultiheadAttention(16, 2, batch_first=True)
+    model = Of(streams, choose=asks, attend=attend, layers=nn.Linear(16, 16))
+    seen = audited(model.eval(), torch.randn(1, 9, 16))
     assert seen.complete
     assert [site.name for site in seen.sites] == ["attend"]
 
@@ -208,7 +202,7 @@ def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
 def test_states_as_numbers_are_audited_like_ids():
     states = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
     assert audited(nn.Sequential(nn.Linear(16, 16)), states).complete
-    assert [mixer.path for mixer in audited(nn.Sequential(Shift()), states).mixers] == ["0"]
+    assert [mixer.path for mixer in audited(nn.Sequential(shift()), states).mixers] == ["0"]
 
 
 def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
@@ -322,21 +316,18 @@ def test_functions_that_only_move_numbers_mix_nothing():
 
 
 def test_a_number_for_a_whole_batch_is_no_failure():
-    class Total(nn.Module):
-        def forward(self, states):
-            return states.sum(), states
-
-    seen = audited(nn.Sequential(nn.Linear(16, 16), Total()), torch.randn(1, 5, 16))
-    assert seen.sentences == ("layer 1, * (Total), mixes tokens by pooling as well",)
+    total = Of(lambda m, states: (states.sum(), states))
+    seen = audited(nn.Sequential(nn.Linear(16, 16), total), torch.randn(1, 5, 16))
+    assert seen.sentences == ("layer 1, * (Of), mixes tokens by pooling as well",)
 
 
 @pytest.mark.parametrize("name", ["merge_sizes", "timesteps", "t_cond"])
 def test_what_is_said_of_all_tokens_is_no_token(name):
-    class Scaled(Reader):
-        def forward(self, input_ids, **named):
-            return super().forward(input_ids) * named[name].float().sum()
+    def scaled(m, **given):
+        return m.read(given["input_ids"]) * given[name].float().sum()
 
-    seen = audited(Scaled(lambda m, ids, states: states), input_ids=IDS, **{name: torch.tensor([2, 3])})
+    model = Of(scaled, read=Reader(lambda m, ids, states: states))
+    seen = audited(model, input_ids=IDS, **{name: torch.tensor([2, 3])})
     assert seen.complete, seen.sentences
 
 
@@ -400,32 +391,23 @@ class Behind(nn.Module):
         return mixed.flatten(1, 2).transpose(1, 2).flatten(2) if mixed.ndim == 5 else mixed
 
 
-class Turned(nn.Module):
+def turned(layer):
     """A layer over positions instead of features."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, states):
-        return self.layer(states.mT).mT
+    return Of(lambda m, states: m.layer(states.mT).mT, layer=layer)
 
 
-class Shift(nn.Module):
-    def forward(self, states):
-        return states + states.roll(1, 1)
+def shift():
+    return Of(lambda m, states: states + states.roll(1, 1))
 
 
-class Windows(nn.Module):
-    """Attention in windows of four tokens, which begin ``shift`` tokens later."""
+def windows(begin):
+    """Attention in windows of four tokens, which begin so many tokens later."""
 
-    def __init__(self, shift):
-        super().__init__()
-        self.qkv, self.shift = nn.Linear(16, 48), shift
+    def run(m, states):
+        q, k, v = m.qkv(states.roll(-begin, 1).unflatten(1, (-1, 4))).chunk(3, -1)
+        return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).roll(begin, 1)
 
-    def forward(self, states):
-        q, k, v = self.qkv(states.roll(-self.shift, 1).unflatten(1, (-1, 4))).chunk(3, -1)
-        return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).roll(self.shift, 1)
+    return Of(run, qkv=nn.Linear(16, 48))
 
 
 ATTENDING = {
@@ -437,9 +419,9 @@ ATTENDING = {
     "grouped": lambda: modules.GroupedByAxis("einsum"),
 }
 MIXING = {
-    "convolution": (lambda: Turned(nn.Conv1d(16, 16, 3, padding=1)), "a convolution"),
-    "layer": (lambda: Turned(nn.Linear(13, 13)), "a matrix product"),
-    "sum": (Shift, "a sum"),
+    "convolution": (lambda: turned(nn.Conv1d(16, 16, 3, padding=1)), "a convolution"),
+    "layer": (lambda: turned(nn.Linear(13, 13)), "a matrix product"),
+    "sum": (shift, "a sum"),
     None: (lambda: nn.Linear(16, 16), None),
 }
 
@@ -459,29 +441,21 @@ def test_what_mixes_behind_attention_is_named_and_nothing_else(attending, mixing
 @pytest.mark.parametrize("behind", [False, True])
 def test_windows_that_begin_elsewhere_in_each_layer_do_not_mix_by_that(behind):
     torch.manual_seed(0)
-    layers = [
-        Windows(0),
-        Windows(2),
-        Turned(nn.Conv1d(16, 16, 3, padding=1)) if behind else nn.Linear(16, 16),
-    ]
-    seen = audited(nn.Sequential(nn.Linear(16, 16), *layers), torch.randn(1, 16, 16))
+    last = turned(nn.Conv1d(16, 16, 3, padding=1)) if behind else nn.Linear(16, 16)
+    layers = nn.Linear(16, 16), windows(0), windows(2), last
+    seen = audited(nn.Sequential(*layers), torch.randn(1, 16, 16))
     assert [mixer.path for mixer in seen.mixers] == ["3"] * behind
 
 
 def test_a_sparse_product_is_a_way_to_mix_and_no_failure():
-    class Graph(nn.Module):
+    edges = torch.eye(13).roll(1, 0).add(torch.eye(13)).to_sparse()
+
+    def graph(m, states):
         """Attention, and sums along edges that are kept sparse."""
+        return torch.sparse.mm(edges, (states + m.attend(states)[0])[0])[None]
 
-        def __init__(self):
-            super().__init__()
-            self.attend = modules.ListedHeads()
-            self.edges = torch.eye(13).roll(1, 0).add(torch.eye(13)).to_sparse()
-
-        def forward(self, states):
-            states = states + self.attend(states)[0]
-            return torch.sparse.mm(self.edges, states[0])[None]
-
-    seen = audited(nn.Sequential(Graph()), torch.randn(1, 13, 16))
+    model = nn.Sequential(Of(graph, attend=modules.ListedHeads()))
+    seen = audited(model, torch.randn(1, 13, 16))
     assert [(mixer.path, mixer.way) for mixer in seen.mixers] == [("0", "a matrix product")]
 
 
@@ -492,36 +466,30 @@ class Layer(nn.Linear):
     """A layer of each token alone."""
 
 
-class Leak(nn.Module):
-    """Adds to the last token a little of what two others hold, each in a feature of its own, and sums it."""
+def leaking(much, little):
+    """Attention, and a leak behind it.
 
-    def __init__(self, much, little):
-        super().__init__()
-        self.shares = nn.Buffer(torch.full((2, WIDE), little))
-        self.shares[0, 0] = self.shares[1, 1] = much
-        self.layer = Layer(WIDE, WIDE, bias=False)
-        nn.init.constant_(self.layer.weight, 1 / WIDE)
+    It adds to the last token a little of what two others hold, each in a feature of its own, and sums it.
+    """
+    torch.manual_seed(0)
+    shares = torch.full((2, WIDE), little)
+    shares[0, 0] = shares[1, 1] = much
 
-    def forward(self, x):
+    def leak(m, x):
         mixed = x.clone()
-        mixed[:, -1] += (x[:, :2].abs().sum(-1, keepdim=True) * self.shares).sum(1)
-        return self.layer(mixed)
+        mixed[:, -1] += (x[:, :2].abs().sum(-1, keepdim=True) * shares).sum(1)
+        return m.layer(mixed)
 
+    def run(m, ids):
+        x = m.embed(ids)
+        return m.leak(x + m.attend(x, x, x, need_weights=False)[0])
 
-class Leaking(nn.Module):
-    """Attention, and a leak behind it."""
-
-    def __init__(self, much, little):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.leak = nn.Embedding(99, WIDE), Leak(much, little)
-        self.attend = nn.MultiheadAttention(WIDE, 4, batch_first=True)
-
-    def forward(self, input_ids):
-        x = self.embed(input_ids)
-        return self.leak(x + self.attend(x, x, x, need_weights=False)[0])
+    embed, layer = nn.Embedding(99, WIDE), Layer(WIDE, WIDE, bias=False)
+    nn.init.constant_(layer.weight, 1 / WIDE)
+    attend = nn.MultiheadAttention(WIDE, 4, batch_first=True)
+    return Of(run, embed=embed, leak=Of(leak, layer=layer), attend=attend)
 
 
 @pytest.mark.parametrize(("much", "little", "blamed"), [(2e-6, 2e-6, []), (1e-4, 1e-7, ["leak"])])
 def test_what_is_less_than_rounding_mixes_nothing_though_a_layer_sums_it(much, little, blamed):
-    assert [mixer.path for mixer in audited(Leaking(much, little)).mixers] == blamed
+    assert [mixer.path for mixer in audited(leaking(much, little), IDS).mixers] == blamed

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from attnscope.questions.align import SpokenText, SpokenWord, write_srt, write_textgrid
+from attnscope.questions.align import WRITERS, SpokenText, SpokenWord, write_srt, write_textgrid
 from tests.models import speech
 
 TEXT = "The cat sat on the mat."
@@ -37,43 +37,40 @@ def test_the_map_and_its_path_are_saved_as_a_picture(run, whisper, tone, answer,
     assert {token["text"].strip() or "␣" for token in answer["tokens"]} <= {*labels}
 
 
-def test_subtitles_are_numbered_and_timed(run, whisper, tone, answer):
-    out = run("align", tone, TEXT, "-m", whisper, "--format", "srt").out
-    blocks = [block.splitlines() for block in out.strip().split("\n\n")]
-    assert [block[0] for block in blocks] == ["1", "2", "3", "4", "5", "6"]
-    assert [block[2] for block in blocks] == TEXT.split()
-    for block, word in zip(blocks, answer["words"], strict=True):
-        times = re.fullmatch(r"00:00:(\d\d),(\d{3}) --> 00:00:(\d\d),(\d{3})", block[1])
-        begin, end = (float(f"{times[one]}.{times[one + 1]}") for one in (1, 3))
-        assert [begin, end] == [word["begin"], word["end"]]
+def spoken(words, seconds):
+    return SpokenText((), tuple(SpokenWord(*word) for word in words), (), "", "", 0.0, seconds, ())
 
 
-def test_subtitles_count_hours_and_letters_of_any_script():
-    words = (SpokenWord("\"it's", 0.0, 0.5), SpokenWord("猫", 61.25, 3661.5))
-    out = write_srt(SpokenText((), words, (), "", "", 0.0, 3662.0, ()))
+@pytest.mark.parametrize("format", WRITERS)
+def test_other_formats_hold_the_words_of_the_answer(run, whisper, tone, answer, format):
+    words = [(word["text"], word["begin"], word["end"]) for word in answer["words"]]
+    printed = run("align", tone, TEXT, "-m", whisper, "--format", format).out
+    assert [word for word, *_ in words] == TEXT.split()
+    assert printed == WRITERS[format](spoken(words, answer["seconds"]))
+
+
+def test_subtitles_are_numbered_and_count_hours_and_letters_of_any_script():
+    out = write_srt(spoken([("\"it's", 0.0, 0.5), ("猫", 61.25, 3661.5)], 3662.0))
     assert out.split("\n\n") == [
         "1\n00:00:00,000 --> 00:00:00,500\n\"it's",
         "2\n00:01:01,250 --> 01:01:01,500\n猫\n",
     ]
 
 
-def test_a_textgrid_holds_a_word_in_the_last_frame_and_late_times_exactly():
-    words = (SpokenWord("late", 1234.567, 1300.02),)
-    out = write_textgrid(SpokenText((), words, (), "", "", 0.0, 1300.0, ()))
-    assert re.findall(r"xmax = (\S+)", out) == ["1300.02", "1300.02", "1234.567", "1300.02"]
-
-
-def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(run, whisper, tone):
-    out = run("align", tone, TEXT, "-m", whisper, "--format", "textgrid").out
+@pytest.mark.parametrize(
+    ("words", "seconds", "edges"),
+    [
+        ([("a", 0.2, 0.5), ("b", 0.5, 0.5), ("c", 0.6, 0.8), ("d", 1.3, 1.3)], 1.3, "0 0.2 0.5 0.6 0.8 1.3"),
+        ([("late", 1234.567, 1300.02)], 1300.0, "0 1234.567 1300.02"),  # in the last frame
+    ],
+)
+def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(words, seconds, edges):
+    out, edges = write_textgrid(spoken(words, seconds)), edges.split()
     assert out.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n')
-    begins, ends = (
-        [float(one) for one in re.findall(rf"^ {{12}}{name} = (\S+)", out, re.M)] for name in ("xmin", "xmax")
-    )
-    assert begins[0] == 0
-    assert ends[-1] == 1.3
-    assert begins[1:] == ends[:-1]
-    assert all(begin < end for begin, end in zip(begins, ends, strict=True))
-    assert " ".join(re.findall(r'^ {12}text = "(.+)"', out, re.M)) == TEXT
+    begins, ends = (re.findall(rf"^ {{12}}{name} = (\S+)", out, re.M) for name in ("xmin", "xmax"))
+    assert (begins, ends) == (edges[:-1], edges[1:])
+    assert out.count(f"xmax = {edges[-1]}\n") == 3
+    assert " ".join(re.findall(r'^ {12}text = "(.+)"', out, re.M)) == " ".join(word for word, *_ in words)
     assert f"size = {len(begins)}" in out
 
 

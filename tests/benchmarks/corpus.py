@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,17 +36,8 @@ def own_reader(model) -> Iterator[Callable[[str], Reading]]:
     """The bundled encoder, told to return its weights, reads a text."""
     import torch
 
-    encoder = model.module
-    held: list[torch.Tensor] = []
-
-    def asked(attention, forward):
-        def run(*args, **kwargs):
-            kwargs |= {"need_weights": True, "average_attn_weights": False}
-            mixed, weights = forward(*args, **kwargs)
-            held.append(weights)
-            return mixed, None
-
-        attention.forward = run
+    encoder, held = model.module, list[torch.Tensor]()
+    asked = {"need_weights": True, "average_attn_weights": False}
 
     def read(text: str) -> Reading:
         encoding = model.reader.tokenizer.encode(text)
@@ -55,14 +46,15 @@ def own_reader(model) -> Iterator[Callable[[str], Reading]]:
             encoder(torch.tensor([encoding.ids]))
         return torch.cat(held), encoding.ids, encoding.special_tokens_mask, encoding.tokens
 
-    plain = [layer.self_attn.forward for layer in encoder.layers]
-    for layer, forward in zip(encoder.layers, plain, strict=True):
-        asked(layer.self_attn, forward)
-    try:
+    with ExitStack() as stack:
+        for attend in (layer.self_attn for layer in encoder.layers):
+            ask = attend.register_forward_pre_hook(
+                lambda _, args, named: (args, named | asked), with_kwargs=True
+            )
+            stack.callback(ask.remove)
+            keep = attend.register_forward_hook(lambda _, args, output: held.append(output[1]))
+            stack.callback(keep.remove)
         yield read
-    finally:
-        for layer, forward in zip(encoder.layers, plain, strict=True):
-            layer.self_attn.forward = forward
 
 
 @contextmanager

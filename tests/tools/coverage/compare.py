@@ -357,8 +357,6 @@ def layouts(weights: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     batch, heads, queries, keys = weights.shape
     if len(shape) == 3 and shape == (batch, queries, keys):
         yield "the mean over the heads", weights.mean(1)
-    if len(shape) == 5 and shape[0] * shape[2] == batch and shape[1] == heads:
-        yield "the windows behind the heads", weights.unflatten(0, (shape[0], shape[2])).transpose(1, 2)
     if len(shape) == 4 and shape == weights.shape and heads > 1:
         yield "the mean over the heads", weights.mean(1, keepdim=True).expand(shape)
     if len(shape) == 4 and shape[:3] == weights.shape[:3] and shape[3] < keys:
@@ -369,21 +367,17 @@ def layouts(weights: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
             yield "the rows of the global token", weights[:, :, :1, : shape[2]].mT
         if shape[3] > 1 and shape[3] % 2 == 0:
             yield "windows, the global token in front", _windows(weights, shape[3] - 2)[:, :, : shape[2]]
-        if shape[3] % 2 == 1:
-            yield "windows", _band(weights, shape[3] - 1)[:, :, : shape[2]]
-
-
-def _band(weights: Tensor, reach: int) -> Tensor:
-    """The keys up to ``reach / 2`` to either side of each query.  -> [batch, head, query, reach + 1]"""
-    wide = F.pad(weights, (reach // 2, reach // 2))
-    return torch.stack([wide[:, :, i, i : i + reach + 1] for i in range(weights.shape[2])], 2)
 
 
 def _windows(weights: Tensor, reach: int) -> Tensor:
-    """Token 0, which is global, and then the band without it; nothing for its own row."""
-    others = weights.clone()
-    others[..., 0] = 0
-    laid = torch.cat([weights[..., :1], _band(others, reach)], -1)
+    """Token 0, which is global, and then the keys ``reach / 2`` to either side of a query, without token 0.
+
+    -> [batch, head, query, reach + 2]; nothing for its own row
+    """
+    wide = F.pad(weights, (reach // 2, reach // 2))
+    wide[..., reach // 2] = 0
+    band = [wide[:, :, i, i : i + reach + 1] for i in range(weights.shape[2])]
+    laid = torch.cat([weights[..., :1], torch.stack(band, 2)], -1)
     laid[:, :, 0] = 0
     return laid
 

@@ -55,26 +55,20 @@ RESNET |= {"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]
 
 def shrunk(values: dict[str, Any], factor: int, layers: int) -> dict[str, Any]:
     """A config's dictionary with small numbers in the place of large ones."""
-    kept = _kept_layers(values, layers)
-    count = _layer_count(values)
+    kept, count = _kept_layers(values, layers), _layer_count(values)
     small = {key: _small(key, value, factor, layers, kept, count) for key, value in values.items()}
-    if "hidden_sizes" not in small:
-        for key in ("out_features", "out_indices", "stage_names"):
-            small.pop(key, None)
-    small.pop("per_layer_config", None)
+    stages = () if "hidden_sizes" in small else ("out_features", "out_indices", "stage_names")
+    for key in ("per_layer_config", *stages):
+        small.pop(key, None)
     backbone = small.get("backbone_config") or {}
     if "use_timm_backbone" in small or str(backbone.get("model_type")).startswith("timm"):
         small["backbone_config"] = dict(RESNET)
         small |= {key: None for key in ("use_timm_backbone", "backbone", "backbone_kwargs") if key in small}
     if small.get("head_dim", 0) is None and small.get("num_attention_heads"):
         small["head_dim"] = small["hidden_size"] // small["num_attention_heads"]
-    rope = small.get("rope_parameters")
-    if (
-        isinstance(rope, dict)
-        and "num_attention_heads" in small
-        and MROPE.search(str(small.get("model_type")))
-        and "mrope_section" not in rope
-    ):
+    rope, type_ = small.get("rope_parameters"), str(small.get("model_type"))
+    turned = isinstance(rope, dict) and "mrope_section" not in rope
+    if turned and "num_attention_heads" in small and MROPE.search(type_):
         size = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
         half = int(size * rope.get("partial_rotary_factor", 1.0)) // 2
         rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
@@ -89,24 +83,23 @@ def _layer_count(values: dict[str, Any]) -> int:
 
 def _kept_layers(values: dict[str, Any], layers: int) -> list[int]:
     """Which layers stay: the first ones, and the first of every sort that the config names."""
-    kept: list[int] = []
-    count = _layer_count(values)
-    for key in SORTS:
-        sorts = values.get(key)
+    count, kept = _layer_count(values), dict[int, None]()
+    for sorts in map(values.get, SORTS):
         if isinstance(sorts, (list, tuple, str)) and len(sorts) == count:
-            kept += [list(sorts).index(sort) for sort in dict.fromkeys(sorts)]
-    kept = list(dict.fromkeys(kept))
+            kept |= {list(sorts).index(sort): None for sort in sorts}
     others = [place for place in range(count) if place not in kept]
-    return sorted(kept + others[: max(0, layers - len(kept))])
+    return sorted([*kept, *others[: max(0, layers - len(kept))]])
 
 
 def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], count: int) -> Any:
     if isinstance(value, dict):
-        if key == "backbone_config" and value.get("model_type") not in PLAIN_BACKBONES:
-            return value
-        if any(not isinstance(name, str) for name in value) or key in ("label2id", "task_specific_params"):
-            return value
-        return shrunk(value, factor, layers)
+        whole = key == "backbone_config" and value.get("model_type") not in PLAIN_BACKBONES
+        whole |= key in ("label2id", "task_specific_params")
+        return (
+            value
+            if whole or any(not isinstance(name, str) for name in value)
+            else shrunk(value, factor, layers)
+        )
     if not isinstance(value, (int, str, list, tuple)) or isinstance(value, bool):
         return value
     if key == "mrope_section" and isinstance(value, (list, tuple)) and len(value) == 3:
@@ -177,16 +170,14 @@ def model_class(model_type: str, config: Any, wanted: str | None = None) -> Any:
     found = [
         cls
         for name, cls in inspect.getmembers(module, inspect.isclass)
-        if issubclass(cls, transformers.PreTrainedModel)
-        and getattr(cls, "config_class", None) is type(config)
+        if getattr(cls, "config_class", None) is type(config)
+        and issubclass(cls, transformers.PreTrainedModel)
         and not name.endswith("PreTrainedModel")
         and cls.__module__ == module.__name__
     ]
     if not found:
         raise LookupError("no model class takes this config")
-    named = [cls for cls in found if cls.__name__.endswith("Model")]
-    heads = [cls for cls in found if "For" in cls.__name__]
-    return (named or heads or found)[0]
+    return min(found, key=lambda cls: (not cls.__name__.endswith("Model"), "For" not in cls.__name__))
 
 
 def build(cls: Any, config: Any, gain: float, attention: str | dict[str, str] | None = None) -> Any:
@@ -241,12 +232,8 @@ def side(value: Any) -> tuple[int, int]:
 def vocabulary(config: Any) -> int:
     """Token ids that are no special token lie below this."""
     size = attribute(config, "vocab_size", "src_vocab_size", "n_vocab", default=100)
-    special = [
-        value
-        for name, value in vars(config).items()
-        if ("token_id" in name or "token_index" in name) and isinstance(value, int) and value > 20
-    ]
-    return min([int(size), 1000, *special])
+    named = {name: value for name, value in vars(config).items() if re.search("token_(id|index)", name)}
+    return min([int(size), 1000, *(one for one in named.values() if isinstance(one, int) and one > 20)])
 
 
 def feedings(model: Any, batch: int = 2) -> list[dict[str, Any]]:
@@ -265,16 +252,16 @@ def feedings(model: Any, batch: int = 2) -> list[dict[str, Any]]:
             several.append(text | pixels)
         elif main != "input_ids":
             several += [pixels, text | pixels]
+    others = set(names) if main != "input_ids" else set()
     for name in ("input_features", "input_values", "audio_values", "spectrogram"):
-        if name in names and main != "input_ids":
+        if name in others:
             too = text if "decoder_input_ids" in names else {}
             several += [too | given for given in sounds(model, name, batch)]
     if "input_ids" in names:
         several += [text, {"input_ids": text["input_ids"]}]
     width = attribute(model.config, "hidden_size", "d_model", "embed_dim", default=32)
-    for name in ("hidden_states", "inputs_embeds", "input_embeds", "query_embeds", "inputs"):
-        if name in names and main != "input_ids":
-            several.append({name: noise(batch, LENGTH, width)})
+    states = ("hidden_states", "inputs_embeds", "input_embeds", "query_embeds", "inputs")
+    several += [{name: noise(batch, LENGTH, width)} for name in states if name in others]
     if "encoder_hidden_states" in names:
         wide = attribute(model.config, "encoder_hidden_size", "cross_attention_hidden_size", default=width)
         context = {"encoder_hidden_states": noise(batch, LENGTH + 3, wide)}
@@ -313,9 +300,8 @@ def texts(model: Any, names: list[str], batch: int) -> dict[str, Any]:
 
 def takes_both(model: Any) -> bool:
     """Whether a model reads a text and an image together, as two inputs of equal rank."""
-    names = inspect.signature(model.forward).parameters
-    two = {"text_config", "vision_config"} <= set(vars(model.config))
-    return "pixel_values" in names and "input_ids" in names and two and hasattr(model, "get_text_features")
+    two = {"text_config", "vision_config"} <= set(vars(model.config)) and hasattr(model, "get_text_features")
+    return two and {"pixel_values", "input_ids"} <= set(inspect.signature(model.forward).parameters)
 
 
 def image(model: Any, names: list[str], batch: int) -> dict[str, Any]:
@@ -335,11 +321,12 @@ def image(model: Any, names: list[str], batch: int) -> dict[str, Any]:
 
 def sounds(model: Any, name: str, batch: int) -> list[dict[str, Any]]:
     """Sound as features, either axis first, or as samples."""
-    config = model.config
     names = ("num_mel_bins", "input_channels", "input_size", "feature_size", "input_dim")
-    mels = attribute(config, *names, default=80)
-    places = attribute(config, "max_source_positions")
-    frames = 2 * places if places is not None and places <= 3000 else 64
-    tall = attribute(config, "max_length", default=64)
+    mels, tall = (
+        attribute(model.config, *names, default=80),
+        attribute(model.config, "max_length", default=64),
+    )
+    places = attribute(model.config, "max_source_positions", default=3001)
+    frames = 2 * places if places <= 3000 else 64
     shapes = [(mels, frames), (frames, mels), (tall, mels), (1, 1001, 64), (8000,), (1, 8000)]
     return [{name: noise(batch, *shape)} for shape in shapes]

@@ -1,8 +1,6 @@
 """Every command, on the sample inputs, in every sort of model: a trace answers what the model answers."""
 
-import asyncio
 import shlex
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -106,30 +104,10 @@ def place(command: str, asked: list, given: list) -> list:
     return [*first, *asked, *rest] if command == "compare" else [*asked, *first, *rest]
 
 
-@pytest.fixture
-def press(monkeypatch):
-    """The screens of the browser, key by key, in place of a terminal."""
-    pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
-    screens = []
-
-    async def drive(app):
-        async with app.run_test(size=(100, 150)) as pilot:
-            for key in ("down", "right", "enter", "j", "j", "escape"):
-                await pilot.press(key)
-                await pilot.pause()
-                strips = app.screen._compositor.render_strips()
-                lines = [strip.text for strip in strips if strip.text.strip()]
-                screens.append([line for line in lines if "a trace of" not in line])
-
-    monkeypatch.setattr(import_module("attnscope.cli.commands.browse"), "has_terminal", lambda: True)
-    monkeypatch.setattr("attnscope.browser.Browser.run", lambda app: asyncio.run(drive(app)))
-    return screens
-
-
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_trace_answers_every_command_as_the_model_does(run, press, tmp_path, name, request):
+def test_a_trace_answers_every_command_as_the_model_does(run, tmp_path, name, request):
     given, file, turn = SOURCES[name](tmp_path), tmp_path / "a.trace", list(SOURCES).index(name) // 3
     looks = LOOKS if request.config.getoption("whole") else LOOKS[turn % 5 :: 5]
     kept = run("show", *given, "--keep", file, "--json")
@@ -149,11 +127,3 @@ def test_a_trace_answers_every_command_as_the_model_does(run, press, tmp_path, n
     assert answered >= len(looks) // 2
     for table in (tmp_path / "live").glob("*.csv"):
         assert table.read_bytes() == (tmp_path / "kept" / table.name).read_bytes()
-    if looks is not LOOKS and turn % 3:
-        return
-    assert run("browse", *given, "-o", tmp_path).code == 0
-    live_screens = press.copy()
-    press.clear()
-    assert run("browse", "--from", file, "-o", tmp_path).code == 0
-    for one, other in zip(press, live_screens, strict=True):
-        assert one == other

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from attnscope.errors import InputError, ModelError
 
 POSITIONS = ("rotary", "sinusoidal", "none")
-ACTIVATIONS = ("gelu", "relu")
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 SIZES = {
     "vocabulary": (1, 2**31), "width": (1, 2**16), "layers": (1, 1024), "heads": (1, 2**16),
@@ -92,15 +91,10 @@ class MultiHeadAttention(nn.MultiheadAttention):
 
     Takes the arguments of ``torch.nn.MultiheadAttention``, holds its parameters and returns what it returns.
     Two additions: ``is_causal=True`` needs no mask beside it, and a subclass may override ``scores``, for
-    example for relative attention. Raises ``ValueError`` if sizes or a mask's shape do not fit.
+    example for relative attention. Raises ``ValueError`` if the sizes of its inputs or masks do not fit.
     """
 
     use_kernel = True  # false: plain products, whose backward pass is faster on a CPU
-
-    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **options: Any) -> None:
-        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"{num_heads} heads do not divide a width of {embed_dim}")
-        super().__init__(embed_dim, num_heads, *args, **options)
 
     def forward(
         self,
@@ -269,8 +263,6 @@ class RotaryAttention(MultiHeadAttention):
         self, embed_dim: int, num_heads: int, *args: Any, length: int, base: float = 10000.0, **options: Any
     ) -> None:
         super().__init__(embed_dim, num_heads, *args, **options)
-        if self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
         column = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
         angle = torch.arange(length, dtype=torch.float64)[:, None] / base**column
         self.cos: Tensor
@@ -311,8 +303,6 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         attention: MultiHeadAttention | None = None,
     ) -> None:
         nn.Module.__init__(self)  # torch's own would draw the weights of its attention first
-        if activation not in FUNCTIONS:
-            raise ValueError(f"no activation {activation!r}: there are {', '.join(FUNCTIONS)}")
         self.self_attn = attention or MultiHeadAttention(
             d_model, nhead, dropout, bias=bias, batch_first=batch_first
         )
@@ -324,7 +314,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias)
         self.dropout1 = nn.Dropout(dropout)
         self.dropout2 = nn.Dropout(dropout)
-        self.activation = FUNCTIONS[activation]
+        self.activation = ACTIVATIONS[activation]
 
 
 class Encoder(nn.Module):

@@ -103,12 +103,15 @@ ANSWERED = {
     "flow 'The cat sat' -m own-causal --faithful -o made/ways.png": "saved made/ways-insertion.png",
     # info, align, check, export
     "info own": "512 positions",
+    "info --defaults": "set in",
     "info ./t5": ("T5Model", "encoder: 2 layers", "decoder: 2 layers", "cross: 2 layers", " parameters"),
     "info ./vit --image a.png": "right",
     "info own --audit": "all mixing between tokens goes through the attention",
     "info ./gpt2 --copying": "own logit rises most",
     "align tone.wav TEXT -m ./whisper --rank": "forward",
     "align tone.wav -m ./whisper --generate 4": "generated 4 tokens, greedy, from token 4 on",
+    "logits TEXT -m own-causal --by layer": "after each layer",
+    "ablate TEXT -m own-causal": "without the head",
     "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' --text TEXT": (
         "ok L2H1.previous > 0.8",
         "ok count(previous > 0.5) >= 2",
@@ -125,3 +128,4 @@ def test_it_answers_in_these_words(run, place, monkeypatch, typed, sentences):
     for sentence in (sentences,) if isinstance(sentences, str) else sentences:
         assert " ".join(sentence.split()) in said
     assert (ran.code, "\x1b" in ran.out) == (0, False)
+    assert [line for line in ran.out.splitlines() if line != line.rstrip()] == []

@@ -2,16 +2,17 @@
 
 import io
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
 from attnscope import cli
+from attnscope.cli.commands import find_command
 from attnscope.cli.waiting import waiting
 from attnscope.measures import MEASURES
 from attnscope.models import load
@@ -24,18 +25,15 @@ from tests.models.folders import gpt2
 TEXT = "The king said that he would"
 
 
-def failing(monkeypatch, capsys, error):
-    def app():
-        raise error
+@pytest.fixture
+def start(monkeypatch):
+    """A function that runs another one in the place of the command line."""
 
-    monkeypatch.setattr(cli, "app", app)
-    with pytest.raises(SystemExit) as ended:
+    def start(app):
+        monkeypatch.setattr(cli, "app", app)
         cli.main()
-    return ended.value.code, capsys.readouterr().err
 
-
-def test_a_text_of_several_lines_that_is_not_quoted_is_one_argument_too_many(run):
-    assert "'two\\nlines' is one argument too many" in run("show", "a", "b", "two\nlines").err
+    return start
 
 
 @pytest.mark.parametrize(
@@ -48,30 +46,27 @@ def test_a_text_of_several_lines_that_is_not_quoted_is_one_argument_too_many(run
         (KeyError("x"), "unexpected KeyError: 'x' (ATTNSCOPE_TRACEBACK=1 shows where"),
     ],
 )
-def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, capsys, error, sentence):
+def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, start, capsys, error, sentence):
     monkeypatch.delenv("ATTNSCOPE_TRACEBACK", raising=False)
-    code, told = failing(monkeypatch, capsys, error)
-    assert code == 2
+    with pytest.raises(SystemExit, match="2"):
+        start(Mock(side_effect=error))
+    told = capsys.readouterr().err
     assert told.startswith(f"attnscope: {sentence}")
     assert told.count("\n") == 1
 
 
-def test_a_long_sentence_loses_its_middle(monkeypatch, capsys):
-    code, told = failing(monkeypatch, capsys, OSError(36, "File name too long", "x" * 5000))
-    assert code == 2
+def test_a_long_sentence_loses_its_middle(start, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        start(Mock(side_effect=OSError(36, "File name too long", "x" * 5000)))
+    told = capsys.readouterr().err
     assert len(told) < 550
     assert " ... " in told
 
 
-def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, capsys):
+def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, start):
     monkeypatch.setenv("ATTNSCOPE_TRACEBACK", "1")
-
-    def app():
-        raise KeyError("x")
-
-    monkeypatch.setattr(cli, "app", app)
     with pytest.raises(KeyError):
-        cli.main()
+        start(Mock(side_effect=KeyError("x")))
 
 
 @pytest.fixture
@@ -94,7 +89,7 @@ def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(monkeypatch):
+def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(start):
     def app():
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -102,14 +97,13 @@ def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(monkeypa
         except KeyboardInterrupt:
             raise TypeError("incompatible function arguments") from None
 
-    monkeypatch.setattr(cli, "app", app)
     with pytest.raises(KeyboardInterrupt):
-        cli.main()
+        start(app)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
+def test_a_ctrl_c_that_python_swallows_comes_again(start, capsys):
     class Collected:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
@@ -119,9 +113,8 @@ def test_a_ctrl_c_that_python_swallows_comes_again(monkeypatch, capsys):
         Collected()
         time.sleep(20)
 
-    monkeypatch.setattr(cli, "app", app)
     with pytest.raises(KeyboardInterrupt):
-        cli.main()
+        start(app)
     assert capsys.readouterr().err == ""
 
 
@@ -146,7 +139,7 @@ def test_ctrl_c_twice_is_ctrl_c(tmp_path, after):
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("pressed", [True, False])
-def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, pressed):
+def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, start, pressed):
     class CutOff:
         def __del__(self):
             raise ValueError("it is open")
@@ -160,9 +153,8 @@ def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, pressed):
 
     heard = []
     monkeypatch.setattr(sys, "unraisablehook", lambda ignored: heard.append(str(ignored.exc_value)))
-    monkeypatch.setattr(cli, "app", app)
     with suppress(KeyboardInterrupt):
-        cli.main()
+        start(app)
     assert heard == ([] if pressed else ["it is open"])
 
 
@@ -184,7 +176,7 @@ def test_a_ctrl_c_while_torch_is_imported_ends_the_process_without_a_word(tmp_pa
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(monkeypatch):
+def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(start):
     cleaned = []
 
     def app():
@@ -195,9 +187,8 @@ def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(monkeypat
             os.kill(os.getpid(), signal.SIGINT)
             cleaned.append(True)
 
-    monkeypatch.setattr(cli, "app", app)
     with pytest.raises(KeyboardInterrupt):
-        cli.main()
+        start(app)
     assert cleaned == [True]
 
 
@@ -218,6 +209,7 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
     for words in (
         ("show", "The cat sat.", "--head", "L1H1"),
         ("stats", "The cat sat.", "--csv"),
+        ("train", "--help"),
         ("stats", "The cat sat.", "-m", folder),
     ):
         plain, stripped = (
@@ -235,28 +227,20 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
             assert (stripped.returncode, stripped.stdout) == (0, plain.stdout), words
 
 
-@pytest.mark.subprocess
-def test_python_without_docstrings_prints_the_same_help():
-    plain, stripped = (
-        subprocess.run([sys.executable, *flags, "-m", "attnscope", "train", "--help"], capture_output=True)
-        for flags in ([], ["-OO"])
-    )
-    assert b"attnscope train books/*.txt -o my-encoder" in stripped.stdout
-    assert (stripped.returncode, stripped.stdout) == (0, plain.stdout)
-
-
-def test_a_docstring_that_python_left_out_is_read_from_the_source(monkeypatch):
+def test_a_docstring_that_python_left_out_is_read_from_the_source(run, monkeypatch):
+    help_of_train = run("train", "--help").out
+    monkeypatch.setattr(find_command("train").function, "__doc__", None)
+    assert run("train", "--help").out == help_of_train
     for measure in MEASURES.values():
         summary = measure.summary
         monkeypatch.setattr(measure.form.function, "__doc__", None)
         assert measure.summary == summary != ""
 
 
-def test_what_an_encoding_cannot_write_is_replaced(monkeypatch):
+def test_what_an_encoding_cannot_write_is_replaced(monkeypatch, start):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr(cli, "app", lambda: print("caf\u00e9 \u2592 \U0001f408"))
-    cli.main()
+    start(lambda: print("caf\u00e9 \u2592 \U0001f408"))
     stream.flush()
     assert stream.buffer.getvalue().split() == [b"caf?", b"?", b"?"]
 
@@ -273,20 +257,6 @@ def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.returncode == code
     assert done.stdout.startswith("L0H0") == (code == 0)
-
-
-PRINTED = (
-    "stats TEXT|stats TEXT --by-position previous|compare TEXT --composition -m own-causal|show TEXT|"
-    "logits TEXT -m own-causal --by layer|ablate TEXT -m own-causal|info|info --defaults|"
-    "check 'L2H1.previous > 0.8' --text TEXT"
-)
-
-
-@pytest.mark.parametrize("asked", PRINTED.split("|"))
-def test_no_line_in_a_pipe_ends_in_spaces(run, asked):
-    lines = run(*(TEXT if word == "TEXT" else word for word in shlex.split(asked))).out.splitlines()
-    assert lines
-    assert [line for line in lines if line != line.rstrip()] == []
 
 
 @pytest.mark.subprocess

@@ -74,6 +74,8 @@ REFUSED = {
     "spans TEXT L1H3": "L1H3 is a head, not a second text: type --head L1H3",
     "flow TEXT L1H3": "L1H3 is a head, not a second text: this command shows all heads",
     "show The cat sat": "quote a text of several words",
+    "show The cat 'two\nlines'": r"'two\nlines' is one argument too many",
+    "shwo": "No such command 'shwo'",
     # what a model writes, chats
     "show TEXT --generate 0": "--generate",
     "show TEXT --temperature 1": "--generate",

@@ -103,20 +103,12 @@ def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias
                     assert (weights is None) == (expected_weights is None) == (not need)
                     if weights is not None:
                         torch.testing.assert_close(weights, expected_weights, **EXACT)
+                    elif mask_kind == "float 2-D":  # closes no row, so that the plain products give no NaN
+                        ours.use_kernel = False
+                        torch.testing.assert_close(ours(query, key, value, **options)[0], out, **EXACT)
+                        ours.use_kernel = True
                     compared += 1
     assert compared == 4 * 3 * 3 * 7  # options of keys × kinds of weights × paddings × (masks, causal twice)
-
-
-def test_the_kernel_and_the_plain_products_agree():
-    torch.manual_seed(1)
-    ours, _ = modules(batch_first=True, add_bias_kv=True, add_zero_attn=True)
-    x = torch.randn(BATCH, KEYS, WIDTH)
-    mask = torch.randn(KEYS, KEYS)
-    with_kernel = ours(x, x, x, attn_mask=mask, need_weights=False)[0]
-    ours.use_kernel = False
-    without = ours(x, x, x, attn_mask=mask, need_weights=False)
-    assert without[1] is None
-    torch.testing.assert_close(without[0], with_kernel, **EXACT)
 
 
 @pytest.mark.parametrize("need", [True, False])
@@ -174,15 +166,6 @@ def test_one_seed_draws_the_weights_that_torch_draws(options):
     for name, weight in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], weight), name
     theirs.load_state_dict(ours.state_dict(), strict=True)
-
-
-def test_dtype_is_that_of_the_weights():
-    module = network.MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
-    x = torch.randn(KEYS, WIDTH, dtype=torch.float64)
-    out, weights = module(x, x, x)
-    assert out.dtype == torch.float64
-    assert weights is not None
-    assert weights.dtype == torch.float64
 
 
 EACH = WIDTH // HEADS
@@ -243,20 +226,6 @@ def test_an_overridden_score_function_rules_with_and_without_weights():
     torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected, rtol=0, atol=1e-6)
 
 
-def test_rotary_scores_depend_on_the_distance_alone():
-    torch.manual_seed(4)
-    module = network.RotaryAttention(WIDTH, HEADS, batch_first=True, length=20)
-    q, k = torch.randn(EACH), torch.randn(EACH)
-    turned_q = module.rotate(q.expand(1, 1, 20, EACH))[0, 0]
-    turned_k = module.rotate(k.expand(1, 1, 20, EACH))[0, 0]
-    scores = turned_q @ turned_k.T
-    for offset in range(-19, 20):
-        diagonal = scores.diagonal(offset)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
-    assert scores[0].std() > 0.01
-    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(20), rtol=0, atol=1e-5)
-
-
 def test_rotary_equals_multiplying_by_complex_numbers():
     torch.manual_seed(5)
     module = network.RotaryAttention(16, 2, length=50, base=100.0)
@@ -274,13 +243,9 @@ def test_rotary_has_the_parameters_of_plain_attention():
     x = torch.randn(10, WIDTH)
     with pytest.raises(ValueError, match="10 tokens are more than the 9 positions"):
         rotary(x, x, x)
-    with pytest.raises(ValueError, match="even head width, not 3"):
-        network.RotaryAttention(12, 4, length=9)
 
 
 def test_sizes_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
-        network.MultiHeadAttention(12, 5)
     module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
     with pytest.raises(ValueError, match="key of shape"):
@@ -418,11 +383,6 @@ def test_training_drops_what_torch_drops():
         torch.manual_seed(1)
         results.append(layer(x))
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
-
-
-def test_an_unknown_activation_says_what_exists():
-    with pytest.raises(ValueError, match="no activation 'tanh': there are relu, gelu"):
-        network.EncoderLayer(12, 3, activation="tanh")
 
 
 FIELDS = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}

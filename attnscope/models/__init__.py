@@ -43,7 +43,7 @@ def load(
     ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
     disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.
     """
-    from attnscope.network.folder import BUNDLED, is_encoder_folder
+    from attnscope.network import BUNDLED, is_encoder_folder
 
     name = os.fspath(name)
     if device_map is not None and device != "auto":

@@ -27,7 +27,7 @@ from attnscope.limits import (
     most_memory,
     network_closed,
 )
-from attnscope.network.folder import BUNDLED
+from attnscope.network import BUNDLED
 from attnscope.registry import nearest_name
 
 CONFIGS = (

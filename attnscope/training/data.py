@@ -24,7 +24,7 @@ from tokenizers import (
 )
 
 from attnscope.errors import InputError, ModelError
-from attnscope.network.folder import CLS, MASK, SEP, SPECIAL, UNK
+from attnscope.network import CLS, MASK, SEP, SPECIAL, UNK
 from attnscope.storage.files import open_whole
 
 TokenizerKind: TypeAlias = Literal["wordpiece", "bpe"]

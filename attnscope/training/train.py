@@ -22,8 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
-from attnscope.network.encoder import Encoder, EncoderConfig, MultiHeadAttention
-from attnscope.network.folder import TOKENIZER, load_encoder, load_tokenizer, save_encoder
+from attnscope.network import (
+    TOKENIZER,
+    Encoder,
+    EncoderConfig,
+    MultiHeadAttention,
+    load_encoder,
+    load_tokenizer,
+    save_encoder,
+)
 from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors

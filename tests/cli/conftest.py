@@ -7,8 +7,7 @@ import pytest
 
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
-from attnscope.network.encoder import Encoder
-from attnscope.network.folder import folder_of, load_encoder, save_encoder
+from attnscope.network import Encoder, folder_of, load_encoder, save_encoder
 from attnscope.storage.trace import write_trace
 from tests.cli.run import Loader
 from tests.models import folders, images, speech

@@ -11,7 +11,7 @@ import pytest
 
 from attnscope.cli import main
 from attnscope.models import Model, load
-from attnscope.network.folder import BUNDLED
+from attnscope.network import BUNDLED
 
 
 @dataclass(frozen=True)

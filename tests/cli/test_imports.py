@@ -70,9 +70,9 @@ ROWS = (
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"
 )
 ENCODER = (
-    "from attnscope.network import folder\n"
-    "encoder, _ = folder.load_encoder(folder.folder_of('own'))\n"
-    "folder.Encoder(encoder.config)"
+    "from attnscope import network\n"
+    "encoder, _ = network.load_encoder(network.folder_of('own'))\n"
+    "network.Encoder(encoder.config)"
 )
 
 

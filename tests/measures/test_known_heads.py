@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
-from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.network.folder import save_encoder
+from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 

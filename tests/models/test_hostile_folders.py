@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models import foreign, load
-from attnscope.network.folder import PRETRAINED
+from attnscope.network import PRETRAINED
 from tests.models.hostile import folder
 
 TEXT = "The cat sat on the mat because it was tired, and the dog was not tired at all."

@@ -12,8 +12,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.foreign import Source
 from attnscope.models.inputs import Limit
-from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.network.folder import load_encoder, save_encoder
+from attnscope.network import Encoder, EncoderConfig, load_encoder, save_encoder
 from tests.models.folders import gpt2, minilm, t5
 from tests.models.hostile import folder
 

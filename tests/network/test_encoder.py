@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attnscope import network
 from attnscope.errors import InputError, ModelError
-from attnscope.network import encoder as network
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS, TOKENS = 2, 3, 5, 12, 3, 6
 EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}

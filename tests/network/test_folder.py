@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attnscope.errors import ModelError, OutputError
-from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.network.folder import (
+from attnscope.network import (
+    Encoder,
+    EncoderConfig,
     is_encoder_folder,
     load_config,
     load_encoder,

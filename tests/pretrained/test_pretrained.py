@@ -11,7 +11,7 @@ from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.measures import Measurement
 from attnscope.models import load as load_model
-from attnscope.network.folder import folder_of, load_encoder
+from attnscope.network import folder_of, load_encoder
 from attnscope.questions.corpus import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 

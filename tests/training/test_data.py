@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, ModelError
-from attnscope.network.folder import load_tokenizer
+from attnscope.network import load_tokenizer
 from attnscope.training import data
 from tests.training.corpus import sentences, write_corpus
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from attnscope.errors import InputError, ModelError, OutputError
-from attnscope.network.encoder import Encoder, EncoderConfig
-from attnscope.network.folder import load_encoder
+from attnscope.network import Encoder, EncoderConfig, load_encoder
 from attnscope.training import train
 from attnscope.training.data import Cutter, Lines, read_stream, train_tokenizer, write_stream
 from tests.training.corpus import press_ctrl_c, sentences, write_corpus

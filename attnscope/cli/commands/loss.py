@@ -46,7 +46,7 @@ def loss(asked: LossOptions) -> None:
     attnscope loss my-encoder unseen-book.txt
     attnscope loss openai-community/gpt2 unseen-book.txt --length 512
     """
-    from attnscope.network.folder import folder_of, is_encoder_folder, load_config
+    from attnscope.network import folder_of, is_encoder_folder, load_config
     from attnscope.questions.answer import Answer
     from attnscope.questions.loss import measure_loss
     from attnscope.training.data import Lines

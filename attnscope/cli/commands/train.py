@@ -113,8 +113,7 @@ def train(
     attnscope train books/*.txt -o my-encoder --minutes 30 --resume
     """
     from attnscope.models import choose_device
-    from attnscope.network.encoder import EncoderConfig
-    from attnscope.network.folder import load_config
+    from attnscope.network import EncoderConfig, load_config
     from attnscope.training.train import Recipe, Settings, train_on_files
 
     both = run.steps is not None and run.minutes is not None

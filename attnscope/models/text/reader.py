@@ -42,8 +42,7 @@ from attnscope.models.text.tokens import (
     strip_end,
     tokens_of,
 )
-from attnscope.network import folder
-from attnscope.network.encoder import Encoder
+from attnscope.network import BUNDLED, MASK, TOKENIZER, Encoder, folder_of, load_encoder, load_tokenizer
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class OwnModel(ReaderModel):
     @property
     def objective(self) -> Objective:
         """Masked tokens, or next tokens for a causal encoder."""
-        mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(folder.MASK)
+        mask = None if self.encoder.config.causal else self.reader.tokenizer.token_to_id(MASK)
         return Objective("ids", mask, self.reader.vocabulary)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
@@ -322,15 +321,15 @@ class ModuleModel(ReaderModel):
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
     """``own``, ``own-causal`` or a folder that attnscope saved."""
     with explained(f"loading {name}"):
-        encoder, tokenizer = folder.load_encoder(folder.folder_of(name))
+        encoder, tokenizer = load_encoder(folder_of(name))
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)
 
 
 def load_reader(name: str) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
-    if name in folder.BUNDLED:
-        return TextReader(folder.load_tokenizer(folder.folder_of(name) / folder.TOKENIZER), name)
+    if name in BUNDLED:
+        return TextReader(load_tokenizer(folder_of(name) / TOKENIZER), name)
     source, config = Source(name), None
     if source.folder is None or (source.folder / "config.json").is_file():
         config = source.load_config()

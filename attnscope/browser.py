@@ -27,7 +27,7 @@ from attnscope.render.terminal.charts import patch_under
 from attnscope.render.terminal.heatmap import token_at
 from attnscope.render.terminal.surface import Surface
 from attnscope.text import clean, visible
-from attnscope.views import Drawable, TokenView
+from attnscope.views import Drawable, Grid, Heatmap, TokenView
 
 T = TypeVar("T")
 
@@ -178,19 +178,19 @@ class Browser(App[None]):
         self.query_one("#title", Static).update(Text(named, no_wrap=True, overflow="ellipsis"))
         said = figures.role.sentence if figures.role else "no role: its figures are no finite numbers"
         self.query_one("#said", Static).update(Text(said))
-        if self.opened:
-            view, marked = self.heads.head(kind, layer, head), self.pinned if self.row else None
-            picture = PrintedView(replace(view, title="", subtitle=""), self.cmap, self.plain, marked)
-        else:
-            grid = replace(self.heads.overview(kind), title="", subtitle="")
-            picture = PrintedView(grid, self.cmap, self.plain, (layer, head))
-        self.query_one("#picture", Static).update(picture)
+        view = replace(self.map_of(), title="", subtitle="")
+        marked = (layer, head) if not self.opened else self.pinned if self.row else None
+        self.query_one("#picture", Static).update(PrintedView(view, self.cmap, self.plain, marked))
         self.screen.set_class(self.pinned is not None, "pinned")
         if self.pinned is not None:
             for side, half in halves_of(self.focus_of(self.pinned)).items():
                 empty = half.looks_at is None and half.looked_at_by is None
                 self.query_one(side, Static).update("" if empty else PrintedView(half, self.cmap, self.plain))
         self.call_after_refresh(self._reveal)
+
+    def map_of(self) -> Heatmap | Grid:
+        """The map in view: the opened head, or all heads of its kind."""
+        return self.heads.head(*self.head) if self.opened else self.heads.overview(self.kind)
 
     def focus_of(self, token: int) -> TokenView:
         """The chosen head's token view of the pinned token; one direction only in cross-attention."""
@@ -284,14 +284,9 @@ class Browser(App[None]):
         from attnscope.render.image import save_image
 
         kind, layer, head = self.head
-        led = f"{kind}-" if len(self.kinds) > 1 else ""
-        view: Drawable
-        if self.pinned is not None:
-            view, name = self.focus_of(self.pinned), f"{led}L{layer:02}H{head:02}-token{self.pinned}"
-        elif self.opened:
-            view, name = self.heads.head(kind, layer, head), f"{led}L{layer:02}H{head:02}"
-        else:
-            view, name = self.heads.overview(kind), f"{led}overview"
+        view: Drawable = self.map_of() if self.pinned is None else self.focus_of(self.pinned)
+        name = f"{kind}-" * (len(self.kinds) > 1) + (f"L{layer:02}H{head:02}" if self.opened else "overview")
+        name += "" if self.pinned is None else f"-token{self.pinned}"
         names = (name if number == 1 else f"{name}-{number}" for number in count(1))
         path = next(path for path in (self.folder / f"{each}.png" for each in names) if not path.exists())
         try:

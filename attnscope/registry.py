@@ -83,9 +83,13 @@ class Registry(Mapping[str, Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._find(name)
-        if entry is None:
-            raise SelectionError(self._no_such(name))
-        return entry
+        if entry is not None:
+            return entry
+        if name in self.retired:
+            raise SelectionError(f"the {self.noun} {name!r} is now {self.retired[name]!r}")
+        names = ", ".join((*self, *self.families))
+        near = nearest_name(name, self._entries)
+        raise SelectionError(f"no {self.noun} {name!r}: {near}there are {names}")
 
     def _find(self, name: str) -> Entry | None:
         entry = self._entries.get(name) or self._member(name)
@@ -109,12 +113,6 @@ class Registry(Mapping[str, Entry]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
-
-    def _no_such(self, name: str) -> str:
-        if name in self.retired:
-            return f"the {self.noun} {name!r} is now {self.retired[name]!r}"
-        names = ", ".join((*self, *self.families))
-        return f"no {self.noun} {name!r}: {nearest_name(name, self._entries)}there are {names}"
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str:

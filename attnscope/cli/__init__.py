@@ -87,13 +87,11 @@ class _StandardError(io.TextIOWrapper):
     """Standard error that may be full: failed writes are dropped to save the answer."""
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
         with suppress(OSError, ValueError):
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
         with suppress(OSError, ValueError):
             super().flush()
 

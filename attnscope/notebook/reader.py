@@ -125,18 +125,7 @@ def load(
     ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a
     model's folder runs only with ``trust_remote_code``. Raises ``ModelError``.
     """
-    again = partial(
-        models.load,
-        name,
-        device=device,
-        device_map=device_map,
-        dtype=dtype,
-        revision=revision,
-        tokenizer=tokenizer,
-        generative=generative,
-        trust_remote_code=trust_remote_code,
-        allow_pickle=allow_pickle,
-    )
+    again = partial(models.load, **locals())  # with every argument as it was given
     return Reader(again(), partial(again, predicting=True))
 
 

@@ -199,7 +199,7 @@ def head_rows(
     heads = tuple(
         Head(kept.site.layer, head, kind)
         for kept in maps
-        for head in selection.heads(kept.site, counts[kept.site]) or ()
+        for head in selection.heads(kept.site, counts[kept.site])
     )
     layers = {kept.site.layer for kept in maps}
     ran = [site for site in record.sites if site.site.kind == kind and site.site.layer in layers]

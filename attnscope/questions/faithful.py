@@ -200,7 +200,7 @@ def compare_weighed_heads(
     scores = {
         Head(site.layer, number, site.kind).name: rows[number]
         for site, rows in found.items()
-        for number in selection.heads(site, len(rows)) or ()
+        for number in selection.heads(site, len(rows))
     }
     if not scores:
         raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in found)}")

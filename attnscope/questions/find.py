@@ -307,7 +307,7 @@ def find_heads(
         fused = FusedPass(steps)
     record = model.run(prepared, [SharedRows(observers, selection.heads)], fused)
     chosen = sentences.selected_sites(record, selection)
-    numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
+    numbers = {site.site: selection.heads(site.site, site.heads) for site in chosen}
     answers = []
     for question, observer in zip(questions, observers, strict=True):
         sums = observer.sums

@@ -129,7 +129,14 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head? name one, like L5H3")
-    return _see_heads(model, prepared, selection, [selection.head], losses)[0]
+    (shown,) = _see_heads(model, prepared, selection, [selection.head])
+    if losses is None:
+        return shown
+    columns = prepared.axes[shown.site.site.kind][1]
+    if [token.text for token in columns if not isinstance(token, int)] != [each.token for each in losses]:
+        raise SelectionError("the loss is that of other tokens than these columns: name --kind decoder")
+    under = replace(shown.heatmap, losses=tuple(each.loss for each in losses))
+    return replace(shown, heatmap=under, losses=losses)
 
 
 def several_heads(
@@ -155,7 +162,7 @@ def several_heads(
 
 
 def _see_heads(
-    model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head], losses: Losses = None
+    model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head]
 ) -> list[OneHead]:
     """Some heads, each with its figures, in one run of the model."""
     asked = [selection.of(head) for head in heads]
@@ -164,11 +171,10 @@ def _see_heads(
     observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
 
     def numbers(site: Site, count: int) -> list[int]:
-        return sorted({number for each in asked for number in each.heads(site, count) or ()})
+        return sorted({number for each in asked for number in each.heads(site, count)})
 
     record = model.look(prepared, [SharedRows(observers, numbers)])
-    sites = {site.site: site for site in record.sites}
-    seen = {made.site: numbers(made.site, sites[made.site].heads) for made in coarse.maps}
+    seen = {site.site: numbers(site.site, site.heads) for site in record.sites}
     figures = known
     if figures is None:  # heads read among others were renumbered
         figures = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
@@ -180,7 +186,7 @@ def _see_heads(
         made = next(made for made in maps if made.site.kind == kinds[0])
         made = made.only(seen[made.site].index(head.head))
         mine = next(each for each in figures if (each.site, each.head) == (made.site, head.head))
-        shown.append(_show(model, prepared, one, record, made, mine, kinds, losses))
+        shown.append(_show(model, prepared, one, record, made, mine, kinds))
     return shown
 
 
@@ -192,24 +198,19 @@ def _show(
     made: CoarseMap,
     figures: HeadFigures,
     kinds: Sequence[str],
-    losses: Losses,
 ) -> OneHead:
     site = next(each for each in record.sites if each.site == made.site)
     weights, hidden = made.label()
     notes = [*model.notes, *prepared.notes, *record.notes]
     notes += sentences.note_hidden([hidden], selection, "its attention")
     notes += [*sentences.note_maps([made], prepared), *sentences.note_differences([site])]
-    spoken = None
+    counted = "every token"
     if selection.words and not (selection.hide_special or selection.zoom):
-        of_trace = find_figures(prepared, DEFAULT) is not None and prepared.words
-        if of_trace:
-            spoken = next(each for each in of_trace if each.address == figures.address)
-        elif (measured_words := measure_words(weights, made.site)) is not None:
-            spoken = replace(measured_words[0], head=figures.head)
+        kept = [each for each in prepared.words if each.address == figures.address]
+        if spoken := kept or measure_words(weights, made.site):
+            figures, counted = replace(spoken[0], head=figures.head), "words, as the picture does"
     if not selection.as_read:
-        counted = "every token" if spoken is None else "words, as the picture does"
         notes.append(f"the figures count {counted}")
-    figures = spoken or figures
     if len(kinds) > 1:
         others = " and ".join(kinds[1:])
         notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
@@ -220,12 +221,7 @@ def _show(
         picture = replace(picture, written=prepared.written)
     if made.site.kind == "cross":
         picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
-    if losses is not None:
-        columns = [token.text for token in prepared.axes[made.site.kind][1] if not isinstance(token, int)]
-        if columns != [each.token for each in losses]:
-            raise SelectionError("the loss is that of other tokens than these columns: name --kind decoder")
-        picture = replace(picture, losses=tuple(each.loss for each in losses))
-    return OneHead(picture, figures, site, losses)
+    return OneHead(picture, figures, site)
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:

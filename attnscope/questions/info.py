@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,8 +25,8 @@ from attnscope.models.foreign import Source, explained
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.model import accepts
 from attnscope.questions.answer import Answer
-from attnscope.questions.sentences import note_differences, note_unproved, number_ranges
-from attnscope.records import Meaning, Notes, Parts, derived, record
+from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved, number_ranges
+from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.views import BREAK, Cell, Column, Table
 
 OWN = 64 << 20  # bytes of rows that are processed together, with what is computed from them
@@ -160,13 +159,11 @@ def run_empty(module: nn.Module, inputs: dict[str, Any], *, gradient: bool) -> t
 
 def measure_pace(dtype: torch.dtype, size: int = 1024, seconds: float = 0.3) -> float:
     """Operations per second of a matrix product on this machine."""
-    left, right = torch.ones(2, size, size, dtype=dtype)
-    left @ right
-    start, done = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        left @ right
-        done += 1
-    return 2 * size**3 * done / (time.perf_counter() - start)
+    from torch.utils.benchmark import Timer
+
+    matrix = torch.ones(size, size, dtype=dtype)
+    timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+    return 2 * size**3 / timer.blocked_autorange(min_run_time=seconds).mean
 
 
 def taken_memory() -> int:
@@ -181,21 +178,21 @@ def taken_memory() -> int:
 
 def of_cost(cost: LookCost) -> Answer:
     """What each command takes, as a table."""
-    rows = [
-        (each.command, f"{each.passes:,.0f}", readable(each.memory), _duration(each.seconds))
+
+    def duration(seconds: float) -> str:
+        units = ((1, "s"), (60, "min"), (3600, "h"))
+        size, unit = next((each for each in units if seconds < 90 * each[0]), units[-1])
+        return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
+
+    rows = (
+        (each.command, f"{each.passes:,.0f}", readable(each.memory), duration(each.seconds))
         for each in cost.commands
-    ]
+    )
     names = ("command", "passes", "memory", "time")
     columns = tuple(Column(name, name != "command", "keep") for name in names)
     sizes = f"weights {readable(cost.weights)}, a pass {readable(cost.activations)} beside them"
     table = Table(columns, tuple(rows), title=cost.title, subtitle=sizes, notes=cost.notes)
     return Answer((table,), {}, lambda: cost)
-
-
-def _duration(seconds: float) -> str:
-    units = ((1, "s"), (60, "min"), (3600, "h"))
-    size, unit = next((each for each in units if seconds < 90 * each[0]), units[-1])
-    return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"
 
 
 SAME = 1e-3  # row sums may differ by this much
@@ -248,14 +245,9 @@ class Sighting:
     """One attention call, and whether the model's own eager ``output_attentions`` has the same weights."""
 
     site: Annotated[SiteRecord, Parts()]
-    low: float
-    high: float
     report: Annotated[Verdict, Meaning("whether the model itself reports these weights", name="own_report")]
-    fault: Annotated[str | None, Meaning("what it reports in their place", name="own_fault")] = None
-
-    @derived("the smallest and the largest sum of a row")
-    def row_sums(self) -> tuple[float, float]:
-        return self.low, self.high
+    fault: Annotated[str | None, Meaning("what it reports in their place", name="own_fault")]
+    row_sums: Annotated[tuple[float, float], Meaning("the smallest and the largest sum of a row")]
 
 
 @record("every attention call of a model", "info")
@@ -269,6 +261,11 @@ class Survey:
     failures: Annotated[tuple[Failure, ...], Meaning("where the recording failed")]
     notes: Notes
 
+    @property
+    def calls(self) -> tuple[SiteRecord, ...]:
+        """The calls alone."""
+        return tuple(sighting.site for sighting in self.sightings)
+
 
 def survey_model(model: Model, prepared: ModelInput) -> Survey:
     """Compare a run with eager ``output_attentions``, all layers in memory at once, with one as it is."""
@@ -276,11 +273,8 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
     sums, compared = RowSums(), _Compared(reported, prepared.lead)
     record = model.run(prepared, [sums, compared])
-    sightings = [
-        Sighting(site, *sums.ranges[site.site], *compared.verdict(site.site)) for site in record.sites
-    ]
     return Survey(
-        tuple(sightings),
+        tuple(Sighting(site, *compared.verdict(site.site), sums.ranges[site.site]) for site in record.sites),
         tuple(record.without_attention),
         tuple(record.failures),
         (*model.notes, *prepared.notes, *record.notes),
@@ -343,10 +337,7 @@ COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows su
 
 def describe_model(model: Model, result: Survey) -> str:
     """Its name, type, layers and heads by kind of attention, parameters, and how many tokens it reads."""
-    kinds: dict[str, list[SiteRecord]] = {}
-    for sighting in result.sightings:
-        kinds.setdefault(sighting.site.site.kind, []).append(sighting.site)
-    sizes = []
+    sizes, kinds = [], group_by(result.calls, lambda call: call.site.kind)
     for kind, sites in kinds.items():
         layers, heads = len({site.site.layer for site in sites}), {site.heads for site in sites}
         size = f"{layers} layer{'s' * (layers > 1)} × {number_ranges(heads)} heads"
@@ -359,12 +350,12 @@ def describe_model(model: Model, result: Survey) -> str:
 
 def of_survey(result: Survey, title: str = "") -> Answer:
     """One line for calls that differ only in their numbers, the layers without attention, and notes."""
-    rows: dict[tuple[Cell, ...], set[int]] = {}
-    for sighting in result.sightings:
-        rows.setdefault(_cells(sighting), set()).add(sighting.site.site.layer)
+    rows = group_by(result.sightings, _cells)
     table = Table(
         tuple(Column(name, long="fold" if name == COLUMNS[2] else "keep") for name in COLUMNS),
-        tuple((number_ranges(layers), *cells) for cells, layers in rows.items()),
+        tuple(
+            (number_ranges(each.site.site.layer for each in alike), *cells) for cells, alike in rows.items()
+        ),
         title=title,
         notes=(*_notes(result), *result.notes),
         edge=True,
@@ -374,7 +365,7 @@ def of_survey(result: Survey, title: str = "") -> Answer:
 
 def _cells(sighting: Sighting) -> tuple[Cell, ...]:
     site = sighting.site
-    low, high = (f"{value:.3g}" for value in (sighting.low, sighting.high))
+    low, high = (f"{value:.3g}" for value in sighting.row_sums)
     kernel = f"{site.kernel} {site.dtype}" + (f" window {site.window}" if site.window else "")
     return (
         site.site.kind,
@@ -388,31 +379,22 @@ def _cells(sighting: Sighting) -> tuple[Cell, ...]:
 
 def _notes(result: Survey) -> list[str]:
     """The layers without attention by reason, and what is odd about calls."""
-    reasons: dict[str, set[int]] = {}
-    for without in result.without_attention:
-        reasons.setdefault(without.reason, set()).add(without.layer)
-    notes = [f"no attention in layers {number_ranges(these)}: {why}" for why, these in reasons.items()]
-    if any(sighting.site.key_heads != sighting.site.heads for sighting in result.sightings):
+    notes = []
+    for reason, places in group_by(result.without_attention, lambda without: without.reason).items():
+        notes.append(f"no attention in layers {number_ranges(each.layer for each in places)}: {reason}")
+    if any(call.key_heads != call.heads for call in result.calls):
         notes.append("heads: query heads / key-value heads")
-    faults: dict[tuple[str, str], set[int]] = {}
-    for sighting in result.sightings:
-        if sighting.fault is not None:
-            site = sighting.site.site
-            faults.setdefault((site.kind, sighting.fault), set()).add(site.layer)
-    for (kind, fault), layers in faults.items():
-        where = f"{kind} layer{'s' * (len(layers) > 1)} {number_ranges(layers)}"
+    faulty = [each for each in result.sightings if each.fault is not None]
+    for (kind, fault), alike in group_by(faulty, lambda each: (each.site.site.kind, each.fault)).items():
+        where = f"{kind} {layers_of(each.site for each in alike)}"
         notes.append(f"the model's own output_attentions are wrong in {where}: {fault}")
-    notes += note_differences([sighting.site for sighting in result.sightings])
-    proofs = [each.site.difference for each in result.sightings if each.site.difference is not None]
+    notes += note_differences(result.calls)
+    proofs = [call.difference for call in result.calls if call.difference is not None]
     if proofs:
-        notes.append(
-            f"weights × values reproduce the kernel's output within {max(proofs):.1g} in {len(proofs)} calls"
-        )
-    notes += note_unproved([sighting.site for sighting in result.sightings])
-    product = [each for each in result.sightings if each.site.kernel == "product"]
-    if any(each.low < 1 - 1e-3 or each.high > 1 + 1e-3 for each in product):
-        notes.append("weights that no softmax made (product): rows need not sum to 1")
-    if any(each.high < 1 - 1e-3 for each in result.sightings if each not in product):
+        within = f"within {max(proofs):.1g} in {len(proofs)} calls"
+        notes.append(f"weights × values reproduce the kernel's output {within}")
+    notes += note_unproved(result.calls)
+    if any(each.row_sums[1] < 1 - SAME for each in result.sightings):
         rest = "a sink that no token owns, or on padding"
         notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
     return notes

@@ -183,7 +183,7 @@ def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -
         found = [
             (Head(each.site.layer, head, each.site.kind), call)
             for call, each in enumerate(record.sites)
-            for head in asked.heads(each.site, each.heads) or ()
+            for head in asked.heads(each.site, each.heads)
         ]
         require_selected(found, record, asked)
         for head, call in found:

@@ -137,7 +137,7 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
     address, title, found = selection.head, sentences.name_pass(model, prepared), dict[Site, Neurons]()
 
     def see(attention: Attention) -> None:
-        if selection.heads(attention.site, attention.heads) is not None:
+        if selection.heads(attention.site, attention.heads):
             axes = places(attention.queries), places(attention.keys)
             at = [find_place(axis, name) for axis, name in zip(axes, names, strict=True)]
             found[attention.site] = _take_apart(attention, address, axes, at, title)

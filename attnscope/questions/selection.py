@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -61,14 +60,11 @@ class Selection:
         layers = self.layers if self.head is None else (self.head.layer,)
         return self.kind in (None, site.kind) and (layers is None or site.layer in layers)
 
-    def heads(self, site: Site, count: int) -> Sequence[int] | None:
-        """The selected heads' numbers, among the ``count`` ones of a site."""
+    def heads(self, site: Site, count: int) -> range:
+        """The selected heads' numbers, among the ``count`` ones of a site; none if it is not selected."""
         number = self.number if self.head is None else self.head.head
-        if not self.meets(site):
-            return None
-        if number is None:
-            return range(count)
-        return [number] if number < count else None
+        every = range(count if self.meets(site) else 0)
+        return every if number is None else every[number : number + 1]
 
     def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
         """How an axis is coarsened for display, to at most so many places."""

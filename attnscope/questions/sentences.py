@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TypeVar
 
 from attnscope.attention import Site
 from attnscope.axes import GROUPED, Weights
@@ -15,6 +16,9 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END, spell_tokens
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -60,9 +64,10 @@ def provenance(sites: Sequence[SiteRecord]) -> str:
 def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
-    most = max((site.difference or 0.0 for site in wrong), default=0.0)
-    where = layers_of(site.site for site in wrong)
-    return [f"do not trust {where}: weights times values miss the output by {most:.2g}"] if wrong else []
+    if not wrong:
+        return []
+    most = max(site.difference or 0.0 for site in wrong)
+    return [f"do not trust {layers_of(wrong)}: weights times values miss the output by {most:.2g}"]
 
 
 def describe_proof(sites: Sequence[SiteRecord]) -> str:
@@ -77,10 +82,7 @@ def describe_proof(sites: Sequence[SiteRecord]) -> str:
 
 def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
     """Why the weights of which layers could not be checked against any output of the model."""
-    reasons: dict[str, list[Site]] = {}
-    for site in calls:
-        if site.unproved is not None:
-            reasons.setdefault(site.unproved, []).append(site.site)
+    reasons = group_by((site for site in calls if site.unproved is not None), lambda site: site.unproved)
     return [f"not proved in {layers_of(sites)}: {reason}" for reason, sites in reasons.items()]
 
 
@@ -138,10 +140,6 @@ def note_pooling(made: CoarseMap, shown: Weights, how: How = "share") -> list[st
     return [f"pooled: {queries:,} × {keys:,} tokens; {HELD[how]}"]
 
 
-def _layers(maps: Sequence[CoarseMap]) -> str:
-    return layers_of(made.site for made in maps)
-
-
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on drawn maps: NaNs, and batches drawn as their mean."""
     notes = [
@@ -149,29 +147,25 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
         for made in maps
         if made.broken
     ]
-    counts: dict[int, list[CoarseMap]] = {}
-    for made in maps:
-        counts.setdefault(len(made.values), []).append(made)
+    counts = group_by(maps, lambda made: len(made.values))
     for count, alike in counts.items():
         if count > 1:
             what = "texts of the batch"
             if prepared.picture:
                 what = f"windows of {alike[0].queries.size:,} patches, each of which attends within itself"
-            notes.append(f"{_layers(alike)}: shown is the mean of {count:,} {what}")
-    sizes: dict[str, list[CoarseMap]] = {}
-    for made in maps:
-        sizes.setdefault(_size(made.queries.size, made.keys.size), []).append(made)
+            notes.append(f"{layers_of(alike)}: shown is the mean of {count:,} {what}")
+    sizes = group_by(maps, lambda made: _size(made.queries.size, made.keys.size))
     if len(sizes) > 1:
-        notes.append("sizes: " + ", ".join(f"{size} in {_layers(alike)}" for size, alike in sizes.items()))
+        notes.append("sizes: " + ", ".join(f"{size} in {layers_of(alike)}" for size, alike in sizes.items()))
     bare = [made for made in counts.get(1, ()) if not made.tokens]
     if prepared.picture is not None and bare:
-        notes.append(f"{_layers(bare)}: rows and columns are positions, no patches of the picture")
+        notes.append(f"{layers_of(bare)}: rows and columns are positions, no patches of the picture")
     return notes
 
 
-def layers_of(sites: Iterable[Site]) -> str:
-    """The layers of some sites, in words."""
-    numbers = {site.layer for site in sites}
+def layers_of(calls: Iterable[SiteRecord | CoarseMap]) -> str:
+    """The layers of some calls, in words."""
+    numbers = {call.site.layer for call in calls}
     return f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
 
 
@@ -208,6 +202,14 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
     raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
 
 
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Lists of the items with the same key, in the order of their first ones."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def list_some(names: Sequence[str], most: int = 12) -> str:
     """The first of some names."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
@@ -215,6 +217,6 @@ def list_some(names: Sequence[str], most: int = 12) -> str:
 
 def number_ranges(numbers: Iterable[int]) -> str:
     """Numbers with consecutive runs joined: ``0-5, 7``."""
-    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    runs = groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0])
     ends = ([number for _, number in run] for _, run in runs)
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)

@@ -130,7 +130,7 @@ def span_maps(
     if not observer.pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
     maps = observer.pool.maps
-    numbers = {site.site: selection.heads(site.site, site.heads) or () for site in chosen}
+    numbers = {site.site: selection.heads(site.site, site.heads) for site in chosen}
     heads = (Head(each.site.layer, head, each.site.kind) for each in maps for head in numbers[each.site])
     baseline = [np.broadcast_to(observer.baseline[each.site], each.mean.shape) for each in maps]
     special = [all(token.special for token in prepared.tokens[span.start : span.stop]) for span in spans]

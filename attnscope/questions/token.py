@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnscope.attention import Attention, Head, Site, Token
-from attnscope.axes import HEARD, Array, Coarsening, Place
+from attnscope.axes import HEARD, Array, Place
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
@@ -26,25 +26,30 @@ from attnscope.views import Bars, Edges, Overlay, Scene, SceneRegion, TokenView,
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
     """The first place that a name or a number matches. Raises ``SelectionError``."""
-    found = fit_exactly(places, wanted.strip()) or fit_loosely(places, wanted.strip())
+    (found,) = match_places(wanted, places)
     if not found:
-        known = ", ".join(dict.fromkeys(place.label for place in places[:12]))
-        raise SelectionError(f"no token {wanted!r}: the text has {known}{', ...' * (len(places) > 12)}")
+        raise SelectionError(_nowhere(wanted, places))
     return found[0]
 
 
-def fit_exactly(places: Sequence[Place], wanted: str) -> list[int]:
-    """The places with a number, or with exactly that text or label."""
-    number = read_number(wanted)
-    if number is not None:
-        return [i for i, place in enumerate(places) if place.start <= number < place.stop]
-    return [i for i, place in enumerate(places) if wanted in (place.text.strip(), place.label)]
+def match_places(wanted: str, *axes: Sequence[Place]) -> list[list[int]]:
+    """The places of each axis with a number, or exactly that text or label.
 
+    If no axis has one, those with that text in any case; special tokens also without their brackets.
+    """
+    wanted = wanted.strip()
+    number, folded = read_number(wanted), wanted.casefold().removeprefix("patch ")
 
-def fit_loosely(places: Sequence[Place], wanted: str) -> list[int]:
-    """The places with that text in any case; special tokens also without their brackets."""
-    folded = wanted.casefold().removeprefix("patch ")
-    return [i for i, place in enumerate(places) if folded in place_names(place)]
+    def is_exact(place: Place) -> bool:
+        if number is not None:
+            return place.start <= number < place.stop
+        return wanted in (place.text.strip(), place.label)
+
+    def is_alike(place: Place) -> bool:
+        return folded in place_names(place)
+
+    found = [[at for at, place in enumerate(axis) if is_exact(place)] for axis in axes]
+    return found if any(found) else [[at for at, each in enumerate(axis) if is_alike(each)] for axis in axes]
 
 
 MOST = 4  # most pictures drawn side by side
@@ -125,18 +130,15 @@ def find_scene(prepared: ModelInput) -> Scene | None:
 
 def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
     """The part of each token, by the boxes of the tokens or by the grid."""
-    finest = [token.id for token in picture.tokens if not token.special]
-    if not picture.boxes and picture.grid is not None:
-        rows, columns = picture.grid
-        for number, id_ in enumerate(finest):
-            row, column = divmod(number, columns)
-            yield id_, SceneRegion(column / columns, row / rows, (column + 1) / columns, (row + 1) / rows)
-        return
+    finest, boxes = [token.id for token in picture.tokens if not token.special], picture.boxes
+    if not boxes and picture.grid is not None:
+        patches = zip(finest, np.ndindex(picture.grid), strict=True)
+        boxes = {id_: (column, row, column + 1, row + 1) for id_, (row, column) in patches}
     first, last = np.zeros(2), np.array(picture.pixels.shape[1::-1])  # of what the boxes are in
     if finest:  # which tile it
-        boxes = np.array([picture.boxes[id_] for id_ in finest])
-        first, last = boxes[:, :2].min(0), boxes[:, 2:].max(0)
-    for id_, box in picture.boxes.items():
+        edges = np.array([boxes[id_] for id_ in finest])
+        first, last = edges[:, :2].min(0), edges[:, 2:].max(0)
+    for id_, box in boxes.items():
         shares = (np.array(box).reshape(2, 2) - first) / (last - first)
         left, top, right, bottom = np.clip(shares, 0, 1).ravel().tolist()
         if left < right and top < bottom:
@@ -179,39 +181,55 @@ class SeenToken:
         self, which: str, rows: Sequence[CoarseMap], columns: Sequence[CoarseMap], mass: float | None = None
     ) -> TokenView:
         place, notes, boxes = self.place, self.notes, boxes_of(self.pictures)
-        row, column = (_mean(maps) if maps else None for maps in (rows, columns))
-        open_row = _opened(rows)[: len(self.keys)] if rows else None
-        open_column = _opened(columns)[: len(self.queries)] if columns else None
+        row, column = _Side.of(rows, self.keys), _Side.of(columns, self.queries)
+        across = row and (row.weights, self.keys)
         if place.id is not None and place.id in boxes:
             notes += (f"{place.label} is {describe_box(boxes[place.id])}, in pixels of the picture",)
-        drawn = row
-        if mass is not None and row is not None and open_row is not None:
+        if mass is not None and row is not None:
             pictured = bool(self.pictures) and any(key.pictured for key in self.keys)
-            among = open_row & np.array([not pictured or key.pictured for key in self.keys])
-            open_row, column = hold_mass(row[: len(among)], among, mass), None
-            drawn, what = open_row, "patches" if pictured else "keys"
+            among = row.opened & np.array([not pictured or key.pictured for key in self.keys])
+            row, column = row._replace(opened=hold_mass(row.weights, among, mass)), None
+            across, what = (row.opened, self.keys), "patches" if pictured else "keys"
             share = f"{mass:.0%} of the weight on {what}"
-            notes += (f"{open_row.sum()} of {among.sum()} {what} are shown: the fewest that hold {share}",)
-        across = None if drawn is None else (drawn, self.keys)
-        down = None if column is None else (column, self.queries)
+            notes += (f"{row.opened.sum()} of {among.sum()} {what} are shown: the fewest that hold {share}",)
+        down = column and (column.weights, self.queries)
         overlays, left_out = lay_over(self.pictures, place, across, down)
         top = BESIDE if overlays else TOP
 
-        def rank(values: Array | None, opened: Array | None, axis: Sequence[Place]) -> Bars | None:
-            if values is None or opened is None:
+        def rank(side: _Side | None) -> Bars | None:
+            if side is None:
                 return None
-            most = top if opened.sum() > top + SPARE else len(axis)
-            return rank_places(values[: len(axis)], opened, axis, most, boxes)
+            most = top if side.opened.sum() > top + SPARE else len(side.places)
+            return rank_places(side.weights, side.opened, side.places, most, boxes)
 
         return TokenView(
             label=place.label,
             position=place.start,
-            looks_at=rank(row, open_row, self.keys),
-            looked_at_by=rank(column, open_column, self.queries),
+            looks_at=rank(row),
+            looked_at_by=rank(column),
             title=f"{which} · {self.title}",
             notes=(*notes, *left_out),
             overlays=overlays,
         )
+
+
+class _Side(NamedTuple):
+    """A row or a column as the mean over heads, and the places that any of them can attend to."""
+
+    weights: Array
+    opened: Array
+    places: Sequence[Place]
+
+    @classmethod
+    def of(cls, maps: Sequence[CoarseMap], places: Sequence[Place]) -> _Side | None:
+        """Of maps with one row or one column each; without what is left aside, which comes last."""
+        if not maps:
+            return None
+        weights, opened = (
+            np.concatenate([part.reshape(len(part), -1) for part in parts])[:, : len(places)]  # [head, place]
+            for parts in ([each.mean for each in maps], [each.opened for each in maps])
+        )
+        return cls(np.asarray(weights.mean(0)), np.asarray(opened.any(0)), places)
 
 
 def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenToken:
@@ -219,43 +237,44 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
 
     In cross-attention a token of the decoder has a row, and one of the encoder a column.
     """
-    found: dict[Site, _Meant] = {}
+    wanted, found = str(selection.token), dict[Site, tuple[Axes, list[int], list[int]]]()
 
     def side(column: bool) -> Callable[[Attention], Axes | None]:
         """The row of the token, averaged over its pieces, or its column, summed over them."""
 
         def axes(attention: Attention) -> Axes | None:
             queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
-            meant = found[attention.site] = _meant(queries, keys, selection)
-            if not (meant.column if column else meant.row):
+            if queries.places == keys.places:
+                (rows,) = (columns,) = match_places(wanted, queries.places)
+            else:
+                rows, columns = match_places(wanted, queries.places, keys.places)
+                columns = [] if rows else columns
+            found[attention.site] = (queries, keys), rows, columns
+            if not (columns if column else rows):
                 return None
-            return (queries, keys.only(meant.column[0])) if column else (queries.only(meant.row[0]), keys)
+            return (queries, keys.only(columns[0])) if column else (queries.only(rows[0]), keys)
 
         return axes
 
-    rows, columns = Coarsen(side(False)), Coarsen(side(True))
-    record = model.look(prepared, [SharedRows([rows, columns], selection.heads)])
+    both = Coarsen(side(False)), Coarsen(side(True))
+    record = model.look(prepared, [SharedRows(both, selection.heads)])
     sites = sentences.selected_sites(record, selection)
-    sized: dict[tuple[str, int, int], list[SiteRecord]] = {}  # towers and stages of other sizes: other tokens
-    for kind in sentences.kinds_of((site.site for site in sites), prepared.lead):
-        for site in sites:
-            if site.site.kind == kind:
-                sized.setdefault((kind, site.queries, site.keys), []).append(site)
-    groups = [(group, found[group[0].site]) for group in sized.values()]
-    sites, meant = next((each for each in groups if each[1].row or each[1].column), groups[0])
-    meant_sites = {site.site for site in sites}
-    queries, keys = meant.axes
-    numbers, axis = (meant.row, queries) if meant.row else (meant.column, keys)
-    if not numbers:
-        raise SelectionError(_nowhere(selection, prepared, queries, keys))
-    place, again = axis.places[numbers[0]], [axis.places[other].start for other in numbers[1:]]
+    kinds = sentences.kinds_of((site.site for site in sites), prepared.lead)
+    sites.sort(key=lambda site: kinds.index(site.site.kind))
+    # towers and stages of other sizes have other tokens
+    groups = [*sentences.group_by(sites, lambda site: (site.site.kind, site.queries, site.keys)).values()]
+    sites = next((each for each in groups if any(found[each[0].site][1:])), groups[0])
+    (queries, keys), rows, columns = found[sites[0].site]
+    if not (rows or columns):
+        raise SelectionError(_nowhere(wanted, queries.places, keys.places, picture=prepared.picture))
+    place, *again = ((queries if rows else keys).places[at] for at in rows or columns)
     looks_at, looked_at_by = (
-        [made for made in side.maps if made.site in meant_sites] for side in (rows, columns)
+        [made for made in coarse.maps if made.site in {site.site for site in sites}] for coarse in both
     )
     notes = (*model.notes, *prepared.notes, *record.notes)
     notes += (*sentences.note_maps(looks_at or looked_at_by, prepared), *sentences.note_differences(sites))
     if again:
-        others = sentences.number_ranges(again)
+        others = sentences.number_ranges(other.start for other in again)
         notes += (f"token {place.start} is shown; the same text stands at {others} too",)
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     axes = queries.places, keys.places
@@ -269,7 +288,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
         return seen.mean(selection.head.name)
     where = f"{len(seen.sites)} layer{'s' * (len(seen.sites) > 1)}"
     if selection.layers is not None:
-        where = sentences.layers_of(site.site for site in seen.sites)
+        where = sentences.layers_of(seen.sites)
     return seen.mean(f"mean of {sum(site.heads for site in seen.sites)} heads of {where}")
 
 
@@ -283,47 +302,14 @@ def hold_mass(weights: Array, among: Array, mass: float) -> Array:
     return kept
 
 
-class _Meant(NamedTuple):
-    """The places that a token's name matches, the first one meant; in cross-attention on one axis."""
-
-    axes: tuple[Coarsening, Coarsening]
-    row: Sequence[int] = ()
-    column: Sequence[int] = ()
-
-
-def _meant(queries: Coarsening, keys: Coarsening, selection: Selection) -> _Meant:
-    wanted = (selection.token or "").strip()
-    for fits in (fit_exactly, fit_loosely):
-        row = column = fits(queries.places, wanted)
-        if queries.places != keys.places:
-            column = [] if row else fits(keys.places, wanted)
-        if row or column:
-            return _Meant((queries, keys), row, column)
-    return _Meant((queries, keys))
-
-
-def _nowhere(selection: Selection, prepared: ModelInput, *axes: Coarsening) -> str:
-    picture = prepared.picture
-    if picture is not None and picture.grid is not None and axes[0].size == len(picture.tokens):
+def _nowhere(wanted: str, *axes: Sequence[Place], picture: Picture | None = None) -> str:
+    if picture is not None and picture.grid is not None and len(axes[0]) == len(picture.tokens):
         rows, columns = picture.grid
-        special = [place.label for place in axes[0].places if place.special]
-        return (
-            f"no patch {selection.token!r}: the picture has patches from 0,0 to {rows - 1},{columns - 1}"
-            f"{' and ' * bool(special)}{', '.join(special)}"
-        )
-    places = [place for axis in axes for place in axis.places]
+        special = ", ".join(place.label for place in axes[0] if place.special)
+        there = " and ".join(filter(None, (f"patches from 0,0 to {rows - 1},{columns - 1}", special)))
+        return f"no patch {wanted!r}: the picture has {there}"
+    places = [place for axis in axes for place in axis]
     known = list(dict.fromkeys(place.label for place in places))
-    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    last = max(place.stop for place in places) - 1
-    near = nearest_name(str(selection.token), known[:MOST_TRIED])
-    return f"no token {selection.token!r}: {near}the text has the tokens 0-{last}, which read {listed}"
-
-
-def _opened(maps: Sequence[CoarseMap]) -> Array:
-    """The places that any head can attend to, except those left aside.  -> [place]"""
-    return np.asarray(np.concatenate([each.opened.reshape(len(each.opened), -1) for each in maps]).any(0))
-
-
-def _mean(maps: Sequence[CoarseMap]) -> Array:
-    """The mean over all heads of one row or column.  -> [place]"""
-    return np.asarray(np.concatenate([each.mean.reshape(len(each.mean), -1) for each in maps]).mean(0))
+    near, last = nearest_name(wanted, known[:MOST_TRIED]), max(place.stop for place in places) - 1
+    listed = sentences.list_some(known)
+    return f"no token {wanted!r}: {near}the text has the tokens 0-{last}, which read {listed}"

@@ -446,7 +446,7 @@ class Run(Display):
 
         kept, prepared = self._given
         result = span_maps(kept, prepared, cut_input(prepared, by), _select(head=head))
-        return Drawing(of_spans(result, one=head is not None), cmap)
+        return Drawing(of_spans(result), cmap)
 
     def flow(
         self,

@@ -229,8 +229,8 @@ def cachecost(
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
     for needle in needles:
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
-        rows = range(end - NEEDLE // 2, end)
-        measuring_pass(model, needle, sought, Selection(), [needle.tokens], rows=rows)
+        sought.rows = range(end - NEEDLE // 2, end)
+        measuring_pass(model, needle, sought, Selection(), [needle.tokens])
     retrieval = {key: max(each["retrieval"] for each in of) for key, of in _figures(sought, query_heads)}
     ranked = sorted(rises, key=lambda head: -rises[head])
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from math import isnan
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -224,20 +224,17 @@ class QuestionResult:
     heads: Annotated[tuple[HeadScore, ...], Meaning("every head, the one that looks most first")]
     notes: Annotated[tuple[str, ...], Meaning("what to know about it")] = ()
 
-    def maps(self, subtitle: str = "", notes: tuple[str, ...] = ()) -> dict[str, HeadMap]:
+    def maps(self) -> dict[str, HeadMap]:
         """Every head's share as a map, one for each kind of attention."""
         shares = {each.head: each.weight for each in self.heads}
+        return maps_by_kind(
+            shares, "share", lambda kind: f"{self.question} · {sentences.kind_title(kind)}", limits=(0.0, 1.0)
+        )
 
-        def title(kind: str) -> str:
-            return f"{self.question} · {sentences.kind_title(kind)}"
-
-        return maps_by_kind(shares, "share", title, limits=(0.0, 1.0), subtitle=subtitle, notes=notes)
-
-    def table(self, top: int, notes: tuple[str, ...] = (), command: str = "") -> Table:
+    def table(self, top: int) -> Table:
         """The heads with the largest shares, one line each."""
-        notes = (*self.notes, *notes)
         if not self.heads:
-            return Table(title=str(self.question), notes=notes, command=command)
+            return Table(title=str(self.question), notes=self.notes)
         several = len({each.head.kind for each in self.heads}) > 1
         whole = all(each.rank is None or each.rank.is_integer() for each in self.heads[:top])
         left = ("head", *(("kind",) if several else ()))
@@ -247,7 +244,7 @@ class QuestionResult:
             rank = "–" if each.rank is None else f"{each.rank:.{0 if whole else 1}f}"
             kind = (each.head.kind or "",) if several else ()
             rows.append((each.head.name, *kind, number(each.weight), number(each.baseline), rank))
-        return Table(tuple(columns), tuple(rows), notes=notes, command=command)
+        return Table(tuple(columns), tuple(rows), notes=self.notes)
 
 
 @record("heads by how much of one part of a text looks at another", "find", "spans")
@@ -266,18 +263,19 @@ def of_found(result: FindResult, top: int = LISTED, opening: str | None = None) 
     """For each question a map of all heads, and the top ones; ``opening`` is the command for one."""
     views: list[View] = [Table(subtitle=result.title)]
     pictures: dict[str, HeadMap] = {}
-    last: tuple[Any, ...] = result.notes, ""  # below the last table
+    for place, answer in enumerate(result.answers, 1):
+        maps, table = answer.maps(), answer.table(top)
+        views += [*maps.values(), table]
+        for kind, view in maps.items():
+            names = [str(place)] * (len(result.answers) > 1) + [kind] * (len(maps) > 1)
+            notes = (*answer.notes, *result.notes)
+            pictures["-".join(names)] = replace(view, subtitle=result.title, notes=notes)
+    command = ""
     if opening is not None:
         heads = [each.head for answer in result.answers for each in answer.heads]
         kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
-        last = result.notes, f"{opening} --head {heads[0].name}{kind}"
-    for place, answer in enumerate(result.answers, 1):
-        table = answer.table(top, *(last if place == len(result.answers) else ()))
-        views += [*answer.maps().values(), table]
-        maps = answer.maps(result.title, (*answer.notes, *result.notes))
-        for kind, view in maps.items():
-            names = [str(place)] * (len(result.answers) > 1) + [kind] * (len(maps) > 1)
-            pictures["-".join(names)] = view
+        command = f"{opening} --head {heads[0].name}{kind}"
+    views[-1] = replace(table, notes=(*table.notes, *result.notes), command=command)
     return Answer(tuple(views), pictures, lambda: result, partial(_csv_rows, result))
 
 
@@ -334,13 +332,12 @@ class _Asked(RowObserver):
 
     question: Question
     sums: list[QuestionSums] = field(default_factory=list)
-    resolved: list[tuple[tuple[Axis, Axis], ResolvedQuestion | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.resolve = cache(partial(ResolvedQuestion.of, self.question))  # calls share their axes
 
     def begin(self, attention: Attention) -> QuestionSums | None:
-        axes, known = (attention.queries, attention.keys), attention.statistics
-        if not any(axes == before for before, _ in self.resolved):  # once for all calls with the same axes
-            self.resolved.append((axes, ResolvedQuestion.of(self.question, *axes)))
-        asked = next(resolved for before, resolved in self.resolved if axes == before)
+        asked, known = self.resolve(attention.queries, attention.keys), attention.statistics
         if asked is None:
             return None
         sums = torch.zeros(3, attention.heads, dtype=torch.float64)

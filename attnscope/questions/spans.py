@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from attnscope.attention import Attention, Head, Kind, Site
+from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Array, Coarsening, Place, Weights
 from attnscope.capture.observers import Axes, Coarsen, Reading, RowObserver, SharedRows
 from attnscope.errors import InputError, SelectionError
@@ -23,11 +23,18 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.find import HeadScore, Question, QuestionResult
 from attnscope.questions.parts import Span, TextPart
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, list_some, name_pass, provenance, selected_sites
+from attnscope.questions.sentences import (
+    group_by,
+    kind_title,
+    list_some,
+    name_pass,
+    provenance,
+    selected_sites,
+)
 from attnscope.questions.stats import what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
-from attnscope.views import Column, Heatmap, Stack, Table, heatmap, number
+from attnscope.views import Heatmap, Stack, heatmap
 
 SHORTEST_WIDENED = 128
 """Below this many tokens, rows are read beside the kernel even for parts that the fused pass could sum."""
@@ -57,27 +64,15 @@ class SpanMaps:
     def by_head(self) -> tuple[HeadSpans, ...]:
         return tuple(map(HeadSpans, self.heads, self.weights, self.baseline))
 
-    def pair(self, question: Question) -> tuple[QuestionResult, ...]:
-        """All heads by the attention from one part to the other; for ``*``, to each, the largest first.
+    def pair(self, question: Question) -> QuestionResult:
+        """All heads by the attention from one part to the other, the largest first.
 
         Raises ``SelectionError`` if there is no such part, or its keys are masked.
         """
         left, right = question.left, question.right
-        row = self._number(left)
         if right.everything:
-            each = [
-                QuestionResult(Question(left, TextPart(span.name)), heads)
-                for key, span in enumerate(self.spans)
-                if (heads := self._scores(row, key))
-            ]
-            return tuple(sorted(each, key=lambda answer: -fmean(head.weight for head in answer.heads)))
-        heads = self._scores(row, self._number(right))
-        if not heads:
-            raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
-        return (QuestionResult(question, heads),)
-
-    def _scores(self, row: int, key: int) -> tuple[HeadScore, ...]:
-        """All heads that can attend from one part to the other, the largest first."""
+            raise SelectionError("to rank all parts, leave --pair out: a row of the map has their shares")
+        row, key = self._number(left), self._number(right)
         ranks = 1 + (self.weights[:, row] > self.weights[:, row, key, None]).sum(-1)
         lines = zip(self.heads, self.weights[:, row, key], self.baseline[:, row, key], ranks, strict=True)
         rows = self.spans[row].stop - self.spans[row].start
@@ -86,22 +81,18 @@ class SpanMaps:
             for head, weight, baseline, rank in lines
             if baseline
         ]
-        return tuple(sorted(heads, key=lambda each: (-each.weight, each.head)))
-
-    def mean(self, kind: Kind | None) -> Weights:
-        """The mean over the heads of one kind of attention, with a row and a column per part."""
-        some = [number for number, head in enumerate(self.heads) if head.kind == kind]
-        places = tuple(Place(span.name, span.start, span.stop) for span in self.spans)
-        return Weights(self.weights[some].mean(0), self.baseline[some].mean(0) > 0, places, places)
+        if not heads:
+            raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
+        return QuestionResult(question, tuple(sorted(heads, key=lambda each: (-each.weight, each.head))))
 
     def _number(self, part: TextPart) -> int:
         """A part by its name, its number, or its beginning."""
         wanted = (part.quoted or part.text).casefold()
         names = [span.name.casefold() for span in self.spans]
-        for fits in (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each):
-            for place, each in enumerate(names):
-                if fits(each):
-                    return place
+        ways = (wanted.__eq__, lambda each: each.startswith(f"{wanted} "), lambda each: wanted in each)
+        found = [place for fits in ways for place, each in enumerate(names) if fits(each)]
+        if found:
+            return found[0]
         listed = list_some([span.name for span in self.spans])
         raise SelectionError(f"no part {part.text!r}: the text has the parts {listed}")
 
@@ -145,41 +136,29 @@ def span_maps(
     )
 
 
-def of_spans(result: SpanMaps, *, one: bool) -> Answer:
-    """The parts as a map for each kind of attention: the mean of the heads, or of ``one``."""
+def _name(heads: Sequence[Head]) -> str:
+    return heads[0].name if len(heads) == 1 else f"mean of {len(heads)} heads"
+
+
+def of_spans(result: SpanMaps) -> Answer:
+    """The parts as a map for each kind of attention: one head, or the mean of several."""
     views: dict[str, Heatmap] = {}
-    for kind in dict.fromkeys(head.kind for head in result.heads):
-        count = sum(head.kind == kind for head in result.heads)
-        which = result.heads[0].name if one else f"mean of {count} heads"
-        title = f"{which} · {kind_title(kind or '')} · {len(result.spans)} parts"
-        views[kind or ""] = heatmap(result.mean(kind), title=title, subtitle=result.title, notes=result.notes)
+    places = tuple(Place(span.name, span.start, span.stop) for span in result.spans)
+    for kind, some in group_by(range(len(result.heads)), lambda at: result.heads[at].kind or "").items():
+        mean = Weights(result.weights[some].mean(0), result.baseline[some].mean(0) > 0, places, places)
+        which = _name([result.heads[at] for at in some])
+        title = f"{which} · {kind_title(kind)} · {len(places)} parts"
+        views[kind] = heatmap(mean, title=title, subtitle=result.title, notes=result.notes)
     return Answer(tuple(views.values()), views, lambda: result, partial(_csv_rows, result))
 
 
 def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
     yield "kind", "layer", "head", "from", "to", "weight", "baseline"
+    pairs = [(one.name, other.name) for one in result.spans for other in result.spans]
     for each in result.by_head:
         head = each.head.kind, each.head.layer, each.head.head
-        for row, one in enumerate(result.spans):
-            for key, other in enumerate(result.spans):
-                figures = float(each.weights[row, key]), float(each.baseline[row, key])
-                yield *head, one.name, other.name, *figures
-
-
-def rank_spans(result: SpanMaps, answers: Sequence[QuestionResult]) -> Table:
-    """The parts that one part looks at, largest first: what ``pair`` found for ``*``."""
-    count = len(result.heads)
-    rows = []
-    for answer in answers:
-        best = answer.heads[0]
-        means = (fmean(getattr(head, name) for head in answer.heads) for name in ("weight", "baseline"))
-        most = (f"{best.head.name} {number(best.weight)}",) if count > 1 else ()
-        rows.append((answer.question.right.text, *map(number, means), *most))
-    figures = ("share", "baseline", "most in")[: 2 + (count > 1)]
-    columns = (Column("part", long="cut"), *(Column(name, right=True, long="keep") for name in figures))
-    which = result.heads[0].name if count == 1 else f"mean of {count} heads"
-    title = f"{answers[0].question.left.text} -> * · {which}"
-    return Table(columns, tuple(rows), title=title, subtitle=result.title, notes=result.notes)
+        for pair, weight, baseline in zip(pairs, each.weights.flat, each.baseline.flat, strict=True):
+            yield *head, *pair, float(weight), float(baseline)
 
 
 class _Spans(RowObserver):
@@ -253,18 +232,6 @@ class WrittenAttention:
     def by_head(self) -> tuple[HeadLookback, ...]:
         return tuple(map(HeadLookback, self.heads, self.lookback.values(), self.shares))
 
-    def stack(self, which: str) -> Stack:
-        """The mean over the heads, one line per generated token."""
-        ratios = list(self.lookback.values())
-        best = sorted(self.lookback, key=lambda head: -self.lookback[head])
-        ends = [f"{head.name} {self.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]
-        said = f"lookback ratio {sum(ratios) / len(ratios):.2f} on average, 0.5 is even"
-        if len(best) > 6:
-            said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
-        title, notes = f"{which} · what each written token looks at", (said, *self.notes)
-        shares = self.shares.mean(0)
-        return Stack(self.parts, self.tokens, shares, title=title, subtitle=self.title, notes=notes)
-
 
 def written_looks(
     model: Model,
@@ -300,7 +267,14 @@ def written_looks(
     )
 
 
-def of_written(result: WrittenAttention, *, one: bool) -> Answer:
-    """What each generated token looks at: the mean of the heads, or of ``one``."""
-    stack = result.stack(result.heads[0].name if one else f"mean of {len(result.heads)} heads")
-    return Answer.of("", stack, result)
+def of_written(result: WrittenAttention) -> Answer:
+    """What each generated token looks at, a line per token: one head, or the mean of several."""
+    best = sorted(result.lookback, key=lambda head: -result.lookback[head])
+    ends = [f"{head.name} {result.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]
+    said = f"lookback ratio {fmean(result.lookback.values()):.2f} on average, 0.5 is even"
+    if len(best) > 6:
+        said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
+    title, notes = f"{_name(result.heads)} · what each written token looks at", (said, *result.notes)
+    shares = result.shares.mean(0)
+    view = Stack(result.parts, result.tokens, shares, title=title, subtitle=result.title, notes=notes)
+    return Answer.of("", view, result)

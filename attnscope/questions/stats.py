@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Annotated
 
 from attnscope.attention import Head, Token
@@ -33,12 +33,7 @@ from attnscope.views import CELLS as GRID_CELLS
 from attnscope.views import Column, Curve, Curves, Grid, HeadMap, Ranked, Ranking, Table, grid, maps_by_kind
 from attnscope.views.charts import Cell
 
-OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 NAME = r"offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -58,7 +53,7 @@ class Condition:
         if self.name == "role":
             return (head.role is not None and head.role.name == self.wanted) == (self.sign == "=")
         figure = head.figures.get(self.name)
-        return figure is not None and OPERATORS[self.sign](figure.value, float(self.wanted))
+        return figure is not None and bool(OPERATORS[self.sign](figure.value, float(self.wanted)))
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
@@ -103,21 +98,17 @@ def curves_by_position(
         each.rows = range(start, stop)
     record = model.run(prepared, [SharedRows(measured, selection.heads)])
     selected_sites(record, selection)
-    found: dict[str, list[Figure | None]] = {}
+    known = [{head.address: head.figures.get(name) for head in each.figures()} for each in measured]
     several = len({site.site.kind for site in record.sites}) > 1
-    for part, each in enumerate(measured):
-        for head in each.figures():
-            label = f"{head.site.kind} {head.name}" if several else head.name
-            found.setdefault(label, [None] * len(measured))[part] = head.figures.get(name)
 
-    def finite(figures: list[Figure | None], part: str) -> tuple[float | None, ...]:
-        numbers = (getattr(figure, part, None) for figure in figures)
-        return tuple(number if number is not None and isfinite(number) else None for number in numbers)
+    def along(head: Head, part: str) -> tuple[float | None, ...]:
+        numbers = (getattr(figures.get(head), part, nan) for figures in known)
+        return tuple(number if isfinite(number) else None for number in numbers)
 
     curves = [
-        Curve(label, finite(figures, "value"), finite(figures, "baseline"))
-        for label, figures in found.items()
-        if any(figures)
+        Curve(str(head) if several else head.name, along(head, "value"), along(head, "baseline"))
+        for head in dict.fromkeys(head for figures in known for head in figures)
+        if any(figures.get(head) for figures in known)
     ]
     if not curves:
         rows = MEASURES[name].rows
@@ -148,16 +139,6 @@ class Stats:
     ran: Annotated[str, Meaning("whether the kernels ran, or the fused pass in their place")]
     notes: Notes
     maps: WholeLayers | None = None
-
-    @property
-    def importance(self) -> Mapping[Head, Importance]:
-        """The importance of every head; empty unless requested."""
-        return {head.address: head.importance for head in self.heads if head.importance}
-
-    @property
-    def ablation(self) -> Mapping[Head, Removal]:
-        """The loss without each head; empty unless requested."""
-        return {head.address: head.ablation for head in self.heads if head.ablation}
 
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
         """The heads that meet all conditions, largest lift of the role's figure first.
@@ -307,14 +288,13 @@ def _role_cells(head: HeadFigures) -> tuple[str, str]:
 
 def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
     """The cells of a column; the brightest is 1, or the largest if it is not a share."""
-    places = 3 if unit == "loss" else 2
-    texts = ["–" if each is None else f"{each.value:.{places}f}" for each in found]
-    if unit == "loss":
-        errors = [None if each is None else each.error for each in found]
-        texts = [
-            text if error is None else f"{text} ±{error:.3f}"
-            for text, error in zip(texts, errors, strict=True)
-        ]
+
+    def text(each: Figure | Importance | Removal | None) -> str:
+        if each is None or unit != "loss":
+            return "–" if each is None else f"{each.value:.2f}"
+        return f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
+
+    texts = [text(each) for each in found]
     values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in found]
     top, width = 1.0 if unit == "share" else max(values, default=0) or 1.0, max(map(len, texts), default=0)
     return [
@@ -325,14 +305,15 @@ def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: st
 
 def of_removals(result: Stats, top: int) -> Answer:
     """The ``top`` heads without which predictions lose most, as a table, and a map of all heads."""
-    name = ABLATION if result.ablation else IMPORTANCE
+    without = [head.ablation for head in result.heads if head.ablation]
+    name = ABLATION if without else IMPORTANCE
     heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else inf)
     ordered = replace(result, heads=tuple(heads))
     several = len({head.site.kind for head in heads}) > 1
     values = _draw_column([head.figure(name) for head in heads[:top]], "loss")
     notes = ["importance: |slope of the loss at a gate on the head|, an estimate (Michel et al. 2019)"]
-    if name == ABLATION:
-        whole = next(found.loss - found.value for found in result.ablation.values())
+    if without:
+        whole = without[0].loss - without[0].value
         notes = [f"loss rise: loss without the head minus {whole:.3f}, the loss with all heads"]
     if any(getattr(head.figure(name), "error", None) is not None for head in heads):
         notes.append(ERRORS)
@@ -370,13 +351,11 @@ def measure_heads(
     a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
-    measured = Measurement(names)
-    maps = Coarsen(cells(CELLS), pool) if pool else None
+    measured, maps = Measurement(names), Coarsen(cells(CELLS), pool) if pool else None
+    measured.rows = rows
     if known is None:
-        texts = [prepared.tokens]
-        record = measuring_pass(
-            model, prepared, measured, selection, texts, exact_kernel=exact_kernel, maps=maps, rows=rows
-        )
+        asked = (model, prepared, measured, selection, [prepared.tokens])
+        record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=maps)
         heads = tuple(measured.figures())
         if rows is not None and not heads:
             last = max((site.queries for site in record.sites), default=0) - 1
@@ -416,26 +395,22 @@ def measuring_pass(
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
     side: int = CELLS,
-    rows: range | None = None,
 ) -> Record:
     """One forward pass, measured.
 
     ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. From
     512 tokens on the fused pass replaces torch's kernel: scores beside it would cost several times as much.
-    The kernel runs if the fused pass cannot compute all measures, or only some ``rows`` are asked about.
+    The kernel runs if the fused pass cannot compute all measures, or only some rows are measured.
     """
-    map_cells = side if maps and maps.how != "max" else None
     fused = request = None
-    if not exact_kernel and rows is None and any(len(text) >= SHORTEST for text in texts):
-        request = fused_request(measured.measures, texts, map_cells)
+    if not exact_kernel and measured.rows is None and any(len(text) >= SHORTEST for text in texts):
+        request = fused_request(measured.measures, texts, side if maps and maps.how != "max" else None)
     if request is not None:
         from attnscope.fused.fused_pass import FusedPass
 
         fused = FusedPass(request)
-    measured.rows = rows
     observers: list[RowObserver] = [measured, *([maps] if maps else [])]
-    chosen = [SharedRows(observers, None if selection == Selection() else selection.heads)]
-    return model.run(prepared, chosen, fused)
+    return model.run(prepared, [SharedRows(observers, selection.heads)], fused)
 
 
 def what_ran(sites: Sequence[SiteRecord]) -> str:
@@ -513,13 +488,11 @@ def of_overview(
     ranked = []
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
     for head in () if short else worth_a_look(result.heads):
-        extra = f" --kind {head.site.kind}" if several else ""
+        kind, extra = (f" {head.site.kind}", f" --kind {head.site.kind}") if several else ("", "")
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
             words = opening(head.address if several else Head(head.name))
-        where = f" {head.site.kind}" if several else ""
-        reason = head.role.sentence if head.role else ""
-        ranked.append(Ranked(head.name + where, reason, words))
+        ranked.append(Ranked(head.name + kind, head.role.sentence if head.role else "", words))
     notes = result.notes
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)

@@ -131,19 +131,6 @@ def test_one_head_is_that_head_and_no_mean(run):
     assert run("spans", TWO, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
 
 
-def test_at_a_star_the_parts_are_listed_by_what_is_looked_at_most(run):
-    asked = ("spans", TWO, "-m", "own-causal", "--pair", "2 -> *")
-    numbers = run.json(*asked, "--head", "L1H3")["questions"]
-    shares = [each["heads"][0]["weight"] for each in numbers]
-    assert shares == sorted(shares, reverse=True)
-    lines = run(*asked, "--head", "L1H3").out.splitlines()
-    assert lines[0] == "2 -> * · L1H3"
-    head = [line.split() for line in lines].index(["part", "share", "baseline"])
-    named = [line.split("  ")[0] for line in lines[head + 1 : head + 1 + len(numbers)]]
-    assert named == [each["question"].partition(" -> ")[2] for each in numbers]
-    assert "most in" in run(*asked).out
-
-
 def test_json_and_arrays_hold_every_layer(run, tmp_path):
     layers = run.json("flow", TEXT)["layers"]
     assert [each["layer"] for each in layers] == [0, 1, 2, 3]

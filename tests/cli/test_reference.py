@@ -197,7 +197,7 @@ PLACES = {
     "--where entropy<1_0|--where offset=LONG>0|--sort offset=-LONG|--top MANY",
     "check --text TEXT": "'L0HLONG.entropy > 1'|'count(entropy > 1) > LONG'",
     "find --text TEXT": "'LONG -> cat'|'* -> +LONG'|'cat#LONG -> cat'",
-    "spans TEXT": "--by sentence --pair 'LONG -> *'",
+    "spans TEXT": "--by sentence --pair 'LONG -> 1'",
     "compare TEXT": "--head LONG|L0HLONG L0H0",
     "flow TEXT": "--layer LONG|--token LONG",
     "export TEXT -o out": "--heads LONG",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from attnscope.cli import options
@@ -28,8 +27,7 @@ class PartOptions(Group):
         default="sentence",
     )
     pair: str | None = option(
-        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1"; or the '
-        'parts by how much it looks at each: "question -> *".'
+        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".'
     )
     written: bool = flag(
         "With --generate, or a --chat with its answer: what each written token looks at, by parts, and each "
@@ -58,12 +56,12 @@ def spans(
 
     attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --by marks --pair "question -> fact"
-    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph --pair "3 -> *"
+    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph --pair "3 -> 1"
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
     from attnscope.questions.parts import cut_input, read_marks, read_parts
-    from attnscope.questions.spans import of_spans, of_written, rank_spans, span_maps, written_looks
+    from attnscope.questions.spans import of_spans, of_written, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     unknown = parts.by not in WAYS and not parts.by.endswith(".json")
@@ -88,18 +86,16 @@ def spans(
         given = replace(given, text=text)
     elif parts.by.endswith(".json"):
         begins = read_parts(read_file(Path(parts.by)))
-    asked, one, exact = options.select_heads(attention), attention.head is not None, parts.exact_kernel
+    asked, exact = options.select_heads(attention), parts.exact_kernel
     loaded, prepared = given.open(kind="kernel" if exact else "other")
     cut = cut_input(prepared, parts.by, begins)
     with reading(loaded, prepared):
         if parts.written:
-            answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact), one=one)
+            answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact))
         else:
             result = span_maps(loaded, prepared, cut, asked, exact_kernel=exact)
-            answer = of_spans(result, one=one)
+            answer = of_spans(result)
     if questions:
-        found = tuple(chain.from_iterable(result.pair(question) for question in questions))
+        found = tuple(map(result.pair, questions))
         answer = of_found(FindResult(found, result.title, result.notes), output.top or LISTED)
-        if questions[0].right.everything:
-            answer = replace(answer, views=(rank_spans(result, found),))
     deliver("spans", answer, output, picture, model.metadata)

@@ -36,15 +36,22 @@ TEXTS = [
 ]
 
 
+def by_head(stats, name):
+    """The importance of each head, or the loss without it."""
+    return {head.address: head.figure(name) for head in stats.heads}
+
+
 def ablated(model, text=TEXT, selection=None):
     """The loss without each head, for one text."""
-    return measure_heads(model, model.prepare(text), selection or Selection(), ablation=True).ablation
+    seen = measure_heads(model, model.prepare(text), selection or Selection(), ablation=True)
+    return by_head(seen, "ablation")
 
 
 def importance_of(model, text=TEXT):
     """What one text says, or None where it has no token to predict."""
     with suppress(InputError):
-        return measure_heads(model, model.prepare(text), Selection(), importance=True).importance
+        seen = measure_heads(model, model.prepare(text), Selection(), importance=True)
+        return by_head(seen, "importance")
 
 
 def predicted(model, text, what=lambda logits, ids: F.cross_entropy(logits, ids, reduction="none").tolist()):
@@ -149,7 +156,7 @@ def test_a_gate_of_one_changes_no_bit(model):
 
 
 def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
-    seen = corpus_stats(model, ListedTexts(TEXTS), importance=True).importance
+    seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
     alone = [found for text in TEXTS if (found := importance_of(model, text)) is not None]
     for key, figure in seen.items():
         values = [one[key].value for one in alone]
@@ -162,7 +169,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 
 @pytest.mark.slow
 def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
-    seen = corpus_stats(model, ListedTexts(TEXTS), ablation="zero").ablation
+    seen = by_head(corpus_stats(model, ListedTexts(TEXTS), ablation="zero"), "ablation")
     before = [losses for text in TEXTS if (losses := predicted(model, text))]
     heads, tokens, count = sorted(seen), sum(map(len, before)), len(before)
     assert len(heads) == len({head.layer for head in heads}) * len({head.head for head in heads})

@@ -63,8 +63,9 @@ class KeepRows:
 
     def hold(self, what: str, array: Array) -> str:
         """Store an array unless an equal one is stored; returns its name."""
+        array = np.asarray(array, order="C")  # files hold rows one after the other
         digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(array.data)
         name = self.names.setdefault(digest.digest(), f"{what}.{len(self.names):04}")
         self.arrays.setdefault(name, array)
         return name

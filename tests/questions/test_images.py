@@ -13,11 +13,14 @@ from attnscope.axes import HEARD, PICTURED
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
+from attnscope.models.keeping import keep_trace
+from attnscope.models.kept import TracedModel
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import find_scene, one_token, see_token
+from attnscope.storage.trace import read_trace, write_trace
 from tests.models import images, speech
 from tests.models.folders import eager
 from tests.models.vision_language import vision_language
@@ -57,6 +60,13 @@ def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
         focus.overlays[0].looked_at_by, weights[1, 1, 5:, place].reshape(4, 4), atol=1e-5
     )
     assert np.array_equal(focus.overlays[0].pixels, prepared.picture.pixels)
+
+
+def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
+    model, prepared, _ = seen
+    write_trace(keep_trace(model, prepared), tmp_path / "a.trace")
+    (kept,) = TracedModel(read_trace(tmp_path / "a.trace")).prepared.pictures
+    assert np.array_equal(kept.pixels, prepared.picture.pixels)
 
 
 @pytest.mark.parametrize(

@@ -59,22 +59,17 @@ class WholeLayers:
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:
         """What was checked about the weights of each kind and layer, in a sentence."""
-        places: dict[tuple[str, int], list[SiteRecord]] = {}
-        for site in self.record.sites:
-            places.setdefault((site.site.kind, site.site.layer), []).append(site)
+        places = sentences.group_by(self.record.sites, lambda each: (each.site.kind, each.site.layer))
         return {place: sentences.describe_proof(sites) for place, sites in places.items()}
 
     @property
-    def top(self) -> float:
-        """The largest weight; above 1 only where a model scales its weights, or where words are merged."""
-        layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
-        return max(float(weights.values.max(initial=0)) for weights in layers)
-
-    @property
-    def least(self) -> float:
-        """The smallest weight; below 0 only in a file of something other than attention."""
-        layers = (weights for pairs in self.kinds.values() for _, weights in pairs)
-        return min(float(weights.values.min(initial=0)) for weights in layers)
+    def ends(self) -> tuple[float, float]:
+        """The smallest weight or 0, which only a file of something else than attention has below, and the
+        largest: above 1 only where a model scales its weights, or where words are merged.
+        """
+        values = [weights.values for pairs in self.kinds.values() for _, weights in pairs]
+        least = min(float(each.min(initial=0)) for each in values)
+        return least, max(float(each.max(initial=0)) for each in values)
 
 
 def whole_layers(
@@ -122,7 +117,7 @@ class AllHeads:
     """
 
     layers: WholeLayers
-    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]]
+    figures: Mapping[tuple[str, int], Sequence[HeadFigures]]
     selection: Selection
     name: str
     scene: Scene | None = None
@@ -210,39 +205,30 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     """Run the model once, and keep and measure all heads of the selected layers."""
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    figures = by_layer(settle_roles(measured.figures()))
+    made = of_layers(layers, settle_roles(measured.figures()), model, prepared, selection)
+    if selection.as_read:
+        return made
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
     if selection.words and not selection.hide_special:
-        for kind, pairs in layers.kinds.items():
-            for layer, weights in pairs:
-                word_figures = measure_words(weights, figures[kind, layer][0].site)
-                spoken |= {(kind, layer): word_figures} if word_figures else {}
-    figures |= spoken
-    if not selection.as_read:
-        said = "words, as the pictures do" if spoken else "every token"
-        layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
-    return of_layers(layers, figures, model, prepared, selection)
+        for place, weights in made.weights.items():
+            figures = measure_words(weights, made.figures[place][0].site)
+            spoken |= {place: figures} if figures else {}
+    said = "words, as the pictures do" if spoken else "every token"
+    layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
+    return replace(made, layers=layers, figures={**made.figures, **spoken})
 
 
 def of_layers(
     layers: WholeLayers,
-    figures: Mapping[tuple[str, int], tuple[HeadFigures, ...]],
+    heads: Iterable[HeadFigures],
     model: Model,
     prepared: ModelInput,
     selection: Selection,
 ) -> AllHeads:
-    """Whole layers and figures of one pass, with what is known about its input."""
+    """Whole layers and the figures of their heads, with what is known about the input."""
+    figures = sentences.group_by(heads, lambda head: (str(head.site.kind), head.site.layer))
     named = sentences.name_pass(model, prepared)
     return AllHeads(layers, figures, selection, named, find_scene(prepared), pictures_of(prepared))
-
-
-def by_layer(heads: Iterable[HeadFigures]) -> dict[tuple[str, int], tuple[HeadFigures, ...]]:
-    """Figures by kind and layer, each layer's in the order in which they come."""
-    figures: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
-    for head in heads:
-        place = head.site.kind, head.site.layer
-        figures[place] = (*figures.get(place, ()), head)
-    return figures
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")

@@ -87,13 +87,18 @@ def _take_apart(
     allowed = attention.allowed(query, query + 1).expand(1, attention.heads, 1, -1)[0, head, 0].tolist()
     if not allowed[key]:
         raise SelectionError(f"{looks} cannot look at {looked_at}: the mask hides it")
+
+    def entry(numbers: float | Tensor) -> float:
+        whole = torch.as_tensor(numbers).expand(1, attention.heads, len(axes[0]), len(axes[1]))
+        return float(whole[0, head, query, key])
+
     own = call.query[0, head, query].cpu().double()  # [size]
     other = call.key[0, head * call.key.shape[1] // call.query.shape[1], key].cpu().double()  # [size]
-    scale, place = _at(call.scale, head, query, 0), (head, query, key)
+    scale = entry(call.scale)
     products = own * scale * other
     total = products.sum()
     capped = total if call.softcap is None else call.softcap * (total / call.softcap).tanh()
-    bias = sum(_at(each, *place) for each in call.biases)
+    bias = sum(map(entry, call.biases))
     sink = call.sinks if call.sinks is None or call.sinks.ndim > 1 else call.sinks[:, None, None]
     return Neurons(
         Head(address.layer, address.head, attention.site.kind),
@@ -107,17 +112,10 @@ def _take_apart(
         float(capped) + bias,
         float(weights[key]),
         tuple(score if is_open else None for score, is_open in zip(scores, allowed, strict=True)),
-        None if sink is None else _at(sink, *place),
+        None if sink is None else entry(sink),
         title,
         tuple(filter(None, map(_note_again, axes, at))),
     )
-
-
-def _at(numbers: float | Tensor, *place: int) -> float:
-    """The entry at a head, a query and a key of what broadcasts to [batch, head, query, key]."""
-    found = torch.as_tensor(numbers)
-    found = found.reshape((1,) * (4 - found.ndim) + found.shape)[0]
-    return float(found[tuple(min(at, size - 1) for at, size in zip(place, found.shape, strict=True))])
 
 
 def _note_again(axis: Sequence[Place], at: int) -> str:
@@ -158,12 +156,12 @@ def of_neurons(result: Neurons) -> Answer:
     """The largest products, the other terms of the score, and a map of all products."""
     products = [each.product for each in result.dimensions]
     order = sorted(range(len(products)), key=lambda at: -abs(products[at]))
-    groups = {
-        "above zero": sum(each for each in products if each > 0),
-        "below zero": sum(each for each in products if each < 0),
-        "softcap": result.softcap,
-        "position bias": result.bias,
-    }
+    groups = [
+        Term("above zero", sum(each for each in products if each > 0)),
+        Term("below zero", sum(each for each in products if each < 0)),
+    ]
+    others = Term("softcap", result.softcap), Term("position bias", result.bias)
+    groups += [each for each in others if abs(each.value) >= 5e-4]
     largest = [
         Term(f"{at}: {result.dimensions[at].query:+.2f} × {result.dimensions[at].key:+.2f}", products[at])
         for at in order[:DIMENSIONS]
@@ -176,7 +174,7 @@ def of_neurons(result: Neurons) -> Answer:
     )
     known = [score for score in result.scores if score is not None]
     view = Terms(
-        groups=tuple(Term(*group) for group in groups.items() if abs(group[1]) >= 5e-4 or "zero" in group[0]),
+        groups=tuple(groups),
         total=Term("= the score", result.score),
         largest=tuple(largest),
         rest=Term(f"{len(rest)} others", sum(products[at] for at in rest)) if rest else None,

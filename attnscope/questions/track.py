@@ -135,26 +135,29 @@ def courses_of(
     found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str], notes: tuple[str, ...], title: str
 ) -> Track:
     """The course of every head over the steps at which ``figures_of`` gave its figures."""
-    layouts = {tuple((each["head"], each["kind"]) for each in heads) for heads in found.values()}
-    changed = ("checkpoints differ in their heads",) if len(layouts) > 1 else ()
-    steps = tuple(found)
+    steps, tables = (
+        tuple(found),
+        [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()],
+    )
+    heads = dict.fromkeys(head for table in tables for head in table)
+    if any(table.keys() != heads.keys() for table in tables):
+        notes = ("checkpoints differ in their heads", *notes)
     which = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {min(steps):,} to {max(steps):,}"
     title = f"{counted(len(steps), 'checkpoint')} · {which} · {title}"
-    several = len({kind for heads in layouts for _, kind in heads}) > 1
-    tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
+    several = len({kind for kind, _ in heads}) > 1
     courses = []
     for measure in measures:
         every = []
-        for kind, name in dict.fromkeys(key for table in tables for key in table):
+        for kind, name in heads:
             rows = [table.get((kind, name), {}) for table in tables]
-            pairs = [row.get("figures", {}).get(measure, (None, None)) for row in rows]
-            values, baseline = (tuple(pair[side] for pair in pairs) for side in (0, 1))
+            pairs = (row.get("figures", {}).get(measure, (None, None)) for row in rows)
+            values, baseline = zip(*pairs, strict=True)
             if any(value is not None for value in values):
                 layer = next(row["layer"] for row in rows if row)
                 appears, label = _appears(values, baseline, steps), f"{kind} {name}" if several else name
                 every.append(Course(measure, label, layer, values, baseline, appears))
         courses += sorted(every, key=lambda course: -abs(course.change))
-    return Track(tuple(map(str, steps)), steps, tuple(courses), (*changed, *notes), title)
+    return Track(tuple(map(str, steps)), steps, tuple(courses), notes, title)
 
 
 def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def stats(
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions import stats as study
     from attnscope.questions.answer import Answer
-    from attnscope.questions.layers import by_layer, of_layers
+    from attnscope.questions.layers import of_layers
     from attnscope.questions.processes import torchrun_processes
 
     check_texts(corpus, source)
@@ -197,7 +197,7 @@ def stats(
             )
             layers = result.maps
             if asked.pooled is not None and layers is not None:
-                page = partial(of_layers, layers, by_layer(result.heads), loaded, prepared, selection)
+                page = partial(of_layers, layers, result.heads, loaded, prepared, selection)
                 save_data(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     if torchrun_processes().number:
         return

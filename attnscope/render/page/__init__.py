@@ -266,12 +266,13 @@ def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
 def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     """All heads as a page. Raises ``OutputError`` for values that cannot be weights."""
     layers = heads.layers
-    if layers.least < 0:
+    least, top = layers.ends
+    if least < 0:
         raise OutputError(
             "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
         )
     page = Page(
-        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, layers.top, layers.proofs,
+        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, top, layers.proofs,
         heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
     )  # fmt: skip
     return page.text()

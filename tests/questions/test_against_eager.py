@@ -9,7 +9,7 @@ import torch
 import attnscope
 from attnscope.attention import Head
 from attnscope.axes import coarsen_axis, fit, group_places, places, weights
-from attnscope.errors import ModelError, SelectionError
+from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.kept import WeightsFile
@@ -21,7 +21,7 @@ from attnscope.questions.token import one_token
 from attnscope.views import CELLS
 from tests.axes.test_axes import grouped
 from tests.models.folders import eager as run_eager
-from tests.models.folders import eager_minilm, gpt2, mamba, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, minilm, t5
 from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."
@@ -47,35 +47,21 @@ def labelled(eager, prepared, layer, head):
     return weights(eager[layer, head], prepared.tokens, prepared.tokens)
 
 
-def test_a_head_is_the_models_own(model, prepared, eager):
-    for layer, number in [(0, 2), (3, 11), (5, 0)]:
-        picture = one_head(model, prepared, Selection(Head(layer, number))).heatmap
-        np.testing.assert_allclose(picture.values, eager[layer, number], atol=1e-5)
-        assert [place.text for place in picture.weights.keys] == [token.text for token in prepared.tokens]
-        assert not picture.masked.any()
-
-
-def test_heads_side_by_side_are_the_models_own_and_share_one_scale(model, prepared, eager):
-    named = ["L5H0", "L0H2", "L0H1"]
+def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(model, prepared, eager):
+    places = [(5, 0), (0, 2), (3, 11), (0, 1)]
+    named = [f"L{layer}H{head}" for layer, head in places]
     found = several_heads(model, prepared, Selection(scale="head"), named)
-    assert (
-        [each.title for each in found.view.maps] == [str(each.figures.name) for each in found.heads] == named
-    )
-    top = max(eager[layer, number].max() for layer, number in [(5, 0), (0, 2), (0, 1)])
-    for each, (layer, number) in zip(found.view.maps, [(5, 0), (0, 2), (0, 1)], strict=True):
-        np.testing.assert_allclose(each.values, eager[layer, number], atol=1e-5)
+    assert [each.title for each in found.view.maps] == named
+    assert [str(each.figures.name) for each in found.heads] == named
+    top = max(eager[place].max() for place in places)
+    for each, place in zip(found.view.maps, places, strict=True):
+        np.testing.assert_allclose(each.values, eager[place], atol=1e-5)
         assert each.limits == pytest.approx((0, top), abs=1e-5)
-    alone = one_head(model, prepared, "L0H1").figures
-    assert found.heads[2].figures.figures == alone.figures
-    assert found.heads[2].figures.head == 1
-
-
-def test_heads_of_other_rows_do_not_stand_side_by_side(tmp_path):
-    both = load(t5(tmp_path))
-    with pytest.raises(SelectionError, match="encoder L0H0 and cross L0H0 have other rows or columns"):
-        several_heads(
-            both, both.prepare("a cat", "un chat noir"), Selection(), ["encoder L0H0", "cross L0H0"]
-        )
+    alone = one_head(model, prepared, "L0H1")
+    np.testing.assert_allclose(alone.heatmap.values, eager[0, 1], atol=1e-5)
+    assert [each.text for each in alone.heatmap.weights.keys] == [token.text for token in prepared.tokens]
+    assert not alone.heatmap.masked.any()
+    assert (found.heads[3].figures.figures, found.heads[3].figures.head) == (alone.figures.figures, 1)
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -100,27 +86,16 @@ def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, 
     assert any("pooled" in note for note in found.notes)
 
 
-def test_the_overview_has_every_head_in_its_place(model, prepared, eager):
-    seen = overview(model, prepared, Selection())
-    grid = seen.grids["encoder"]
-    assert [layer.layer for layer in grid.layers] == list(range(6))
+@pytest.mark.parametrize("layers", [None, (4,)])
+def test_the_overview_has_every_head_in_its_place(model, prepared, eager, layers):
+    seen = overview(model, prepared, Selection(layers=layers))
+    (grid,), wanted = seen.grids.values(), list(layers or range(6))
+    assert [layer.layer for layer in grid.layers] == wanted
     for layer in grid.layers:
         np.testing.assert_allclose(layer.values, eager[layer.layer], atol=1e-5)
     assert grid.size == (len(prepared.tokens),) * 2
-    assert len(seen.heads) == 72
-
-
-def test_the_overview_names_the_known_previous_token_head(model, prepared):
-    roles = {found.name: found.role.name for found in overview(model, prepared, Selection()).heads}
-    assert roles["L0H2"] == "previous"
-    assert roles["L1H8"] == "next"
-
-
-def test_one_layer_can_be_looked_at_alone(model, prepared):
-    seen = overview(model, prepared, Selection(layers=(4,)))
-    assert [layer.layer for layer in seen.grids["encoder"].layers] == [4]
-    assert {found.site.layer for found in seen.heads} == {4}
-    assert seen.grids["encoder"].without_attention == ()
+    assert [found.site.layer for found in seen.heads] == [layer for layer in wanted for _ in range(12)]
+    assert grid.without_attention == ()
 
 
 def bars(listed):
@@ -155,15 +130,11 @@ def test_a_word_of_several_pieces_is_one_token_when_words_are_merged(model, prep
     assert bars(seen.looks_at).get(0, 0) == pytest.approx(first, abs=1e-5)
 
 
-def test_a_token_that_stands_twice_is_named_with_its_other_places(model, prepared):
-    seen = one_token(model, prepared, Selection(token="cat"))
+def test_a_token_is_found_whatever_its_capitals_and_named_with_its_other_places(model, prepared):
+    seen = one_token(model, prepared, Selection(token="CAT"))
     places = [i for i, token in enumerate(prepared.tokens) if token.text == "cat"]
-    assert seen.position == places[0]
+    assert (seen.label, seen.position) == ("cat", places[0])
     assert f"the same text stands at {places[1]} too" in " ".join(seen.notes)
-
-
-def test_a_token_is_found_whatever_its_capitals(model, prepared):
-    assert one_token(model, prepared, Selection(Head("L0H0"), token="TIRED")).label == "tired"
 
 
 def test_a_causal_model_shows_what_its_mask_closes(tmp_path):
@@ -183,22 +154,13 @@ def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
     cross = one_head(model, prepared, Selection(Head("L0H0"), kind="cross")).heatmap
     assert cross.weights.keys[-1].text == "</s>"
     assert cross.weights.queries[0].text == "<pad>"
-
-
-def test_in_cross_attention_a_word_of_the_source_has_only_a_column(tmp_path):
-    model = load(t5(tmp_path))
-    prepared = model.prepare("The cat sat.", "It was tired.")
-    source = next(token.text for token in prepared.axes["cross"][1] if token.text.strip())
-    assert source not in {token.text for token in prepared.axes["cross"][0]}
-    seen = one_token(model, prepared, Selection(kind="cross", token=source))
-    assert seen.looks_at is None
-    assert seen.looked_at_by is not None
-
-
-def test_a_model_without_attention_says_what_it_has_instead(tmp_path):
-    model = load(mamba(tmp_path))
-    with pytest.raises(ModelError, match=r"no attention to show: .*MambaMixer"):
-        overview(model, model.prepare("The cat sat."), Selection())
+    queries, keys = ([token.text for token in axis] for axis in prepared.axes["cross"])
+    source = next(text for text in keys if text.strip() and text not in queries)
+    token = one_token(model, prepared, Selection(kind="cross", token=source))
+    assert token.looks_at is None  # a word of the source has only a column
+    assert token.looked_at_by is not None
+    with pytest.raises(SelectionError, match="encoder L0H0 and cross L0H0 have other rows or columns"):
+        several_heads(model, prepared, Selection(), ["encoder L0H0", "cross L0H0"])
 
 
 PIECES = "Unbelievable interpretability of tokenizers."
@@ -335,8 +297,11 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
     assert ("fused pass" in seen.ran) != exact_kernel
     how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"
     assert how in seen.title
-    found = np.stack([layer.values for _, layer in seen.maps.kinds["decoder"]])
-    np.testing.assert_allclose(found, cells(whole, reduce), atol=1e-5)
+    layers = [layer for _, layer in seen.maps.kinds["decoder"]]
+    np.testing.assert_allclose(np.stack([layer.values for layer in layers]), cells(whole, reduce), atol=1e-5)
+    starts = [(place.start, place.stop) for place in layers[0].keys]
+    assert [*starts[:3], starts[-1][1]] == [(0, 2), (2, 5), (5, 8), TOKENS]
+    assert layers[0].keys[1].label.startswith("2-4 ")
 
 
 def test_figures_are_the_same_with_maps_and_without(reader, book):
@@ -346,14 +311,6 @@ def test_figures_are_the_same_with_maps_and_without(reader, book):
         for name, figure in one.figures.items():
             assert figure.value == pytest.approx(other.figures[name].value, rel=1e-5, abs=1e-6), name
     assert plain.maps is None
-
-
-def test_rows_and_columns_are_labelled_with_the_tokens_that_they_stand_for(reader, book):
-    (_, layer), _ = measure_heads(reader, book, Selection(), pool="share").maps.kinds["decoder"]
-    starts = [(place.start, place.stop) for place in layer.keys]
-    assert starts[:3] == [(0, 2), (2, 5), (5, 8)]
-    assert starts[-1][1] == TOKENS
-    assert layer.keys[1].label.startswith("2-4 ")
 
 
 def test_a_short_text_is_kept_token_by_token(reader):
@@ -393,9 +350,10 @@ def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(reader, tmp_p
     assert group_places(places(read.prepared.replay.attentions[0].keys)).places == layer.keys
 
 
-def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, book, whole):
-    result = overview(reader, book, Selection())
-    assert {site.kernel for site in result.record.sites} == {"fused pass"}
+@pytest.mark.parametrize("exact_kernel", [False, True])
+def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, book, whole, exact_kernel):
+    result = overview(reader, book, Selection(), exact_kernel=exact_kernel)
+    assert {site.kernel for site in result.record.sites} == {"sdpa" if exact_kernel else "fused pass"}
     coarse = coarsen_axis(book.tokens, most=CELLS, even=True)
     (grid,) = result.grids.values()
     for layer, own in enumerate(whole):
@@ -406,13 +364,6 @@ def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, 
     rows = torch.from_numpy(whole)[:, :, 1:].double()  # the first row has one key, and is not counted
     entropies = torch.special.entr(rows).sum(-1).mean(-1).flatten()
     np.testing.assert_allclose(figures, entropies, atol=1e-4)
-
-
-def test_the_models_own_kernel_runs_where_that_is_asked_for(reader, book):
-    result, fused = (overview(reader, book, Selection(), exact_kernel=exact) for exact in (True, False))
-    assert {site.kernel for site in result.record.sites} == {"sdpa"}
-    for one, other in zip(result.grids["decoder"].layers, fused.grids["decoder"].layers, strict=True):
-        np.testing.assert_allclose(one.values, other.values, atol=1e-4)
 
 
 def test_words_and_special_tokens_are_read_beside_the_kernel():

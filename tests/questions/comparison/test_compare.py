@@ -10,12 +10,14 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.attention import Head
+from attnscope.axes import weights
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.questions import compare
 from attnscope.questions.across import by_word, compare_models, compare_texts
 from attnscope.questions.compare import compare_all_heads, compare_two_heads, evenly
 from attnscope.questions.selection import Selection
+from tests.axes.test_axes import grouped
 from tests.models.folders import eager_minilm, gpt2, minilm, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -66,22 +68,13 @@ def test_one_layer_and_one_head_number_are_parts_of_the_whole(own):
     assert number.distances == pytest.approx(whole.distances[5::8, 5::8], abs=1e-7)
 
 
-def test_words_are_merged_before_heads_are_compared(eager):
-    model = load(minilm())
-    text = "Tokenizers overfit."
-    prepared = model.prepare(text)
-    words = [token.word for token in prepared.tokens]
-    assert len(set(words)) < len(words) - 1, "a word in this text has several pieces"
-    maps = np.concatenate(eager_minilm(text))
-    groups = [[0]]
-    for number in range(1, len(words)):
-        same = words[number] is not None and words[number] == words[number - 1]
-        groups[-1].append(number) if same else groups.append([number])
-    merged = np.stack([maps[:, group].mean(1) for group in groups], 1)
-    merged = np.stack([merged[:, :, group].sum(-1) for group in groups], -1)
-    assert compare_all_heads(model, prepared, Selection(words=True)).distances == pytest.approx(
-        oracle(merged), abs=1e-6
-    )
+def test_words_are_merged_before_heads_are_compared():
+    model, text = load(minilm()), "Tokenizers overfit."
+    tokens = model.prepare(text).tokens
+    assert len({token.word for token in tokens}) < len(tokens) - 1, "a word in this text has several pieces"
+    merged, _ = grouped(weights(np.concatenate(eager_minilm(text)), tokens, tokens), words=True)
+    seen = compare_all_heads(model, model.prepare(text), Selection(words=True))
+    assert seen.distances == pytest.approx(oracle(merged.values), abs=1e-6)
 
 
 def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
@@ -109,10 +102,27 @@ def test_a_sample_is_even():
     assert rows[0] + rows[-1] == pytest.approx(999, abs=11)
 
 
-def test_over_texts_distances_average_with_their_error(own):
-    prepared = [own.prepare(text) for text in (TEXT, OTHER, "Heads look at words.")]
-    each = [compare_all_heads(own, text).distances for text in prepared]
-    seen = compare_all_heads(own, prepared)
+def copied(model, change):
+    """A copy of a model, each weight of which was changed."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weights in other.module.parameters():
+            weights.copy_(change(weights))
+    return other
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_over_texts_distances_average_with_their_error(own, models):
+    noise, texts = torch.Generator(), (TEXT, OTHER, "Heads look at words.")
+    other = copied(own, lambda w: w + 0.02 * torch.randn(w.shape, generator=noise.manual_seed(1)))
+
+    def distances(*texts):
+        read = [(own.prepare(text), other.prepare(text)) for text in texts]
+        if models == 2:
+            return compare_models(own, other, read)
+        return compare_all_heads(own, [text for text, _ in read])
+
+    seen, each = distances(*texts), [distances(text).distances for text in texts]
     assert seen.distances == pytest.approx(np.mean(each, 0), abs=1e-9)
     assert seen.error == pytest.approx(np.std(each, 0, ddof=1) / math.sqrt(3), abs=1e-9)
     assert seen.texts == 3
@@ -247,38 +257,17 @@ def test_other_shapes_are_matched_and_agree_with_scipy(own):
     assert list(diagonal) == sorted(diagonal)
 
 
-def test_words_are_compared_where_tokenizers_differ(causal, tmp_path):
-    other = load(t5(tmp_path))
-    seen = compare_models(causal, other, [(causal.prepare(TEXT), other.prepare(TEXT))])
+def test_words_are_compared_where_tokenizers_differ(causal, pair):
+    read, others = causal.prepare(TEXT), pair.prepare(TEXT)
+    seen = compare_models(causal, pair, [(read, others)])
     assert (seen.units, seen.kind) == ("words", "decoder")
-    pairs = by_word(causal.prepare(TEXT).tokens, other.prepare(TEXT).tokens)
-    spelled = [
-        ("".join(causal.prepare(TEXT).tokens[i].text.strip() for i in mine),
-         "".join(other.prepare(TEXT).tokens[j].text.strip() for j in theirs))
-        for mine, theirs in pairs
-    ]  # fmt: skip
-    assert all(one == two for one, two in spelled)
-    assert "".join(one for one, _ in spelled) == TEXT.replace(" ", "")
-
-
-def copied(model, change):
-    """A copy of a model, each weight of which was changed."""
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for weights in other.module.parameters():
-            weights.copy_(change(weights))
-    return other
-
-
-def test_drift_averages_over_texts(own):
-    noise = torch.Generator()
-    other = copied(own, lambda w: w + 0.02 * torch.randn(w.shape, generator=noise.manual_seed(1)))
-    texts = [TEXT, LONGER]
-    each = [compare_models(own, other, [(own.prepare(t), other.prepare(t))]).distances for t in texts]
-    seen = compare_models(own, other, [(own.prepare(t), other.prepare(t)) for t in texts])
-    assert seen.distances == pytest.approx(np.mean(each, 0), abs=1e-9)
-    assert seen.error == pytest.approx(np.abs(each[0] - each[1]) / 2, abs=1e-9)
-    assert seen.stability is not None
+    sides = zip(*by_word(read.tokens, others.tokens), strict=True)
+    one, other = (
+        ["".join(text.tokens[at].text.strip() for at in places) for places in side]
+        for text, side in zip((read, others), sides, strict=True)
+    )
+    assert one == other
+    assert "".join(one) == TEXT.replace(" ", "")
 
 
 def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_stay_empty(own):
@@ -300,7 +289,6 @@ def test_the_change_of_a_text_agrees_with_scipy():
     model = load(minilm())
     seen = compare_texts(model, model.prepare(TEXT), model.prepare(LONGER), Selection(Head("L1H3")))
     one, other = (np.concatenate(eager_minilm(text)) for text in (TEXT, LONGER))
-    mine = list(range(13))
     theirs = [*range(6), *range(8, 15)]  # "very old" was put in
     other = other[:, theirs]
     kept = other[:, :, theirs]
@@ -316,7 +304,7 @@ def test_the_change_of_a_text_agrees_with_scipy():
     assert masked[:, 6:8].all()
     labels = [place.text for place in seen.difference.weights.queries]
     assert [labels[i] for i in (0, 2, 6, 7, 8)] == ["[CLS]", "cat→dog", "+very", "+old", "mat"]
-    assert mine == [i for i, (a, _) in enumerate(s for s in seen.aligned.steps if s[0] is not None) if a]
+    assert len([mine for mine, _ in seen.aligned.steps if mine is not None]) == 13
 
 
 def test_a_head_a_text_and_a_model_are_at_no_distance_from_themselves(own):
@@ -329,16 +317,6 @@ def test_a_head_a_text_and_a_model_are_at_no_distance_from_themselves(own):
     models = compare_models(own, own, [(text, text)])
     assert models.drift == pytest.approx(np.zeros(32), abs=1e-9)
     assert all(pair.one == pair.other for pair in models.matches)
-
-
-def test_one_layer_may_be_compared_alone(own):
-    one, other = own.prepare("The cat sat on the mat."), own.prepare("The dog sat on the old mat.")
-    whole, layer = (
-        compare_texts(own, one, other, selection) for selection in (Selection(), Selection(layers=(2,)))
-    )
-    assert {head.layer for head in layer.heads} == {2}
-    mine = [head.layer == 2 for head in whole.heads]
-    assert np.allclose(layer.change, whole.change[mine], atol=1e-9)
 
 
 def test_a_causal_head_keeps_its_past(causal):

@@ -1,6 +1,7 @@
 """Figures over a corpus are those of its texts one by one, however it is read, batched, stopped or shared."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -151,24 +152,14 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(mo
         corpus_stats(model, read_corpus(path), run=CorpusRun(strict=True))
 
 
-def test_texts_that_were_cut_are_counted_and_what_a_model_says_is_said_once(model, tmp_path):
-    texts = ListedTexts([TEXTS[0], "too long " * 600, "far too long " * 600])
-    notes = corpus_stats(model, texts, run=CorpusRun(truncate=True)).notes
+def test_what_is_cut_or_unknown_is_counted_and_what_a_model_says_is_said_once(model, tmp_path):
+    texts = [TEXTS[0], "too long " * 600, "far too long " * 600, "A ☃ sat.", "Two ☃ and a ☃ slept there."]
+    notes = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True)).notes
     assert "2 texts were cut at the limit of tokens" in notes
-    both = load(t5(tmp_path))
-    notes = corpus_stats(both, ListedTexts(TEXTS[:3])).notes
+    total = sum(len(model.prepare(text, limit=Limit(truncate=True)).tokens) for text in texts)
+    assert f"3 of {total:,} tokens are unknown to the vocabulary: [UNK]" in notes
+    notes = corpus_stats(load(t5(tmp_path)), ListedTexts(TEXTS[:3])).notes
     assert sum("the decoder reads the text itself" in note for note in notes) == 1
-
-
-def test_unknown_tokens_are_counted_over_all_texts(model):
-    texts = ["A ☃ sat.", "Two ☃ and a ☃ slept there.", "No snow."]
-    seen = corpus_stats(model, ListedTexts(texts))
-    read = [model.prepare(text) for text in texts]
-    unknown = sum("[UNK]" in token.text for one in read for token in one.tokens)
-    total = sum(len(one.tokens) for one in read)
-    assert unknown == 3
-    (said,) = (note for note in seen.notes if "unknown" in note)
-    assert said == f"3 of {total} tokens are unknown to the vocabulary: [UNK]"
 
 
 @pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])
@@ -183,14 +174,18 @@ def test_a_limit_stops_after_so_many_texts(model):
     assert_same(seen.heads, one_by_one(model, TEXTS[:5]))
 
 
-def test_a_corpus_without_a_readable_text_says_so(model):
-    with pytest.raises(InputError, match="the list holds no text that own can read"):
-        corpus_stats(model, ListedTexts([" ", ""]))
-
-
-def test_a_layer_that_does_not_exist_is_met_with_those_that_do(model):
-    with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
-        corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(9,)))
+@pytest.mark.parametrize(
+    ("texts", "layers", "sentence"),
+    [
+        ([" ", ""], None, "the list holds no text that own can read"),
+        (TEXTS, (9,), "no layer 9: this model has layers 0-3"),
+    ],
+)
+def test_a_corpus_without_a_readable_text_and_a_layer_that_does_not_exist_are_refused(
+    model, texts, layers, sentence
+):
+    with pytest.raises((InputError, SelectionError), match=sentence):
+        corpus_stats(model, ListedTexts(texts), Selection(layers=layers))
 
 
 UNREADABLE = "too long " * 600
@@ -275,7 +270,7 @@ LIES = {  # what each field must not be
     lambda state: state["sums"]["measured"]: {"measures": (["entropy"], ["__class__"])},
     site: {"site": ([],), "absent": (3, GONE)},
     lambda state: site(state)["site"]: {"layer": (10**400, "0", True, GONE), "kind": ("sideways",)},
-    lambda state: site(state)["sums"]: {"rows": ([[1.0]], 1.0, [[1.0], [1.0, 2.0]], [["a"]], [[10**400]])},
+    lambda state: site(state)["sums"]: {"numbers": ([[1.0]], 1.0, [[1.0], [1.0, 2.0]], [["a"]], [[10**400]])},
     lambda state: state["progress"]: {
         "entries": (-1, 10**400, "1", 0.5),
         "other": (1,),
@@ -346,17 +341,22 @@ def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, family):
     assert heads_of(folder, LONG, max_tokens=1) == expected
 
 
-def read(path, **asked):
-    return [(entry.where, entry.text, entry.fault) for entry in read_corpus(path, **asked).entries()]
+def read(path, field="text"):
+    return [(entry.where, entry.text, entry.fault) for entry in read_corpus(path, field).entries()]
 
 
 def test_a_text_file_has_a_text_a_line_blank_lines_are_none_and_a_damaged_one_has_a_fault(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\n\n  \ntwo words\nab".encode() + b"\xff\nthree")
-    *two, damaged, last = read(path)
-    assert two == [("line 1", "one", ""), ("line 4", "two words", "")]
-    assert damaged == ("line 5", "", "byte 2 is not UTF-8 text")
-    assert last == ("line 6", "three", "")
+    assert read(path) == [
+        ("line 1", "one", ""),
+        ("line 4", "two words", ""),
+        ("line 5", "", "byte 2 is not UTF-8 text"),
+        ("line 6", "three", ""),
+    ]
+    done = [entry.done for entry in read_corpus(path).entries()]
+    assert done == sorted(done)
+    assert done[-1] == read_corpus(path).size == path.stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -396,47 +396,32 @@ def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path)
     ]
 
 
-def test_how_far_the_reading_is_ends_at_the_size(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\n\ntwo\n" * 9, "utf-8")
-    corpus = read_corpus(path)
-    done = [entry.done for entry in corpus.entries()]
-    assert done == sorted(done)
-    assert done[-1] == corpus.size == path.stat().st_size
-
-
-def test_parquet_without_its_package_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="needs the package pyarrow to be read: pip install pyarrow"):
-        read_corpus(path)
-
-
-def test_parquet_has_a_text_a_row(tmp_path):
+def test_parquet_has_a_text_a_row(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": ["one", None, "two"], "n": [1, 2, 3]}), path)
-    one, none, two = read(path)
-    assert (one, two) == (("row 1", "one", ""), ("row 3", "two", ""))
-    assert none == ("row 2", "", "it holds NoneType, not text")
+    none = ("row 2", "", "it holds NoneType, not text")
+    assert read(path) == [("row 1", "one", ""), none, ("row 3", "two", "")]
     with pytest.raises(InputError, match="no column 'body': name one with --field, of text, n"):
         read_corpus(path, "body")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InputError, match="needs the package pyarrow to be read: pip install pyarrow"):
+        read_corpus(path)
 
 
-NO_CORPUS = {
-    "none.txt": "no such file or folder",
-    "a.csv": "cannot tell what texts",
-    "empty": "holds no .txt file",
-}
-
-
-@pytest.mark.parametrize("name", NO_CORPUS)
-def test_what_is_no_corpus_is_refused(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("none.txt", "no such file or folder"),
+        ("a.csv", "cannot tell what texts"),
+        ("empty", "holds no .txt file"),
+    ],
+)
+def test_what_is_no_corpus_is_refused(tmp_path, name, sentence):
     (tmp_path / "a.csv").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=NO_CORPUS[name]):
+    with pytest.raises(InputError, match=sentence):
         read_corpus(tmp_path / name)
 
 

@@ -26,22 +26,18 @@ class OneToken(nn.Module):
         self.reader = load("own").reader
         vocabulary = self.reader.tokenizer.get_vocab_size()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(vocabulary, 8)
-        nn.init.normal_(self.embedding.weight, std=1e-3)
-        self.cat = self.reader.tokenizer.token_to_id("cat")
-        with torch.no_grad():
-            self.embedding.weight[self.cat, 0] = 1.0
+        self.embedding, self.query = nn.Embedding(vocabulary, 8), nn.Linear(8, 8)
         self.out = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
-        for each in self.out:
-            nn.init.eye_(each.weight)
-        self.query = nn.Linear(8, 8)
-        nn.init.normal_(self.query.weight, std=1e-3)
-        with torch.no_grad():
-            self.query.bias.copy_(torch.tensor([3.0] + [0.0] * 7))
         self.head = nn.Linear(8, vocabulary, bias=False)
-        nn.init.zeros_(self.head.weight)
+        cat, mat = map(self.reader.tokenizer.token_to_id, ("cat", "mat"))
         with torch.no_grad():
-            self.head.weight[self.reader.tokenizer.token_to_id("mat"), 0] = 12.0
+            for small in (self.embedding.weight, self.query.weight):
+                small.normal_(std=1e-3)
+            for each in self.out:
+                nn.init.eye_(each.weight)
+            for weights in (self.query.bias, self.head.weight):
+                weights.zero_()
+            self.embedding.weight[cat, 0], self.query.bias[0], self.head.weight[mat, 0] = 1, 3, 12
 
     def forward(self, ids):
         states = self.embedding(ids)  # [batch, token, width]
@@ -174,16 +170,3 @@ def test_a_model_that_reads_two_texts_is_refused(tmp_path):
     model = load(t5(tmp_path), predicting=True)
     with pytest.raises(ModelError, match="reads several texts: --faithful removes tokens from one"):
         open_deletion(model, model.prepare(TEXT, "A cat."), "2")
-
-
-def test_a_method_that_does_not_go_is_named(tmp_path):
-    gpt2(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 32}
-    config = transformers.GraniteConfig(
-        **sizes, vocab_size=400, residual_multiplier=0.5, max_position_embeddings=64
-    )
-    model = load(save(tmp_path, transformers.GraniteForCausalLM(config), tokenizer), predicting=True)
-    seen = compare_methods(model, model.prepare(TEXT), None)
-    assert "--method alti" not in {each.name for each in seen.ranked}
-    assert any(note.startswith("--method alti: layer 0") for note in seen.notes)

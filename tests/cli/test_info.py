@@ -73,39 +73,6 @@ def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run,
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
 
 
-RECTIFIED = """
-import torch
-
-class Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x):
-        scores = self.q(x) @ self.k(x).mT
-        return x + scores.sigmoid() / 9 @ self.v(x)
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(40000, 8)
-        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return x
-"""
-
-
-def test_weights_that_no_softmax_made_are_named_with_the_reason_and_not_shown(run, tmp_path):
-    (tmp_path / "rectified.py").write_text(RECTIFIED)
-    said = " ".join(run("info", f"{tmp_path}/rectified.py:Model").err.split())
-    assert "has no attention to show" in said
-    assert "in layers.0, it weighs values by scores that no softmax made" in said
-
-
 def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, saved):
     groups = dict.fromkeys(
         ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"),

@@ -26,21 +26,6 @@ def test_the_command_beside_a_head_opens_that_head(run):
     assert "entropy" in opened.out
 
 
-def test_json_of_a_causal_head_has_nothing_where_the_mask_closed(run, causal_folder):
-    answer = run.json("show", TEXT, "-m", causal_folder, "--head", "L0H0")
-    assert answer["weights"][0][1] is None
-    assert answer["weights"][0][0] == 1
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_a_picture_is_saved_instead_of_printed(run, tmp_path, suffix):
-    ran = run("show", TEXT, "--head", "L0H0", "-o", tmp_path / f"head{suffix}")
-    assert (ran.code, ran.out) == (0, "")
-    assert f"saved {tmp_path / 'head'}{suffix}" in ran.err
-    start = (tmp_path / f"head{suffix}").read_bytes()[:100]
-    assert {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix] in start
-
-
 LONG = "The cat sat on the mat because it was tired. " * 8
 
 

@@ -6,16 +6,29 @@ import transformers
 from attnscope.capture.placing.kinds import Sites
 from attnscope.models import load
 from attnscope.questions.info import survey_model
+from tests.capture.tiny import EXPERTS, SIZES, tiny
 from tests.models.folders import minilm, save
 
-TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 400, "intermediate_size": 32}
+TINY = {**SIZES, "vocab_size": 400, "num_hidden_layers": 2}
+HYBRID = {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 2}
+STATES = {"use_mamba_kernels": False, "mamba_d_state": 4}
+PARTS = ("q", "k", "v", "post_attention", "intermediate", "output")
+MODELS = {
+    "layers without attention": tiny("Jamba", **TINY | HYBRID | STATES, num_key_value_heads=2),
+    "sinks": tiny("GptOss", **TINY, **EXPERTS, num_key_value_heads=2, head_dim=8),
+    "scores": tiny("SqueezeBert", **TINY, embedding_size=32, **{f"{part}_groups": 1 for part in PARTS}),
+}
 
 
 @pytest.fixture
-def saved(tmp_path, causal_folder):
-    """A function that saves a tiny model with a tokenizer and returns its folder."""
+def folder(request, tmp_path, causal_folder):
+    """The folder of a tiny model, with a tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(causal_folder)
-    return lambda model: save(tmp_path / "model", model, tokenizer)
+    return save(tmp_path / "model", MODELS[request.param].build(), tokenizer)
+
+
+def of(name):
+    return pytest.mark.parametrize("folder", [name], indirect=True)
 
 
 def test_alike_layers_share_a_line(run):
@@ -27,34 +40,16 @@ def test_alike_layers_share_a_line(run):
     assert max(len(line) for line in ran.out.splitlines()) <= 80
 
 
-def test_layers_without_attention_are_named_with_what_they_have_instead(run, saved):
-    config = transformers.JambaConfig(
-        **TINY,
-        num_hidden_layers=4,
-        num_key_value_heads=2,
-        num_experts=2,
-        attn_layer_period=4,
-        attn_layer_offset=2,
-        use_mamba_kernels=False,
-        mamba_d_state=4,
-    )
-    folder = saved(transformers.JambaModel(config))
+@of("layers without attention")
+def test_layers_without_attention_are_named_with_what_they_have_instead(run, folder):
     answer = run.json("info", folder)
     assert [(site["layer"], site["heads"], site["key_heads"]) for site in answer["sites"]] == [(2, 4, 2)]
     assert [hole["layer"] for hole in answer["without"]] == [0, 1, 3]
     assert "no attention in layers 0-1, 3: a state-space model" in run("info", folder).out.replace("\n", " ")
 
 
-def test_rows_with_a_sink_sum_to_less_than_one(run, saved):
-    config = transformers.GptOssConfig(
-        **TINY,
-        num_hidden_layers=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-    )
-    folder = saved(transformers.GptOssModel(config))
+@of("sinks")
+def test_rows_with_a_sink_sum_to_less_than_one(run, folder):
     answer = run.json("info", folder)
     assert all(0 < low < high < 1 for low, high in (site["row_sums"] for site in answer["sites"]))
     assert "a sink that no token owns" in run("info", folder).out
@@ -73,19 +68,12 @@ def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run,
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
 
 
-def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, saved):
-    groups = dict.fromkeys(
-        ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"),
-        1,
-    )
-    config = transformers.SqueezeBertConfig(**TINY, num_hidden_layers=2, embedding_size=32, **groups)
-    folder = saved(transformers.SqueezeBertModel(config))
+@of("scores")
+def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, folder):
     told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
     assert told in " ".join(run("info", folder).out.split())
-    sites = run.json("info", folder)["sites"]
-    assert {(site["own_report"], site["own_fault"]) for site in sites} == {
-        ("wrong", "scores from before the softmax")
-    }
+    reports = {(site["own_report"], site["own_fault"]) for site in run.json("info", folder)["sites"]}
+    assert reports == {("wrong", "scores from before the softmax")}
 
 
 SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so its attention is missing"

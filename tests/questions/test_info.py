@@ -52,19 +52,11 @@ def test_operations_are_those_of_the_products_in_a_closed_form(cost_of):
     assert cost_of(config, tokens).operations == 3 * layer
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_longer_texts_take_more_and_gradients_most(name, cost_of):
-    short, long = (cost_of(CONFIGS[name], tokens) for tokens in (50, 200))
-    assert long.activations > short.activations
-    assert long.operations > 3 * short.operations
-    looks = {each.command: each for each in long.commands}
-    assert looks["logits"].memory > looks["show, stats, find, spans"].memory
-    assert looks["cut, patch, ablate"].passes > looks["logits"].passes - 2
-
-
 def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(cost_of):
     config, tokens = CONFIGS["gpt2"], 200
-    looks = {each.command: each for each in cost_of(config, tokens).commands}
+    cost = cost_of(config, tokens)
+    assert cost.activations > cost_of(config, 50).activations
+    looks = {each.command: each for each in cost.commands}
     layer = tokens * 4 * (2 + 3 + 1 + 4 + 4) * config.n_embd  # norms, queries to values, heads, feed-forward
     more = looks["logits"].memory - looks["cut, patch, ablate"].memory
     assert more > config.n_layer * layer + tokens * 4 * config.vocab_size

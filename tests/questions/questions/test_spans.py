@@ -330,31 +330,30 @@ SERVED = [
 ]
 
 
+ANSWERED = [*SAID[:2], {"role": "assistant", "content": "A cat."}]
+
+
 @pytest.mark.parametrize("line", SERVED, ids=["text", "served", "choices", "parts"])
-def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path, line):
+def test_an_answer_that_was_served_is_the_last_message(line):
+    assert read_chat(json.dumps(line))[0] == ANSWERED
+
+
+def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + json.dumps(line) + "\n")
+    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + json.dumps(SERVED[0]) + "\n")
     asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
-    answer = json.loads(run("spans", *asked, "--by", "role", "--written", "--json").out)
-    model = transformers.AutoModelForCausalLM.from_pretrained(chat, attn_implementation="eager").eval()
+    answer = run.json("spans", *asked, "--by", "role", "--written")
     tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
-    said = [*SAID[:2], {"role": "assistant", "content": "A cat."}]
-    prompt = tokenizer(tokenizer.apply_chat_template(said[:2], tokenize=False, add_generation_prompt=True))
-    whole = tokenizer(tokenizer.apply_chat_template(said, tokenize=False), return_tensors="pt").input_ids
-    start, size = len(prompt.input_ids), whole.shape[1]
-    with torch.no_grad():
-        maps = model(whole, output_attentions=True).attentions
+    prompt = tokenizer.apply_chat_template(ANSWERED[:2], tokenize=False, add_generation_prompt=True)
+    whole = tokenizer(tokenizer.apply_chat_template(ANSWERED, tokenize=False), return_tensors="pt").input_ids
+    start, maps = len(tokenizer(prompt).input_ids), folders.eager(chat, input_ids=whole).attentions
     for head in answer["heads"]:
-        rows = maps[head["layer"]][0, head["head"]].double().numpy()
-        means = [(rows[at, :start].mean(), rows[at, start : at + 1].mean()) for at in range(start, size)]
-        assert head["lookback"] == pytest.approx(np.mean([old / (old + new) for old, new in means]), abs=1e-5)
-        for number, at in enumerate(range(start, size)):
-            assert head["shares"][number][-1] == pytest.approx(rows[at, start:].sum(), abs=1e-5)
+        written = maps[head["layer"]][0, head["head"], start:, start:].double().sum(-1)
+        np.testing.assert_allclose(np.array(head["shares"])[:, -1], written, atol=1e-5)
     assert [name for name in answer["parts"] if "template" not in name] == ["system", "user", "assistant"]
-    token = run("show", *asked, "--token", "A")
-    assert token.code == 0, token.err
+    assert run("show", *asked, "--token", "A").code == 0
     bare = run("spans", "-f", log, "--line", "1", "--chat", "-m", chat, "--by", "role", "--written")
-    assert (bare.code, "wrote nothing" in bare.err) == (2, True)
+    bare.refuses("wrote nothing")
 
 
 def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
@@ -400,11 +399,7 @@ def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
         assert max(map(len, lines)) <= width
     assert any(line.startswith("A [CLS]") for line in lines)
     assert "lookback ratio" in "\n".join(lines)
-    numbers = json.loads(run(*asked, "--json").out)
-    assert numbers["parts"][-1] == "written"
-    for head in numbers["heads"]:
-        assert np.array(head["shares"]).sum(-1) == pytest.approx(np.ones(6), abs=1e-5)
-        assert 0 < head["lookback"] < 1
+    assert run.json(*asked)["parts"][-1] == "written"
     assert run(*asked[:4], "--written").code == 2
 
 
@@ -470,9 +465,8 @@ def test_an_image_and_its_text_are_parts(run, tmp_path):
 
 
 def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_path):
+    image = ("--image", picture(tmp_path / "picture.png"))
     folder = vision_language(tmp_path / "idefics3", "idefics3")
-    image = picture(tmp_path / "picture.png")
-    given = ("what is on the mat ?", "--image", image, "--image", image, "-m", folder)
-    parts = json.loads(run("spans", *given, "--by", "modality", "--json").out)["parts"]
-    names = [part["name"] for part in parts if not part["name"].startswith("<")]
-    assert names == ["image 1", "image 2", "text"]
+    given = ("what is on the mat ?", *image, *image, "-m", folder)
+    parts = [part["name"] for part in run.json("spans", *given, "--by", "modality")["parts"]]
+    assert [name for name in parts if not name.startswith("<")] == ["image 1", "image 2", "text"]

@@ -215,7 +215,6 @@ class CellReading:
     open: Any = None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
 
     def __post_init__(self) -> None:
-        """Settle the size of blocks and of the map."""
         attention, down, across = self.attention, self.down, self.across
         self.step = rows_at_a_time(attention, BLOCK)
         self.shape = (
@@ -269,7 +268,6 @@ class CellReading:
         self.keep(self.values, self.open > 0, self.broken)
 
     def _zeros(self, block: Any) -> Any:
-        """Zeros for all cells of the texts and heads of a block."""
         shape = *block.shape[:2], *self.shape
         return self.kind.zeros(shape, dtype=self.kind.float32, device=block.device)
 

@@ -24,7 +24,7 @@ from attnscope.capture.hooks.functions import (
     uncompiled,
 )
 from attnscope.capture.hooks.modules import tensors_in
-from attnscope.capture.hooks.softmax import Learned, Trails
+from attnscope.capture.hooks.softmax import MEMORY, Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
@@ -41,7 +41,7 @@ from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
-from attnscope.capture.record import Observer, Record
+from attnscope.capture.record import LayerWithoutAttention, Observer, Record
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped
 from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
@@ -90,7 +90,7 @@ class Recorder(Pass):
 
     def _call_kernel(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an attention function, or the fused pass instead, and take its attention."""
-        known = self.stack.name_of(args[0] if args else kwargs.get("module"))
+        known = self.stack.names.get(id(args[0] if args else kwargs.get("module")))
         if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)
         path = (self.path[-1] if known is None and self.path else known) or ""
@@ -172,13 +172,14 @@ class Recorder(Pass):
 
     def take_kernel(self, capture: Capture, query: Tensor, key: Tensor) -> None:
         """Take what one of torch's kernels computed from queries and keys."""
-        self.note_compiled()
         if not self.frames:
             asked, answering = (self.of(Lineage).of(side) for side in (query, key))
             follows = capture.batch and not self.is_known
             origin = origin_of_kernel(asked, answering, capture.batch, query.ndim) if follows else None
             self.take(capture, self.owner, origin)
-        elif isinstance(capture.read, ScoredRows):
+            return
+        self.note_compiled()
+        if isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
 
     def finish(self) -> None:
@@ -189,7 +190,8 @@ class Recorder(Pass):
             tracker.finish()
         self.record.without_attention += find_opaque(self.model, self.ran)
         known = {site.site.name for site in self.record.sites}
-        self.record.without_attention += self.of(Learned).memories(known)
+        memories = [name for name in self.of(Learned).memories if name not in known]
+        self.record.without_attention += [LayerWithoutAttention.at(name, MEMORY) for name in memories]
         note_layers(self.record, self.model, self.ran, self.of(PastAttention).reasons)
 
     def settle(self) -> None:

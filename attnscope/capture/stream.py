@@ -238,7 +238,6 @@ class _Functions(WatchingMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func``; the mode itself is off inside this method."""
         result = func(*args, **(kwargs or {}))
         if not is_quiet() and torch.is_grad_enabled():
             with quietly():

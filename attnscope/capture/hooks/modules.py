@@ -81,11 +81,7 @@ class ModuleStack:
     _unwrapped: nn.Module | None = None  # the module whose wrapper was just entered
 
     def __post_init__(self) -> None:
-        self.names = {id(module): name for name, module in self.root.named_modules()}
-
-    def name_of(self, module: object) -> str | None:
-        """The path of a module of this model, or None."""
-        return self.names.get(id(module))
+        self.names = {id(module): name for name, module in self.root.named_modules()}  # paths, by identity
 
     def watch(self) -> AbstractContextManager[None]:
         """Keep the stack while the block runs; the model itself is not touched."""

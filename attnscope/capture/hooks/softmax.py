@@ -9,7 +9,6 @@ product: what the values were actually weighted with. Masked keys come from the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Seen
 from attnscope.capture.placing.without_attention import ATTENTION
-from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import ROUNDING, Trail, Weighing, is_mapped, masked_keys
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -40,7 +38,7 @@ class Learned(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._made: Any = WeakTensorKeyDictionary()
-        self._memories: dict[str, None] = {}
+        self.memories: dict[str, None] = {}  # modules that attend to what they learned
 
     def see(self, seen: Seen) -> None:
         """Whether all arguments of a function are learned."""
@@ -65,11 +63,7 @@ class Learned(Tracker):
         """Weights not over tokens met ``weighed``: note a module that attends to what it learned."""
         attends = call is not None and ATTENTION.search(type(call.module).__name__)
         if call is not None and attends and weighed is not None and self.is_fixed(weighed):
-            self._memories[call.name] = None
-
-    def memories(self, known: Collection[str]) -> list[LayerWithoutAttention]:
-        """The modules that attended only to what they learned, without those whose attention is known."""
-        return [LayerWithoutAttention.at(name, MEMORY) for name in self._memories if name not in known]
+            self.memories[call.name] = None
 
 
 class Trails(Tracker):
@@ -112,11 +106,10 @@ class Trails(Tracker):
             self._trails[result] = replace(trail, masked=None, mixed=True)
 
     def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
-        """Follow the result of a softmax over ``axis`` of ``scores``."""
         if result.ndim >= 2 and result.is_floating_point():
             self._softmaxes += 1
-            masked, path = masked_keys(scores, axis), self.recorder.path
-            self._trails[result] = Trail(path, masked, softmax=self._softmaxes)
+            masked = masked_keys(scores, axis)
+            self._trails[result] = Trail(self.recorder.path, masked, softmax=self._softmaxes)
 
     def _carry_on(self, seen: Seen) -> None:
         """Carry the first followed argument over to the result of a harmless function."""

@@ -89,7 +89,7 @@ class Seen:
         """Whether one of its tensors is nested, which has no shape."""
         return any(isinstance(part, Tensor) and part.is_nested for part in (*self.args, self.result))
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """Its tensor arguments, including those in lists."""
         parts = [part for arg in self.args for part in (arg if isinstance(arg, (list, tuple)) else (arg,))]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
 from attnscope.capture.hooks.modules import Call
@@ -134,19 +134,13 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
         return True
     if capture.queries == capture.keys:
         return False
-    lengths = [_lengths(tensor, capture.batch) for tensor in call.tensors if tensor.is_floating_point()]
+    lengths = [list(tensor.shape[:-1]) for tensor in call.tensors if tensor.is_floating_point()]
+    for axes in lengths:
+        if capture.batch in axes[:2] and len(axes) > 1:
+            axes.remove(capture.batch)  # the others may be positions
     queries, keys = len(capture.queries), len(capture.keys)
-    asking = any(queries in length for length in lengths)
-    answering = any(keys in length and queries not in length for length in lengths)
-    return asking and answering
-
-
-def _lengths(states: Tensor, batch: int) -> list[int]:
-    """The axes of states that may be positions: all but the last, and but one with the batch's size."""
-    axes = list(states.shape[:-1])
-    if batch in axes[:2] and len(axes) > 1:
-        axes.remove(batch)
-    return axes
+    asking = any(queries in axes for axes in lengths)
+    return asking and any(keys in axes and queries not in axes for axes in lengths)
 
 
 def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:

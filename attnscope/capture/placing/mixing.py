@@ -28,7 +28,7 @@ from attnscope.capture.lineage.layout import MOST, split
 from attnscope.capture.lineage.nodes import STRETCH, Contracted, Moved, Node, Root, is_constant
 from attnscope.capture.placing.without_attention import POOLED, is_torchs_own
 from attnscope.capture.record import is_within
-from attnscope.capture.rows.capture import MAPPED, Capture, Weighing, is_mapped
+from attnscope.capture.rows.capture import MAPPED, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 ACROSS = "it attends from text to text of a batch, not from token to token"
@@ -116,15 +116,11 @@ class AcrossTexts(Tracker):
             return False
         if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
             return False
-        query, key = origin.query.labels(), origin.key.labels()  # [batch, head, query or 1, key or 1]
+        query, key, roots = origin.query.labels(), origin.key.labels(), self._given.values()
         if query is None or key is None:
             return False
-        return self._crosses(query[:, 0, :, 0], key[:, 0, 0], capture, taken.name)
-
-    def _crosses(self, query: Tensor, key: Tensor, capture: Capture, name: str) -> bool:
-        """Whether rows attend to keys of other texts.  [batch, query], [batch, key]"""
-        roots = self._given.values()
-        (asking, mine), (answering, _) = split(query.floor(), roots), split(key.floor(), roots)
+        asking, mine = split(query[:, 0, :, 0].floor(), roots)  # [batch, query]
+        answering, _ = split(key[:, 0, 0].floor(), roots)  # [batch, key]
         known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
         foreign = known & (asking[:, :, None] != answering[:, None])
         if bool(foreign.any()):
@@ -132,15 +128,15 @@ class AcrossTexts(Tracker):
         moves = not is_constant(mine % STRETCH, -1)
         if not bool(foreign.any()):
             if moves and bool(known.any()):
-                self._along.add(name)
+                self._along.add(taken.name)
                 for other in self._doubted:
                     self.recorder.record.note_place(PERHAPS, other)
                 self._doubted.clear()
             return False
         if moves or self._along or self.recorder.batch_first:
-            self.recorder.name(name, ACROSS)
+            self.recorder.name(taken.name, ACROSS)
             return True
-        self._doubted.append(name)
+        self._doubted.append(taken.name)
         return False
 
 
@@ -294,21 +290,20 @@ class PastAttention(Tracker):
         if any(varying):
             return SUMMED if all(varying) else NO_SOFTMAX if any(scored) else POOLED
         for (scores, axes, _), are_scores in zip(sides, scored, strict=True):
-            if are_scores and all(scores.shape[axis] == 1 for axis in axes) and self._reach(scores):
-                return NO_SOFTMAX  # one key after another
+            if are_scores and all(scores.shape[axis] == 1 for axis in axes):
+                asking, answering = (None if side is None else side.labels() for side in self._sides(scores))
+                if asking is not None and answering is not None and bool((asking != answering).any()):
+                    return NO_SOFTMAX  # one key after another, at other positions than the query's
         return None
+
+    def _sides(self, tensor: Tensor) -> tuple[Node | None, Node | None]:
+        """A tensor's origin: of scores that of the queries, and that of the keys."""
+        origin = self._lineage.of(tensor)
+        return (None, None) if origin is None else (origin.node, origin.right)
 
     def _are_scores(self, tensor: Tensor) -> bool:
         """Whether a tensor comes from a product of two states."""
-        origin = self._lineage.of(tensor)
-        return origin is not None and origin.right is not None
-
-    def _reach(self, scores: Tensor) -> bool:
-        """Whether scores of one key belong to queries at other positions."""
-        origin = self._lineage.of(scores)
-        sides = (None, None) if origin is None or origin.right is None else (origin.node, origin.right)
-        asking, answering = (None if side is None else side.labels() for side in sides)
-        return asking is not None and answering is not None and not bool((asking == answering).all())
+        return self._sides(tensor)[1] is not None
 
     def _mixes(self, seen: Seen, given: Sequence[Tensor]) -> bool:
         """Whether a function of a mixing kind received several tokens."""
@@ -325,8 +320,8 @@ class PastAttention(Tracker):
 
     def _node(self, tensor: Tensor) -> Node | None:
         """A tensor's origin, unless it is a parameter or too large."""
-        origin = self._lineage.of(tensor) if tensor.numel() <= LARGEST else None
-        return None if origin is None or origin.right is not None else origin.node
+        node, right = self._sides(tensor) if tensor.numel() <= LARGEST else (None, None)
+        return node if right is None else None
 
     def _are_tokens(self, tensor: Tensor, picture: bool = False) -> bool:
         """Whether a tensor holds tokens already, not the pixels or sound that these are made of."""
@@ -341,10 +336,8 @@ class PastAttention(Tracker):
 
         ``whole``: positions that nothing mixed before.
         """
-        origin = self._lineage.of(tensor) if tensor.numel() <= LARGEST else None
-        nodes = [] if origin is None else [node for node in (origin.node, origin.right) if node is not None]
-        for node in nodes:
-            places = node.labels()
+        for node in self._sides(tensor) if tensor.numel() <= LARGEST else ():
+            places = None if node is None else node.labels()
             if (
                 places is None
                 or not -places.ndim <= axis < places.ndim

@@ -62,9 +62,10 @@ class Weighing:
         many entries as the module's ``heads``. Three: [batch·head, query, key], split by the batch of the
         module's input. -> [batch, head, query, key]
         """
-        masked = None if self.masked is None else self.masked.expand(self.weights.shape)
-        masked = None if masked is None else ~self._laid(masked, batch, heads)
-        return self._laid(self.weights, batch, heads), masked
+        weights = self._laid(self.weights, batch, heads)
+        if self.masked is None:
+            return weights, None
+        return weights, ~self._laid(self.masked.expand(self.weights.shape), batch, heads)
 
     def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
         """A tensor in the operand's axes, rearranged as by ``with_heads``; the last two may be shorter."""
@@ -122,9 +123,6 @@ def is_mapped(*tensors: Tensor) -> bool:
     return False
 
 
-UNPLACED = Site("", 0, "cross", 0)
-
-
 @dataclass(frozen=True, eq=False)
 class Capture(Attention):
     """The contents of one attention call, whose site and labels are not known yet."""
@@ -140,8 +138,8 @@ class Capture(Attention):
     ) -> Capture:
         """A call of a module whose weights have this shape, [batch, head, query, key]."""
         batch, heads, queries, keys = shape
-        axes = range(queries), range(keys)
-        return cls(UNPLACED, source, kernel, batch, heads, heads, *axes, None, dtype, read)
+        unplaced, axes = Site("", 0, "cross", 0), (range(queries), range(keys))
+        return cls(unplaced, source, kernel, batch, heads, heads, *axes, None, dtype, read)
 
     @classmethod
     def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:

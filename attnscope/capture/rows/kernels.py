@@ -201,18 +201,14 @@ def open_rows(
     open_key: Callable[..., Tensor], batch: int, heads: int, keys: int, device: torch.device
 ) -> MadeRows:
     """Keys that a function of places leaves open, for a block of rows.  -> [batch, head, row, key]"""
-
-    def open_keys(start: int, stop: int) -> Tensor:
-        places = _places(batch, range(heads), range(start, stop), keys, device)
-        return _at_every_place(open_key, places=places)
-
-    return open_keys
+    return lambda start, stop: _at_every_place(
+        open_key, places=_places(batch, range(heads), range(start, stop), keys, device)
+    )
 
 
 def _places(
     batch: int, heads: Sequence[int], rows: range, keys: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """The numbers of texts, heads, queries and keys."""
     return tuple(torch.tensor(list(axis), device=device) for axis in (range(batch), heads, rows, range(keys)))
 
 

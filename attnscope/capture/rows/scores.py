@@ -144,7 +144,7 @@ class JoinedHeads:
             part.allowed(start, stop).expand(-1, count, -1, -1)
             for part, count in zip(self.parts, self.counts, strict=True)
         ]
-        batch = max(mask.shape[0] for mask in masks)
+        batch = max(map(len, masks))
         return torch.cat([mask.expand(batch, -1, -1, -1) for mask in masks], 1)
 
 

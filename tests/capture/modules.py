@@ -7,25 +7,35 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Softmaxed(nn.Module):
+class Heads(nn.Module):
+    """Queries, keys and values of some heads by one projection; ``attend`` makes their output."""
+
+    def __init__(self, size=16, heads=4):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(size, 3 * size)
+
+    def split(self, x):
+        """-> three of [text, head, position, size]"""
+        return [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
+
+    def forward(self, x):
+        return self.attend(*self.split(x)).transpose(1, 2).flatten(2)
+
+
+class Softmaxed(Heads):
     """Several heads, the softmax called in one of the ways there are."""
 
-    def __init__(self, call, size=16, heads=4):
+    def __init__(self, call):
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(size, 3 * size)
-        self.soft = nn.Softmax(dim=-1)
-        self.drop = nn.Dropout(0.3)
-        self.call = call
+        self.soft, self.drop, self.call = nn.Softmax(dim=-1), nn.Dropout(0.3), call
 
     def forward(self, x, mask=None):
-        batch, length, size = x.shape
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = self.split(x)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         weights = self.drop(self.call(self, scores))
-        return (weights @ v).transpose(1, 2).reshape(batch, length, size), weights
+        return (weights @ v).transpose(1, 2).flatten(2), weights
 
 
 class Block(nn.Module):
@@ -72,12 +82,9 @@ class Fused(nn.Module):
         q, k, v = self.c_attn(x).split(size, dim=2)
         q, k, v = (t.view(batch, length, self.heads, size // self.heads).transpose(1, 2) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
-        scores = (q @ k.mT / math.sqrt(size // self.heads)).masked_fill(
-            ~torch.ones(length, length, dtype=torch.bool).tril(), -torch.inf
-        )
-        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, size)), scores.exp() / (
-            scores.exp().sum(-1, keepdim=True)
-        )
+        powers = (q @ k.mT / math.sqrt(size // self.heads)).exp().tril()
+        weights = powers / powers.sum(-1, keepdim=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, size)), weights
 
 
 class Head(nn.Module):

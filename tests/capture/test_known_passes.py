@@ -9,26 +9,25 @@ from torch import nn
 from attnscope.capture import KnownPasses, recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.models import load
+from tests.capture.modules import Heads
 from tests.capture.observing import Keep
 from tests.capture.tiny import FAMILIES
 
 SIZE, HEADS = 16, 2
 
 
-class Attend(nn.Module):
+class Attend(Heads):
     """Attention by torch's kernel over what ``turn`` makes of the states."""
 
     def __init__(self, turn=None):
-        super().__init__()
-        self.embed, self.qkv = nn.Embedding(50, SIZE), nn.Linear(SIZE, 3 * SIZE)
-        self.turn = turn or nn.Identity()
+        super().__init__(SIZE, HEADS)
+        self.embed, self.turn = nn.Embedding(50, SIZE), turn or nn.Identity()
 
     def forward(self, ids):
-        states = self.qkv(self.turn(self.embed(ids)))
-        return self.attend(*(part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in states.chunk(3, -1)))
+        return super().forward(self.turn(self.embed(ids)))
 
     def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(q, k, v)
 
 
 class Handwritten(Attend):

@@ -11,7 +11,7 @@ from torch import nn
 from attnscope.attention import Token
 from attnscope.capture import FUSED, recording
 from attnscope.capture.observers import SharedRows
-from attnscope.fused.fused_pass import FusedPass, Refusal
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.capture.observing import Keep
 from tests.fused.test_fused_pass import call_of, check, inputs, mask_of, request_of, weights_of
@@ -90,20 +90,6 @@ def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own
             assert head.figures["entropy"].value == pytest.approx(entropy, abs=1e-4), head.name
         for kept, wanted in zip(keep.maps, weights, strict=False):
             assert torch.allclose(kept.weights.double(), wanted, atol=1e-6)
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_some_rows_of_one_head_that_are_rewritten_are_seen(additive):
-    """No row of a later head is left out when masks are compared."""
-    query, key, value = inputs(LENGTH, LENGTH)
-    engine, opened = FusedPass(request_of(), shortest=1), mask_of("causal", LENGTH, LENGTH)
-    mask = opened.expand(1, HEADS, LENGTH, LENGTH).clone()
-    mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf) if additive else mask
-    output, statistics = engine.attend(call_of(query, key, value, mask))
-    check(output, statistics, weights_of(query, key, opened), value)
-    mask[0, 2, 33:63, :5] = -torch.inf if additive else False
-    with pytest.raises(Refusal):  # heads that see other keys are the kernel's
-        engine.attend(call_of(query, key, value, mask))
 
 
 def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():

@@ -12,7 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
-from tests.capture.modules import blocks
+from tests.capture.modules import Heads, blocks
 from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs, tiny
 
@@ -309,18 +309,17 @@ CALLS = {
 }
 
 
-class Direct(nn.Module):
-    def __init__(self, attend):
+class Direct(Heads):
+    def __init__(self, kernel):
         super().__init__()
-        self.qkv, self.attend = nn.Linear(SIZE, 3 * SIZE), attend
+        self.kernel = kernel
 
-    def project(self, x):
-        return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)]
+    def attend(self, *heads):
+        mixed = self.kernel(*heads)
+        return mixed[0] if isinstance(mixed, tuple) else mixed
 
     def forward(self, x):
-        mixed = self.attend(*self.project(x))
-        mixed = mixed[0] if isinstance(mixed, tuple) else mixed
-        return (mixed.transpose(1, 2).flatten(2),)
+        return (super().forward(x),)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -9,6 +9,7 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
 from attnscope.capture.record import Seeing
+from tests.capture.modules import Heads
 from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs, tiny
 
@@ -83,21 +84,18 @@ PIECES = [
 ]
 
 
-class Attending(nn.Module):
+class Attending(Heads):
     """Attention with one projection for all, whose core is computed in some way."""
 
     def __init__(self, core, kernel):
         super().__init__()
-        self.qkv, self.out = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE)
-        self.core, self.kernel = core, kernel
+        self.out, self.core, self.kernel = nn.Linear(SIZE, SIZE), core, kernel
 
-    def heads_of(self, x):
-        """Queries, keys and values.  -> each [batch, head, position, size]"""
-        return (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+    def attend(self, *heads):
+        return self.core(KERNELS[self.kernel], *heads)
 
     def forward(self, x):
-        mixed = self.core(KERNELS[self.kernel], *self.heads_of(x))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return self.out(super().forward(x))
 
 
 class Layers(nn.Module):
@@ -117,7 +115,7 @@ class Layers(nn.Module):
 
 
 def plain_weights(layer, x):
-    query, key, _ = layer.heads_of(x)
+    query, key, _ = layer.split(x)
     return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
 
 
@@ -183,7 +181,7 @@ MASKED = {  # which keys are open to which queries, the kind, and where the firs
 @pytest.mark.parametrize("core", MASKED, ids=lambda core: core.__name__)
 def test_pieces_that_have_some_keys_alone_are_placed(core):
     record, (kept,), _ = observe(model := Attending(core, "sdpa"), X)
-    query, key, _ = model.heads_of(X)
+    query, key, _ = model.split(X)
     opened, kind, offset = MASKED[core]
     weights = (query @ key.mT / 2).masked_fill(~opened, -torch.inf).softmax(-1).detach()
     torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
@@ -203,7 +201,7 @@ class BetweenChannels(Attending):
     """Attention from channel to channel, as in models of images."""
 
     def forward(self, x):
-        query, key, value = (t.mT for t in self.heads_of(x))
+        query, key, value = (t.mT for t in self.split(x))
         weights = (F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).mT).softmax(-1)
         return self.out((weights @ value).permute(0, 3, 1, 2).flatten(2))
 
@@ -298,19 +296,16 @@ def test_one_sentence_says_of_all_layers_that_their_parts_cannot_be_placed():
     assert note.endswith("with the positions of that part: * (3 of them)")
 
 
-class PaddedWindows(nn.Module):
-    """Attention inside of windows, the last of which is filled up with zeros."""
+class PaddedWindows(Heads):
+    """Attention inside of windows of five, the last of which is filled up with zeros."""
 
-    def __init__(self, size=5):
-        super().__init__()
-        self.size, self.qkv = size, nn.Linear(SIZE, 3 * SIZE)
+    def attend(self, q, k, v):
+        self.kept = (q @ k.mT / 2).softmax(-1)
+        return self.kept @ v
 
     def forward(self, x):
-        count = x.shape[1]
-        windows = F.pad(x, (0, 0, 0, -count % self.size)).unflatten(1, (-1, self.size)).flatten(0, 1)
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(windows).chunk(3, -1))
-        self.kept = (q @ k.mT / 2).softmax(-1)
-        return (self.kept @ v).transpose(1, 2).flatten(2).unflatten(0, (len(x), -1)).flatten(1, 2)[:, :count]
+        windows = F.pad(x, (0, 0, 0, -x.shape[1] % 5)).unflatten(1, (-1, 5)).flatten(0, 1)
+        return super().forward(windows).unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
 
 
 def test_what_goes_to_the_padding_of_windows_is_said():
@@ -360,7 +355,7 @@ class Memory(Attending):
         self.memory, self.bias = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4)), nn.Linear(4, COUNT + 3)
 
     def forward(self, x):
-        query, *sides = self.heads_of(x)
+        query, *sides = self.split(x)
         more = self.memory.expand(-1, len(x), -1, -1, -1)
         key, value = (torch.cat(pair, 2) for pair in zip(more, sides, strict=True))
         future = torch.ones(COUNT, COUNT + 3).triu(4).bool()

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture.hooks.softmax import MEMORY
+from tests.capture.modules import Heads
 from tests.capture.observing import observe
 
 SIZE, COUNT = 8, 4
@@ -85,17 +86,16 @@ INSIDE = [
 ]
 
 
-class Attend(nn.Module):
+class Attend(Heads):
     """Attention of two heads that keeps its weights."""
 
     def __init__(self):
-        super().__init__()
-        self.qkv, self.kept = nn.Linear(SIZE, 3 * SIZE), []
+        super().__init__(SIZE, 2)
+        self.kept = []
 
-    def forward(self, x):
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+    def attend(self, q, k, v):
         self.kept.append((q @ k.mT).softmax(-1))
-        return (self.kept[-1] @ v).transpose(1, 2).flatten(2)
+        return self.kept[-1] @ v
 
 
 class Model(nn.Module):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.observing import observe
 from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Stream, attend
 
@@ -131,11 +130,6 @@ def check_shown(model, maps, moved):
                 torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
-def wraps(place):
-    """Whether a place's code runs under the path of another module."""
-    return {"part": ""} if place == "in the model's own forward" else {}
-
-
 EACH_REASON = {reason: way for way, reason in NAMED}
 CELLS = [
     *((way, reason, "in a sequence") for way, reason in NAMED if EACH_REASON[reason] is not way),
@@ -155,18 +149,9 @@ CELLS = [
 def test_weights_are_shown_exactly_wherever_they_are(way, place):
     torch.manual_seed(0)
     record, maps, _ = observe(model := PLACES[place][0](way), STATES)
-    check_shown(model, maps, wraps(place))
+    check_shown(model, maps, {"part": ""} if place == "in the model's own forward" else {})
     assert not record.without_attention
     assert all(site.difference < 1e-6 for site in record.sites)
-
-
-@pytest.mark.parametrize("place", ["the model itself", "in the model's own forward", "in a list"])
-def test_compiled_models_show_the_same(place):
-    torch.manual_seed(0)
-    model = PLACES[place][0](attend)
-    record, maps, _ = observe(model, STATES, call=torch.compile(model, backend="eager"))
-    check_shown(model, maps, wraps(place))
-    assert record.notes == [COMPILED]
 
 
 @pytest.mark.parametrize(("way", "reason", "place"), CELLS)

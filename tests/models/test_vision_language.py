@@ -420,3 +420,93 @@ def test_of_two_classes_of_a_type_the_one_that_was_saved_is_loaded(tmp_path, pic
     assert not model.notes  # no weight is missing
     queries, keys = model.prepare_image(picture, SAID).axes["cross"]
     assert (names(queries), names(keys)) == (SAID.split(), ["[CLS]", *PATCHES])
+
+
+def plain_names(prepared) -> list[str]:
+    return [token.text for token in prepared.tokens if not token.special]
+
+
+@pytest.mark.torchvision
+def test_where_convolutions_mix_the_tokens_of_a_tower_no_word_is_called_a_part_of_the_picture(
+    tmp_path, picture
+):
+    prepared = load(make_folder("lfm3_vl", tmp_path / "model")).prepare_image(picture, TEXT)
+    assert plain_names(prepared)[-6:] == TEXT.split()
+    assert plain_names(prepared)[:-6] == [f"image 1 · {number}" for number in range(12)]
+    assert not prepared.picture.boxes
+    assert "those of the picture are numbered" in prepared.notes[0]
+
+
+@pytest.mark.torchvision
+def test_of_two_towers_one_that_mixes_its_tokens_does_not_hide_the_places_of_the_other(tmp_path, picture):
+    prepared = load(make_folder("deepseek_vl_hybrid", tmp_path / "model")).prepare_image(picture, TEXT)
+    assert prepared.picture.grid is not None
+    assert "image 1 · 0,3" in plain_names(prepared)
+
+
+COPIES = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr", "qwen3_5", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"]
+TILED = ["aya_vision", "cohere2_vision", "deepseek_vl", "mistral3"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hunyuan_vl",  # its tokenizer alone names the signs around a picture
+        "lighton_ocr",  # the class without a head knows none of its weights
+        # a sign in a text that is not the model's token; a processor that is to be asked for kinds of tokens
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qianfan_ocr", "cosmos3_edge")),
+        *(pytest.param(name, marks=pytest.mark.sweep) for name in COPIES + TILED),
+    ],
+)
+@pytest.mark.torchvision
+def test_its_tokens_tile_the_picture_and_its_weights_are_those_of_the_eager_model(name, tmp_path, picture):
+    model = load(make_folder(name, tmp_path / "model"))
+    assert not model.notes
+    prepared = model.prepare_image(picture, TEXT)
+    assert names(prepared.tokens)[-6:] == TEXT.split()
+    assert "image 1 · 0,1" in names(prepared.tokens)
+    assert float(eager(model, picture)) <= 1e-5
+    assert tiling(model, picture) == f"{len(SIZES)} of {len(SIZES)}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5gemma2",  # its encoder is given the text and the pixels, and joins them itself
+        pytest.param("gemma4_unified", marks=pytest.mark.slow),  # no tower at all
+    ],
+)
+@pytest.mark.torchvision
+def test_its_tokens_have_places_wherever_the_picture_enters(name, tmp_path, picture):
+    prepared = load(make_folder(name, tmp_path / "model")).prepare_image(picture, TEXT)
+    assert prepared.picture.grid is not None
+    assert "image 1 · 0,1" in plain_names(prepared)
+
+
+@pytest.mark.torchvision
+def test_a_model_is_given_how_many_tiles_its_processor_made(tmp_path):
+    save_noise(tmp_path / "a.png", 300, 400)
+    model = load(make_folder("unlimited_ocr", tmp_path / "model"))
+    prepared = model.prepare_image(tmp_path / "a.png", TEXT)
+    assert prepared.settings["num_local_patches"] == [4]
+    assert one_head(model, prepared, Selection(Head(0, 1), kind="decoder")).heatmap.values.shape[0] == len(
+        prepared.tokens
+    )
+
+
+@pytest.mark.torchvision
+def test_the_times_of_frames_are_no_tokens_of_the_video(tmp_path):
+    (tmp_path / "video").mkdir()
+    for number in range(4):
+        Image.new("RGB", (112, 84), (60 * number, 90, 120)).save(tmp_path / "video" / f"{number}.png")
+    model = load(make_folder("qwen3_omni_moe_thinker", tmp_path / "model"))
+    prepared = model.prepare_image(tmp_path / "video", TEXT, video=True)
+    assert len(prepared.pictures) == 4
+    assert "frames 1-2 · 0,1" in plain_names(prepared)
+
+
+@pytest.mark.torchvision
+def test_a_form_of_images_that_is_not_made_is_a_sentence(tmp_path, picture):
+    model = load(make_folder("kosmos-2.5", tmp_path / "model"))
+    with pytest.raises(InputError, match="takes images in a form that attnscope does not make: give"):
+        model.prepare_image(picture, TEXT)

@@ -124,7 +124,7 @@ def _make(part: Part, last: str) -> Any:
 
 CLIP = VISION | {"model_type": "clip_vision_model"}
 SIGLIP = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
-LLAMA, QWEN2, COHERE2 = ({"model_type": kind} for kind in ("llama", "qwen2", "cohere2"))
+LLAMA, QWEN2 = ({"model_type": kind} for kind in ("llama", "qwen2"))
 CUT = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 LAST = {"vision_feature_layer": -1}
@@ -135,7 +135,6 @@ LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), named=OWN, config=LAST, opti
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
 DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
-OUT = DEEP | {"out_hidden_size": 32, "intermediate_size": 32}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 PIXELS = {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140}
 MANY = {"patch_size": 14, "size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}}
@@ -146,22 +145,6 @@ QWEN2_VL = Family(
     ("Qwen2VL", PIXELS),
     ("Qwen2VL", MANY),
 )
-QWEN3_VL = replace(
-    QWEN2_VL,
-    kind="Qwen3VL",
-    vision=OUT | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
-    videos=("Qwen3VL", MANY),
-)
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-GLM4V = Family(
-    "Glm4v",
-    OUT | {"image_size": 56, "spatial_merge_size": 2},
-    {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
-    ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}),
-    ("Glm4v", MANY | {"size": {"shortest_edge": 56 * 56, "longest_edge": 8 * 140 * 140}}),
-)
-
 IDEFICS3 = Family(
     "Idefics3",
     VISION,
@@ -207,9 +190,11 @@ FAMILIES = {
     ),
     "qwen2_vl": QWEN2_VL,  # any proportions, four patches a token
     "qwen2_5_vl": replace(  # the same, with attention in windows
-        QWEN2_VL, kind="Qwen2_5_VL", vision=OUT | {"window_size": 56, "fullatt_block_indexes": [1]}
+        QWEN2_VL,
+        kind="Qwen2_5_VL",
+        vision=DEEP
+        | {"out_hidden_size": 32, "intermediate_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
     ),
-    "qwen3_vl": QWEN3_VL,  # the same, with more of the picture added in later layers
     "paligemma": Family(  # a square, and a prefix that sees itself whole
         "PaliGemma",
         SIGLIP,
@@ -266,24 +251,6 @@ FAMILIES = {
         config=LAST,
         options={"image_seq_length": 4},
     ),
-    "aya_vision": Family(  # tiles, with words between them that say which
-        "AyaVision",
-        SIGLIP,
-        COHERE2,
-        ("GotOcr2", TILED),
-        signs=["TILE_GLOBAL", "TILE", *(f"TILE_{number}" for number in range(1, 13))],
-        config=LAST | {"downsample_factor": 2},
-        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
-    ),
-    "mistral3": Family(  # any proportions, with an end of each row among the tokens
-        "Mistral3",
-        VISION | {"model_type": "pixtral", "image_size": 112, "head_dim": 16},
-        {"model_type": "mistral"},
-        ("Pixtral", {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}),
-        config=LAST | {"spatial_merge_size": 2},
-        options={"patch_size": 14, "spatial_merge_size": 2},
-        processor="Pixtral",
-    ),
     "mllama": Family(  # the picture is looked at across, from some layers
         "Mllama",
         VISION
@@ -297,14 +264,6 @@ FAMILIES = {
         },
         {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
         ("Mllama", {"size": SQUARE, "max_image_tiles": 4}),
-    ),
-    "glm4v": GLM4V,  # any proportions, four patches a token, signs around each picture
-    "deepseek_vl": Family(  # a square with padding around the picture
-        "DeepseekVL",
-        SIGLIP,
-        LLAMA,
-        ("DeepseekVL", {"size": SQUARE, "min_size": 14}),
-        options={"num_image_tokens": 16},
     ),
     "lfm2_vl": Family(  # tiles of any proportions, four patches a token
         "Lfm2Vl",
@@ -373,43 +332,6 @@ MORE = {  # other ways to stand in a text
         config={"hidden_size": 32},
         options={"image_seq_length": 4, "image_token": "<IMG_ATOM>"},
     ),
-    "cohere2_vision": Family(  # tiles with the ends of lines, then the whole
-        "Cohere2Vision",
-        SIGLIP,
-        COHERE2,
-        # its patch size is how many tokens a tile has along its side
-        ("Cohere2Vision", {"size": SQUARE, "patch_size": 2, "max_patches": 6, "min_patches": 1}),
-        config={"downsample_factor": 2},
-    ),
-    "video_llama_3": Family(  # any proportions, each patch a token
-        "VideoLlama3",
-        LAYERS | {"patch_size": 14},
-        QWEN2,
-        ("VideoLlama3", PIXELS),
-        ("VideoLlama3", PIXELS),
-    ),
-    "qwen3_5": replace(  # any proportions, four patches a token, in a text with full attention
-        QWEN3_VL,
-        kind="Qwen3_5",
-        vision=OUT | {"num_position_embeddings": 64},
-        text=QWEN3_VL.text | {"layer_types": ["full_attention"] * 2},
-        processor="Qwen3VL",
-    ),
-    "qwen3_vl_moe": replace(  # the same, read by experts
-        QWEN3_VL, kind="Qwen3VLMoe", text=QWEN3_VL.text | EXPERTS | {"num_experts": 4}, processor="Qwen3VL"
-    ),
-    "glm46v": replace(  # as GLM-4V, with signs between the frames of a video
-        GLM4V, kind="Glm46V", images=("Glm46V", GLM4V.images[1]), videos=("Glm46V", GLM4V.videos[1])
-    ),
-    "glm4v_moe": replace(  # as GLM-4V, read by experts
-        GLM4V,
-        kind="Glm4vMoe",
-        text=GLM4V.text
-        | EXPERTS
-        | {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-        processor="Glm4v",
-    ),
-    "glm_ocr": replace(GLM4V, kind="GlmOcr", processor="Glm4v"),  # as GLM-4V, for pages
     "idefics": Family(  # the picture is looked at across, from layers between those of the text
         "Idefics",
         VISION | {"embed_dim": 32},
@@ -492,13 +414,7 @@ ALL = FAMILIES | MORE
 NUMBERED = ("blip_2", "instructblip", "kosmos_2", "chameleon", "emu3", "florence2")
 """Those of which no token stands for a part of the picture alone."""
 
-NEED_TORCHVISION = {name for name, family in ALL.items() if family.videos is not None} | {
-    "mistral3",
-    "deepseek_vl",
-    "lfm2_vl",
-    "llama4",
-    "cohere2_vision",
-}
+NEED_TORCHVISION = {name for name, family in ALL.items() if family.videos} | {"lfm2_vl", "llama4"}
 """Those whose processors cannot be made without torchvision."""
 
 

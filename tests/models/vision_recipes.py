@@ -48,6 +48,9 @@ STARTS = {"vision_start_token_id": 5, "vision_end_token_id": 6, "audio_start_tok
 MERGED = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
 SOUNDS = {"feature_extractor": "WhisperFeatureExtractor"}
 QWEN = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}
+DEEP = HEADS | {"vision_config.deepstack_visual_indexes": [0]}
+QWEN3 = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen3VLVideoProcessor"}
+GLM4V = {"image_processor": "Glm4vImageProcessor", "video_processor": "Glm4vVideoProcessor"}
 GEMMA4 = {
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -68,13 +71,30 @@ CHART = (
 )
 
 RECIPES: dict[str, Reading] = {
-    "cosmos3_edge": Reading(NAMED_HEADS),
-    "cosmos3_omni": Reading(
-        HEADS | {"vision_config.deepstack_visual_indexes": [0]}, processor="Qwen3VLProcessor"
+    "aya_vision": Reading(  # tiles, with words between them that say which
+        NAMED_HEADS | {"vision_config.patch_size": 14, "downsample_factor": 2},
+        images={"crop_to_patches": True, "max_patches": 6, "min_patches": 2},
+        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
+        parts={"image_processor": "GotOcr2ImageProcessor"},
+        signs=["TILE_GLOBAL", "TILE", *(f"TILE_{number}" for number in range(1, 13))],
+        side=56,
     ),
+    "cohere2_vision": Reading(  # its patch size is how many tokens a tile has along its side
+        NAMED_HEADS | {"vision_config.patch_size": 14, "downsample_factor": 2},
+        images={"patch_size": 2, "max_patches": 6, "min_patches": 1},
+        side=56,
+    ),
+    "cosmos3_edge": Reading(NAMED_HEADS),
+    "cosmos3_omni": Reading(DEEP, processor="Qwen3VLProcessor"),
     "ernie4_5_vl_moe": Reading({"vision_config.num_heads": 10}, videos={"draw_on_frames": False}),
     "exaone4_5": Reading(FOURTEEN | {"vision_config.num_key_value_heads": 7}),
     "gemma4": Reading({"vision_config": GEMMA4}, images=SOFT),
+    "glm4v_moe": Reading(
+        {"text_config.num_attention_heads": 16, "text_config.rope_parameters.mrope_section": [2, 1, 1]},
+        processor="Glm4vProcessor",
+        parts=GLM4V,
+    ),
+    "glm_ocr": Reading(processor="Glm4vProcessor", parts=GLM4V),
     "glmga": Reading(processor="Glm46VProcessor"),
     "granite_docling": Reading(
         {"vision_config.scale_factor": 2, "vision_config.deepstack_visual_indexes": [0]},
@@ -90,7 +110,10 @@ RECIPES: dict[str, Reading] = {
     ),
     "paddleocr_vl": Reading(NAMED_HEADS),
     "qianfan_ocr": Reading({"image_seq_length": 4}, options={"image_seq_length": 4}),
+    "qwen3_5": Reading(HEADS, processor="Qwen3VLProcessor", parts=QWEN3),
     "qwen3_5_moe": Reading(HEADS),
+    "qwen3_vl": Reading(DEEP),
+    "qwen3_vl_moe": Reading(DEEP, processor="Qwen3VLProcessor", parts=QWEN3),
     "qwen4_exp": Reading(HEADS),
     "qwen2_5_omni_thinker": Reading(FOURTEEN | STARTS, processor="Qwen2_5OmniProcessor", parts=QWEN | SOUNDS),
     "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, processor="Qwen3OmniMoeProcessor", parts=QWEN | SOUNDS),
@@ -116,6 +139,12 @@ RECIPES: dict[str, Reading] = {
         {"vision_config.sam_config.downsample_channels": [32, 64]},
         images={"size": {"height": 256, "width": 256}, "tile_size": 128, "max_patches": 4},
         options={"patch_size": 16},
+    ),
+    "deepseek_vl": Reading(  # a square with padding around the picture
+        {"vision_config.num_attention_heads": 8, "vision_config.patch_size": 14},
+        images={"min_size": 14},
+        options={"num_image_tokens": 16},
+        side=56,
     ),
     "deepseek_vl_hybrid": Reading(
         {"high_res_vision_config.image_size": 256, "high_res_vision_config.global_attn_indexes": [0]},
@@ -158,6 +187,7 @@ RECIPES: dict[str, Reading] = {
     ),
     "inkling2": Reading(images={"size": {"height": 40, "width": 40}}),
     "inkling_mm_model": Reading(images={"size": {"height": 40, "width": 40}}),
+    "mistral3": Reading(images=PIXTRAL, options={"patch_size": 14, "spatial_merge_size": 2}),
     "mistral_large4": Reading(images=PIXTRAL, options={"spatial_merge_size": 2}),
     "t5gemma2": Reading(
         {

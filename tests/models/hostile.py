@@ -1,17 +1,14 @@
-"""Model folders that lie, and what becomes of them.
-
-``python -m tests.models.hostile FOLDER ...`` loads each folder in a fork of its own, as no audit hook
-can be taken away, and prints a line of JSON.
-"""
+"""Model folders that lie, and what becomes of them."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+from attnscope.errors import AttnscopeError
+from attnscope.models import load
 from tests.models.folders import gpt2
+from tests.tools.survey import in_a_fork
 
 
 def folder(place: Path, file: str = "config.json", **changes) -> Path:
@@ -27,21 +24,17 @@ def folder(place: Path, file: str = "config.json", **changes) -> Path:
     return place
 
 
-def verdicts(folders) -> list[dict]:
-    """What each folder comes to: its sentence, what it tried, and how its process ended."""
-    arguments = [sys.executable, "-m", "tests.models.hostile", *map(str, folders)]
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def verdict(place: Path) -> dict:
+    """What a folder comes to in a fork: its sentence, what it tried, and how its process ended."""
+    said, status = in_a_fork(lambda: json.dumps(_attempt(str(place))), 60, 16 << 30)
+    return json.loads(said) | {"ended": status}
 
 
 def _attempt(place: str) -> dict:
-    """Load a folder and read a text; every connection, program and file of code in it is written down."""
-    from attnscope.errors import AttnscopeError
-    from attnscope.models import load
+    """Load a folder and read a text; every connection, program and file of code in it is written down.
 
+    No audit hook can be taken away.
+    """
     tried: list[str] = []
 
     def watch(event, arguments):
@@ -52,38 +45,9 @@ def _attempt(place: str) -> dict:
 
     sys.addaudithook(watch)
     try:
-        model = load(place)
-        model.prepare("The cat sat.")
-        return {"sentence": None, "tried": tried}
+        load(place).prepare("The cat sat.")
     except AttnscopeError as error:
         return {"sentence": str(error), "tried": tried}
-
-
-def main(*places: str) -> None:
-    import tempfile
-
-    from attnscope.models import load
-
-    with (
-        tempfile.TemporaryDirectory() as honest
-    ):  # what a load imports is imported once, and counts for no folder
-        load(gpt2(Path(honest) / "honest")).prepare("The cat sat.")
-    for place in places:
-        read, write = os.pipe()
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            with os.fdopen(write, "w") as answer:
-                json.dump(_attempt(place), answer)
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as answer:
-            said = answer.read()
-        _, status = os.waitpid(child, 0)
-        verdict = json.loads(said) if said else {"sentence": None, "tried": []}
-        verdict["ended"] = status
-        print(json.dumps(verdict), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    except BaseException as error:  # such as planted code's own exit
+        tried.append(repr(error))
+    return {"sentence": None, "tried": tried}

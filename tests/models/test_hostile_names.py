@@ -9,89 +9,83 @@ import transformers
 from attnscope.errors import ModelError
 from attnscope.models import load
 from tests.models.folders import gpt2
-from tests.models.hostile import folder, verdicts
+from tests.models.hostile import folder, verdict
 
 KERNEL = "someone/kernel"
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 REFUSED = [  # a file, what it says, and the field that the sentence names
-    ("config.json", {"attn_implementation": KERNEL}, "attn_implementation"),
-    ("config.json", {"_attn_implementation": KERNEL}, "_attn_implementation"),
-    ("config.json", {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
-    ("config.json", {"attn_implementation": {"": KERNEL}}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "paged|someone/kernel"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "someone/kernel@main:run"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": " someone/kernel "}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "someone/kernel :run"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "someone/kernel @main"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "sdpa|someone/kernel @v1"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "someone/kernel\n"}, "attn_implementation"),
-    ("config.json", {"attn_implementation": "some one/ker\u00a0nel"}, "attn_implementation"),
-    (
-        "config.json",
-        {"text_config": {"attn_implementation": {"x": "a/b:c/d"}}},
-        "text_config.attn_implementation.x",
-    ),
-    ("config.json", {"backbone": "someone/back bone\n", "use_pretrained_backbone": True}, "backbone"),
-    ("config.json", {"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation"),
-    ("config.json", {"experts_implementation": KERNEL}, "experts_implementation"),
-    ("config.json", {"text_config": {"attn_implementation": KERNEL}}, "text_config.attn_implementation"),
-    ("config.json", {"kernel_config": {"attention": [KERNEL]}}, "kernel_config.attention"),
-    ("config.json", {"auto_map": {"AutoConfig": "someone/code--file.Config"}}, "auto_map.AutoConfig"),
-    ("config.json", {"auto_map": {"AutoModel": "someone/code--file.Model"}}, "auto_map.AutoModel"),
-    ("config.json", {"backbone": "someone/backbone", "use_pretrained_backbone": True}, "backbone"),
-    ("config.json", {"backbone": "someone/backbone", "use_timm_backbone": False}, "backbone"),
-    ("config.json", {"model_type": "detr", "backbone": "someone/backbone"}, "backbone"),
-    ("config.json", {"model_type": "mask2former", "backbone": "someone/backbone"}, "backbone"),
-    ("config.json", {"vision_backbone": "someone/backbone"}, "vision_backbone"),
-    ("config.json", {"mm_vision_tower": "someone/tower"}, "mm_vision_tower"),
-    ("config.json", {"text_model_name": "someone/text"}, "text_model_name"),
-    ("config.json", {"vision_model_name_or_path": "someone/vision"}, "vision_model_name_or_path"),
-    ("config.json", {"base_model": "someone/base"}, "base_model"),
-    ("config.json", {"index_path": "someone/index"}, "index_path"),
-    ("config.json", {"load_checkpoint": "someone/weights"}, "load_checkpoint"),
+    (CONFIG, {"attn_implementation": KERNEL}, "attn_implementation"),
+    (CONFIG, {"_attn_implementation": KERNEL}, "_attn_implementation"),
+    (CONFIG, {"_attn_implementation_internal": KERNEL}, "_attn_implementation_internal"),
+    (CONFIG, {"attn_implementation": {"": KERNEL}}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "paged|someone/kernel"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "someone/kernel@main:run"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": " someone/kernel "}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "someone/kernel :run"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "someone/kernel @main"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "sdpa|someone/kernel @v1"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "someone/kernel\n"}, "attn_implementation"),
+    (CONFIG, {"attn_implementation": "some one/ker\u00a0nel"}, "attn_implementation"),
+    (CONFIG, {"text_config": {"attn_implementation": {"x": "a/b:c/d"}}}, "text_config.attn_implementation.x"),
+    (CONFIG, {"backbone": "someone/back bone\n", "use_pretrained_backbone": True}, "backbone"),
+    (CONFIG, {"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation"),
+    (CONFIG, {"experts_implementation": KERNEL}, "experts_implementation"),
+    (CONFIG, {"text_config": {"attn_implementation": KERNEL}}, "text_config.attn_implementation"),
+    (CONFIG, {"kernel_config": {"attention": [KERNEL]}}, "kernel_config.attention"),
+    (CONFIG, {"auto_map": {"AutoConfig": "someone/code--file.Config"}}, "auto_map.AutoConfig"),
+    (CONFIG, {"auto_map": {"AutoModel": "someone/code--file.Model"}}, "auto_map.AutoModel"),
+    (CONFIG, {"backbone": "someone/backbone", "use_pretrained_backbone": True}, "backbone"),
+    (CONFIG, {"backbone": "someone/backbone", "use_timm_backbone": False}, "backbone"),
+    (CONFIG, {"model_type": "detr", "backbone": "someone/backbone"}, "backbone"),
+    (CONFIG, {"model_type": "mask2former", "backbone": "someone/backbone"}, "backbone"),
+    (CONFIG, {"vision_backbone": "someone/backbone"}, "vision_backbone"),
+    (CONFIG, {"mm_vision_tower": "someone/tower"}, "mm_vision_tower"),
+    (CONFIG, {"text_model_name": "someone/text"}, "text_model_name"),
+    (CONFIG, {"vision_model_name_or_path": "someone/vision"}, "vision_model_name_or_path"),
+    (CONFIG, {"base_model": "someone/base"}, "base_model"),
+    (CONFIG, {"index_path": "someone/index"}, "index_path"),
+    (CONFIG, {"load_checkpoint": "someone/weights"}, "load_checkpoint"),
     ("adapter_config.json", {"base_model_name_or_path": "someone/base"}, "base_model_name_or_path"),
     ("generation_config.json", {"custom_generate": "someone/generate"}, "custom_generate"),
-    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["someone/t--t.T", None]}}, "auto_map"),
-    ("preprocessor_config.json", {"repo_path": "someone/labels"}, "repo_path"),
-    ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "someone/c--m.P"}}, "auto_map"),
-    ("processor_config.json", {"speaker": {"repo_or_path": "someone/voice"}}, "speaker.repo_or_path"),
-    ("processor_config.json", {"auto_map": {"AutoProcessor": "someone/c--m.P"}}, "auto_map"),
-    ("processor_config.json", {"audio_tokenizer_name_or_path": "someone/a"}, "audio_tokenizer_name_or_path"),
+    (TOKENIZER, {"auto_map": {"AutoTokenizer": ["someone/t--t.T", None]}}, "auto_map"),
+    (IMAGES, {"repo_path": "someone/labels"}, "repo_path"),
+    (IMAGES, {"auto_map": {"AutoImageProcessor": "someone/c--m.P"}}, "auto_map"),
+    (PROCESSOR, {"speaker": {"repo_or_path": "someone/voice"}}, "speaker.repo_or_path"),
+    (PROCESSOR, {"auto_map": {"AutoProcessor": "someone/c--m.P"}}, "auto_map"),
+    (PROCESSOR, {"audio_tokenizer_name_or_path": "someone/a"}, "audio_tokenizer_name_or_path"),
 ]
 KEPT_IN = [  # what names nothing of that kind, and must reach nothing either
-    ("config.json", {"_name_or_path": "someone/else"}),
-    ("config.json", {"model_type": "planted", "auto_map": {"AutoConfig": "planted.Config"}}),
-    ("config.json", {"auto_map": {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}}),
-    ("config.json", {"model_type": "detr", "backbone": "resnet50", "use_pretrained_backbone": True}),
-    ("config.json", {"model_type": "dpt", "backbone": "owner-less", "use_timm_backbone": False}),
-    ("config.json", {"model_type": "rag"}),
-    ("config.json", {"model_type": "nothing-known"}),
-    ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}),
-    ("config.json", {"attn_implementation": "flash_attention_2"}),
-    ("tokenizer_config.json", {"name_or_path": "someone/else", "tokenizer_class": "PlantedTokenizer"}),
-    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["planted.T", None]}, "tokenizer_class": "T"}),
-    ("tokenizer_config.json", {"fix_mistral_regex": True}),
+    (CONFIG, {"_name_or_path": "someone/else"}),
+    (CONFIG, {"model_type": "planted", "auto_map": {"AutoConfig": "planted.Config"}}),
+    (CONFIG, {"auto_map": {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}}),
+    (CONFIG, {"model_type": "detr", "backbone": "resnet50", "use_pretrained_backbone": True}),
+    (CONFIG, {"model_type": "dpt", "backbone": "owner-less", "use_timm_backbone": False}),
+    (CONFIG, {"model_type": "rag"}),
+    (CONFIG, {"model_type": "nothing-known"}),
+    (CONFIG, {"quantization_config": {"quant_method": "mxfp4"}}),
+    (CONFIG, {"attn_implementation": "flash_attention_2"}),
+    (TOKENIZER, {"name_or_path": "someone/else", "tokenizer_class": "PlantedTokenizer"}),
+    (TOKENIZER, {"auto_map": {"AutoTokenizer": ["planted.T", None]}, "tokenizer_class": "T"}),
+    (TOKENIZER, {"fix_mistral_regex": True}),
 ]
 
 
 @pytest.mark.slow
 def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(tmp_path):
-    folders = []
-    for number, (file, changes, *_) in enumerate([*REFUSED, *KEPT_IN]):
+    load(str(folder(tmp_path / "plain"))).prepare("The cat sat.")  # what that imports counts for no folder
+    for number, (file, changes, *fields) in enumerate([*REFUSED, *KEPT_IN]):
         made = folder(tmp_path / f"{number:02}", file, **changes)
         (made / "planted.py").write_text("raise SystemExit('planted code ran')\n")
-        folders.append(made)
-    outcomes = verdicts(folders)
-    assert len(outcomes) >= 40
-    for outcome, (_, changes, *_) in zip(outcomes, [*REFUSED, *KEPT_IN], strict=True):
+        outcome = verdict(made)
         assert outcome["ended"] == 0, changes
-        assert [what for what in outcome["tried"] if not what.startswith("socket")] == [], changes
-    for outcome, (file, changes, field) in zip(outcomes, REFUSED, strict=False):
-        sentence = outcome["sentence"]
-        assert sentence is not None, changes
-        assert f"the {file} of" in sentence
-        assert f"({field}" in sentence
-        assert sentence.endswith("pass --trust-remote-code if you trust its author")
-        assert outcome["tried"] == []
+        assert [what for what in outcome["tried"] if not (what.startswith("socket") and not fields)] == []
+        for field in fields:
+            sentence = outcome["sentence"]
+            assert sentence is not None, changes
+            assert f"the {file} of" in sentence
+            assert f"({field}" in sentence
+            assert sentence.endswith("pass --trust-remote-code if you trust its author")
 
 
 def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_path):

@@ -94,12 +94,8 @@ def _kept_layers(values: dict[str, Any], layers: int) -> list[int]:
 def _small(key: str, value: Any, factor: int, layers: int, kept: list[int], count: int) -> Any:
     if isinstance(value, dict):
         whole = key == "backbone_config" and value.get("model_type") not in PLAIN_BACKBONES
-        whole |= key in ("label2id", "task_specific_params")
-        return (
-            value
-            if whole or any(not isinstance(name, str) for name in value)
-            else shrunk(value, factor, layers)
-        )
+        whole |= key in ("label2id", "task_specific_params") or not all(isinstance(one, str) for one in value)
+        return value if whole else shrunk(value, factor, layers)
     if not isinstance(value, (int, str, list, tuple)) or isinstance(value, bool):
         return value
     if key == "mrope_section" and isinstance(value, (list, tuple)) and len(value) == 3:
@@ -322,10 +318,8 @@ def image(model: Any, names: list[str], batch: int) -> dict[str, Any]:
 def sounds(model: Any, name: str, batch: int) -> list[dict[str, Any]]:
     """Sound as features, either axis first, or as samples."""
     names = ("num_mel_bins", "input_channels", "input_size", "feature_size", "input_dim")
-    mels, tall = (
-        attribute(model.config, *names, default=80),
-        attribute(model.config, "max_length", default=64),
-    )
+    mels = attribute(model.config, *names, default=80)
+    tall = attribute(model.config, "max_length", default=64)
     places = attribute(model.config, "max_source_positions", default=3001)
     frames = 2 * places if places <= 3000 else 64
     shapes = [(mels, frames), (frames, mels), (tall, mels), (1, 1001, 64), (8000,), (1, 8000)]

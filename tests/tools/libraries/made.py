@@ -76,18 +76,15 @@ def torchvision() -> dict[str, Make]:
     """Its transformers of pictures and films."""
     models = import_module("torchvision.models")
 
-    def make(name: str, *size: int) -> Make:
-        return lambda: (getattr(models, name)(weights=None), (torch.randn(2, 3, *size),), {})
-
     films = import_module("torchvision.models.video")
-    return {
-        "vit_b_32": make("vit_b_32", 224, 224),
-        "swin_t": make("swin_t", 112, 112),
-        "swin_v2_t": make("swin_v2_t", 128, 128),
-        "maxvit_t": make("maxvit_t", 224, 224),
-        "swin3d_t": lambda: (films.swin3d_t(weights=None), (torch.randn(2, 3, 4, 64, 64),), {}),
-        "mvit_v2_s": lambda: (films.mvit_v2_s(weights=None), (torch.randn(2, 3, 16, 224, 224),), {}),
-    }
+    sizes = {"vit_b_32": (224, 224), "swin_t": (112, 112), "swin_v2_t": (128, 128), "maxvit_t": (224, 224)}
+    sizes |= {"swin3d_t": (4, 64, 64), "mvit_v2_s": (16, 224, 224)}
+
+    def make(name: str, size: tuple[int, ...]) -> Given:
+        model = getattr(films if len(size) == 3 else models, name)(weights=None)
+        return model, (torch.randn(2, 3, *size),), {}
+
+    return {name: partial(make, name, size) for name, size in sizes.items()}
 
 
 def open_clip() -> dict[str, Make]:
@@ -294,12 +291,9 @@ def speechbrain() -> dict[str, Make]:
 
     encoder = partial(transformer.TransformerEncoder, 2, 4, 64, d_model=32)
     conform = partial(conformer.ConformerEncoder, 2, 32, 64, 4, kernel_size=3)
-    return {
-        "encoder": partial(make, "regularMHA", encoder),
-        "relative positions": partial(make, "RelPosMHAXL", encoder),
-        "hypermixing": partial(make, "hypermixing", encoder),
-        "Conformer": partial(make, "RelPosMHAXL", conform),
-    }
+    kinds = {"encoder": "regularMHA", "relative positions": "RelPosMHAXL", "hypermixing": "hypermixing"}
+    made = {name: partial(make, kind, encoder) for name, kind in kinds.items()}
+    return made | {"Conformer": partial(make, "RelPosMHAXL", conform)}
 
 
 def litgpt() -> dict[str, Make]:
@@ -328,16 +322,16 @@ def peft() -> dict[str, Make]:
     """Adapters around a Llama: low rank, learned scales, and a prefix, that is keys of no token."""
     library = import_module("peft")
 
-    def make(config: Any) -> Make:
+    def make(name: str, **settings: Any) -> Make:
+        config = partial(getattr(library, f"{name}Config"), task_type="CAUSAL_LM", **settings)
         return lambda: (library.get_peft_model(_llama(), config()), (), {"input_ids": ids()})
 
-    words = {"task_type": "CAUSAL_LM"}
     return {
-        "LoRA": make(lambda: library.LoraConfig(**words, target_modules=["q_proj", "v_proj"])),
-        "IA3": make(lambda: library.IA3Config(**words)),
-        "prefix": make(lambda: library.PrefixTuningConfig(**words, num_virtual_tokens=3)),
-        "prompt": make(lambda: library.PromptTuningConfig(**words, num_virtual_tokens=3)),
-        "Llama adapter": make(lambda: library.AdaptionPromptConfig(**words, adapter_len=3, adapter_layers=2)),
+        "LoRA": make("Lora", target_modules=["q_proj", "v_proj"]),
+        "IA3": make("IA3"),
+        "prefix": make("PrefixTuning", num_virtual_tokens=3),
+        "prompt": make("PromptTuning", num_virtual_tokens=3),
+        "Llama adapter": make("AdaptionPrompt", adapter_len=3, adapter_layers=2),
     }
 
 

@@ -134,17 +134,23 @@ def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list
     if len(units) != len(ours):
         return set()
 
-    def equal(weights: Tensor, unit: Tensor) -> bool:
-        known = weights.numel() == unit.numel()
-        return known and float((weights - unit.reshape(weights.shape)).abs().max()) <= CLOSE
-
     found = {
         number
         for number, unit in zip(ours, units, strict=True)
-        if equal(maps[number].weights, unit) or same_rows(unit, maps[number].weights, CLOSE)
+        if is_same(unit, maps[number].weights) or same_rows(unit, maps[number].weights, CLOSE)
     }
     result.unit = len(found)
     return found
+
+
+def is_same(unit: Tensor, weights: Tensor) -> bool:
+    """Whether a tensor of the oracle is a map, its texts and heads in one axis or two, its keys anywhere."""
+    for each in (unit, unit.mT):
+        if each.numel() != weights.numel() or each.shape[-2:] != weights.shape[-2:]:
+            continue
+        if float((each.reshape(weights.shape) - weights).abs().max()) <= CLOSE:
+            return True
+    return False
 
 
 def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[Kept]) -> set[int]:
@@ -221,17 +227,8 @@ def from_scores(own: Tensor, maps: list[Kept]) -> int | None:
     return next((number for number, kept in enumerate(maps) if difference(kept, weights) <= CLOSE), None)
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in a nested output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors(part)
-
-
 def attentions(output: Any, inside: bool = False) -> Iterator[Tensor]:
-    """The tensors that an output files under a name that says attention."""
+    """The tensors that an output files under a name that says attention, or all."""
     if isinstance(output, dict):
         for name, part in output.items():
             yield from attentions(part, inside or "attentions" in str(name))
@@ -345,7 +342,7 @@ class Units(TorchFunctionMode):
 
 def same(one: Any, other: Any) -> bool:
     """Whether two outputs are the same numbers, bit by bit."""
-    pairs = list(zip(tensors(one), tensors(other), strict=True))
+    pairs = list(zip(attentions(one, True), attentions(other, True), strict=True))
     return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from torch import Tensor, nn
 from attnscope.attention import Attention
 from attnscope.capture import Record, SiteRecord, recording
 from tests.capture.observing import Keep, Kept
-from tests.tools.coverage.compare import Units, same, same_rows
+from tests.tools.coverage.compare import CLOSE, Units, is_same, same, same_rows
 from tests.tools.survey import Row
 
-CLOSE = 1e-5
 ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224", "timm nest_tiny"})
 """Models whose blocks have tokens in a fixed order, where the maps have them as the picture does.
 
@@ -134,19 +134,7 @@ def judge(kept: Kept, site: SiteRecord, units: Units, parts: bool) -> str:
         return "parts" if apart else "exact"
     if any(same_rows(unit, kept.weights, CLOSE) for unit in several):
         return "laid"
-    if site.difference is not None:
-        return "proved"
-    return "no function of torch weighed with it"
-
-
-def is_same(unit: Tensor, weights: Tensor) -> bool:
-    """Whether a tensor of the oracle is a map, its texts and heads in one axis or two, its keys anywhere."""
-    for each in (unit, unit.mT):
-        if each.numel() != weights.numel() or each.shape[-2:] != weights.shape[-2:]:
-            continue
-        if float((each.reshape(weights.shape) - weights).abs().max()) <= CLOSE:
-            return True
-    return False
+    return "proved" if site.difference is not None else "no function of torch weighed with it"
 
 
 def missing(units: Units, record: Record) -> list[str]:
@@ -189,25 +177,23 @@ def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]
     None where no module around it is given states of so many tokens, or all of them mix otherwise as well.
     """
     parts = kept.site.name.split(".")
-    paths = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+    around = {path: model.get_submodule(path) for path in map(".".join, accumulate([part] for part in parts))}
     given: dict[str, tuple[Any, Any]] = {}
     handles = [
-        model.get_submodule(path).register_forward_pre_hook(
+        module.register_forward_pre_hook(
             lambda module, *inputs, path=path: given.setdefault(path, inputs) and None, with_kwargs=True
         )
-        for path in paths
+        for path, module in around.items()
     ]
     with torch.inference_mode():
         model(*arguments, **inputs)
         for handle in handles:
             handle.remove()
-        said: list[bool] = []
-        for path in paths:
-            answer = _agrees(model.get_submodule(path), *given[path], kept) if path in given else None
-            if answer:
-                return True
-            said += [] if answer is None else [answer]
-    return False if said else None
+        said = set[bool | None]()
+        for path in reversed(around):
+            if path in given and True not in said:
+                said.add(_agrees(around[path], *given[path], kept))
+    return True in said or (False if False in said else None)
 
 
 def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: Kept) -> bool | None:

@@ -13,8 +13,9 @@ import argparse
 import io
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -46,16 +47,13 @@ TEXTS = {
 INCHES = (3.3, 7.0)
 WIDE = (160, "true")
 
-Terminal: TypeAlias = "tuple[int, str]"
-"""Columns, and the name of what it knows of colours."""
-
 
 class Plate(NamedTuple):
-    """A command, the terminals that show it, and the inches of the pictures that it saves."""
+    """A command, the terminals that show it (columns, colours), and the inches of the pictures it saves."""
 
     name: str
     arguments: Sequence[str]
-    terminals: Sequence[Terminal] = ((80, "true"),)
+    terminals: Sequence[tuple[int, str]] = ((80, "true"),)
     inches: Sequence[float] = ()
 
 
@@ -71,27 +69,27 @@ def plates(place: Path) -> Iterator[Plate]:
     yield Plate("japanese-token", ("show", TEXTS["japanese"], "--token", "3"), (), (7.0,))
     yield Plate("arabic-overview", ("show", TEXTS["arabic"]), ((100, "256"),))
     yield from heads()
-    decoder = sharpen(
-        folders.gpt2(place / "decoder", n_layer=12, n_head=12, n_embd=96, n_positions=3072), 3.0
-    )
+    decoder = folders.gpt2(place / "decoder", n_layer=12, n_head=12, n_embd=96, n_positions=3072)
+    sharpen(Path(decoder) / "model.safetensors", 3.0)
     for tokens, terminal in ((13, WIDE), (60, (100, "256")), (512, (160, "none")), (3000, WIDE)):
         long = ("show", LONG, "-m", decoder, "--max-tokens", str(tokens))
         yield Plate(f"144-heads-{tokens}", long, (terminal,), (7.0,) if tokens == 13 else ())
     yield from figures()
     yield from answers(place)
     yield from senses(place)
-    try:
-        minilm = folders.minilm()
-    except ImportError:
-        return
+    with suppress(ImportError):
+        yield from trained(folders.minilm())
+
+
+def trained(minilm: str) -> Iterator[Plate]:
+    """A model that learned, alone and beside the bundled one."""
     yield Plate("minilm-13", ("show", CAT, "-m", minilm))
     yield Plate("minilm-512", ("show", LONG, "-m", minilm, "--truncate"), ((100, "true"),))
     yield Plate("models", ("compare", CAT, "--with-model", minilm), ((100, "true"),))
 
 
-def sharpen(folder: str, by: float) -> str:
-    """The same model with heads that choose: its scores larger, its norms as they are in a new model."""
-    file = Path(folder) / "model.safetensors"
+def sharpen(file: Path, by: float) -> None:
+    """Make heads choose: scores are larger, norms as they are in a new model."""
     kept = load_file(file)
     for name, each in kept.items():
         if "ln_" in name:
@@ -99,7 +97,6 @@ def sharpen(folder: str, by: float) -> str:
         elif "c_attn.weight" in name:
             each.mul_(by)
     save_file(kept, file, {"format": "pt"})
-    return folder
 
 
 def heads() -> Iterator[Plate]:
@@ -191,10 +188,9 @@ def show(arguments: Sequence[str], columns: int = 80, colour: str = "none") -> s
 
 def draw(folder: Path, plate: Plate) -> None:
     """What a command prints on each terminal, and the pictures that it saves."""
+    how = {"record": True, "force_terminal": True, "color_system": "truecolor"}
     for width, colour in plate.terminals:
-        target = Console(
-            file=io.StringIO(), record=True, width=width, force_terminal=True, color_system="truecolor"
-        )
+        target = Console(file=io.StringIO(), width=width, **how)
         printed = show(plate.arguments, width, colour)
         name = f"{plate.name}-{width}-{colour}"
         (folder / f"{name}.ansi").write_text(printed, "utf-8")

@@ -70,12 +70,10 @@ def boxes_of(prepared: ModelInput) -> Mapping[int, tuple[float, ...]]:
         return picture.boxes
     rows, columns = picture.grid
     high, wide = SHOWN[0] / rows, SHOWN[1] / columns
-    patches = [token for token in picture.tokens if not token.special]
+    patches = [token.id for token in picture.tokens if not token.special]
     corners = [(column * wide, row * high) for row in range(rows) for column in range(columns)]
-    return {
-        token.id: (left, top, left + wide, top + high)
-        for token, (left, top) in zip(patches, corners, strict=True)
-    }
+    boxes = [(left, top, left + wide, top + high) for left, top in corners]
+    return dict(zip(patches, boxes, strict=True))
 
 
 def is_tiled(boxes: np.ndarray[Any, Any]) -> bool:
@@ -108,17 +106,16 @@ def identity(model: Model, file: Path) -> str:
     if len(states) != len(before.tokens) or across:
         return "looked at across"
     placed = [position for position, token in enumerate(before.tokens) if token.id in boxes]
-    for position, token in enumerate(before.tokens):
-        if position in placed[:: -(-len(placed) // MOST)]:
-            left, top, stop, bottom = (round(edge) for edge in boxes[token.id])
-            painted = base.copy()
-            painted[top + 1 : bottom - 1, left + 1 : stop - 1] = (250, 10, 90)
-            Image.fromarray(painted).save(file)
-            moved = (states_of(model, model.prepare_image(file, TEXT)) - states).norm(dim=-1)
-            named = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
-            alike = named if " " in token.text else placed
-            right += max(alike, key=lambda i: float(moved[i])) == position
-            count += 1
+    for position in placed[:: -(-len(placed) // MOST)]:
+        token = before.tokens[position]
+        left, top, stop, bottom = (round(edge) for edge in boxes[token.id])
+        painted = base.copy()
+        painted[top + 1 : bottom - 1, left + 1 : stop - 1] = (250, 10, 90)
+        Image.fromarray(painted).save(file)
+        moved = (states_of(model, model.prepare_image(file, TEXT)) - states).norm(dim=-1)
+        named = [i for i, other in enumerate(before.tokens) if other.text[:5] == token.text[:5]]
+        right += max(named if " " in token.text else placed, key=lambda i: float(moved[i])) == position
+        count += 1
     return f"{right} of {count}" if count else "none"
 
 

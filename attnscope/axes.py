@@ -193,19 +193,19 @@ def group_places(
     if zoom is not None and not (zoom and zoom[-1] < len(every)):
         raise SelectionError(f"tokens are numbered 0-{len(every) - 1}: --zoom names some of them, like 0-9")
     kept = range(len(every)) if zoom is None else zoom
-    shown = [(at, every[at]) for at in kept if not (hide_special and every[at].special)]
+    shown = [at for at in kept if not (hide_special and every[at].special)]
     if not shown:
         raise SelectionError("special tokens cannot be hidden: this text has no other tokens")
-    runs = groupby(shown, key=lambda one: (one[0],) if one[1].word is None else (-1, *one[1].word))
-    groups = [list(run) for _, run in runs] if words else [[one] for one in shown]
+    runs = groupby(shown, key=lambda at: every[at].word or (-1, at))
+    groups = [tuple(run) for _, run in runs] if words else [(at,) for at in shown]
     most = min(most or len(groups), len(groups))
     size = -(-len(groups) // most)
     cut = edges(len(groups), most) if even else (*range(0, len(groups), size), len(groups))
     blocks = [groups[start:stop] for start, stop in pairwise(cut)]
     return Coarsening(
-        places=tuple(_join_block(block, pooled=size > 1) for block in blocks),
-        parts=tuple(tuple(tuple(at for at, _ in word) for word in block) for block in blocks),
-        aside=tuple(sorted(set(range(len(every))) - {at for at, _ in shown})),
+        places=tuple(_join_block(every, block, pooled=size > 1) for block in blocks),
+        parts=tuple(map(tuple, blocks)),
+        aside=tuple(sorted({*range(len(every))} - {*shown})),
         counts=tuple(place.count for place in every),
     )
 
@@ -222,11 +222,11 @@ def edges(length: int, cells: int) -> tuple[int, ...]:
     return tuple(cell * length // count for cell in range(count + 1)) if count else (0,)
 
 
-def _join_block(block: list[list[tuple[int, Place]]], *, pooled: bool) -> Place:
+def _join_block(every: Sequence[Place], block: Sequence[tuple[int, ...]], *, pooled: bool) -> Place:
     if not pooled and len(block[0]) == 1:
-        return block[0][0][1]
-    count = sum(word[0][1].count for word in block)
-    return join_places([place for word in block for _, place in word], pooled=pooled, count=count)
+        return every[block[0][0]]
+    count = sum(every[word[0]].count for word in block)
+    return join_places([every[at] for word in block for at in word], pooled=pooled, count=count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,8 +261,7 @@ def weights(values: Array, queries: Axis, keys: Axis, allowed: Array | None = No
 
     Without ``allowed`` every key counts as open. Raises ``ValueError`` where sizes disagree.
     """
-    values = np.asarray(values)
-    open_keys = np.ones(values.shape[-2:], bool) if allowed is None else np.asarray(allowed, bool)
+    values, open_keys = np.asarray(values), np.asarray(True if allowed is None else allowed, bool)
     open_keys = np.broadcast_to(open_keys, (*open_keys.shape[:-2], *values.shape[-2:]))
     return Weights(values, open_keys, places(queries), places(keys))
 

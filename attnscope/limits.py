@@ -6,6 +6,7 @@ other machines. Addresses of this machine stay open.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -84,7 +86,7 @@ def memory_shared(count: int) -> Iterator[None]:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    taken = _kilobytes("/proc/self/status", "VmData") << 10
+    taken = _bytes("/proc/self/status", "VmData")
     with _limited(None if soft == resource.RLIM_INFINITY else taken + max(0, soft - taken) // count):
         yield
 
@@ -98,15 +100,13 @@ def most_memory() -> int | None:
         least = readable(LEAST_MEMORY)
         raise InputError(f"ATTNSCOPE_MEMORY is {asked!r:.40}: give at least {least}, such as 4G, or off")
     try:
-        taken = _kilobytes("/proc/self/status", "VmData") << 10
-        free = _kilobytes("/proc/meminfo", "MemAvailable") << 10
+        taken = _bytes("/proc/self/status", "VmData")
+        free = _bytes("/proc/meminfo", "MemAvailable")
     except (OSError, StopIteration, ValueError):
         return None  # not Linux
-    container = _container()
-    free = free if container is None else min(free, container)
     if asked == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
         return None
-    return size or taken + max(LEAST_MEMORY, int(SHARE * free))
+    return size or taken + max(LEAST_MEMORY, int(SHARE * min(free, _container())))
 
 
 def free_memory() -> int | None:
@@ -118,19 +118,19 @@ def free_memory() -> int | None:
         for limit, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
             most, _ = resource.getrlimit(limit)
             limits.append((None if most == resource.RLIM_INFINITY else most, field))
-        free = [most - (_kilobytes("/proc/self/status", field) << 10) for most, field in limits if most]
+        free = [most - _bytes("/proc/self/status", field) for most, field in limits if most]
     except (ImportError, OSError, StopIteration, ValueError):  # not Linux
         return None
     return max(0, min(free)) if free else None
 
 
-def _kilobytes(file: str, field: str) -> int:
-    """A size in kB from a file under /proc."""
+def _bytes(file: str, field: str, unit: int = 1 << 10) -> int:
+    """A size from a file of Linux."""
     lines = Path(file).read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    return unit * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def _container() -> int | None:
+def _container() -> float:
     """What the memory limit of a control group leaves (Linux, version 2)."""
     try:
         group = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
@@ -138,11 +138,10 @@ def _container() -> int | None:
         most = (folder / "memory.max").read_text(encoding="ascii").strip()
         taken = int((folder / "memory.current").read_text(encoding="ascii"))
         # cached file pages are freed when memory is needed
-        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-        return None if most == "max" else max(0, int(most) - taken + cached)
-    except (OSError, ValueError, IndexError):
-        return None
+        cached = _bytes(f"{folder}/memory.stat", "inactive_file ", 1)
+        return math.inf if most == "max" else max(0, int(most) - taken + cached)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return math.inf
 
 
 class OutOfTime(BaseException):
@@ -218,14 +217,8 @@ EVENTS |= {f"socket.{name}": 0 for name in ("getaddrinfo", "gethostbyname")}
 machines a tuple with the host first."""
 
 
-class _Reasons(threading.local):
-    """Why the network is closed to this thread."""
-
-    here: tuple[str, ...] = ()
-
-
-_everywhere: list[str] = []
-_reasons = _Reasons()
+_everywhere: list[str] = []  # why the network is closed: to the process, and to this thread
+_here: ContextVar[tuple[str, ...]] = ContextVar("_here", default=())
 
 
 def close_network() -> None:
@@ -242,12 +235,11 @@ def close_network() -> None:
 def network_closed(reason: str) -> Iterator[None]:
     """Close the network to this thread: a connection raises ``ModelError``, with ``reason`` and its host."""
     _watch()
-    before = _reasons.here
-    _reasons.here = (reason, *before)
+    before = _here.set((reason, *_here.get()))
     try:
         yield
     finally:
-        _reasons.here = before
+        _here.reset(before)
 
 
 @cache
@@ -260,7 +252,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """The audit hook: raise for a connection to another machine while the network is closed."""
     if event not in EVENTS:
         return
-    reason = next(iter((*_reasons.here, *_everywhere)), None)
+    reason = next(iter((*_here.get(), *_everywhere)), None)
     address = arguments[EVENTS[event]] if len(arguments) > EVENTS[event] else None
     if reason is None or (EVENTS[event] and not isinstance(address, tuple)):
         return  # such as a Unix socket, whose address is a path

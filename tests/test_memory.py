@@ -16,7 +16,7 @@ resource = pytest.importorskip("resource", reason="Windows limits no memory")
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A gigabyte beyond what the tests have taken, and a twentieth of a second."""
-    taken = limits._kilobytes("/proc/self/status", "VmData") << 10
+    taken = limits._bytes("/proc/self/status", "VmData")
     monkeypatch.setenv("ATTNSCOPE_MEMORY", f"{(taken >> 20) + 1000}M")
     monkeypatch.setenv("ATTNSCOPE_DEADLINE", "0.05")
 
@@ -60,7 +60,7 @@ def test_the_limit_ends_with_the_command():
 def test_without_a_size_it_is_most_of_what_is_free(monkeypatch):
     monkeypatch.delenv("ATTNSCOPE_MEMORY")
     monkeypatch.setattr(limits, "_container", lambda: 4 << 30)
-    taken = limits._kilobytes("/proc/self/status", "VmData") << 10
+    taken = limits._bytes("/proc/self/status", "VmData")
     assert 2 << 30 < limits.most_memory() - taken < 4 << 30
     monkeypatch.setattr(limits, "_container", lambda: 0)
     assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
@@ -75,7 +75,7 @@ def test_the_limit_is_the_one_that_was_asked_for(monkeypatch, asked, size):
 @pytest.mark.parametrize(("limit", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
 def test_what_may_still_be_taken_is_what_the_tightest_limit_leaves(monkeypatch, limit, field):
     monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")
-    taken = limits._kilobytes("/proc/self/status", field) << 10
+    taken = limits._bytes("/proc/self/status", field)
     only = {getattr(resource, limit): taken + 10**9}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (only.get(which, resource.RLIM_INFINITY), -1))
     assert limits.free_memory() == pytest.approx(10**9, rel=0.05)
@@ -92,7 +92,7 @@ def test_limits_that_are_none_are_refused_with_what_to_give(monkeypatch, name, a
 
 
 def test_where_the_system_counts_no_memory_nothing_is_limited(monkeypatch):
-    monkeypatch.setattr(limits, "_kilobytes", lambda *asked: int("no Linux"))
+    monkeypatch.setattr(limits, "_bytes", lambda *asked: int("no Linux"))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with memory_limited():
         assert resource.getrlimit(resource.RLIMIT_DATA) == before

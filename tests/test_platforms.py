@@ -25,7 +25,7 @@ from attnscope import limits
 def nothing(*asked):
     raise FileNotFoundError("there is no /proc")
 
-limits._kilobytes = nothing
+limits._bytes = nothing
 """
 RUN = (
     BARE

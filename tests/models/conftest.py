@@ -36,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Foreign work may take 550 MB: a machine that has more would be filled first."""
-    taken = limits._kilobytes("/proc/self/status", "VmData")
-    monkeypatch.setenv("ATTNSCOPE_MEMORY", f"{(taken >> 10) + 550}M")
+    taken = limits._bytes("/proc/self/status", "VmData")
+    monkeypatch.setenv("ATTNSCOPE_MEMORY", f"{(taken >> 20) + 550}M")
     with limits.memory_limited():
         yield

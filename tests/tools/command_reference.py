@@ -90,11 +90,15 @@ def page() -> str:
 
 
 def _section(name: str, own: list[Row]) -> Iterator[str]:
-    text, _, examples = docstring(find_command(name).function).partition("\nExample")
-    yield f"### `attnscope {name}`\n"
-    yield f"{text.strip()}\n"
-    yield from ("```sh", *(line for line in examples.splitlines()[1:] if line.strip()), "```\n")
+    text, examples = _help(name)
+    yield from (f"### `attnscope {name}`\n", f"{text.strip()}\n", "```sh", *examples, "```\n")
     yield from _table(["", "", "default"], [_cells(word) for word in own])
+
+
+def _help(name: str) -> tuple[str, list[str]]:
+    """What a command's docstring says, and its examples."""
+    text, _, examples = docstring(find_command(name).function).partition("\nExample")
+    return text, [line for line in examples.splitlines()[1:] if line.strip()]
 
 
 def _cells(word: Row) -> list[str]:
@@ -117,27 +121,22 @@ def manual() -> str:
     lines += [".SH SYNOPSIS", ".B attnscope", "COMMAND [TEXT] [OPTIONS]", ".SH COMMANDS"]
     shared = shared_rows()
     for name in NAMES:
-        text, _, examples = docstring(find_command(name).function).partition("\nExample")
-        lines += [f".SS attnscope {name}", *_paragraphs(text), ".PP", ".nf"]
-        lines += [_roff(line) for line in examples.splitlines()[1:] if line.strip()]
-        lines += [".fi"]
+        text, examples = _help(name)
+        lines.append(f".SS attnscope {name}")
+        for paragraph in text.strip().split("\n\n"):
+            lines += [".PP", _roff(" ".join(paragraph.split()))]
+        lines += [".PP", ".nf", *map(_roff, examples), ".fi"]
         for row in rows(name).values():
             lines += () if row in shared else _entry(row, "")
     lines += [".SH OPTIONS OF SEVERAL COMMANDS"]
     for row, names in shared.items():
         lines += _entry(row, f" ({', '.join(names)})")
-    lines += [".SH EXIT STATUS", ENDS.replace("\n", " ")]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, ".SH EXIT STATUS", ENDS.replace("\n", " ")]) + "\n"
 
 
-def _entry(row: Row, more: str) -> Iterator[str]:
+def _entry(row: Row, more: str) -> list[str]:
     default = f" Default: {row.default}." if row.default not in ("", "False") else ""
-    yield from (".TP", f"\\fB{_roff(row.spelling)}\\fR", _roff(row.help + default + more))
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for paragraph in text.strip().split("\n\n"):
-        yield from (".PP", _roff(" ".join(paragraph.split())))
+    return [".TP", f"\\fB{_roff(row.spelling)}\\fR", _roff(row.help + default + more)]
 
 
 def _roff(text: str) -> str:

@@ -117,15 +117,8 @@ def _same_text(one: str, other: str) -> bool:
 def main() -> None:
     """Write the documents anew, or draw every head of the bundled encoder on the README's sentence."""
     if sys.argv[1:] == ["--picture"]:
-        from attnscope.cli.deliver import save_pictures
-        from attnscope.cli.options import PrintedOptions
-        from attnscope.models import load
-        from attnscope.questions.selection import Selection
-        from attnscope.questions.stats import of_overview, overview
-
-        model = load("own")
-        seen = overview(model, model.prepare("The cat sat on the mat because it was tired."), Selection())
-        return save_pictures(of_overview(seen, None), ROOT / ".pictures" / "overview.png", PrintedOptions())
+        text, picture = "The cat sat on the mat because it was tired.", ROOT / ".pictures" / "overview.png"
+        return print(run(["attnscope", "show", text, "-o", str(picture)]).err, end="")
     for document in DOCUMENTS:
         document.write_text(BLOCK.sub(lambda match: block(match[1]), document.read_text("utf-8")), "utf-8")
 

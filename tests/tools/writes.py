@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import torch
@@ -44,21 +45,18 @@ def built(model_type: str) -> tuple[Any, Any]:
     name = CLASSES[model_type] if isinstance(CLASSES[model_type], str) else CLASSES[model_type][0]
     recipe, failures = RECIPES.get(model_type, Recipe()), list[str]()
     changes = recipe.changes | CHANGES.get(model_type, {})
-    for factor in recipe.factors:
-        for part in ("whole", "text"):
-            try:
-                config = small_config(model_type, factor, recipe.layers, changes)
-                config = config.get_text_config(decoder=True) if part == "text" else config
-                if hasattr(config, "is_decoder") and not getattr(config, "is_encoder_decoder", False):
-                    config.is_decoder = True
-                model = build(getattr(transformers, name), config, recipe.gain)
-                given = accepted(model, feedings(model), failures)
-            except Exception as error:
-                failures.append(first_line(error))
-                continue
-            if given is not None:
+    for factor, part in product(recipe.factors, ("whole", "text")):
+        try:
+            config = small_config(model_type, factor, recipe.layers, changes)
+            config = config.get_text_config(decoder=True) if part == "text" else config
+            if hasattr(config, "is_decoder") and not getattr(config, "is_encoder_decoder", False):
+                config.is_decoder = True
+            model = build(getattr(transformers, name), config, recipe.gain)
+            if given := accepted(model, feedings(model), failures):
                 return model, given
-    return None, failures[0] if failures else "no inputs are known for it"
+        except Exception as error:
+            failures.append(first_line(error))
+    return None, (failures or ["no inputs are known for it"])[0]
 
 
 def follow(model: Any, given: dict[str, Any]) -> tuple[Effects, float]:

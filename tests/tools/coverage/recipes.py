@@ -467,12 +467,11 @@ def make(
             config = small_config(model_type, factor, recipe.layers, recipe.changes)
             model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
             built(model)
-            given = accepted(model, [recipe.inputs(model)] if recipe.inputs else feedings(model), failures)
+            several = [recipe.inputs(model)] if recipe.inputs else feedings(model)
+            if given := accepted(model, several, failures):
+                return model, config, given
         except Exception as error:
             failures.append(told(error))
-            continue
-        if given is not None:
-            return model, config, given
     return None
 
 

@@ -20,7 +20,7 @@ import attnscope
 from attnscope.measures import MEASURES, explain
 from attnscope.notebook.run import Run
 from attnscope.questions.answer import printed_records, schema_of
-from tests.tools.readme import ROOT
+from tests.tools.readme import ROOT, run
 
 CONFIG, WORKER = (Path(__file__).with_name(name) for name in ("mkdocs.yml", "iframe-worker.js"))
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -141,11 +141,7 @@ def gallery(pages: Path) -> Iterator[str]:
     (pages / "gallery").mkdir()
     yield "# Gallery\n"
     for number, (title, command) in enumerate(PICTURES.items()):
-        words = shlex.split(command)
-        picture = pages / "gallery" / f"{number}.png"
-        subprocess.run(
-            [sys.executable, "-m", *words, "-o", str(picture), "-q"], check=True, capture_output=True
-        )
+        run([*shlex.split(command), "-o", str(pages / "gallery" / f"{number}.png"), "-q"])
         yield f"## {title}\n\n```sh\n{command} -o picture.png\n```\n"
         for drawn in sorted((pages / "gallery").glob(f"{number}*.png")):
             yield f"![{title}](gallery/{drawn.name})\n"

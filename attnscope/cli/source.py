@@ -34,7 +34,6 @@ from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
-    from attnscope.models.kept import TracedModel
     from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.find import Question
     from attnscope.questions.prompts import Prompt
@@ -159,9 +158,13 @@ class SourceInput:
         if kind == "fused" and self.asked.generate is not None:  # it ran with the kernels
             kind = "kernel"
         if key is not None and not self.asked.no_cache:
-            found = self._find(key, kind, saving=saving)
-            if found is not None:
-                return found, found.prepared
+            for each in ("fused", "kernel") if kind == "fused" else ("kernel",):
+                if (trace := find_pass(_key_of_kind(key, each))) is None:
+                    continue
+                when = None if saving else _tell_when(trace.description.kept)
+                found = TracedModel(trace, since=when, weigh=self.model.metadata.get("weigh", "raw"))
+                if each == kind or has_short_text(found.prepared):
+                    return found, found.prepared
         model = (load or self.load)()
         prepared = self.prepare(model)
         if self.asked.saved is not None or model.weigh == "gradient":
@@ -186,20 +189,6 @@ class SourceInput:
         model, prepared = self.open(**how)
         with reading(model, prepared):
             yield model, prepared
-
-    def _find(self, key: str, kind: PassKind, *, saving: bool) -> TracedModel | None:
-        """The cached pass of a key; its title says when it ran, unless it will be saved."""
-        for each in ("fused", "kernel") if kind == "fused" else ("kernel",):
-            trace = find_pass(_key_of_kind(key, each))
-            if trace is None:
-                continue
-            from attnscope.models.kept import TracedModel, has_short_text
-
-            when = None if saving else _tell_when(trace.description.kept)
-            found = TracedModel(trace, since=when, weigh=self.model.metadata.get("weigh", "raw"))
-            if each == kind or has_short_text(found.prepared):
-                return found
-        return None
 
     @property
     def key(self) -> str | None:

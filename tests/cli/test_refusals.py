@@ -251,6 +251,7 @@ REFUSED = {
     "cachecost -m own-causal --texts texts.txt --recent 2 --needle 0.5": "a needle is 16 tokens, and the",
     "cachecost -m own-causal --texts texts.jsonl": "line 2: no field 'text': it has words",
     "loss MINILM texts.txt": "predicts no tokens",
+    "loss empty one.txt": "holds no model",
     "loss ./gpt2 one.txt": "there is no token to predict in the files",
     "track": "give the texts",
     "track --texts texts.txt": "give folders, or -m and --revisions",

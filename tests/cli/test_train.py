@@ -1,7 +1,5 @@
 """``train``, ``loss`` and ``track``; what they compute is tested in tests/training and tests/questions."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,17 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
 
-from attnscope.cli.commands.loss import loss
 from attnscope.cli.commands.track import find_checkpoints
-from attnscope.cli.commands.train import train
-from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from tests.models.folders import LINES, gpt2
 from tests.training.corpus import write_corpus
@@ -27,48 +20,36 @@ from tests.training.corpus import write_corpus
 TINY = ["--layers=1", "--heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
 
 
-def direct(*arguments: object) -> tuple[int, str, str]:
-    name, *typed = map(str, arguments)
-    result = CliRunner().invoke({"train": train, "loss": loss}[name], typed)
-    if isinstance(result.exception, AttnscopeError):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def books(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("books"), files=3, count=40)
 
 
-def test_train_says_what_it_made_and_loss_agrees(books: list[Path], tmp_path: Path) -> None:
-    code, out, err = direct("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 4, "--evaluate-every", 2)
-    assert code == 0
-    assert re.search(r"1 layers × 2 heads, width 16, [\d,]+ parameters", out)
-    assert re.search(r"4 steps, [\d,]+ tokens", out)
-    assert "learning the vocabulary" in err
-    assert len(re.findall(r"step \d  .* tokens/s  loss \d", err)) == 2
-    held_out = re.search(r"held out +(book\d\.txt)\n", out)
-    said = re.search(r"([\d.]+) nats a predicted token", out)
-    assert held_out is not None
-    assert said is not None
-    book = next(path for path in books if path.name == held_out[1])
-    code, out, _ = direct("loss", tmp_path / "m", book, "--length", 16)
-    assert code == 0
-    assert float(out.split()[0]) == pytest.approx(float(said[1]), abs=0.02)  # bfloat16 where it is fast
-    assert "15 % of" in out
+def test_train_says_what_it_made_and_loss_agrees(run, books, tmp_path):
+    ran = run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 4, "--evaluate-every", 2)
+    assert ran.code == 0
+    assert re.search(r"1 layers × 2 heads, width 16, [\d,]+ parameters", ran.out)
+    assert re.search(r"4 steps, [\d,]+ tokens", ran.out)
+    assert "learning the vocabulary" in ran.err
+    assert len(re.findall(r"step \d  .* tokens/s  loss \d", ran.err)) == 2
+    (name,) = re.findall(r"held out +(book\d\.txt)\n", ran.out)
+    (said,) = re.findall(r"([\d.]+) nats a predicted token", ran.out)
+    book = next(path for path in books if path.name == name)
+    measured = run("loss", tmp_path / "m", book, "--length", 16)
+    assert float(measured.out.split()[0]) == pytest.approx(float(said), abs=0.02)  # bfloat16 where it is fast
+    assert "15 % of" in measured.out
 
 
-def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(books, tmp_path) -> None:
+def test_a_run_and_its_loss_may_be_drawn_from_any_number_of_64_bits(run, books, tmp_path):
     seed = ("--seed", 2**64 - 1)
-    code, _, _ = direct("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2, *seed)
-    assert code == 0
-    assert direct("loss", tmp_path / "m", books[0], "--length", 16, *seed)[0] == 0
+    assert run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2, *seed).code == 0
+    assert run("loss", tmp_path / "m", books[0], "--length", 16, *seed).code == 0
 
 
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.nightly
-def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_model_and_resume_goes_on(run, books, tmp_path):
     program = "from attnscope.cli.commands.train import train; train()"
     folder = tmp_path / "m"
     arguments = [*map(str, books), "-o", str(folder), *TINY, "--evaluate-every", "1"]
@@ -76,7 +57,6 @@ def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: 
         [sys.executable, "-c", program, *arguments, "--minutes", "60"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert process.stderr is not None
     heard = []
     for line in process.stderr:
         heard.append(line)
@@ -88,35 +68,29 @@ def test_ctrl_c_keeps_the_model_and_resume_goes_on(books: list[Path], tmp_path: 
     assert "--resume continues" in heard[-1]
     assert "Traceback" not in heard[-1]
     assert (folder / "model.safetensors").is_file()
-    code, _, _ = direct("train", *arguments, "--minutes", 0.01, "--resume")
-    assert code == 0
+    assert run("train", *arguments, "--minutes", 0.01, "--resume").code == 0
     assert not (folder / "training").exists()
 
 
-def test_mistakes_are_told_before_any_work(books: list[Path], tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    with pytest.raises(ModelError, match="3 heads do not divide a width of 16"):
-        direct("train", *books, "-o", folder, *TINY, "--heads", 3)
-    with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        direct("train", tmp_path / "none.txt", "-o", folder, *TINY)
-    with pytest.raises(ModelError, match=r"no device 'tpu' here: this machine has .*cpu"):
-        direct("train", *books, "-o", folder, *TINY, "--device", "tpu")
-    with pytest.raises(ModelError, match="holds no model"):
-        direct("loss", tmp_path, *books)
-    assert not folder.exists()
+WRONG = {
+    "--heads 3": "3 heads do not divide a width of 16",
+    "none.txt": "none.txt cannot be read: No such file",
+    "--device tpu": "no device 'tpu' here: this machine has ",
+    "--steps 1 --minutes 1": "not both",
+    "--steps 0": "--steps",
+    "--tokenizer unigram": "'unigram' is not one of",
+    "--short 2": "--short",
+    "--optimizer sgd": "'sgd' is not one of",
+    "--precision float16": "'float16' is not one of",
+    "--predicted 0": "--guessed",
+    "--repeats 1.5": "--repeats",
+    "--what": "no option --what",
+}
 
 
-WRONG = (
-    "--steps 1 --minutes 1|--steps 0|--tokenizer unigram|--short 2|--optimizer sgd|--precision float16|"
-    "--predicted 0|--repeats 1.5|--what"
-)
-
-
-@pytest.mark.parametrize("typed", WRONG.split("|"))
-def test_wrong_usage_exits_with_2(books: list[Path], tmp_path: Path, typed: str) -> None:
-    code, _, err = direct("train", *books, "-o", tmp_path / "m", *typed.split())
-    assert code == 2
-    assert "Error" in err
+@pytest.mark.parametrize(("typed", "sentence"), WRONG.items())
+def test_mistakes_are_told_before_any_work(run, books, tmp_path, typed, sentence):
+    run("train", *books, "-o", tmp_path / "m", *TINY, *typed.split()).refuses(sentence)
     assert not (tmp_path / "m").exists()
 
 

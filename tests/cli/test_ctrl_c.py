@@ -103,76 +103,14 @@ def train(folder: Path, weights: str) -> Work:
     return Work(command, folder, lambda path: path.name in timed or path.read_bytes(), ["--resume"])
 
 
-@pytest.mark.parametrize("write", [export, keep, stats, train], ids=lambda write: write.__name__)
-def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
-    write, request, tmp_path, weights, monkeypatch, capsys
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    work = write(tmp_path / "here", weights)
-    ended = []
-
-    def begin() -> None:
-        shutil.rmtree(work.folder, ignore_errors=True)
-        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        work.folder.mkdir()
-        capsys.readouterr()
-        ended.append(run(work.command, monkeypatch))
-
-    begin()  # the first run imports
-    times = lines_of(begin, ROOMS)
-    assert ended == [0, 0], capsys.readouterr().err
-    whole = work.written()
-    assert whole
-    for line, time in moments(times)[:: 1 if request.config.getoption("whole") else FEW]:
-        pressed(begin, ROOMS, line, time)
-        said = capsys.readouterr().err
-        here = f"{Path(line[0]).name}:{line[1]}, time {time}: {said}"
-        assert ended[-1] in (0, 130), here
-        assert "Traceback" not in said, here
-        assert "unexpected" not in said, here
-        assert broken(tmp_path) == [], here
-        if work.written() == whole:
-            continue
-        done = run([*work.command, *work.again], monkeypatch)
-        if work.again and done == 2:  # nothing had begun
-            done = run(work.command, monkeypatch)
-        assert done == 0, f"{here}; then {capsys.readouterr().err}"
-        assert work.written() == whole, here
-
-
-PACKAGE = Path(attnscope.__file__).parent
-
 Line = tuple[str, int]
 """A file of the package, and the number of a line in it."""
 
 
-def lines_of(work: Callable[[], object], rooms: Sequence[str]) -> Counter[Line]:
-    """How often each line of some rooms of the package is run by ``work``."""
-    run: Counter[Line] = Counter()
-    with _watched(rooms, lambda line: run.update([line])):
-        work()
-    return run
-
-
-def pressed(work: Callable[[], object], rooms: Sequence[str], line: Line, time: int) -> bool:
-    """Do ``work`` with a Ctrl-C when a line is about to be run for so many times; whether it came to that."""
-    times = 0
-
-    def press(here: Line) -> None:
-        nonlocal times
-        times += here == line
-        if here == line and times == time:
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGINT)
-
-    with _watched(rooms, press):
-        work()
-    return times >= time
-
-
 @contextmanager
-def _watched(rooms: Sequence[str], look: Callable[[Line], None]) -> Iterator[None]:
-    places = tuple(str(PACKAGE / room) for room in rooms)
+def watched(look: Callable[[Line], None]) -> Iterator[None]:
+    """Call ``look`` for each line of ``ROOMS`` that is about to be run."""
+    places = tuple(str(Path(attnscope.__file__).parent / room) for room in ROOMS)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(places):
@@ -189,6 +127,50 @@ def _watched(rooms: Sequence[str], look: Callable[[Line], None]) -> Iterator[Non
         sys.settrace(before)
 
 
-def moments(run: Counter[Line]) -> list[tuple[Line, int]]:
-    """The first and the last time of each line."""
-    return [(line, time) for line, times in sorted(run.items()) for time in sorted({1, times})]
+@pytest.mark.parametrize("write", [export, keep, stats, train], ids=lambda write: write.__name__)
+def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
+    write, request, tmp_path, weights, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    work = write(tmp_path / "here", weights)
+    ended = []
+
+    def begin() -> None:
+        shutil.rmtree(work.folder, ignore_errors=True)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        work.folder.mkdir()
+        capsys.readouterr()
+        ended.append(run(work.command, monkeypatch))
+
+    begin()  # the first run imports
+    times: Counter[Line] = Counter()
+    with watched(lambda line: times.update([line])):
+        begin()
+    assert ended == [0, 0], capsys.readouterr().err
+    whole = work.written()
+    assert whole
+    moments = [(line, time) for line, count in sorted(times.items()) for time in sorted({1, count})]
+    for line, time in moments[:: 1 if request.config.getoption("whole") else FEW]:
+        seen: Counter[Line] = Counter()
+
+        def press(here: Line, line=line, time=time, seen=seen) -> None:
+            seen.update([here])
+            if here == line and seen[line] == time:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+
+        with watched(press):
+            begin()
+        said = capsys.readouterr().err
+        here = f"{Path(line[0]).name}:{line[1]}, time {time}: {said}"
+        assert ended[-1] in (0, 130), here
+        assert "Traceback" not in said, here
+        assert "unexpected" not in said, here
+        assert broken(tmp_path) == [], here
+        if work.written() == whole:
+            continue
+        done = run([*work.command, *work.again], monkeypatch)
+        if work.again and done == 2:  # nothing had begun
+            done = run(work.command, monkeypatch)
+        assert done == 0, f"{here}; then {capsys.readouterr().err}"
+        assert work.written() == whole, here

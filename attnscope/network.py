@@ -240,21 +240,16 @@ class MultiHeadAttention(nn.MultiheadAttention):
                 raise ValueError(f"a mask is bool or float, not {mask.dtype}")
 
 
-def sinusoids(length: int, width: int, base: float = 10000.0) -> Tensor:
-    """Sinusoidal positions (Vaswani et al. 2017, 3.5): sines, each beside its cosine.  -> [token, width]"""
-    column = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / base ** (column / width)
-    table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # [token, width or width + 1]
-    return table[:, :width].float()
-
-
 class Sinusoidal(nn.Module):
-    """Adds the sinusoid of its position to each token.  [batch, token, width] -> the same"""
+    """Adds the sinusoid of its position to each token (section 3.5): sines, each beside its cosine."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
+        column = torch.arange(0, width, 2, dtype=torch.float64)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000.0 ** (column / width)
+        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # [token, width or width + 1]
         self.table: Tensor
-        self.register_buffer("table", sinusoids(length, width), persistent=False)
+        self.register_buffer("table", table[:, :width].float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, token, width] -> the same"""
@@ -305,22 +300,18 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         dim_feedforward: int = 2048,
         dropout: float = 0.1,
         activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
         batch_first: bool = False,
         norm_first: bool = False,
-        bias: bool = True,
         attention: MultiHeadAttention | None = None,
     ) -> None:
         nn.Module.__init__(self)  # torch's own would draw the weights of its attention first
-        self.self_attn = attention or MultiHeadAttention(
-            d_model, nhead, dropout, bias=bias, batch_first=batch_first
-        )
-        self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias)
+        self.self_attn = attention or MultiHeadAttention(d_model, nhead, dropout, batch_first=batch_first)
+        self.linear1 = nn.Linear(d_model, dim_feedforward)
         self.dropout = nn.Dropout(dropout)
-        self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias)
+        self.linear2 = nn.Linear(dim_feedforward, d_model)
         self.norm_first = norm_first
-        self.norm1 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.norm2 = nn.LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.norm1 = nn.LayerNorm(d_model)
+        self.norm2 = nn.LayerNorm(d_model)
         self.dropout1 = nn.Dropout(dropout)
         self.dropout2 = nn.Dropout(dropout)
         self.activation = ACTIVATIONS[activation]

@@ -264,8 +264,15 @@ class Cutter:
         ids = np.empty((rows, stretch + 2), dtype=np.int64)
         ids[:, 0] = self.tokenizer.token_to_id(CLS)
         ids[:, 1:-1] = texts
-        ids[:, -1] = separator = self.tokenizer.token_to_id(SEP)
-        segments = self._segments(texts == separator, chance)
+        ids[:, -1] = self.tokenizer.token_to_id(SEP)
+        # half of the rows with a line break become a pair there: segment 0 up to it, 1 after
+        segments = np.zeros_like(ids)
+        ends = np.equal(texts, ids[:, -1:])
+        pair = np.less(chance.random((rows, 1)), 0.5)
+        which = (chance.random(rows) * ends.sum(1)).astype(np.int64)
+        before = np.cumsum(ends, axis=1) - ends  # how many ends stand before a token
+        segments[:, 1:-1] = np.greater(before, which[:, None]) & pair
+        segments[:, -1] = segments[:, -2] if stretch else 0
         targets = np.full_like(ids, IGNORED)
         if causal:
             asked = np.arange(stretch + 1) >= first[:, None]
@@ -278,13 +285,3 @@ class Cutter:
             targets[hidden] = ids[hidden]
             ids[hidden] = self.tokenizer.token_to_id(MASK)
         return TokenRows(ids, segments, targets)
-
-    def _segments(self, ends: npt.NDArray[np.bool_], chance: np.random.Generator) -> Ids:
-        """Half of the rows with a line break become a pair there: 0 up to it, 1 after.  -> [row, token]"""
-        segments = np.zeros((len(ends), ends.shape[1] + 2), dtype=np.int64)
-        pair = chance.random(len(ends)) < 0.5
-        which = (chance.random(len(ends)) * ends.sum(1)).astype(np.int64)
-        after = np.cumsum(ends, axis=1) - ends > which[:, None]  # ends before this token
-        segments[:, 1:-1] = after & pair[:, None]
-        segments[:, -1] = segments[:, -2] if ends.shape[1] else 0
-        return segments

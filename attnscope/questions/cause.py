@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -45,8 +45,6 @@ With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to 
 """
 
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
-
-Found = TypeVar("Found", bound=Effect)
 
 Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
 """The columns of a table: each with its part of an entry."""
@@ -133,7 +131,7 @@ def measure_effects(
         title=title or name_pass(scored.model, scored.prepared),
         notes=(*scored.model.notes, *scored.prepared.notes, *first.record.notes),
         changed=changed,
-        heads=sort_effects(heads),
+        heads=tuple(sorted(heads, key=_smallness)),
         together=together,
         estimated=not exact,
         correlation=_correlate(heads),
@@ -176,15 +174,14 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         reference=None if first.reference is None else float(np.mean([each.reference for each in found])),
         title=title,
         notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
-        heads=sort_effects(heads),
+        heads=tuple(sorted(heads, key=_smallness)),
         together=mean(together) if together else None,
         correlation=_correlate(heads),
     )
 
 
-def sort_effects(effects: Iterable[Found]) -> tuple[Found, ...]:
-    """Largest effect first."""
-    return tuple(sorted(effects, key=lambda each: -abs(each.effect)))
+def _smallness(each: Effect) -> float:
+    return -abs(each.effect)
 
 
 def _correlate(heads: Sequence[ChangedHead]) -> float | None:
@@ -341,7 +338,10 @@ def of_effects(
     }
     table = Table(
         tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in columns),
-        tuple(tuple(cell(each) for cell in columns.values()) for each in sort_effects(effects)[:LISTED]),
+        tuple(
+            tuple(cell(each) for cell in columns.values())
+            for each in sorted(effects, key=_smallness)[:LISTED]
+        ),
         title=f"{changed} · {result.title}",
         subtitle="; ".join([result.prediction, *score, *lines]),
         notes=(*said, *result.notes),

@@ -23,7 +23,7 @@ from attnscope.attention import Attention, Axis, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
-from attnscope.capture.record import tolerance
+from attnscope.capture.record import Seeing, tolerance
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -136,11 +136,8 @@ def run_keeping_layers(
 
 def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple[int, Kind, int]]:
     """The place, kind and number in its list of each layer that ran in a list with attention."""
-    kinds: dict[str, Kind] = {}
-    for site in seen.sites:
-        for ran in kept.ran:
-            if site.site.name.startswith(f"{ran.layer}."):
-                kinds.setdefault(ran.stack, site.site.kind)
+    inside = ((site.site, ran) for site in reversed(seen.sites) for ran in kept.ran)  # the first one counts
+    kinds = {ran.stack: site.kind for site, ran in inside if site.name.startswith(f"{ran.layer}.")}
     if not kinds:
         raise ModelError(f"{model.name} has no list of layers to read after")
     ran_in = {stack: count() for stack in kinds}
@@ -206,35 +203,22 @@ Changed: TypeAlias = Mapping[int, tuple[Made, Iterable[tuple[int | slice, int]]]
 """What is put into an attention call of this number: into which copies of the text, and which heads."""
 
 
-@dataclass(eq=False)
-class Changes:
-    """Observer: computes the change of every call while the pass runs."""
-
-    change: Change
-    made: list[Made | None] = field(default_factory=list)
-
-    def observe(self, attention: Attention) -> None:
-        """Compute the change of a call."""
-        self.made.append(self.change(len(self.made), attention))
-
-    def check(self, number: int, output: Tensor) -> Made | None:
-        """The change of the call that returned ``output``, [batch, query, head, size], after a check."""
-        if number >= len(self.made):
-            raise ModelError("this attention is known only after its layer has run, and cannot be changed")
-        made = self.made[number]
-        if made is None or made.before is None:
-            return made
-        given = output.detach().transpose(1, 2)
-        fits = isinstance(made.rows, slice) or int(made.rows[-1]) < given.shape[2]
-        if given.shape[:2] != made.before.shape[:2] or not fits:
-            raise ModelError("the heads shown are not those that this layer sums")
-        given = given[:, :, made.rows]
-        size = float(given.abs().amax()) or 1.0
-        if not float((made.before - given).abs().amax()) <= tolerance(output.dtype) * size:
-            raise ModelError(
-                "weights × values do not reproduce this layer's output: its heads cannot be changed"
-            )
-        return made
+def check_change(made: Sequence[Made | None], number: int, output: Tensor) -> Made | None:
+    """The change of the call that returned ``output``, [batch, query, head, size], after a check."""
+    if number >= len(made):
+        raise ModelError("this attention is known only after its layer has run, and cannot be changed")
+    mine = made[number]
+    if mine is None or mine.before is None:
+        return mine
+    given = output.detach().transpose(1, 2)
+    fits = isinstance(mine.rows, slice) or int(mine.rows[-1]) < given.shape[2]
+    if given.shape[:2] != mine.before.shape[:2] or not fits:
+        raise ModelError("the heads shown are not those that this layer sums")
+    given = given[:, :, mine.rows]
+    size = float(given.abs().amax()) or 1.0
+    if not float((mine.before - given).abs().amax()) <= tolerance(output.dtype) * size:
+        raise ModelError("weights × values do not reproduce this layer's output: its heads cannot be changed")
+    return mine
 
 
 def mix_rows(read: RowSource, values: Tensor, first: int, stop: int) -> Tensor:
@@ -255,13 +239,14 @@ def change_together(
     model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
 ) -> Tensor:
     """The result of ``predict`` with several heads changed in one pass, each given the earlier changes."""
-    changes, heads = Changes(change), heads_by_call(calls)
+    made, heads = list[Made | None](), heads_by_call(calls)
+    see = Seeing(lambda attention: made.append(change(len(made), attention)))
 
     def edit(number: int, output: Tensor) -> Tensor | None:
-        made = changes.check(number, output)
-        return None if made is None else put_heads({number: (made, heads.get(number, ()))}, number, output)
+        mine = check_change(made, number, output)
+        return None if mine is None else put_heads({number: (mine, heads.get(number, ()))}, number, output)
 
-    with recording(model.module, [changes], prepared.axes, warn=False), edited(edit):
+    with recording(model.module, [see], prepared.axes, warn=False), edited(edit):
         return predict()
 
 
@@ -311,21 +296,22 @@ class PlainPass:
         keep_outputs: bool = False,
     ) -> PlainPass:
         """Run ``predict``. Raises ``ModelError`` for heads that cannot be gated."""
-        kept, changes = KeptLayers(model.module), [] if change is None else [Changes(change)]
-        given = list[Tensor]()
+        kept, made, given = KeptLayers(model.module), list[Made | None](), list[Tensor]()
+        if change is not None:
+            see = Seeing(lambda attention: made.append(change(len(made), attention)))
+            observers = [see, *observers]
 
-        def see(number: int, output: Tensor) -> None:
+        def check(number: int, output: Tensor) -> None:
             if keep_outputs:
                 given.append(output.detach().clone())
-            for each in changes:
-                each.check(number, output)
+            if change is not None:
+                check_change(made, number, output)
 
         with (
-            editing(model, see, prepared.axes, [*changes, *observers]) as (record, gates),
+            editing(model, check, prepared.axes, observers) as (record, gates),
             kept.keeping(lambda: len(gates.heads)),
         ):
             before = predict()
-        made = changes[0].made if changes else []
         return cls(model, prepared, predict, change, before, kept, record, made, given)
 
     def putting(self, outputs: Iterable[Tensor]) -> PlainPass:

@@ -47,72 +47,76 @@ def _asked(name):
     return model, ModelInput(given, {}, ())
 
 
-def _shares(model, text):
-    """The steps of rollout by the model's own eager attention; across, the last column stays."""
+def _eager(model, text):
+    """A pass of the model's own eager attention, and the weights of its calls in their order, with kinds."""
     eager = ALL[model.name].build("eager")
     eager.to(next(model.module.parameters()).dtype).load_state_dict(model.module.state_dict())
+    made = eager(**text.inputs, output_attentions=True)
+    own = own_attentions(made)
+    calls = [(kind, each) for kind in ("self", "encoder") for each in own.get(kind, ())]
+    for both in zip(own.get("decoder", ()), own.get("cross", ()), strict=True):
+        calls += zip(("decoder", "cross"), both, strict=True)
+    return made, calls
+
+
+def _means(model, text):
+    """The mean over heads of the model's own eager attention."""
     with torch.no_grad():
-        own = own_attentions(eager(**text.inputs, output_attentions=True))
-    halves = {
-        kind: [
-            weights / weights.sum(-1, keepdims=True) / 2
-            for weights in (each[0].double().mean(0).numpy() for each in layers)
-        ]
-        for kind, layers in own.items()
-    }
-    if "self" in own:
-        return [("self", half + np.eye(len(half)) / 2) for half in halves["self"]]
-    steps = [("encoder", half + np.eye(len(half)) / 2) for half in halves["encoder"]]
-    for half, across in zip(halves["decoder"], halves["cross"], strict=True):
-        steps += [("decoder", half + np.eye(len(half)) / 2)]
-        steps += [("cross", np.pad(across, ((0, 0), (0, 1)), constant_values=0.5))]
-    return steps
+        return [(kind, each[0].double().mean(0).numpy()) for kind, each in _eager(model, text)[1]]
 
 
-def _multiplied(steps):
-    """By kind, what the tokens of each layer are made of."""
-    others = steps[0][1].shape[1]
-    own = next((len(shares) for kind, shares in steps if kind == "decoder"), 0)
-    first, side, across = np.eye(others), np.eye(own), np.zeros((own, others))
-    maps = {}
-    for kind, shares in steps:
-        if kind in ("self", "encoder"):
-            maps.setdefault(kind, []).append(first := shares @ first)
-        elif kind == "decoder":
-            side, across = shares @ side, shares @ across
-        else:
-            side, across = shares[:, -1:] * side, shares[:, -1:] * across + shares[:, :-1] @ first
-            maps.setdefault("decoder", []).append(side)
-            maps.setdefault("cross", []).append(across)
+def _followed(calls, step):
+    """By kind, what the tokens of each layer are made of, by the kind and the matrix of each call.
+
+    ``step`` maps what the encoder's tokens and then the decoder's are made of to the same after a call, by
+    its kind, its rows, and its matrix among all tokens. Across, one more column is its own token's.
+    """
+    crossed, other = calls[-1][0] == "cross", len(calls[0][1])
+    theirs, ours = slice(0, other), slice(other, other + crossed * len(calls[-1][1]))
+    made, maps = np.eye(ours.stop), {}
+    for kind, matrix in calls:
+        rows, full = ours if kind in ("decoder", "cross") and crossed else theirs, np.zeros_like(made)
+        full[rows, theirs if kind == "cross" else rows] = matrix[:, : other if kind == "cross" else None]
+        if kind == "cross":
+            full[ours, ours] = np.diag(matrix[:, other:].sum(1))
+        made = step(made, kind, rows, full)
+        shown = made / made.sum(-1, keepdims=True)
+        if rows == theirs:
+            maps.setdefault("encoder" if crossed else "self", []).append(shown[theirs, theirs])
+        elif kind == "cross":
+            maps.setdefault("decoder", []).append(shown[ours, ours])
+            maps.setdefault("cross", []).append(shown[ours, theirs])
     return maps
 
 
+def _share(rows, full, kept=0.0):
+    """Some rows over their sums, a part ``kept`` from their own tokens; others stay."""
+    shares = np.eye(len(full))
+    shares[rows] = kept * shares[rows] + (1 - kept) * full[rows] / full[rows].sum(-1, keepdims=True)
+    return shares
+
+
 def _check(seen, expected):
-    """Each map, and that the rows of all that a token is made of sum to 1."""
     if "self" in expected:
         expected = {next(iter(seen.maps)): expected["self"]}
     assert set(seen.maps) == set(expected)
     for kind, maps in expected.items():
         for (_, ours), theirs in zip(seen.maps[kind], maps, strict=True):
             np.testing.assert_allclose(ours.values, theirs, atol=1e-6, rtol=0)
-    for kind in {"encoder", "decoder"} & set(seen.maps):
-        across = seen.maps.get("cross") if kind == "decoder" else None
-        for number, (_, own) in enumerate(seen.maps[kind]):
-            total = own.values.sum(-1) + (across[number][1].values.sum(-1) if across else 0)
-            np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
 @over(ALL)
 def test_rollout_is_the_product_of_eager_attention(name):
     model, text = _asked(name)
-    _check(follow_flow(model, text, "rollout", Selection()), _multiplied(_shares(model, text)))
+    expected = _followed(_means(model, text), lambda made, _, rows, full: _share(rows, full, 0.5) @ made)
+    _check(follow_flow(model, text, "rollout", Selection()), expected)
 
 
 @over(sorted(NORMED | SUMMED))
 def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really_gives(name, monkeypatch):
     monkeypatch.setattr("attnscope.measures.weighing.ROWS", 3)  # several blocks of rows, the last one shorter
     model, text = _asked(name)
-    steps = []
+    calls = []
     for site, vectors, part, _, given in block_vectors(model, text):
         brought = vectors[0].sum(0)  # [query, key, width]
         if site.kind == "cross":
@@ -122,46 +126,27 @@ def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really
         near[~brought.any(-1)] = 0  # of sums in another order a rounding stays
         (empty,) = np.nonzero(near.sum(-1) == 0)  # where no vector brings the sum nearer
         near[empty, -1 if site.kind == "cross" else empty] = 1
-        steps.append((site.kind, near / near.sum(-1, keepdims=True)))
-    if not any(kind == "cross" for kind, _ in steps):
-        steps = [("self", shares) for _, shares in steps]
-    _check(follow_flow(model, text, "alti", Selection()), _multiplied(steps))
+        calls.append((site.kind, near))
+    expected = _followed(calls, lambda made, _, rows, full: _share(rows, full) @ made)
+    _check(follow_flow(model, text, "alti", Selection()), expected)
 
 
 def _raising(model, text):
-    """By kind, what in each layer's eager weights raises a score, by autograd: the mean of all heads."""
-    eager = ALL[model.name].build("eager")
-    eager.to(next(model.module.parameters()).dtype).load_state_dict(model.module.state_dict())
-    theirs = eager(**text.inputs, output_attentions=True)
-    own = own_attentions(theirs)
-    slopes = iter(
-        torch.autograd.grad(sum_of_states(theirs), [each for kind in own.values() for each in kind])
-    )
-    return {
-        kind: [
-            (weights * next(slopes)).detach().clamp(min=0)[0].double().mean(0).numpy() for weights in layers
-        ]
-        for kind, layers in own.items()
-    }
+    """What in each call's eager weights raises a score, by autograd: the mean of all heads."""
+    made, calls = _eager(model, text)
+    slopes = torch.autograd.grad(sum_of_states(made), [weights for _, weights in calls])
+    raising = (weights * slope for (_, weights), slope in zip(calls, slopes, strict=True))
+    found = (each.detach().clamp(min=0)[0].double().mean(0).numpy() for each in raising)
+    return list(zip((kind for kind, _ in calls), found, strict=True))
 
 
-def _added(raising):
-    """By kind, ``R + A R`` of all layers so far, over the sums of its rows."""
-    first = raising["self" if "self" in raising else "encoder"]
-    maps, made = [], np.eye(len(first[0]))
-    for matrix in first:
-        made = made + matrix @ made
-        maps.append(made / made.sum(-1, keepdims=True))
-    if "self" in raising:
-        return {"self": maps}
-    side, across = np.eye(len(raising["decoder"][0])), np.zeros((len(raising["decoder"][0]), len(made)))
-    both = []
-    for own, other in zip(raising["decoder"], raising["cross"], strict=True):
-        side, across = side + own @ side, across + own @ across
-        across = across + _evened(side) @ other @ _evened(made)
-        total = side.sum(-1, keepdims=True) + across.sum(-1, keepdims=True)
-        both.append((side / total, across / total))
-    return {"encoder": maps, "decoder": [one for one, _ in both], "cross": [other for _, other in both]}
+def _added(made, kind, rows, full):
+    """``R + A R`` inside a side; across, ``R + S A E`` of what is more than itself in either side."""
+    if kind != "cross":
+        return made + full @ made
+    more, theirs = np.zeros_like(made), slice(0, rows.start)
+    more[rows, theirs] = _evened(made[rows, rows]) @ full[rows, theirs] @ _evened(made[theirs, theirs])
+    return made + more
 
 
 def _evened(made):
@@ -180,7 +165,8 @@ def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name
         return Prediction(found, 0, None, "all states", found)
 
     monkeypatch.setattr(weighed, "score_prediction", score)
-    _check(follow_flow(model, text, "relevance", Selection()), _added(_raising(model, text)))
+    expected = _followed(_raising(model, text), _added)
+    _check(follow_flow(model, text, "relevance", Selection()), expected)
 
 
 def programmed(edges, source, sink):
@@ -195,26 +181,18 @@ def programmed(edges, source, sink):
 @over(ALL)
 def test_the_largest_flow_of_a_token_is_that_of_linear_programming(name):
     model, text = _asked(name)
-    steps = _shares(model, text)
-    edges, at = [], {"other": 0, "own": 0}
-    for kind, shares in steps:
-        side = "own" if kind in ("decoder", "cross") else "other"
-        below, other = at[side], len(steps[0][1])
-        at[side] += 1
-        for query, key in np.argwhere(shares > 0):
-            end = (side, below, key)
-            if kind == "cross":
-                end = ("own", below, query) if key == other else ("other", at["other"], key)
-            edges.append(((side, at[side], query), end, shares[query, key]))
-    row = len(steps[-1][1]) - 2
-    sinks = [
-        (name, 0, key)
-        for name, kinds in (("own", ("decoder",)), ("other", ("self", "encoder")))
-        for key in range(next((len(shares) for kind, shares in steps if kind in kinds), 0))
+    layers, calls = [], _means(model, text)
+    _followed(calls, lambda made, _, rows, full: layers.append(_share(rows, full, 0.5)) or made)
+    edges = [
+        ((after + 1, query), (after, key), capacity)
+        for after, shares in enumerate(layers)
+        for (query, key), capacity in np.ndenumerate(shares)
+        if capacity
     ]
-    reached = {edge[1] for edge in edges}
-    flows = [programmed(edges, (side, at[side], row), sink) if sink in reached else 0.0 for sink in sinks]
+    row, size = len(calls[-1][1]) - 2, len(layers[0])
+    source = len(layers), size - len(calls[-1][1]) + row
+    flows = [programmed(edges, source, (0, key)) for key in range(size)]
     seen = follow_flow(model, text, "flow", Selection(), token=str(row))
-    kinds = ("decoder", "cross") if "cross" in seen.maps else seen.maps
+    kinds = ("cross", "decoder") if "cross" in seen.maps else seen.maps
     ours = np.concatenate([seen.maps[kind][-1][1].values[0] for kind in kinds])
     np.testing.assert_allclose(ours, np.array(flows) / sum(flows), atol=1e-6, rtol=0)

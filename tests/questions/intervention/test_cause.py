@@ -168,17 +168,6 @@ def test_a_backup_head_shows_in_no_head_alone_but_in_both_together(seed):
     assert circuit.completeness < 0.3  # without the circuit, the backup brings most of it back
 
 
-def test_heads_that_are_named_are_changed_alone_and_together():
-    model = load("own-causal", predicting=True)
-    prepared, edge = model.prepare("The cat sat on the mat"), parse_questions("on -> cat")
-    whole = {each.head.name: each for each in cut(model, prepared, edge).heads}
-    some = cut(model, prepared, edge, heads=[Head("L0H1"), Head("L1H0")])
-    assert {each.head.name for each in some.heads} == {"L0H1", "L1H0"}
-    assert all(each.effect == pytest.approx(whole[each.head.name].effect, abs=1e-6) for each in some.heads)
-    one = cut(model, prepared, edge, heads=[Head("L0H1")])
-    assert one.together.effect == pytest.approx(one.heads[0].effect, abs=1e-6)
-
-
 def test_a_target_and_a_rival_make_a_logit_difference():
     model = load("own-causal", predicting=True)
     prepared, words = model.prepare("The cat sat on the"), {"target": "mat", "against": "door"}

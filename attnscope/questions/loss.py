@@ -42,7 +42,6 @@ from attnscope.views import Cell, Column, Table
 
 LIKELIEST = 3  # predictions named at each token
 
-
 Likeliest: TypeAlias = tuple[tuple[str, float], ...]
 
 
@@ -235,7 +234,7 @@ class HeadSums:
                 of_text, before, found = _slopes(model, predictions)
             else:
                 of_text, before, found = _rises(model, predictions, selection or Selection(), self.means)
-            rows.index_add_(0, of_text, torch.ones(len(of_text), dtype=torch.float64))
+            rows += torch.bincount(of_text, minlength=len(texts))
             baseline.index_add_(0, of_text, before)
             for head, each in found.items():
                 values.setdefault(head, torch.zeros_like(rows)).index_add_(0, of_text, each)
@@ -342,25 +341,22 @@ def corpus_means(model: Model, entries: Iterable[CorpusText], limit: Limit) -> d
     read = model.prepare_all(texts, limit)
     sums: dict[Site, Tensor] = {}
     rows: dict[Site, int] = {}
+    outputs: list[tuple[Tensor, int]] = []  # of each call of a pass: [head, size], and how many rows
+
+    def add(number: int, output: Tensor) -> None:
+        total = output.sum((0, 1), dtype=torch.float32).cpu().double()
+        outputs.append((total, output[..., 0, 0].numel()))
+
     for batch in batches(text for text in read if isinstance(text, ModelInput)):
         with suppress(InputError):  # nothing to predict
             for predictions in batch_predictions(model, batch.prepared, predicted_side(batch.labels)):
-                outputs: list[tuple[Tensor, int]] = []  # of each call: [head, size], and how many rows
-
-                def add(number: int, output: Tensor, outputs: list[tuple[Tensor, int]] = outputs) -> None:
-                    total = output.sum((0, 1), dtype=torch.float32).cpu().double()
-                    outputs.append((total, output[..., 0, 0].numel()))
-
-                with (
-                    torch.no_grad(),
-                    model.threads(predictions.prepared),
-                    editing(model, add) as (record, _),
-                ):
+                outputs.clear()
+                prepared = predictions.prepared
+                with torch.no_grad(), model.threads(prepared), editing(model, add) as (record, _):
                     predictions.logits(model)
-                sites = [each.site for each in record.sites]
-                for site, (total, count) in zip(sites, outputs, strict=True):
-                    sums[site] = sums[site] + total if site in sums else total
-                    rows[site] = rows.get(site, 0) + count
+                for each, (total, count) in zip(record.sites, outputs, strict=True):
+                    sums[each.site] = sums.get(each.site, 0) + total
+                    rows[each.site] = rows.get(each.site, 0) + count
     return {site: total / rows[site] for site, total in sums.items()}
 
 

@@ -234,33 +234,21 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
         direct_effects(model, model.prepare(TEXT), "mat", None)
 
 
-PLAIN = {  # the layers, the final norm and the unembedding of a model
-    "gpt2": lambda model: (model.transformer.h, model.transformer.ln_f, model.lm_head),
-    "llama": lambda model: (model.model.layers, model.model.norm, model.lm_head),
-}
+LAYERS = {"gpt2": "transformer.h", "llama": "model.layers"}
 
 
-def by_hand(writer, inputs, parts, at):
-    """Every layer's output by plain hooks, through the norm and the unembedding.  -> [layer, vocabulary]"""
-    layers, norm, unembed = parts(writer)
-    streams = []
-    hooks = [layer.register_forward_hook(lambda *args: streams.append(args[-1])) for layer in layers]
-    with torch.no_grad():
-        writer(**inputs)
-        for hook in hooks:
-            hook.remove()
-        rows = [(one[0] if isinstance(one, tuple) else one)[0, at] for one in streams]
-        return unembed(norm(torch.stack(rows)))
-
-
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("text", [TEXT, "cat"])
-def test_each_layer_is_read_through_the_final_norm_and_the_unembedding(name, text, tmp_path):
+def test_each_layer_is_read_as_if_the_model_ended_there(name, text, tmp_path):
     model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
     prepared = model.prepare(text)
     at = 1 if text == "cat" else 2
-    seen = logit_lens(model, prepared, str(at), None)
-    expected = by_hand(model.writer, prepared.inputs, PLAIN[name], at)
+    seen, layers = logit_lens(model, prepared, str(at), None), model.writer.get_submodule(LAYERS[name])
+    expected = []
+    for count in (1, 2):
+        model.writer.set_submodule(LAYERS[name], layers[:count])
+        with torch.no_grad():
+            expected.append(model.writer(**prepared.inputs).logits[0, at])
     target = int(expected[-1].argmax())
     assert [each.layer for each in seen.layers] == [0, 1]
     for each, logits in zip(seen.layers, expected, strict=True):

@@ -5,7 +5,7 @@ import pytest
 
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
-from attnscope.questions.cause import cut
+from attnscope.questions.cause import average_effects, cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
 from attnscope.questions.logits import direct_effects, logit_lens
@@ -98,11 +98,8 @@ def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are():
     alone = [ask(model.prepare(each.text), each) for each in prompts]
     assert len({each.changed for each in alone}) == 3
     found = mean_effects(model, prompts, model.prepare, "The {A}", ask)
-    for each in found.heads:
-        effects = [next(one.effect for one in single.heads if one.head == each.head) for single in alone]
-        assert each.effect == pytest.approx(np.mean(effects))
-        assert each.error == pytest.approx(np.std(effects, ddof=1) / 3**0.5)
-    assert found.together.effect == pytest.approx(np.mean([each.together.effect for each in alone]))
+    assert found.heads == average_effects(alone, "", "").heads
+    assert found.score == pytest.approx(np.mean([each.score for each in alone]))
     wrong = [prompts[0], prompts[1]._replace(target="qqqqq")]
     with pytest.raises(SelectionError, match=r"^prompt 2: no token 'qqqqq'"):
         mean_effects(model, wrong, model.prepare, "The {A}", ask)

@@ -146,6 +146,18 @@ class Hooked:
             for handle in handles:
                 handle.remove()
 
+    def exchanged(self, prepared, others, heads, rows=None):
+        """Scores with some heads, by call and number, of as many, from what the projections get elsewhere."""
+
+        def by_hand(meant):
+            hooks = []
+            for call, head in meant:
+                change = put(others[call], head, others[call].shape[-1] // heads, rows and rows[call])
+                hooks.append((self.shaped.projections[call], "input", change))
+            return self.score(prepared, hooks)
+
+        return by_hand
+
     def seen(self, prepared, modules, kind, hooks=()):
         """What each module received, or gave."""
         kept = []
@@ -188,12 +200,13 @@ class Attends:
         return output if self.give is None else self.give(self.number, output)
 
 
-def put(other, head, size):
-    """Replace the columns of one head in what a projection receives."""
+def put(other, head, size, rows=None):
+    """Replace the columns of one head, at some rows or all, in what a projection receives."""
+    columns, rows = slice(head * size, (head + 1) * size), slice(None) if rows is None else rows
 
     def change(given):
         given = given.clone()
-        given[..., head * size : (head + 1) * size] = other[..., head * size : (head + 1) * size]
+        given[..., rows, columns] = other[..., rows, columns]
         return given
 
     return change

@@ -235,25 +235,12 @@ def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped,
         found = measure_ablation(shaped.model, shaped.clean, Selection())
     else:
         found = cut(shaped.model, shaped.clean, parse_questions(f"{side} -> *"), how="zero")
-    hooked, count = Hooked(shaped), 1 + max(each.head.head for each in found.heads)
-    rows = {
-        kind: slice(None) if everywhere else places_of(axes[0], side)
-        for kind, axes in shaped.clean.axes.items()
-    }
-    kinds = ["encoder", "encoder", *["decoder", "cross"] * 2] if "cross" in rows else [next(iter(rows))] * 9
-
-    def zeroed(heads):
-        hooks = []
-        for call, head in heads:
-
-            def change(given, rows=rows[kinds[call]], head=head):
-                given = given.clone()
-                given.unflatten(-1, (count, -1))[:, rows, head] = 0
-                return given
-
-            hooks.append((shaped.projections[call], "input", change))
-        return hooked.score(shaped.clean, hooks)
-
+    hooked, axes = Hooked(shaped), shaped.clean.axes
+    kinds = ["encoder", "encoder", *["decoder", "cross"] * 2] if len(shaped.stacks) > 1 else [*axes][:1] * 2
+    rows = None if everywhere else [places_of(axes[kind][0], side) for kind in kinds]
+    given = hooked.seen(shaped.clean, shaped.projections, "input")
+    zeros, count = [0 * each for each in given], 1 + max(each.head.head for each in found.heads)
+    zeroed = hooked.exchanged(shaped.clean, zeros, count, rows)
     heads_are(shaped, found, zeroed, hooked.score(shaped.clean))
 
 

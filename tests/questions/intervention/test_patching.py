@@ -33,15 +33,7 @@ def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noi
     result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], noise=noise)
     hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
     donor, base, there, here = hooked.sides(noise)
-    theirs = hooked.seen(donor, shaped.projections, "input")
-
-    def by_hand(meant):
-        hooks = [
-            (shaped.projections[call], "input", put(theirs[call], head, theirs[call].shape[-1] // heads))
-            for call, head in meant
-        ]
-        return hooked.score(base, hooks)
-
+    by_hand = hooked.exchanged(base, hooked.seen(donor, shaped.projections, "input"), heads)
     heads_are(shaped, result, by_hand, here, there - here)
 
 

@@ -182,16 +182,18 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 def _explain_usage(error: click.ClickException) -> str:
     """What is wrong with the command line, and the option that it is about."""
-    sentence = RETIRED.get(getattr(error, "option_name", ""), error.format_message())
+    name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    retired = RETIRED.get(f"{context and context.info_name} {name}", RETIRED.get(name))
+    sentence = retired or error.format_message()
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         hint = error.param_hint or (error.param and error.param.opts[0]) or ""
         sentence = f"{hint}: {error.message}"
         if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
             sentence = f"{sentence.rstrip('.')} (set in {setting.origin})"
-    if isinstance(error, click.NoSuchOption) and error.option_name not in RETIRED:
+    if isinstance(error, click.NoSuchOption) and not retired:
         near = " or ".join(sorted(error.possibilities or ()))
         more = f"did you mean {near}?" if near else "--help-all lists every one"
-        sentence = f"no option {error.option_name}: {more}"
+        sentence = f"no option {name}: {more}"
     if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence, re.DOTALL):
         sentence = f"{extra[1]!r} is one argument too many: quote a text of several words"
     return sentence

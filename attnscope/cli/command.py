@@ -97,6 +97,10 @@ RETIRED: Mapping[str, str] = {
     "--feeds": "--feeds is now --composition",
     "--install-completion": "--install-completion is now --completion bash, zsh or fish",
     "--at": "ablate --at was retired: cut 'it -> *' TEXT --how zero takes out what heads give at it",
+    **dict.fromkeys(
+        ("ablate --target", "ablate --against", "ablate --prompts"),
+        "cut '* -> *' TEXT --how zero has what one prediction loses without each head, with the same options",
+    ),
     "--rows": "--rows belongs to stats: ablate leaves the predictions of the whole text",
     "--map": "compare --map was retired: track FOLDER OTHER --texts FILE --measure NAME has each change",
     "--all": "compare --all was retired: -o saves every head on a plane, --json has the singletons",

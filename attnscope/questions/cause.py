@@ -81,7 +81,7 @@ class ScoreOutcome:
     notes: Notes
 
 
-@record("an intervention: each head changed alone, and all of them at once", "ablate", "cut", "patch")
+@record("an intervention: each head changed alone, and all of them at once", "cut", "patch")
 class Intervention(ScoreOutcome):
     """Each head's effect on a prediction, largest first."""
 

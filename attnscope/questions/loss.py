@@ -30,9 +30,8 @@ from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import listening, tell
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Intervention, measure_effects
 from attnscope.questions.head import TokenLoss
-from attnscope.questions.intervention import PlainPass, calls_of, editing, scoring
+from attnscope.questions.intervention import PlainPass, calls_of, editing
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
@@ -130,21 +129,6 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
         losses=(was, is_),
         notes=(*model.notes, *prepared.notes, *first.record.notes, *turns),
     )
-
-
-def measure_ablation(
-    model: Model,
-    prepared: ModelInput,
-    selection: Selection,
-    *,
-    heads: Sequence[Head] = (),
-    target: str | None = None,
-    against: str | None = None,
-) -> Intervention:
-    """Set the output of each head to zero in turn, and of all of them: the effect on one prediction."""
-    with scoring(model, prepared, target, against) as scored:
-        first = take_away(PlainPass.run(*scored.asked))
-        return measure_effects(scored, first, calls_of(first.record, selection, heads), "set heads to zero")
 
 
 LISTED = 8  # tokens listed whose prediction changed most

@@ -77,7 +77,7 @@ def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
     [
         (["cut", "{B} -> {A}"], 12, "cut {B} -> {A}"),
         (["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"], 12, "2 pairs of texts"),
-        (["ablate", "--head", "L0H0,L1H2"], 2, "set heads to zero"),
+        (["cut", "* -> *", "--how", "zero", "--head", "L0H0,L1H2"], 2, "zeroed after the softmax"),
         (["patch", "--pairs", "pairs.tsv"], 12, "2 pairs of texts"),
     ],
 )

@@ -202,7 +202,7 @@ REFUSED = {
     "ablate TEXT --head L9H0": f"no head L9H0: {LAYERS}",
     "ablate TEXT --head L1H0 -o x.png": "--head is printed",
     "ablate TEXT --mean": "a mean is taken over a corpus: add --texts",
-    "ablate TEXT --target mat --importance": "a prediction is of one text",
+    "ablate TEXT --target mat": "cut '* -> *' TEXT --how zero has what one prediction loses",
     "cut TEXT": "name an edge",
     "cut 'on -> cat' TEXT OTHER": "give one text",
     "cut 'on -> cat' TEXT --head H3": "is not a head",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
-from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import check_texts, list_prompts, load_model, measure_corpus, read_source, reading
+from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading
 from attnscope.cli.waiting import waiting
 
 
@@ -24,8 +23,6 @@ def ablate(
     source: options.SourceOptions,
     corpus: options.CorpusOptions,
     asked: AblateOptions,
-    score: ScoreOptions,
-    many: options.PromptsOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,
     picture: options.SignedOptions,
@@ -34,37 +31,31 @@ def ablate(
     """Measure what the model's predictions lose without each head.
 
     Each head's output is set to zero in turn, and the rise of the loss is listed, largest first. With --head:
-    the predictions that change most without those heads, all removed at once. With --target, --against or
-    --prompts: what one prediction loses without each head alone, and without all of them. A causal model
-    predicts each next token, a masked model each token while it is masked.
+    the predictions that change most without those heads, all removed at once. A causal model predicts each
+    next token, a masked model each token while it is masked. What one prediction loses without each head:
+    attnscope cut "* -> *" TEXT --how zero.
 
     Examples:
 
     attnscope ablate "The cat sat on the mat because it was tired."
     attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0
-    attnscope ablate "The {A} saw the {B} and the" --prompts words.tsv --target "{A}" --head L0H0,L1H0
     attnscope ablate --texts corpus.txt -m own-causal --mean --csv
     """
     check_texts(corpus, source)
     heads = options.parse_heads(attention.head, attention)
     texts = corpus.texts is not None
-    one = bool(score.target or score.against or many.prompts)
     plain, written = not (texts or asked.importance), output.out or output.as_csv
     refuse_first(
         (asked.mean and not texts, "--mean", "a mean is taken over a corpus: add --texts"),
         (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
-        (one and not plain, "--target", "a prediction is of one text: not with --texts or --importance"),
         (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
-        (plain and heads and not one and written, "--out, --csv", "--head is printed, or --json"),
+        (plain and heads and written, "--out, --csv", "--head is printed, or --json"),
     )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.measures import DEFAULT
-    from attnscope.models import ModelInput
-    from attnscope.questions.cause import Intervention, of_intervention
-    from attnscope.questions.loss import Way, measure_ablation, of_ablation
+    from attnscope.questions.loss import Way, of_ablation
     from attnscope.questions.loss import ablate as ablate_heads
     from attnscope.questions.processes import torchrun_processes
-    from attnscope.questions.prompts import Prompt, mean_effects
     from attnscope.questions.stats import measure_heads, of_removals
 
     if texts:
@@ -77,18 +68,7 @@ def ablate(
             return
         return deliver("ablate", of_removals(result, asked.top), output, picture)
     given = read_source(source, model)
-    prompts = list_prompts(given, many, score.target, score.against)
     loaded = given.load(predicting=True)
-
-    def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
-        return measure_ablation(
-            loaded, prepared, selection, heads=heads, target=prompt.target, against=prompt.against
-        )
-
-    if one:
-        with waiting(f"{loaded.name} predicts without each head"):
-            effects = mean_effects(loaded, prompts, given.reader(loaded), given.text, ask)
-        return deliver("ablate", of_intervention(effects), output, picture)
     prepared = given.prepare(loaded)
     if heads and not asked.importance:
         with waiting(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):

@@ -20,7 +20,7 @@ from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.find import parse_questions
-from attnscope.questions.loss import HeadSums, ablate, measure_ablation
+from attnscope.questions.loss import HeadSums, ablate
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.storage.corpus import ListedTexts
@@ -231,10 +231,8 @@ def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path)
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped, everywhere):
     side = shaped.edge.split(" -> ")[0]
-    if everywhere:
-        found = measure_ablation(shaped.model, shaped.clean, Selection())
-    else:
-        found = cut(shaped.model, shaped.clean, parse_questions(f"{side} -> *"), how="zero")
+    asked = parse_questions("* -> *" if everywhere else f"{side} -> *")
+    found = cut(shaped.model, shaped.clean, asked, how="zero")
     hooked, axes = Hooked(shaped), shaped.clean.axes
     kinds = ["encoder", "encoder", *["decoder", "cross"] * 2] if len(shaped.stacks) > 1 else [*axes][:1] * 2
     rows = None if everywhere else [places_of(axes[kind][0], side) for kind in kinds]

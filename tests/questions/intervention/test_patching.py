@@ -16,7 +16,6 @@ from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
 from attnscope.questions.find import parse_questions
 from attnscope.questions.info import LiveBytes
-from attnscope.questions.loss import measure_ablation
 from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -163,10 +162,9 @@ ASKED = {
     "patch": lambda model, pair, heads: patch(model, [pair], heads=heads),
     "patch keys": lambda model, pair, heads: patch(model, [pair], heads=heads, what="k"),
     "estimate": lambda model, pair, heads: patch(model, [pair], heads=heads, fast=True),
-    "ablate": lambda model, pair, heads: measure_ablation(model, pair.clean, Selection(), heads=heads),
-}
-EVERY = ASKED | {
-    "loss": lambda model, pair, _: measure_heads(model, pair.clean, Selection(), ablation=True),
+    "loss": lambda model, pair, heads: measure_heads(
+        model, pair.clean, Selection(number=0 if heads else None), ablation=True
+    ),
 }
 
 
@@ -180,13 +178,13 @@ def long(tmp_path_factory):
     return model, pair
 
 
-@pytest.mark.parametrize("asked", EVERY)
+@pytest.mark.parametrize("asked", ASKED)
 def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
     """Layers that are run, in passes of all layers."""
     model, pair = long
     layers, ran = model.writer.transformer.h, []
     hooks = [layer.attn.register_forward_hook(lambda *_: ran.append(1)) for layer in layers]
-    heads = len(EVERY[asked](model, pair, ()).heads)
+    heads = len(ASKED[asked](model, pair, ()).heads)
     for hook in hooks:
         hook.remove()
     assert heads == 16

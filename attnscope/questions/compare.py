@@ -247,10 +247,6 @@ def oddities(maps: Sequence[Sampled]) -> Iterator[str]:
         yield "what a row does not give to these tokens counts as one more key"
 
 
-MOST_COMPARED = 6000
-"""Most heads of one comparison: time grows with the cube of their number, memory with the square."""
-
-
 class MeasuredTexts(NamedTuple):
     """The passes of the first text, the mean distances of their heads over all texts, and notes."""
 
@@ -273,9 +269,6 @@ def measure_texts(
             raise SelectionError("the texts run through different layers: compare them one by one")
         if len(passes) == 1 and len(one.heads) < 2:
             raise SelectionError(f"{one.heads[0].name} alone cannot be compared: there is no other head here")
-        if len(one.heads) > MOST_COMPARED:
-            said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(one.heads):,}"
-            raise SelectionError(f"{said}: pick some with --layer")
         each.append(comparison.measure_distances(*(ran.rows for ran in passes), of=one.of))
         counts.append((one.rows.shape[1], one.of))
         notes += [note for text in inputs for note in text.notes]
@@ -361,7 +354,6 @@ def addresses(heads: Iterable[Head]) -> Array:
 SAMPLED = 1 << 24  # weights of each compared head: every row up to 4,096 tokens
 PARTINGS = 6  # tokens that are listed
 
-
 MASKED: Any = Sequence[Sequence[float | None]]  # the shape of weights, null where masked
 
 
@@ -413,6 +405,7 @@ def compare_two_heads(
     """Run the model once, and compare two heads of one kind of attention, ``"L2H1"`` or a ``Head`` each."""
     selection = selection or Selection()
     heads = head_of(one), head_of(other)
+    both = f"{heads[0].name} and {heads[1].name}"
     coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, SAMPLED))
 
     def select(site: Site, count: int) -> list[int]:
@@ -427,22 +420,19 @@ def compare_two_heads(
         for made, sampled in zip(coarse.maps, sample.maps, strict=True)
         for number, head in enumerate(select(made.site, counts[made.site]))
     }
-    lead = prepared.lead if prepared.pictures else None
-    kinds = sorted(dict.fromkeys(site.kind for site in counts), key=lambda kind: kind != lead)
+    kinds = kinds_of(counts, prepared.lead if prepared.pictures else None)
     named = {kind: [Head(head.layer, head.head, kind) for head in heads] for kind in kinds}
     kind = next((kind for kind in kinds if found.keys() >= set(named[kind])), None)
     if kind is None:
         for head in heads:
             selected_sites(record, Selection(head, kind=selection.kind))
-        raise SelectionError(f"{heads[0].name} and {heads[1].name} are in no one kind of attention")
+        raise SelectionError(f"{both} are in no one kind of attention")
     made, sampled, (first, second) = zip(*(found[head] for head in named[kind]), strict=True)
     if any(len(each.values) > 1 for each in sampled):
         raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
     sizes = [f"{len(each.queries)} × {len(each.keys)}" for each in sampled]
     if sizes[0] != sizes[1]:
-        raise SelectionError(
-            f"{heads[0].name} and {heads[1].name} see different tokens: {' and '.join(sizes)}"
-        )
+        raise SelectionError(f"{both} see different tokens: {' and '.join(sizes)}")
     queries, keys = map(selection.coarsening, (sampled[0].queries, sampled[0].keys))
     positions = evenly(len(queries.places), len(keys.places), SAMPLED)
     rows = torch.stack([first, second]).cpu()  # [head, row, key]
@@ -468,7 +458,7 @@ def compare_two_heads(
         (one_map, other_map),
         partings,
         scale=selection.scale,
-        title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        title=f"{both} · {name_pass(model, prepared)} · {kind_title(kind)}",
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
     )

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from attnscope.capture import FUSED, KnownPasses, Record
-from attnscope.errors import AttnscopeError, InputError
+from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model, ModelInput, inputs
 from attnscope.models.inputs import Batch, Limit
@@ -77,15 +77,6 @@ class Progress:
             were = "was" if self.cut == 1 else "were"
             notes.append(f"{counted(self.cut, 'text')} {were} cut at the limit of tokens")
         return tuple(notes)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The progress from a file. Raises ``ValueError`` for anything else."""
-        found: Progress = read(cls, state)
-        negative = any(isinstance(each, int) and each < 0 for each in vars(found).values())
-        if negative or len(found.layout) not in (0, 2):
-            raise ValueError("these are no counts")
-        return found
 
 
 def counted(number: int, thing: str) -> str:
@@ -199,10 +190,11 @@ class CorpusWork(ABC):
 
     def _resume(self, found: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
         try:
-            self.total, self.progress = restore(found["sums"]), Progress.from_state(found["progress"])
-        except (
-            AttnscopeError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
-        ):  # fmt: skip
+            self.total, self.progress = restore(found["sums"]), read(Progress, found["progress"])
+            counts = [each for each in vars(self.progress).values() if isinstance(each, int)]
+            if min(counts) < 0 or len(self.progress.layout) not in (0, 2):
+                raise ValueError
+        except Exception:  # a file may hold anything
             raise InputError(
                 f"{self.run.checkpoint} holds sums that this command never wrote: "
                 "delete it, or name another file"

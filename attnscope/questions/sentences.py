@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from attnscope.attention import Site
+from attnscope.attention import Kind, Site
 from attnscope.axes import GROUPED, Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import CoarseMap, How
@@ -20,12 +20,12 @@ from attnscope.registry import nearest_name
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 
-KINDS = ("encoder", "decoder", "cross")
+KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 
 QUOTED = 32  # most characters of a text in a title
 
 
-def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[str, ...]:
+def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[Kind, ...]:
     """The kinds of attention among the sites, in display order; ``lead`` comes first."""
     present = {site.kind for site in sites}
     return tuple(kind for kind in sorted(KINDS, key=lambda kind: kind != lead) if kind in present)

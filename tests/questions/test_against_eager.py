@@ -172,7 +172,7 @@ def spelled():
     return model, model.prepare(PIECES)
 
 
-def test_a_heads_figures_speak_of_the_axes_of_its_picture(spelled):
+def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same(spelled):
     found = one_head(*spelled, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
     assert len(shown) == 7
@@ -181,17 +181,9 @@ def test_a_heads_figures_speak_of_the_axes_of_its_picture(spelled):
     assert figures["self"] == pytest.approx(np.diagonal(shown).mean(), abs=1e-6)
     assert figures["first"] == pytest.approx(shown[1:, 0].mean(), abs=1e-6)
     assert "the figures count words, as the picture does" in found.heatmap.notes
-    assert found.figures.name == "L0H7"
-
-
-def test_all_heads_tell_the_same_of_words(spelled):
-    everything = all_heads(*spelled, Selection(words=True))
-    one = one_head(*spelled, Selection(words=True).of("L2H3")).figures
-    same = everything.figures["encoder", 2][3]
-    assert same.name == one.name
-    assert {name: each.value for name, each in same.figures.items()} == pytest.approx(
-        {name: each.value for name, each in one.figures.items()}, abs=1e-6
-    )
+    same = all_heads(*spelled, Selection(words=True)).figures["encoder", 0][7]
+    assert same.name == found.figures.name == "L0H7"
+    assert {name: each.value for name, each in same.figures.items()} == pytest.approx(figures, abs=1e-6)
 
 
 def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_so(spelled):
@@ -201,47 +193,28 @@ def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_s
     assert "the figures count every token" in hidden.heatmap.notes
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A sliding window, a text that it wrote on, its own attention.  [layer, head, query, key]"""
-    folder = writer_folder(tmp_path_factory.mktemp("gemma3"), DECODERS["gemma3"]())
+def test_a_text_that_a_model_wrote_on_is_shown_and_measured_over_all_rows(tmp_path):
+    folder = writer_folder(tmp_path, DECODERS["gemma3"]())  # of a sliding window
     model = load(folder, generative=True)
     text = model.generate(model.prepare("The cat sat on the mat"), 9)
     out = run_eager(folder, input_ids=text.inputs["input_ids"], use_cache=False)
-    return model, text, torch.cat(out.attentions).numpy()
-
-
-def test_a_head_and_its_figures_are_over_all_rows(written):
-    model, text, eager = written
+    eager = torch.cat(out.attentions).numpy()  # [layer, head, query, key]
     head = one_head(model, text, "L1H2")
     np.testing.assert_allclose(head.heatmap.values, eager[1, 2], atol=1e-5)
     assert [place.text for place in head.heatmap.weights.keys] == [token.text for token in text.tokens]
-    rows = eager[1, 2]
-    previous = head.figures.figures["previous"]
-    assert previous.value == pytest.approx(np.diag(rows, -1).mean(), abs=1e-5)
-    assert previous.rows == len(rows) - 1
-    confidence = head.figures.figures["confidence"]
-    assert confidence.value == pytest.approx(rows[1:].max(1).mean(), abs=1e-5)
-
-
-def test_a_generated_token_looks_back_and_the_window_closes_behind_it(written):
-    model, text, eager = written
-    last = len(text.tokens) - 1
-    focus = one_token(model, text, Selection(Head("L0H1"), token=str(last)))
-    assert {bar.position for bar in focus.looks_at.bars} == set(range(last - 3, last + 1))
-    for bar in focus.looks_at.bars:
-        assert bar.weight == pytest.approx(eager[0, 1, last, bar.position], abs=1e-5)
-
-
-def test_layers_and_figures_of_all_heads_come_from_the_same_replay(written):
-    model, text, eager = written
     layers = dict(whole_layers(model, text, Selection()).kinds["decoder"])
     np.testing.assert_allclose(layers[2].values, eager[2], atol=1e-5)
-    found = measure_heads(model, text, Selection(layers=(2,))).heads
-    assert [head.head for head in found] == [0, 1, 2, 3]
-    for head in found:
-        first = head.figures["first"]
-        assert first.value == pytest.approx(eager[2, head.head, 1:, 0].mean(), abs=1e-5)
+    for found in measure_heads(model, text, Selection(layers=(2,))).heads:
+        rows = eager[2, found.head]
+        expected = {"previous": np.diag(rows, -1), "confidence": rows[1:].max(1), "first": rows[1:, 0]}
+        for name, numbers in expected.items():
+            figure = found.figures[name]
+            assert (figure.value, figure.rows) == (pytest.approx(numbers.mean(), abs=1e-5), len(rows) - 1)
+    last = len(text.tokens) - 1
+    focus = bars(one_token(model, text, Selection(Head("L0H1"), token=str(last))).looks_at)
+    assert focus.keys() == set(range(last - 3, last + 1))
+    for place, weight in focus.items():
+        assert weight == pytest.approx(eager[0, 1, last, place], abs=1e-5)
 
 
 TOKENS = 700
@@ -249,13 +222,8 @@ WORDS = "The cat sat on the mat because it was tired, and words look back at wor
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return gpt2(tmp_path_factory.mktemp("long"), n_positions=TOKENS)
-
-
-@pytest.fixture(scope="module")
-def reader(folder):
-    return load(folder)
+def reader(tmp_path_factory):
+    return load(gpt2(tmp_path_factory.mktemp("long"), n_positions=TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -264,10 +232,10 @@ def book(reader):
 
 
 @pytest.fixture(scope="module")
-def whole(folder, book):
+def whole(reader, book):
     """The model's own eager attention.  [layer, head, query, key]"""
     ids = torch.tensor([[token.id for token in book.tokens]])
-    return torch.cat(run_eager(folder, input_ids=ids).attentions).numpy()
+    return torch.cat(run_eager(reader.name, input_ids=ids).attentions).numpy()
 
 
 def cells(whole, reduce):

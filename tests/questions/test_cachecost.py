@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
+import transformers as hf
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.cachecost import NEEDLE, cachecost
-from tests.models.folders import gpt2, save
+from tests.questions.intervention.shapes import GROUPED, OLDER, saved
 from tests.questions.planted import Planted, wrap_planted
 
 WORDS = [f"word{number}" for number in range(24)]
@@ -88,23 +88,12 @@ def by_mask(module, query, key, value, attention_mask, scaling=None, dropout=0.0
 AttentionInterface.register("by_mask", by_mask)
 
 
-def folder_of(name, path, tokens):
-    """A model whose heads look at something: its weights are large."""
-    read = gpt2(path / "gpt2", n_positions=tokens)
-    if name == "gpt2":
-        module = transformers.AutoModelForCausalLM.from_pretrained(read)
-        with torch.no_grad():
-            for weights in module.parameters():
-                weights.mul_(1 if weights.ndim == 1 else 5)
-        module.save_pretrained(read)
-        return read
-    tokenizer = transformers.AutoTokenizer.from_pretrained(read)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=tokens,
-    )  # fmt: skip
-    torch.manual_seed(1)
-    return save(path / name, transformers.LlamaForCausalLM(config), tokenizer)
+NETWORKS = {
+    "gpt2": lambda tokens: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER | {"n_positions": tokens})),
+    "grouped": lambda tokens: hf.LlamaForCausalLM(
+        hf.LlamaConfig(**GROUPED | {"max_position_embeddings": tokens})
+    ),
+}
 
 
 def loss_by_hand(module, ids, limited):
@@ -112,21 +101,24 @@ def loss_by_hand(module, ids, limited):
     LIMITED.clear()
     LIMITED.update(limited)
     with torch.inference_mode():
-        logits = module(ids).logits[0, :-1].double()
-    return float(F.cross_entropy(logits, ids[0, 1:]))
+        logits = module(ids).logits[0, :-2].double()
+    return float(F.cross_entropy(logits, ids[0, 1:-1]))  # [SEP] is not predicted
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "tokens"), [("gpt2", 48), ("grouped", 48), ("gpt2", 700)])
 def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
     """With 700 tokens masses come from the fused pass, and fewer copies than heads go through together."""
-    path = folder_of(name, tmp_path, tokens)
+    path = saved(tmp_path, NETWORKS[name](tokens))
     model = load(path, predicting=True)
     model.module.set_attn_implementation(attention)
+    module = hf.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()
+    for each in (model.writer, module):  # heads with large weights look at something
+        for weights in each.parameters():
+            weights.data.mul_(5)
     words = random.Random(2).choices(COMMON, k=tokens)
     text = model.prepare(" ".join(words), limit=Limit(truncate=True))
     result = cachecost(model, [text], SINK, RECENT, keep=[0.5])
-    module = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()
     ids = text.inputs["input_ids"]
     plain = loss_by_hand(module, ids, ())
     far = {layer: each.tolist() for layer, each in FAR.items()}

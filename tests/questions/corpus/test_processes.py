@@ -2,11 +2,11 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,6 @@ TEXTS = [
 ]
 
 
-def figures(stats) -> list[dict]:
-    """Everything that is known of every head, as plain data."""
-    return [
-        {"head": f"{head.site.kind} {head.name}"}
-        | {name: asdict(figure) for name, figure in head.figures.items()}
-        for head in stats.heads
-    ]
-
-
 LONGER = ["a cat saw the dog " * (1 + number // 2) for number in range(20)]
 
 ROOT = Path(__file__).parents[3]
@@ -50,17 +41,10 @@ def launch(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 7)
-        return corpus_stats(load("own"), ListedTexts(TEXTS))
-
-
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, alone):
-    out, kept = tmp_path / "out.json", tmp_path / "sums.json"
+def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch):
+    out, kept = tmp_path / "out", tmp_path / "sums.json"
     died = launch("tests.questions.corpus.test_processes", out, kept, 20)
     assert died.returncode != 0
     assert "the power went out" in died.stderr
@@ -68,9 +52,9 @@ def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_p
     assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
     went_on = launch("tests.questions.corpus.test_processes", out, kept)
     assert went_on.returncode == 0, went_on.stderr
-    found = json.loads(out.read_text())
-    assert (found["title"], found["ran"]) == (alone.title, alone.ran)
-    assert found["heads"] == json.loads(json.dumps(figures(alone)))
+    monkeypatch.setattr(corpus, "WINDOW_TEXTS", 7)
+    found, alone = pickle.loads(out.read_bytes()), corpus_stats(load("own"), ListedTexts(TEXTS))
+    assert (found.title, found.ran, found.heads) == (alone.title, alone.ran, alone.heads)
 
 
 @pytest.mark.slow
@@ -94,16 +78,28 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("two_threads")
+@pytest.fixture
+def counts(two_threads, monkeypatch):
+    """How many processes shared each window."""
+    seen = []
+    monkeypatch.setattr(corpus, "in_order", lambda *given: seen.append(given[2]) or in_order(*given))
+    return seen
+
+
 @pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
-def test_two_processes_give_bit_identical_figures(name, monkeypatch):
-    model, counts = load(name), []
-    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
+def test_two_processes_give_bit_identical_figures(name, counts):
+    model = load(name)
     together = corpus_stats(model, ListedTexts(LONGER))
     torch.set_num_threads(1)
     alone = corpus_stats(model, ListedTexts(LONGER))
     assert (alone.heads, alone.title, alone.ran) == (together.heads, together.title, together.ran)
     assert counts == [2, 1]
+
+
+def test_a_text_that_is_longer_than_a_batch_has_all_threads(counts, monkeypatch):
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 40)
+    corpus_stats(load("own"), ListedTexts(LONGER))
+    assert counts == [1]
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -178,15 +174,6 @@ def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_sh
     assert workers(model, 8) == 1
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_a_text_that_is_longer_than_a_batch_has_all_threads(monkeypatch):
-    model, counts = load("own"), []
-    monkeypatch.setattr(corpus, "in_order", lambda *given: counts.append(given[2]) or in_order(*given))
-    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 40)
-    corpus_stats(model, ListedTexts(LONGER))
-    assert counts == [1]
-
-
 def main() -> None:
     """Run by torchrun, ``OUT CHECKPOINT [TEXTS]``: a corpus in small windows, its figures in a file.
 
@@ -203,7 +190,7 @@ def main() -> None:
         load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch)
     )
     if torchrun_processes().number == 0:
-        Path(out).write_text(json.dumps({"title": stats.title, "ran": stats.ran, "heads": figures(stats)}))
+        Path(out).write_bytes(pickle.dumps(stats))
 
 
 if __name__ == "__main__":

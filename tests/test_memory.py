@@ -49,12 +49,15 @@ def test_an_error_that_memory_was_the_reason_of_keeps_its_sentence():
         refuse()
 
 
-def test_the_limit_ends_with_the_command():
+def test_the_limit_ends_with_the_command_and_there_is_none_where_the_system_counts_no_memory(monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with suppress(ZeroDivisionError), memory_limited():
         assert resource.getrlimit(resource.RLIMIT_DATA) != before
         raise ZeroDivisionError
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    monkeypatch.setattr(limits, "_bytes", lambda *asked: int("no Linux"))
+    with memory_limited():
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_without_a_size_it_is_most_of_what_is_free(monkeypatch):
@@ -89,13 +92,6 @@ def test_limits_that_are_none_are_refused_with_what_to_give(monkeypatch, name, a
     monkeypatch.setenv(name, asked)
     with pytest.raises(InputError, match=f"{name} is .*: give .*or off"), memory_limited(), deadline():
         pass
-
-
-def test_where_the_system_counts_no_memory_nothing_is_limited(monkeypatch):
-    monkeypatch.setattr(limits, "_bytes", lambda *asked: int("no Linux"))
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with memory_limited():
-        assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError(3), OSError(2, "none")])

@@ -20,52 +20,40 @@ def sample(name: str) -> str:
     return (FOLDER / name).read_bytes().decode("utf-8")
 
 
-def pairs() -> list[list[str]]:
-    return [line.split("\t") for line in sample("pairs.tsv").splitlines()]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_is_composed_utf8_without_trailing_spaces_or_hidden_characters(name):
     text = sample(name)
     assert unicodedata.is_normalized("NFC", text)
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert all(line == line.rstrip() for line in text.split("\n"))
+    assert text == "\n".join(line.rstrip() for line in text.rstrip().split("\n")) + "\n"
     meant = "\n" + ("\t" if name.endswith(".tsv") else JOINER if name == "languages.txt" else "")
     hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert [char for char in text if unicodedata.category(char) in hidden and char not in meant] == []
 
 
-def test_the_sentences_are_distinct_and_whole():
+def test_sentences_are_distinct_and_whole_and_some_pairs_differ_in_one_word():
     sentences = sample("sentences.txt").splitlines()
     assert len(set(sentences)) == len(sentences) >= 25
-    assert all(line.endswith((".", "?", '."')) for line in sentences)
-    assert all(5 <= len(line.split()) <= 40 for line in sentences)
-
-
-def test_every_pair_has_two_columns_and_some_differ_in_one_word():
-    assert len(pairs()) >= 12
-    changed = []
-    for first, second in pairs():
-        assert all(text and text == text.strip() for text in (first, second))
-        assert first != second
-        if len(first.split()) == len(second.split()):
-            changed.append(sum(map(str.__ne__, first.split(), second.split())))
+    assert all(line.endswith((".", "?", '."')) and 5 <= len(line.split()) <= 40 for line in sentences)
+    pairs = [line.split("\t") for line in sample("pairs.tsv").splitlines()]
+    assert len(pairs) >= 12
+    assert all(
+        first != second and first.strip() == first and second.strip() == second for first, second in pairs
+    )
+    words = [(first.split(), second.split()) for first, second in pairs]
+    changed = [sum(map(str.__ne__, *each)) for each in words if len(each[0]) == len(each[1])]
     assert changed.count(1) >= 2
 
 
 def test_words_that_belong_together_are_pronouns_subjects_and_articles():
     lines = [json.loads(line) for line in sample("words.jsonl").splitlines()]
     assert len(lines) == 12
+    meant = {"pronoun": {"it", "she", "he", "they"}, "article": {"a", "the"}}
     for line in lines:
-        words = line["text"].split()
-        labels = Counter(label for *_, label in line["pairs"])
-        assert labels["pronoun"] == labels["subject"] == 1
-        assert labels["article"] >= 1
-        for one, _, label in line["pairs"]:
-            if label != "subject":
-                meant = {"pronoun": {"it", "she", "he", "they"}, "article": {"a", "the"}}[label]
-                assert words[one].lower() in meant
+        words, labels = line["text"].split(), Counter(label for *_, label in line["pairs"])
+        assert (labels.pop("pronoun"), labels.pop("subject"), [*labels]) == (1, 1, ["article"])
+        assert all(
+            words[one].lower() in meant.get(label, words[one].lower()) for one, _, label in line["pairs"]
+        )
 
 
 def test_the_article_has_some_1500_words_and_names_that_recur():

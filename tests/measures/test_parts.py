@@ -1,17 +1,16 @@
 """Figures of some rows alone, of special tokens by name, and of the way that the largest keys go."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import Attention, HeldRows, Site
+from attnscope.attention import HeldRows
 from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
+from tests.measures.reference import shown
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
 
@@ -26,37 +25,29 @@ def prepared(model):
     return model.prepare(TEXT)
 
 
-class Whole:
-    """Observer: every layer's weights."""
+def weights_of(model, prepared):
+    """Every layer's weights, by its number.  [head, query, key]"""
+    layers = {}
 
-    def __init__(self):
-        self.layers = {}
+    class Whole:
+        def observe(self, attention):
+            layers[attention.site.layer] = attention.weights()[0].double().numpy()
 
-    def observe(self, attention):
-        self.layers[attention.site.layer] = attention.weights()[0].double().numpy()
+    model.run(prepared, [Whole()])
+    return layers
 
 
 @pytest.fixture(scope="module")
 def weights(model, prepared):
-    seen = Whole()
-    model.run(prepared, [seen])
-    return seen.layers
+    return weights_of(model, prepared)
 
 
 def observed(rows, block=1 << 21, kind="encoder", allowed=None):
     rows = torch.as_tensor(np.array(rows), dtype=torch.float64)[None]
-    measured = Measurement(["monotonic"], block)
-    open_ = (
-        torch.ones(rows.shape, dtype=torch.bool) if allowed is None else torch.as_tensor(allowed)[None, None]
-    )
-    heads, queries, keys = rows.shape[1:]
+    open_ = torch.ones(rows.shape).bool() if allowed is None else torch.as_tensor(allowed)[None, None]
+    measured, axes = Measurement(["monotonic"], block), map(range, rows.shape[2:])
     offset = None if kind == "cross" else 0
-    measured.observe(
-        Attention(
-            Site("x", 0, kind, 0), "kernel", "eager", 1, heads, heads, range(queries), range(keys), offset,
-            torch.float64, HeldRows(rows, open_),
-        )
-    )  # fmt: skip
+    measured.observe(shown(HeldRows(rows, open_), rows.shape[:2], axes, offset, kind, dtype=rows.dtype))
     return [head.figures["monotonic"] for head in measured.figures()]
 
 
@@ -75,9 +66,8 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
 def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
     size = len(prepared.tokens)
     whole = measure_heads(model, prepared, Selection()).heads
-    parts = [
-        measure_heads(model, prepared, Selection(), rows=rows).heads for rows in (range(9), range(9, size))
-    ]
+    ranges = range(9), range(9, size)
+    parts = [measure_heads(model, prepared, Selection(), rows=rows).heads for rows in ranges]
     for head, one, other in zip(whole, *parts, strict=True):
         for name in ("entropy", "previous", "special", "duplicate", "induction", "offset"):
             pair = [each.figures[name] for each in (one, other) if name in each.figures]
@@ -94,8 +84,7 @@ def test_rows_that_do_not_exist_are_met_with_those_that_do(run):
 
 
 def test_a_curve_has_a_measure_of_each_row(run, weights):
-    ran = run("stats", TEXT, "-m", "own-causal", "--by-position", "previous", "--top", "12", "--json")
-    seen = json.loads(ran.out)
+    seen = run.json("stats", TEXT, "-m", "own-causal", "--by-position", "previous", "--top", "12")
     curves = {each["head"]: each["values"] for each in seen["curves"]}
     assert len(curves) == 12
     for layer, heads in weights.items():
@@ -110,26 +99,22 @@ def test_a_curve_has_a_measure_of_each_row(run, weights):
 @pytest.mark.parametrize("width", [50, 80, 160])
 def test_curves_are_drawn_as_wide_as_the_terminal_at_most(run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = run(
-        "stats", TEXT * 4, "-m", "own-causal", "--by-position", "distance", "--top", "2"
-    ).out.splitlines()
+    asked = "-m", "own-causal", "--by-position", "distance", "--top", "2"
+    lines = run("stats", TEXT * 4, *asked).out.splitlines()
     assert max(map(len, lines)) <= width
     assert sum(line.startswith("L") for line in lines) == 2
     assert any(line.startswith("baseline") for line in lines)
 
 
-def test_special_tokens_are_told_apart_by_their_names(run, prepared):
+def test_special_tokens_are_told_apart_by_their_names(run):
     model = load("own")
     text = model.prepare(TEXT)
-    seen = Whole()
-    model.run(text, [seen])
+    weights = weights_of(model, text)
     at = {name: [token.text == name for token in text.tokens] for name in ("[CLS]", "[SEP]")}
-    heads = json.loads(
-        run("stats", TEXT, "--where", "[CLS]>=0 and [SEP]>=0", "--sort", "[SEP]", "--json").out
-    )["heads"]
+    heads = run.json("stats", TEXT, "--where", "[CLS]>=0 and [SEP]>=0", "--sort", "[SEP]")["heads"]
     assert len(heads) == 32
     for head in heads:
-        own = seen.layers[head["layer"]][head["head"]]
+        own = weights[head["layer"]][head["head"]]
         for name, there in at.items():
             assert head["figures"][name]["value"] == pytest.approx(own[:, there].sum(-1).mean(), abs=1e-6)
             assert head["figures"][name]["baseline"] == pytest.approx(1 / len(own))

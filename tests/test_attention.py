@@ -3,25 +3,14 @@
 import pytest
 import torch
 
-from attnscope.attention import Attention, Head, HeldRows, Site
+from attnscope.attention import Head, HeldRows
 from attnscope.errors import SelectionError
+from tests.measures.reference import shown
 
 
 def attention(weights, open_keys=None):
-    batch, heads, queries, keys = weights.shape
-    return Attention(
-        site=Site("layers.0.attention", 0, "encoder", 0),
-        source="softmax",
-        kernel="softmax",
-        batch=batch,
-        heads=heads,
-        key_heads=heads,
-        queries=range(queries),
-        keys=range(keys),
-        offset=0,
-        dtype=weights.dtype,
-        read=HeldRows(weights, open_keys),
-    )
+    axes = map(range, weights.shape[2:])
+    return shown(HeldRows(weights, open_keys), weights.shape[:2], axes, dtype=weights.dtype)
 
 
 @pytest.fixture
@@ -41,22 +30,16 @@ def test_heads_come_in_the_order_they_were_asked_for(weights):
     assert torch.equal(attention(weights).weights([2, 0]), weights[:, [2, 0]])
 
 
-def test_a_head_that_does_not_exist_is_named_with_those_that_do(weights):
-    with pytest.raises(SelectionError, match=r"no head 3 in layers.0.attention: this layer has heads 0-2"):
+def test_heads_and_rows_that_do_not_exist_are_named_with_those_that_do(weights):
+    with pytest.raises(SelectionError, match=r"no head 3 in layer.0: this layer has heads 0-2"):
         attention(weights).weights([3])
-
-
-def test_rows_that_do_not_exist_are_refused(weights):
     with pytest.raises(SelectionError, match="no rows 4 to 6: this map has 5 rows"):
         attention(weights).rows(4, 6)
 
 
-def test_a_known_mask_says_which_keys_are_open(weights):
+def test_a_known_mask_says_which_keys_are_open_and_one_over_keys_alone_holds_for_every_row(weights):
     mask = torch.ones(5, 7).tril().bool()[None, None]
     assert torch.equal(attention(weights, mask).allowed(1, 3), mask[..., 1:3, :])
-
-
-def test_a_mask_over_keys_alone_holds_for_every_row(weights):
     mask = torch.tensor([True] * 6 + [False])[None, None, None]
     assert torch.equal(attention(weights, mask).allowed(1, 3), mask.expand(1, 1, 2, 7))
 
@@ -75,9 +58,6 @@ def test_some_heads_alone_are_numbered_anew(weights):
     assert torch.equal(some.allowed(1, 3), mask[:, [2, 0], 1:3])
     with pytest.raises(SelectionError, match="no head 2 in"):
         some.weights([2])
-
-
-def test_a_mask_that_all_heads_share_stays_shared(weights):
     mask = torch.ones(1, 1, 5, 7).tril().bool()
     assert torch.equal(attention(weights, mask).only([1]).allowed(0, 5), mask)
 

@@ -213,35 +213,6 @@ def test_rows_on_one_key_are_named_by_its_place(name):
     assert (head.role.name, head.role.score) == (name, 1)
 
 
-def test_a_repeated_text_shows_duplicate_and_induction_heads():
-    half = SIZE // 2
-    ids = [*range(50, 50 + half)] * 2
-    allowed = np.tril(np.ones((SIZE, SIZE), bool))
-    duplicate, induction = np.eye(SIZE), np.eye(SIZE)
-    for i in range(half, SIZE):
-        duplicate[i] = np.eye(SIZE)[i - half]
-        induction[i] = np.eye(SIZE)[i - half + 1]
-    for name, weights in (("duplicate", duplicate), ("induction", induction)):
-        head = head_of(weights, allowed, ids)
-        assert head.figures[name].value == 1
-        assert head.figures[name].rows == half
-        assert head.role.name == name
-        assert f"in the {half} rows that have one" in head.role.sentence
-
-
-def test_a_text_without_repeats_has_no_duplicate_figure_and_says_why():
-    head = head_of(np.eye(SIZE))
-    assert "duplicate" not in head.figures
-    assert head.absent["duplicate"] == "duplicate is taken over rows that have such a key, and there are none"
-
-
-def test_a_sink_keeps_what_the_keys_do_not_hold():
-    head = head_of(np.full((SIZE, SIZE), 0.25 / SIZE))
-    assert head.figures["no_key"].value == pytest.approx(0.75)
-    assert head.figures["no_key"].baseline == pytest.approx(0, abs=1e-12)
-    assert head.figures["entropy"].value == pytest.approx(-0.25 * math.log(0.25 / SIZE), rel=1e-6)
-
-
 def test_a_single_token_has_no_entropy_and_no_role():
     head = head_of(np.ones((1, 1)))
     assert "entropy" not in head.figures

@@ -37,15 +37,13 @@ def terminal(monkeypatch):
     pixels.ask_terminal.cache_clear()
 
 
-@pytest.mark.parametrize("way", ["auto", "kitty", "sixel", "cells"])
-def test_a_pipe_gets_cells(way):
-    assert pixels.choose_way(way, console()) == "cells"
-
-
-@pytest.mark.parametrize("way", ["kitty", "sixel"])
-def test_a_terminal_gets_what_is_asked_for_unless_it_has_no_colour(terminal, way):
-    assert pixels.choose_way(way, console()) == way
-    assert pixels.choose_way(way, console(no_color=True)) == "cells"
+def test_a_pipe_gets_cells_and_a_terminal_what_is_asked_for_unless_it_has_no_colour(request):
+    for way in ("auto", "kitty", "sixel", "cells"):
+        assert pixels.choose_way(way, console()) == "cells"
+    request.getfixturevalue("terminal")
+    for way in ("kitty", "sixel"):
+        assert pixels.choose_way(way, console()) == way
+        assert pixels.choose_way(way, console(no_color=True)) == "cells"
 
 
 def test_a_terminal_that_cannot_be_asked_gets_cells(terminal, monkeypatch):
@@ -55,18 +53,9 @@ def test_a_terminal_that_cannot_be_asked_gets_cells(terminal, monkeypatch):
 
 def test_without_its_library_auto_draws_cells_and_a_way_is_refused(terminal, monkeypatch):
     monkeypatch.setattr(pixels, "find_spec", lambda name: None)
-    assert pixels.choose_way("auto", console()) == "cells"
+    assert (pixels.choose_way("auto", console()), pixels.choose_way("kitty", console())) == ("cells", "kitty")
     with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
         pixels.choose_way("sixel", console())
-    assert pixels.choose_way("kitty", console()) == "kitty"
-
-
-def test_sixels_are_no_taller_than_the_screen():
-    target = console()
-    pixels.print_pixels(VIEW, target, "sixel", None)
-    told = target.file.getvalue()
-    assert "\x1bP" in told
-    assert told.count("\n") <= target.height - 2
 
 
 def test_what_is_text_stays_text(terminal):
@@ -77,15 +66,8 @@ def test_what_is_text_stays_text(terminal):
     assert Text.from_ansi(text).plain.split() == ["L0H1", "why"]
 
 
-def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(capsys, monkeypatch):
-    from attnscope.cli import main
-
-    told = []
-    for way in ("cells", "auto", "sixel"):
-        monkeypatch.setattr(sys, "argv", ["attnscope", "show", "The cat sat.", "--graphics", way])
-        with pytest.raises(SystemExit):
-            main()
-        told.append(capsys.readouterr().out)
+def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(run):
+    told = [run("show", "The cat sat.", "--graphics", way).out for way in ("cells", "auto", "sixel")]
     assert told[0] == told[1].replace(" --graphics auto", "") == told[2].replace(" --graphics sixel", "")
 
 
@@ -115,8 +97,12 @@ def test_kitty_is_sent_the_picture_in_commands_of_which_the_first_says_where_it_
     assert re.sub("\x1b_G.*?\x1b\\\\", "", told) == "\n"
 
 
-def test_sixels_are_made_of_the_picture(monkeypatch):
-    made = []
+def test_sixels_are_made_of_the_picture_and_no_taller_than_the_screen(monkeypatch):
+    target, made = console(), []
+    pixels.print_pixels(VIEW, target, "sixel", None)
+    told = target.file.getvalue()
+    assert "\x1bP" in told
+    assert told.count("\n") <= target.height - 2
     monkeypatch.setattr("textual_image.renderable.SixelImage", lambda image, **_: made.append(image) or "")
-    pixels.print_pixels(VIEW, console(), "sixel", None)
+    pixels.print_pixels(VIEW, target, "sixel", None)
     np.testing.assert_array_equal(np.asarray(made[0]), drawn())

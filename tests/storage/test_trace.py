@@ -14,14 +14,12 @@ from safetensors.numpy import load_file, save
 
 from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError
-from attnscope.fused.request import SHORTEST
 from attnscope.models import Model, ModelInput, load
 from attnscope.models.keeping import keep_trace
 from attnscope.models.served import open_file
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads, overview
-from attnscope.questions.token import one_token
+from attnscope.questions.stats import measure_heads
 from attnscope.storage.tensors import read_tensors
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY, SUFFIX
@@ -88,42 +86,6 @@ class _AllHeads:
     def observe(self, attention):
         allowed = attention.allowed(0, len(attention.queries))
         self.seen.append((attention.weights().clone(), allowed.clone()))
-
-
-def test_looks_at_arrays_are_looks_at_tensors_within_a_millionth(pair):
-    (model, prepared), traced = pair
-    sites = model.run(prepared, []).sites
-    long = max(max(seen.queries, seen.keys) for seen in sites) >= SHORTEST
-    assert (traced.prepared.arrays is None) == long
-    if long:
-        return  # tensors are as quick
-    heads = [Head(seen.site.layer, 0, seen.site.kind) for seen in sites]
-    asked = [Selection(head) for head in heads]
-    asked += [Selection(heads[-1], words=True), Selection(heads[-1], token="0")]
-    for selection in asked:
-        look = _token if selection.token else _head
-        ours, theirs = look(model, prepared, selection), look(traced, traced.prepared, selection)
-        assert ours[1:] == theirs[1:]
-        np.testing.assert_allclose(ours[0], theirs[0], atol=1e-6)
-    ours, theirs = (overview(*given, Selection()) for given in ((model, prepared), (traced, traced.prepared)))
-    assert ours.grids.keys() == theirs.grids.keys()
-    for kind, grid in ours.grids.items():
-        for mine, other in zip(grid.layers, theirs.grids[kind].layers, strict=True):
-            np.testing.assert_allclose(mine.values, other.values, atol=1e-6)
-            assert np.array_equal(*np.broadcast_arrays(mine.masked, other.masked))
-
-
-def _head(model, prepared, selection):
-    seen = one_head(model, prepared, selection)
-    weights = seen.heatmap.weights
-    return weights.values, weights.queries, np.broadcast_to(weights.allowed, weights.values.shape).tolist()
-
-
-def _token(model, prepared, selection):
-    focus = one_token(model, prepared, selection)
-    sides = [side for side in (focus.looks_at, focus.looked_at_by) if side is not None]
-    weights = [weight for side in sides for weight in sorted(bar.weight for bar in side.bars)]
-    return weights, focus.label, focus.title
 
 
 BAND = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) < 3

@@ -70,6 +70,9 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
     assert pooled.block == (2, 2)  # a diagonal stays one
     np.testing.assert_allclose(pooled.values, np.eye(5))
     assert "2 queries on average give to 2 keys" in pooled.notes[-1]
+    wide = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
+    assert wide.block == (1, 2)
+    assert [place.label for place in wide.weights.queries] == ["the", "cat", "sat", "down"]
 
 
 def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
@@ -92,15 +95,12 @@ def test_cells_below_a_weight_are_hidden_and_their_share_of_the_attention_is_tol
     assert ("hidden" in view.legend("", per_cent=False)) == hidden.any()
 
 
-def test_a_pooled_map_hides_the_cells_that_it_draws() -> None:
+def test_a_pooled_map_hides_the_cells_that_it_draws_and_weighs_rows_by_their_tokens() -> None:
     even = bare(np.full((5, 5), 0.2))
     view = heatmap(even, min_weight=0.3).fit(3, 3)
     np.testing.assert_array_equal(view.hidden, [[False, False, True]] * 3)  # two keys together, and one
     told = [note for note in view.notes if "hidden" in note]
     assert told == ["hidden: cells below 0.3 (blank), 20% of the attention"]
-
-
-def test_rows_that_stand_for_more_tokens_count_more_in_what_is_hidden() -> None:
     values = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
     view = heatmap(bare(values), min_weight=0.2).fit(2, 2)  # two rows together, and one
     share = (0.1 + 0.1) / 3
@@ -112,12 +112,6 @@ def test_heads_side_by_side_tell_once_what_they_hide() -> None:
     row = head_row([heatmap(one, min_weight=0.25), heatmap(other, min_weight=0.25)])
     share = (0.2 + 0.1 + 0.2) / 8
     assert row.notes == (f"hidden: cells below 0.25 (blank), {share:.0%} of the attention",)
-
-
-def test_axes_of_different_places_are_pooled_on_their_own() -> None:
-    view = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
-    assert view.block == (1, 2)
-    assert [place.label for place in view.weights.queries] == ["the", "cat", "sat", "down"]
 
 
 def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
@@ -142,12 +136,8 @@ def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
     assert view.size == (4, 4)
     np.testing.assert_allclose(view.layers[0].values[2], VALUES)
     np.testing.assert_array_equal(view.layers[0].masked[0], ~CAUSAL)
-
-
-def test_a_grid_holds_small_maps_only() -> None:
-    view = grid([(0, bare(np.full((2, 100, 100), 0.01)))], cells=20)
-    assert view.layers[0].values.shape == (2, 20, 20)
-    np.testing.assert_allclose(view.layers[0].values, 0.05, rtol=1e-5)
+    small = grid([(0, bare(np.full((2, 100, 100), 0.01)))], cells=20).layers[0]
+    np.testing.assert_allclose(small.values, np.full((2, 20, 20), 0.05), rtol=1e-5)
 
 
 def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
@@ -185,16 +175,13 @@ def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
     assert "pooled to 4 × 6 (keys summed, queries averaged)" in view.fit(4, 6).legend()[0]
 
 
-def test_a_focus_ranks_the_row_and_the_column_of_a_token() -> None:
+def test_a_focus_ranks_row_and_column_of_a_token_and_across_the_one_that_it_has() -> None:
     view = token_view(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
     ranked = [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars]
     assert ranked == [("the", 0, 0.5), ("cat", 1, 0.3)]
     assert (view.looks_at.more, view.looks_at.most) == (1, 0.2)  # the closed key is not among them
     assert [(bar.label, bar.weight) for bar in view.looked_at_by.bars] == [("down", 0.3), ("sat", 0.2)]
     assert view.looked_at_by.more == 0
-
-
-def test_a_token_of_one_side_of_cross_attention_has_one_list() -> None:
     field = bare(np.full((2, 3), 1 / 3))
     assert token_view(field, query=1, key=None).looked_at_by is None
     assert token_view(field, query=None, key=2).looks_at is None
@@ -215,11 +202,11 @@ def test_a_head_map_pads_ragged_layers() -> None:
     np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])
 
 
-def test_what_is_no_finite_number_has_no_place_in_a_tokens_list():
-    axis = [Place(text, number, number + 1) for number, text in enumerate("abcd")]
+def test_what_is_no_finite_number_has_no_place_in_a_tokens_list_and_a_part_of_a_picture_has_its_box():
+    axis = [Place(text, number, number + 1, id=number) for number, text in enumerate("abcd")]
     weights = np.array([np.inf, 0.2, np.nan, 0.7])
-    bars = rank_places(weights, np.array([True, True, True, True]), axis, 10)
-    assert [bar.label for bar in bars.bars] == ["d", "b"]
+    bars = rank_places(weights, np.ones(4, bool), [*axis[:3], Place("d", 3, 4)], 10, {1: (0, 0, 8, 8)}).bars
+    assert [(bar.label, bar.box) for bar in bars] == [("d", None), ("b", (0, 0, 8, 8))]
 
 
 def test_maps_of_several_kinds_have_one_signed_scale_and_name_their_kind() -> None:
@@ -240,23 +227,11 @@ def test_a_difference_masks_what_one_text_has_alone_and_what_both_leave_at_zero(
     assert [place.text for place in joined.queries] == ["a", "+c", "b"]
 
 
-def test_a_token_that_is_part_of_a_picture_has_its_box_in_the_list_and_no_other_has_one():
-    axis = [Place("cat", 0, 1, id=7), Place("patch", 1, 2, id=9), Place("row", 2, 3)]
-    bars = rank_places(np.array([0.5, 0.3, 0.2]), np.ones(3, bool), axis, 3, {9: (0, 0, 8, 8)}).bars
-    assert [bar.box for bar in bars] == [None, (0, 0, 8, 8), None]
-
-
 @pytest.mark.parametrize(
     ("value", "largest", "text"),
     [
-        (0.42, 1, "0.42"),
-        (-0.001, 1, "0.00"),
-        (12.84, 20, "12.8"),
-        (np.nan, 1, ""),
-        (-0.00144, 0.00144, "-0.0014"),
-        (0.00003, 0.00144, "0.0000"),
-        (0.03, 0.05, "0.030"),
-        (0.0, 0.0, "0.00"),
+        *((0.42, 1, "0.42"), (-0.001, 1, "0.00"), (12.84, 20, "12.8"), (np.nan, 1, ""), (0.0, 0.0, "0.00")),
+        *((-0.00144, 0.00144, "-0.0014"), (0.00003, 0.00144, "0.0000"), (0.03, 0.05, "0.030")),
     ],
 )
 def test_a_number_shows_two_figures_of_the_largest_beside_it(value, largest, text):
@@ -266,25 +241,10 @@ def test_a_number_shows_two_figures_of_the_largest_beside_it(value, largest, tex
 @pytest.mark.parametrize(
     ("text", "label"),
     [
-        ("cat", "cat"),
-        (" cat", "cat"),
-        ("[CLS]", "[CLS]"),
-        ("$a_1$", "$a_1$"),
-        ("\n", "⏎"),
-        ("\r\n", "␍⏎"),
-        ("\t", "⇥"),
-        ("  ", "␣␣"),
-        ("", "∅"),
-        ("\x1b[31m", "␛[31m"),
-        ("\x7f", "␡"),
-        ("\x9b", "‹009B›"),
-        ("a\u202eb", "a‹202E›b"),
-        ("\ufeff", "‹FEFF›"),
-        ("\u0301", "◌\u0301"),
-        ("🧑\u200d🚀", "🧑\u200d🚀"),
-        ("مرحبا", "مرحبا"),
-        ("猫", "猫"),
-        ("\udcff", "‹DCFF›"),
+        *(("cat", "cat"), (" cat", "cat"), ("[CLS]", "[CLS]"), ("$a_1$", "$a_1$"), ("\n", "⏎"), ("\t", "⇥")),
+        *(("\r\n", "␍⏎"), ("  ", "␣␣"), ("", "∅"), ("\x1b[31m", "␛[31m"), ("\x7f", "␡"), ("\x9b", "‹009B›")),
+        *(("a\u202eb", "a‹202E›b"), ("\ufeff", "‹FEFF›"), ("\u0301", "◌\u0301"), ("\udcff", "‹DCFF›")),
+        *((text, text) for text in ("🧑\u200d🚀", "مرحبا", "猫")),
     ],
 )
 def test_a_label_shows_what_is_there(text: str, label: str) -> None:

@@ -37,7 +37,8 @@ def test_every_line_has_room_as_it_is_drawn(width, bold):
         assert drawn(line, 11, "bold" if bold else "normal") <= width - 0.3
 
 
-def test_a_title_that_fits_stays_in_one_line():
+def test_a_title_that_fits_stays_in_one_line_and_bold_letters_are_no_wider_than_is_thought():
+    assert drawn(TITLE, 9, "bold") <= BOLD * drawn(TITLE, 9)
     assert wrap_inches(TITLE, 11, drawn(TITLE, 11) * 1.02 + 0.34) == [TITLE]
     assert len(wrap_inches(TITLE, 11, drawn(TITLE, 11))) == 2
 
@@ -84,10 +85,6 @@ def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_c
     pieces = wrap_inches("x" * 300, 11, 3.2)
     assert "".join(pieces) == "x" * 300
     assert all(drawn(piece, 11) <= 2.9 for piece in pieces)
-
-
-def test_bold_letters_are_no_wider_than_is_thought():
-    assert drawn(TITLE, 9, "bold") <= BOLD * drawn(TITLE, 9)
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,13 @@ def head(layer: int, number: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    layers = [
-        (layer, weights(np.stack([head(layer, number) for number in range(HEADS)]), TEXT, TEXT))
-        for layer in range(LAYERS)
-    ]
-    figures = [(Measured("entropy", number, 2.0, "nats", "how even"),) for number in range(HEADS)]
-    said = {
-        ("encoder", layer): [
-            Described("mixed", f"says {layer}, {number}", each) for number, each in enumerate(figures)
-        ]
-        for layer in range(LAYERS)
-    }
+    layers, said = [], {}
+    for layer in range(LAYERS):
+        heads = np.stack([head(layer, number) for number in range(HEADS)])
+        layers.append((layer, weights(heads, TEXT, TEXT)))
+        figures = [(Measured("entropy", number, 2.0, "nats", "how even"),) for number in range(HEADS)]
+        told = [Described("mixed", f"says {layer}, {number}", one) for number, one in enumerate(figures)]
+        said["encoder", layer] = told
     found = tmp_path_factory.mktemp("page") / "page.html"
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
     return write_page(found, {"encoder": layers}, "a <i>model</i>", described=said, worth=worth)

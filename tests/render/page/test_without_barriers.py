@@ -82,10 +82,10 @@ def pages(tmp_path_factory):
         save_page(all_heads(model, model.prepare(text), Selection()), folder / f"{name}.html")
     axis, other = tokens("the", "cat", "sat"), tokens("le", "chat", "est", "assis")
     even = np.full((40, 3, 4), 0.25)
-    wide = {"encoder": [(layer, weights(even[..., :3], axis, axis)) for layer in range(30)]}
-    cross = {"cross": [(layer, weights(even[:4], axis, other)) for layer in range(2)]}
-    for name, kinds in {"wide": wide, "cross": cross}.items():
-        write_page(folder / f"{name}.html", kinds)
+    wide = [(layer, weights(even[..., :3], axis, axis)) for layer in range(30)]
+    write_page(folder / "wide.html", {"encoder": wide})
+    cross = [(layer, weights(even[:4], axis, other)) for layer in range(2)]
+    write_page(folder / "cross.html", {"cross": cross})
     return folder
 
 

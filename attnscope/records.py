@@ -60,10 +60,7 @@ Notes = Annotated[tuple[str, ...], Meaning("what to know about the model, the te
 
 
 class Parts:
-    """A field that is replaced in data by these of its attributes, each with its meaning.
-
-    Without any, all of the record's own fields take its place.
-    """
+    """A field that is replaced in data by these of its attributes, or without any by all its own fields."""
 
     def __init__(self, **meanings: str | Meaning) -> None:
         self.meanings = {
@@ -86,10 +83,7 @@ PRINTED: dict[str, list[Any]] = {}
 
 @dataclass_transform(frozen_default=True)
 def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], Class]:
-    """A frozen dataclass described by ``sentence``, which these ``commands`` print with ``--json``.
-
-    ``options`` are those of ``dataclass``.
-    """
+    """A frozen dataclass described by ``sentence``, which these ``commands`` print with ``--json``."""
 
     def make(cls: Class) -> Class:
         made: Any = dataclass(frozen=True, **options)(cls)
@@ -210,10 +204,7 @@ def rounded(values: Any) -> Any:
 
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:
-    """JSON data as this type: every field must be there, no other, each of its own type.
-
-    Raises ``ValueError`` that names the place.
-    """
+    """JSON data as this type, with all its fields and no other. Raises ``ValueError`` with the place."""
     origin, inside, made = _parts(kind)
     if origin is Annotated:
         return read(inside[0], value, where)

@@ -39,17 +39,12 @@ def _is_unseen(character: str) -> bool:
     return unseen or ord(character) & 0xFFFE == 0xFFFE
 
 
-class _Pictures(dict[int, str]):
-    """The replacement of each character, found on first use."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        picture = chr(0x2400 + code) if code < 32 else f"‹{code:04X}›"
-        self[code] = picture if _is_unseen(character) else character
-        return self[code]
-
-
-_PICTURES = _Pictures({ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"})
+@cache
+def _picture(character: str) -> str:
+    """A character as it is shown: itself, or what stands for one that is invisible."""
+    code, known = ord(character), {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+    picture = chr(0x2400 + code) if code < 32 else f"‹{code:04X}›"
+    return known.get(character, picture if _is_unseen(character) else character)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,15 +68,11 @@ class Untrusted:
 
 
 def clean(text: str) -> str:
-    """A sentence or title with every character visible; spaces stay.
-
-    A newline becomes ``⏎``, a tab ``⇥``; other control characters become their Unicode pictures (``␛``)
-    or numbers (``‹202E›``).
-    """
+    """A sentence or title with every character visible: ``⏎``, ``⇥``, ``␛``, ``‹202E›``; spaces stay."""
     if text.isprintable():
         return text
     first = f"‹{ord(text[0]):04X}›" if text[0] in _JOINERS else ""
-    return first + text[bool(first) :].translate(_PICTURES)
+    return first + "".join(map(_picture, text[bool(first) :]))
 
 
 def escape_json(text: str) -> str:
@@ -123,10 +114,7 @@ def visible(text: str) -> str:
 
 
 def read_number(text: str) -> int | None:
-    """The number that ASCII digits spell, at most ``MOST_DIGITS`` of them; ``None`` for anything else.
-
-    Python's ``int`` also accepts digits of other scripts, and refuses more than a few thousand.
-    """
+    """The number of at most ``MOST_DIGITS`` ASCII digits; ``int`` also takes those of other scripts."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
 
 

@@ -40,10 +40,7 @@ def installed(wheel, tmp_path_factory):
 
     def run(*words):
         place = os.environ | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(elsewhere)}
-        ran = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, cwd=elsewhere, env=place, check=True
-        )
-        return ran.stdout
+        return subprocess.check_output([sys.executable, *words], text=True, cwd=elsewhere, env=place)
 
     assert run("-c", "import attnscope; print(attnscope.__file__)").startswith(str(folder))
     return run
@@ -52,10 +49,8 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert wheel.stat().st_size <= LARGEST
     names = set(zipfile.ZipFile(wheel).namelist())
-    tracked = subprocess.run(
-        ["git", "ls-files", "attnscope"], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    ours = {name for name in tracked.stdout.split() if not name.endswith((".md", ".1"))}
+    tracked = subprocess.check_output(["git", "ls-files", "attnscope"], text=True, cwd=ROOT)
+    ours = {name for name in tracked.split() if not name.endswith((".md", ".1"))}
     assert ours - names == set()
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert any(name.endswith("share/man/man1/attnscope.1") for name in names)

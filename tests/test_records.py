@@ -41,9 +41,8 @@ class Measured:
         return 2 * self.place.layer
 
 
-ONE = Measured(
-    Head("L1H2"), Place(1, "encoder"), {"entropy": Figure(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7
-)
+PLACED = Head("L1H2"), Place(1, "encoder")
+ONE = Measured(*PLACED, {"entropy": Figure(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7)
 
 
 def test_data_hold_what_has_a_meaning_and_nothing_else():

@@ -36,9 +36,7 @@ def test_sentences_are_distinct_and_whole_and_some_pairs_differ_in_one_word():
     assert all(line.endswith((".", "?", '."')) and 5 <= len(line.split()) <= 40 for line in sentences)
     pairs = [line.split("\t") for line in sample("pairs.tsv").splitlines()]
     assert len(pairs) >= 12
-    assert all(
-        first != second and first.strip() == first and second.strip() == second for first, second in pairs
-    )
+    assert all(one != other and [one, other] == [one.strip(), other.strip()] for one, other in pairs)
     words = [(first.split(), second.split()) for first, second in pairs]
     changed = [sum(map(str.__ne__, *each)) for each in words if len(each[0]) == len(each[1])]
     assert changed.count(1) >= 2
@@ -51,9 +49,8 @@ def test_words_that_belong_together_are_pronouns_subjects_and_articles():
     for line in lines:
         words, labels = line["text"].split(), Counter(label for *_, label in line["pairs"])
         assert (labels.pop("pronoun"), labels.pop("subject"), [*labels]) == (1, 1, ["article"])
-        assert all(
-            words[one].lower() in meant.get(label, words[one].lower()) for one, _, label in line["pairs"]
-        )
+        named = [(words[one].lower(), label) for one, _, label in line["pairs"]]
+        assert all(word in meant.get(label, word) for word, label in named)
 
 
 def test_the_article_has_some_1500_words_and_names_that_recur():

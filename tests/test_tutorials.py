@@ -35,9 +35,7 @@ def train_and_compare(name: str, folder: Path) -> Mapping[str, str]:
     """Train a tutorial's model, hold its page to what the commands print, and return its heads."""
     page, heads = render(name, folder)
     committed = (SAMPLES / f"{name}.md").read_text("utf-8")
-    if TRAINED.findall(page) == TRAINED.findall(
-        committed
-    ):  # this machine rounds much as that of the page did
+    if TRAINED.findall(page) == TRAINED.findall(committed):  # this machine rounds as that of the page did
         assert readme.difference(committed, page, share=0.01) is None
     words, theirs = (ADDRESS.sub("LXHX", FENCED.sub("", text)) for text in (page, committed))
     assert words == theirs, "write it anew: python -m tests.tools.tutorials"
@@ -71,10 +69,8 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
 
     back = effects(f"patch {SWAPPED} {WORDS}", tmp_path)
     assert {head for head, share in back.items() if share > 0.5} == {looks, before}
-    keys, queries = (
-        effects(f"patch {SWAPPED} {WORDS} --head {before} --to {looks}:{way}", tmp_path)[before]
-        for way in "kq"
-    )
+    asked = f"patch {SWAPPED} {WORDS} --head {before} --to {looks}"
+    keys, queries = (effects(f"{asked}:{way}", tmp_path)[before] for way in "kq")
     assert keys > 0.3
     assert abs(queries) < 0.05
 

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 
 class TokenFacts(NamedTuple):
-    """What measures need to know about the tokens along one axis, each ``[text, token]``.
+    """What measures need to know about the tokens along one axis, or of a text that serves a whole batch."""
 
-    One text serves a whole batch.
-    """
-
-    ids: Tensor
+    ids: Tensor  # as all of these, [text, token]
     special: Tensor  # bool
     punctuation: Tensor  # bool
     segment: Tensor

@@ -65,10 +65,7 @@ OF_PREDICTIONS = {
 
 
 def explain(name: str) -> str:
-    """Explain a measure, a role or a weighing: value, unit, formula, rows, baseline, source, threshold.
-
-    Raises ``SelectionError`` that names what exists.
-    """
+    """Explain a measure, a role or a weighing. Raises ``SelectionError`` that names what exists."""
     told = _measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name)
     if not any(told):
         if name in MEASURES.retired:

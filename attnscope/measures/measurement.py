@@ -90,10 +90,7 @@ class Sums:
 def sums_of_statistics(
     measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
 ) -> Tensor | None:
-    """The same sums as from all rows; ``None`` if the statistics lack what a measure needs.
-
-    -> [choice|lone, rows|value|baseline, measure, text, head]
-    """
+    """The same as ``Setting.sums`` of all rows; ``None`` if the statistics lack what a measure needs."""
     totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
     lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
     sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
@@ -401,15 +398,12 @@ class _Reading:
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
-    """The figures of heads whose rows and columns are words; ``None`` if they were pooled further.
-
-    Words are equal if their texts are. [head, query, key] -> figures per head
-    """
+    """The figures of heads ``[head, query, key]`` between words; ``None`` if they were pooled further."""
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
     numbers: dict[str, int] = {}
 
-    def word(place: Place) -> Token:
+    def word(place: Place) -> Token:  # words are equal if their texts are
         number, segment = numbers.setdefault(place.text, len(numbers)), place.word[0] if place.word else 0
         return Token(place.text, number, special=place.special, segment=segment, word=number)
 

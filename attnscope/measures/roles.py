@@ -77,11 +77,9 @@ WORTH = 5  # how many heads are recommended
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
-    """The role of a head, from its figures over rows with a choice; ``None`` if none of them counts.
+    """The role of a head, from its figures over rows with a choice; ``None`` without any, or with a NaN.
 
-    A head with a NaN or infinite figure has no role either. Figures that do not exist for the head
-    (positions in cross-attention) are missing from ``figures``. For ``broad`` and ``none``, score and
-    baseline are those of the normalized entropy.
+    For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
     """
     if not all(isfinite(figure.value) for figure in figures.values()):
         return None
@@ -167,9 +165,8 @@ def score(figure: Figure) -> str:
 def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
-    Heads are picked in rounds: each round takes the best remaining head of every role, ordered by lift,
-    so that thirty heads on [CLS] do not hide the one that copies. Heads on even attention (`broad`) and
-    heads without a pattern are left out.
+    Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
+    not hide the one that copies. Heads without a pattern are left out.
     """
     lift = attrgetter("role.lift")
     by_role: dict[str, list[HeadFigures]] = {}
@@ -275,12 +272,9 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
 
 
 def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
-    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all.
-
-    Among too few heads, no chance can be told.
-    """
+    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all."""
     if len(heads) < FEWEST_HEADS:
-        return True
+        return True  # among so few, no chance can be told
     having = [head.figures for head in heads if name in head.figures]
     resting = sum(figures[name].value >= TARGET for figures in having)
     if not resting:

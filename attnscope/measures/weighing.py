@@ -220,10 +220,7 @@ def by_zeroing(values: Values) -> Amounts:
 
 
 def by_gradient(values: Values, slopes: Tensor) -> Amounts:
-    """What raises a score: weight times gradient, where positive.
-
-    ``slopes`` are the gradients of the score with respect to each head's output, [batch, head, query, size].
-    """
+    """What raises a score: weight times gradient, where positive; ``slopes`` are those of heads' outputs."""
 
     def amounts(rows: Tensor, which: slice, heads: list[int] | slice) -> Tensor:
         slope = slopes[:, heads, which].to(rows) @ values.values[:, heads].to(rows).mT
@@ -238,17 +235,11 @@ TILE, LARGE_TILE = 1 << 18, 1 << 24
 """Numbers in a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
 
 
-def normed_weight(weight: Tensor, residual: Residual) -> Tensor:
-    """An output projection followed by the norms, without each row's standard deviation.
+def normed(vectors: Tensor, residual: Residual) -> Tensor:
+    """Vectors after the norms before and behind the sum, without each row's standard deviation.
 
-    That of a norm after the sum is common to a row; that of one before it is in ``spread_rows``. [head,
-    size, width] -> [head, size, width]
+    That of a norm after the sum is common to a row; that of one before it is in ``spread_rows``.
     """
-    return _normed(weight.double(), residual)
-
-
-def _normed(vectors: Tensor, residual: Residual) -> Tensor:
-    """Vectors after the norms before and behind the sum, without each row's standard deviation."""
     for norm in (residual.inner, residual.norm):
         vectors = vectors if norm is None else norm.of(vectors)
     return vectors
@@ -299,7 +290,7 @@ class Contributions:
     @cached_property
     def _moved(self) -> Tensor:
         """Values after projection and norms, without rows' deviations.  -> [key, head, width]"""
-        moved = _normed(self.values[0] @ self.weight.to(self.values), self.residual)
+        moved = normed(self.values[0] @ self.weight.to(self.values), self.residual)
         return moved.transpose(0, 1).contiguous()
 
     def __call__(self, rows: Tensor, which: slice, heads: object) -> Tensor:

@@ -24,7 +24,7 @@ from attnscope.measures.weighing import (
     by_gradient,
     by_norm,
     by_zeroing,
-    normed_weight,
+    normed,
     residual_part,
     spread_rows,
 )
@@ -147,7 +147,7 @@ class ModelWeighing:
         if found is None or residual is None or why:
             raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
         self.forms[residual.form] = None
-        weight = normed_weight(found.weight, residual)
+        weight = normed(found.weight.double(), residual)
         part = residual_part(residual, attention.heads)
         known = Values.of(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual belongs to no token that is attended to

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,15 +30,6 @@ Job: TypeAlias = "tuple[dict[str, Any], Callable[[], Drawable]]"
 """What a picture is of (its kind, layer and head), and what builds it."""
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written: the folder, the manifest's content, and warnings."""
-
-    folder: Path
-    manifest: Mapping[str, Any]
-    warnings: tuple[str, ...]
-
-
 def save_export(
     model: Model,
     prepared: ModelInput,
@@ -55,8 +45,8 @@ def save_export(
     force: bool = False,
     command: str | None = None,
     mass: float | None = None,
-) -> Exported:
-    """Run the model once, and write pictures and data of the selected heads into a folder.
+) -> dict[str, Any]:
+    """Run the model once, and write pictures and data of the selected heads into a folder: its manifest.
 
     Pictures are one file per head (``L05H03.png``), one of each layer and one of all (``overview.png``), led
     by the kind of attention if there are several; data formats and pages are one file of all heads. A token
@@ -108,9 +98,11 @@ def save_export(
                 layers.save(path)
             files.append(ExportedFile(**kept.describe_file(path)))
             tell("file", len(files), total)
-        manifest = plain(write_down(model, prepared, layers, command, tuple(warnings), tuple(files)))
+        manifest: dict[str, Any] = plain(
+            write_down(model, prepared, layers, command, tuple(warnings), tuple(files))
+        )
         kept.write_manifest(folder, manifest)
-    return Exported(folder, manifest, tuple(warnings))
+    return manifest
 
 
 def _pictures(result: AllHeads) -> Iterator[Job]:

@@ -75,8 +75,6 @@ class LayersDescription:
 def _each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights]]:
     for kind, layers in kinds.items():
         for layer, weights in layers:
-            if weights.values.ndim != 3:
-                raise ValueError(f"a file holds heads [head, query, key], not {weights.values.shape}")
             yield kind, layer, weights
 
 
@@ -118,10 +116,7 @@ PADDED = 1 << 24  # most characters in the array of tokens: every token takes th
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What a file holds: for each kind of attention, pairs of a layer's number and its weights.
-
-    ``notes`` are the saved ones, and notes on invalid weights: where, and how many.
-    """
+    """What a file holds; ``notes`` are the saved ones, and those on invalid weights."""
 
     kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
     title: Untrusted

@@ -77,10 +77,7 @@ class ExportPlan:
 
 
 def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = None) -> None:
-    """Raise ``OutputError`` if the folder holds a file that would be overwritten.
-
-    The remains of a killed export with the same ``identity`` (of any, for ``None``) may be completed.
-    """
+    """Raise ``OutputError`` if a file would be overwritten, but for what this export (``None``: any) left."""
     if not folder.is_dir():
         return
     killed = _read_unfinished(folder)

@@ -40,10 +40,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file; pickled objects are refused.
-
-    Raises ``InputError``.
-    """
+    """Named tensors from a ``.safetensors``, ``.npz`` or ``.pt`` file, no pickled objects; ``InputError``."""
     with reading(path, "tensors from"):
         if path.suffix == ".safetensors":
             return read_safetensors(path)[0]

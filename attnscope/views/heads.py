@@ -101,10 +101,7 @@ def head_map(
     signed: bool = False,
     **more: Any,
 ) -> HeadMap:
-    """A map from each layer's numbers, one per head; layers may differ in their number of heads.
-
-    Default ``limits``: 0 to the largest number, or ± the largest if ``signed``. ``more`` are other fields.
-    """
+    """A map from each layer's numbers, one per head; without ``limits`` 0 or ± the largest ends the scale."""
     layers = tuple(sorted(values))
     heads = max((len(values[layer]) for layer in layers), default=0)
     table = np.full((len(layers), heads), np.nan)

@@ -178,10 +178,7 @@ def _settle_scale(scale: Scale, signed: bool, heads: Sequence[Weights]) -> Scale
 
 
 def choosing_rows(allowed: Array) -> Array:
-    """The rows with more than half as many unmasked keys as the longest: others have large weights anyway.
-
-    [..., query, key] -> [..., query]
-    """
+    """The rows with more than half as many unmasked keys as the longest: others have large weights anyway."""
     opened = np.count_nonzero(allowed, -1)
     rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)
     return rows

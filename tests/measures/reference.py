@@ -140,9 +140,7 @@ def punctuation(case, b, h, i):
 
 def _pairs(wanted):
     def value(case, b, h, i):
-        chosen = [
-            j for j in range(case.weights.shape[-1]) if case.allowed[b, h, i, j] and wanted(case, b, i, j)
-        ]
+        chosen = [j for j in case.allowed[b, h, i].nonzero()[0].tolist() if wanted(case, b, i, j)]
         return sum(case.weights[b, h, i, j] for j in chosen) if chosen else None
 
     return value
@@ -215,10 +213,8 @@ WORDS = ["the", "cat", "sat", ",", "mat", "...", "on", "!", "dog"]
 def random_text(rng, length, pair=False):
     """A text with repeats and punctuation, between two special tokens; of two segments if asked."""
     picks = rng.integers(0, len(WORDS), length)
-    middle = [
-        Token(WORDS[pick], 100 + int(pick), segment=int(pair and 2 * n > length))
-        for n, pick in enumerate(picks)
-    ]
+    segments = [int(pair and 2 * n > length) for n in range(length)]
+    middle = [Token(WORDS[n], 100 + int(n), segment=part) for n, part in zip(picks, segments, strict=True)]
     return (Token("[CLS]", 1, special=True), *middle[1:-1], Token("[SEP]", 2, special=True))
 
 

@@ -38,9 +38,8 @@ def cases():
     for name, mask in masks().items():
         mask = np.broadcast_to(mask, (BATCH, *mask.shape[1:]))
         made[name] = Case(random_rows(rng, mask, HEADS, sink=False), mask, texts)
-    made["no_key"] = Case(
-        random_rows(rng, made["causal"].allowed, HEADS, sink=True), masks()["causal"], texts
-    )
+    causal = made["causal"].allowed
+    made["no_key"] = Case(random_rows(rng, causal, HEADS, sink=True), causal, texts)
     open_ = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
     made["text pair"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pairs)
     grid = [Token(f"{n // 5},{n % 5}", (1 << 20) + n) for n in range(LENGTH - 1)]
@@ -122,9 +121,8 @@ def test_roles_leave_out_rows_with_one_open_key():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
 def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
     case = CASES["causal"]
-    rounded = Case(
-        torch.from_numpy(case.weights).to(dtype).double().numpy(), case.allowed, case.keys, case.offset
-    )
+    weights = torch.from_numpy(case.weights).to(dtype).double().numpy()
+    rounded = Case(weights, case.allowed, case.keys, case.offset)
     for head in measure(case, 1000, dtype).figures():
         for name in ("entropy", "previous", "distance"):
             exact, true = figure(rounded, name, head.head), figure(case, name, head.head)

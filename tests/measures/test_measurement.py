@@ -76,9 +76,8 @@ def test_merging_equals_one_pass_over_all_in_any_order_and_leaves_the_other_as_i
 
 def test_a_batch_of_texts_equals_the_texts_one_by_one():
     first, second = (case for case in texts() if case.weights.shape[-1] == 14)
-    batch = Case(
-        np.concatenate([first.weights, second.weights]), first.allowed[:1], [*first.keys, *second.keys]
-    )
+    weights = np.concatenate([first.weights, second.weights])
+    batch = Case(weights, first.allowed[:1], [*first.keys, *second.keys])
     together = Measurement(tuple(MEASURES))
     together.label({"encoder": (batch.queries, batch.keys)})
     together.observe(attention(batch, torch.float64))
@@ -158,9 +157,7 @@ def test_gradients_are_not_kept():
 def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
     rng = np.random.default_rng(11)
     text, other = random_text(rng, 12), random_text(rng, 12)
-    pair = tuple(
-        Token(token.text, token.id, token.special, segment=int(n > 6)) for n, token in enumerate(text)
-    )
+    pair = tuple(replace(token, segment=int(n > 6)) for n, token in enumerate(text))
     open_ = np.ones((1, 1, 12, 12), bool)
     causal = np.tril(open_)
     cases = [

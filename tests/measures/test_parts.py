@@ -56,9 +56,7 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
     for head in seen:
         own = weights[head.site.layer][head.head]
         assert head.figures["previous"].rows == 7
-        assert head.figures["previous"].value == pytest.approx(
-            np.mean([own[i, i - 1] for i in range(5, 12)]), abs=1e-6
-        )
+        assert head.figures["previous"].value == pytest.approx(own.diagonal(-1)[4:11].mean(), abs=1e-6)
         assert head.figures["first"].baseline == pytest.approx(np.mean([1 / (i + 1) for i in range(5, 12)]))
         assert head.figures["confidence"].value == pytest.approx(own[5:12].max(-1).mean(), abs=1e-6)
 
@@ -127,16 +125,13 @@ def test_special_tokens_are_told_apart_by_their_names(run):
 @pytest.mark.parametrize("times", [1, 40], ids=["beside the kernel", "fused"])
 def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
     model = load("own-causal")
-    seen = measure_heads(
-        model, model.prepare(TEXT * times, limit=Limit(truncate=True)), Selection(), names=("[CLS]", "</s>")
-    )
+    text = model.prepare(TEXT * times, limit=Limit(truncate=True))
+    seen = measure_heads(model, text, Selection(), names=("[CLS]", "</s>"))
     for each in seen.heads:
         assert each.figures["[CLS]"].value > 0
         assert "</s>" not in each.figures
-        assert (
-            each.absent["</s>"]
-            == "</s> is taken over rows of texts that have such a token, and there are none"
-        )
+        told = "</s> is taken over rows of texts that have such a token, and there are none"
+        assert each.absent["</s>"] == told
     assert ("fused" in seen.ran) == (times > 1)
 
 

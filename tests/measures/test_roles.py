@@ -159,10 +159,8 @@ def plain(rows=100, **scores: float):
 
 def last(heads):
     site = Site("layer", 0, "encoder", 0)
-    found = settle_roles(
-        [HeadFigures(site, number, each, {}, role(each)) for number, each in enumerate(heads)]
-    )
-    return found[-1].role
+    made = [HeadFigures(site, number, each, {}, role(each)) for number, each in enumerate(heads)]
+    return settle_roles(made)[-1].role
 
 
 def test_a_weak_induction_head_among_heads_that_do_nothing_like_it_is_told_with_its_rank():

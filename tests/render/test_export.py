@@ -89,7 +89,7 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
 def test_the_manifest_tells_where_it_all_came_from(export, text, tmp_path):
     done = export(heads=(2,), command="attnscope export")
     manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
-    assert manifest == json.loads(json.dumps(done.manifest))
+    assert manifest == json.loads(json.dumps(done))
     assert manifest["command"] == "attnscope export"
     assert manifest["model"] | {"parameters": 0} == {
         "name": "own", "class": "Encoder", "revision": None, "parameters": 0, "device": "cpu",
@@ -108,7 +108,7 @@ def test_checksums_are_those_of_the_files(export, tmp_path):
     done = export(heads=(2,), formats=("png", "json"))
     found = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "manifest.json"}
     expected = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()}
-    assert {file["name"]: (file["bytes"], file["sha256"]) for file in done.manifest["files"]} == expected
+    assert {file["name"]: (file["bytes"], file["sha256"]) for file in done["files"]} == expected
 
 
 def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):

@@ -23,9 +23,8 @@ VIEW = heatmap(random_head(6), title="L0H1")
 
 
 def console(**more) -> Console:
-    return Console(
-        file=io.StringIO(), width=60, height=30, force_terminal=True, color_system="truecolor", **more
-    )
+    colours = {"force_terminal": True, "color_system": "truecolor"}
+    return Console(file=io.StringIO(), width=60, height=30, **colours, **more)
 
 
 @pytest.fixture

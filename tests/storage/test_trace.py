@@ -283,13 +283,10 @@ def test_numbers_that_are_none_are_shown_as_a_model_shows_them(kept, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "odd", [{"softcap": 0.0}, {"scale": math.nan}, {"scale": 1e308}, {"softcap": math.inf}]
-)
+@pytest.mark.parametrize("odd", [{"softcap": 0.0}, {"scale": math.nan}, {"scale": 1e308}, {"softcap": 1e999}])
 def test_odd_numbers_come_out_as_numbers_that_are_none_without_a_warning(kept, tmp_path, odd):
-    model = open_file(
-        forge(kept, tmp_path / "a.trace", lambda said, arrays: said["calls"][0]["rows"].update(odd))
-    )
+    file = forge(kept, tmp_path / "a.trace", lambda said, arrays: said["calls"][0]["rows"].update(odd))
+    model = open_file(file)
     assert model.weights(Head("L0H1")).shape == (6, 6)
 
 

@@ -80,7 +80,7 @@ def export(
     asked = write("export", source, attention, axes, replace(output, force=False), picture, model)
     with given.reading(saving=True) as (loaded, prepared):
         try:
-            done = save_export(
+            manifest = save_export(
                 *(loaded, prepared, selection, output.out),
                 formats=formats,
                 heads=contents.heads,
@@ -94,9 +94,9 @@ def export(
             if (known := count_unfinished(output.out, contents)) is not None:
                 held = f"{known:,} complete files; the same command resumes"
             stop(f"{output.out} holds {held}")
-    for warning in done.warnings:
+    for warning in manifest["warnings"]:
         warn(warning)
-    count = len(done.manifest["files"])
+    count = len(manifest["files"])
     notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
-        print_answer("export", done.manifest)
+        print_answer("export", manifest)

@@ -68,14 +68,11 @@ class TracedScores:
 
 @dataclass(frozen=True)
 class Held:
-    """Weights as captured, if they cannot be recomputed.  [batch, head, query, key]
-
-    Without ``open``, a key counts as open if its row gives it any weight.
-    """
+    """Weights as captured, if they cannot be recomputed.  [batch, head, query, key]"""
 
     form: Literal["weights"]
     array: str
-    open: Mask | None
+    open: Mask | None  # None: a key counts as open if its row gives it any weight
 
 
 @dataclass(frozen=True)
@@ -89,15 +86,12 @@ class Joined:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The steps of a generation, stacked.
-
-    ``starts`` are the first rows of the parts and the end of the last, ``shifts`` the offsets of their keys.
-    """
+    """The steps of a generation, stacked."""
 
     form: Literal["steps"]
     parts: tuple[TracedRows, ...]
-    starts: tuple[int, ...]
-    shifts: tuple[int, ...]
+    starts: tuple[int, ...]  # the first rows of the parts, and the end of the last
+    shifts: tuple[int, ...]  # the offsets of their keys
     keys: int
 
 
@@ -175,15 +169,12 @@ class Image:
 
 @dataclass(frozen=True)
 class TracedSound:
-    """A sound as the model read it: ``frames`` of ``seconds`` each from the second ``begin`` of its file on.
-
-    ``array`` is its loudness, float32 [band, frame]; null if the model reads the wave itself.
-    """
+    """A sound as the model read it: ``frames`` of ``seconds`` each, from the second ``begin`` on."""
 
     seconds: float
     frames: int
     begin: float
-    array: str | None
+    array: str | None  # its loudness, float32 [band, frame]; null if the model reads the wave itself
 
 
 DOCUMENT = "document"  # the role of a document that a chat template writes beside the messages

@@ -25,10 +25,7 @@ SAME = {each.name for each in fields(Attention)} & {each.name for each in fields
 
 
 def replay(trace: Trace, *, arrays: bool = False) -> Replay:
-    """The calls of a trace, observable any number of times; data is read on demand.
-
-    Rows are tensors, bit-identical to those of the model; or NumPy arrays, without torch.
-    """
+    """The calls of a trace, read on demand: bit-identical tensors, or NumPy ``arrays`` without torch."""
     description = trace.description
     source_of = _Sources(trace).source
     attentions = tuple(

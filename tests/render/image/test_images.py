@@ -198,9 +198,7 @@ def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypat
         for each in (view, head_row([view])):
             with drawing(each) as (figure, (warned,)):
                 encode(figure, "png", 40)
-            assert warned.startswith(
-                "no installed font can draw CJK (猫), so boxes stand there: install Noto"
-            )
+            assert warned.startswith("no installed font can draw CJK (猫), so boxes stand there: install ")
             assert "--font" in warned
     chosen, (sentence,) = fonts.families(["猫が", "Straße", "\U0001f408"])
     assert chosen == [fonts.BASE]

@@ -28,10 +28,8 @@ FIGURES = "entropy effective_keys confidence distance previous self next first s
 
 def views() -> dict[str, object]:
     head = random_head(13, causal=True)
-    named = [
-        heatmap(random_head(13, seed=seed), title=f"cross L{seed}H10", subtitle="weak induction")
-        for seed in range(7)
-    ]
+    heads = {f"cross L{seed}H10": random_head(13, seed=seed) for seed in range(7)}
+    named = [heatmap(each, title=name, subtitle="weak induction") for name, each in heads.items()]
     stack = bare(np.stack([head.values] * 8))
     readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in FIGURES.split())
     return {
@@ -40,9 +38,7 @@ def views() -> dict[str, object]:
         "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
         "token": token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
         "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
-        "by layer": replace(
-            head_map({0: [12.3] * 8, 1: [5.25] * 8}, "distance", unit="tokens"), by_layer=True
-        ),
+        "by layer": head_map({0: [12.3] * 8, 1: [5.25] * 8}, "distance", unit="tokens", by_layer=True),
         "change": head_map({0: [0.5] * 8}, "change", title=LONG, unit="thousandths of a nat"),
         "overlay": focus_on_a_picture(),
         "written": replace(grid([(0, stack)], title=LONG), written=7),

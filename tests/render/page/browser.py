@@ -43,9 +43,7 @@ class Browser:
         """Send one command of Chromium's protocol and wait for its answer."""
         return self._session.send(method, parameters)
 
-    def open_anew(
-        self, path: Path, width: int = 1400, height: int = 900, dark: bool = False, fragment: str = ""
-    ) -> None:
+    def open_anew(self, path: Path, width=1400, height=900, dark=False, fragment="") -> None:
         """Load a page freshly in a window of this size."""
         self.size(width, height)
         self.dark(dark)
@@ -110,9 +108,7 @@ class Browser:
         pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
         axe = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
         self.send("Runtime.evaluate", expression=axe)
-        return self.run(
-            "axe.run().then(({ violations }) => violations.map((one) => `${one.id}: ${one.help}`))"
-        )
+        return self.run("axe.run().then((all) => all.violations.map((one) => `${one.id}: ${one.help}`))")
 
     def photograph(self, path: Path) -> None:
         self.page.screenshot(path=path)

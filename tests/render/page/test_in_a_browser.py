@@ -182,11 +182,8 @@ def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> Non
     assert opened.run("state.mode") == "lines"
     opened.click(*inside(opened, "strokes", "lines.right + 20", "4 + 2.5 * LINE"))
     opened.until("state.token === 2 && state.side === 'key'")
-    column = "element('strokes').getContext('2d').getImageData"
-    drawn = opened.run(
-        f"new Uint32Array({column}(lines.left + 20, 0, 2, 160).data.buffer).some((pixel) => pixel)"
-    )
-    assert drawn
+    column = "element('strokes').getContext('2d').getImageData(lines.left + 20, 0, 2, 160)"
+    assert opened.run(f"new Uint32Array({column}.data.buffer).some((pixel) => pixel)")
 
 
 def test_scales_change_what_full_colour_means(opened) -> None:
@@ -255,9 +252,7 @@ def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("heads", [2, 24])
-def test_a_head_whose_weights_are_spread_over_512_tokens_is_no_black_square(
-    chromium, tmp_path, heads
-) -> None:
+def test_a_head_whose_weights_are_spread_over_512_tokens_is_no_black_square(chromium, tmp_path, heads):
     values = spread(causal=False)
     seen = thumbnail(chromium, tmp_path / "page.html", values, heads)
     cells = min(32, chromium.run("overview.most"))

@@ -64,9 +64,8 @@ def click_part(page, x: float, y: float) -> None:
 
 
 def click_word(page, text: str) -> None:
-    page.run(
-        f"[...document.querySelectorAll('[role=option]')].find((o) => o.textContent === '{text}').click()"
-    )
+    words = "[...document.querySelectorAll('[role=option]')]"
+    page.run(f"{words}.find((o) => o.textContent === '{text}').click()")
 
 
 def test_a_word_that_is_clicked_lights_what_it_looks_at(opened):

@@ -181,9 +181,8 @@ def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -
     axis = tokens("[CLS]", "جلست", "القطة", "هنا")
     field = weights(np.full((1, 4, 4), 0.25), axis, axis)
     page = opened(chromium, write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
-    places = page.run(
-        "[...document.querySelectorAll('.text [role=option]')].map((one) => one.getBoundingClientRect().left)"
-    )
+    words = "[...document.querySelectorAll('.text [role=option]')]"
+    places = page.run(f"{words}.map((one) => one.getBoundingClientRect().left)")
     assert places == sorted(places, reverse=True)
     page.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
     page.press("ArrowLeft")

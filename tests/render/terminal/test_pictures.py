@@ -134,9 +134,8 @@ def test_thumbnails_have_the_colours_of_their_heads() -> None:
 )
 def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> None:
     stack = bare(np.stack([random_head(count, causal=True).values] * heads))
-    view = grid(
-        [(layer, stack) for layer in range(layers)], title="gpt2 · “The cat sat…”", subtitle="kernel: sdpa"
-    )
+    words = {"title": "gpt2 · “The cat sat…”", "subtitle": "kernel: sdpa"}
+    view = grid([(layer, stack) for layer in range(layers)], **words)
     why, command = "looks at the token before", "attnscope show 'The cat' --head L{}H0"
     ranked = tuple(Ranked(f"L{n}H0", why, command.format(n)) for n in range(5))
     colours = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}

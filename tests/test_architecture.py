@@ -122,20 +122,11 @@ def test_few_lines_are_imports():
 
 
 ROOT = PACKAGE.parent
-DOCUMENTS = sorted(
-    path
-    for path in [
-        *ROOT.glob("*.md"),
-        *(each for at in (".github", "attnscope", "tests") for each in (ROOT / at).rglob("*.md")),
-    ]
-    if path.name != "CHANGELOG.md"  # which tells of what was
-)
-NAMES = {
-    "/".join(path.parts[-count:])
-    for folder in ("attnscope", "tests", "sample_inputs")
-    for path in (ROOT / folder).rglob("*.py")
-    for count in range(1, len(path.parts))
-}
+FOLDERS = [ROOT / name for name in (".github", "attnscope", "tests", "sample_inputs")]
+FOUND = [*ROOT.glob("*.md"), *(path for folder in FOLDERS[:3] for path in folder.rglob("*.md"))]
+DOCUMENTS = sorted(path for path in FOUND if path.name != "CHANGELOG.md")  # which tells of what was
+PATHS = [path.parts for folder in FOLDERS for path in folder.rglob("*.py")]
+NAMES = {"/".join(parts[-count:]) for parts in PATHS for count in range(1, len(parts))}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -27,7 +27,6 @@ def connect(host):
         lambda: socket.create_connection(("example.invalid", 80)),
         lambda: urllib.request.urlopen("http://example.invalid/", timeout=1),
         lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 9)),
-        lambda: connect(b"192.0.2.1".decode()),
     ],
 )
 def test_another_machine_is_refused_with_the_reason_and_its_name(reach):

@@ -3,6 +3,7 @@
 import json
 import os
 import pkgutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,14 +51,9 @@ for words in commands:
 def test_every_module_is_imported_and_commands_run_where_a_system_lacks_what_unix_has(tmp_path):
     names = [each.name for each in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
     names.remove("attnscope.__main__")
-    commands = [
-        ["show", TEXT, "--json", "-q"],
-        ["show", TEXT, "--head", "L2H1", "-o", "head.png"],
-        ["stats", TEXT, "--sort", "previous", "--keep", "a.trace"],
-        ["show", "--from", "a.trace"],
-        ["export", TEXT, "-o", "out", "--format", "npz"],
-        ["check", "any.previous > 0", "--text", TEXT],
-    ]
+    asked = "show TEXT --json -q|show TEXT --head L2H1 -o head.png|stats TEXT --sort previous --keep a.trace"
+    asked += "|show --from a.trace|export TEXT -o out --format npz|check 'any.previous > 0' --text TEXT"
+    commands = [shlex.split(each.replace("TEXT", f"'{TEXT}'")) for each in asked.split("|")]
     place = {"PYTHONPATH": str(Path(attnscope.__file__).parents[1]), "ATTNSCOPE_CACHE": f"{tmp_path}/cache"}
     asked = [sys.executable, "-c", RUN, json.dumps(names), json.dumps(commands)]
     done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path, env=os.environ | place)

@@ -14,26 +14,19 @@ def shapes() -> Registry[int]:
     return registry
 
 
-def test_entries_come_back_by_name_and_in_the_order_they_were_registered(shapes):
+def test_entries_come_back_by_name_and_in_the_order_they_were_registered_once(shapes):
     assert shapes["triangle"] == 3
     assert list(shapes) == ["square", "triangle"]
-    assert len(shapes) == 2
-    assert "square" in shapes
-
-
-def test_an_unknown_name_is_met_with_the_nearest_one_and_with_all_there_are(shapes):
-    with pytest.raises(SelectionError, match=r"no shape 'squar': did you mean 'square'\?"):
-        shapes["squar"]
-
-
-def test_a_name_like_nothing_there_gets_no_guess(shapes):
-    with pytest.raises(SelectionError, match=r"^no shape 'xyzzy': there are square, triangle$"):
-        shapes["xyzzy"]
-
-
-def test_a_name_is_registered_once(shapes):
+    assert (len(shapes), "square" in shapes) == (2, True)
     with pytest.raises(ValueError, match="shape 'square' is registered already"):
         shapes.register("square")(5)
+
+
+def test_an_unknown_name_is_met_with_the_nearest_one_and_one_like_nothing_with_all_there_are(shapes):
+    with pytest.raises(SelectionError, match=r"no shape 'squar': did you mean 'square'\?"):
+        shapes["squar"]
+    with pytest.raises(SelectionError, match=r"^no shape 'xyzzy': there are square, triangle$"):
+        shapes["xyzzy"]
 
 
 def test_a_family_has_an_entry_for_each_name_that_fits_and_is_listed_once(shapes):

@@ -11,11 +11,8 @@ import numpy as np
 
 def broken(folder: Path) -> list[str]:
     """The files below a folder that are not whole, and temporary ones that were left behind."""
-    return [
-        str(path.relative_to(folder))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not (path.stat().st_size and _whole(path))
-    ]
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [str(path.relative_to(folder)) for path in files if not (path.stat().st_size and _whole(path))]
 
 
 def _whole(path: Path) -> bool:
@@ -27,10 +24,8 @@ def _whole(path: Path) -> bool:
 
             with Image.open(path) as picture:
                 picture.load()
-        elif path.suffix == ".svg":
-            return path.read_text("utf-8").rstrip().endswith("</svg>")
-        elif path.suffix == ".html":
-            return path.read_text("utf-8").rstrip().endswith("</html>")
+        elif path.suffix in (".svg", ".html"):
+            return path.read_text("utf-8").rstrip().endswith(f"</{path.suffix[1:]}>")
         elif path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 dict(arrays)  # reads all
@@ -52,9 +47,6 @@ def wrong_sums(manifest: Path) -> list[str]:
     content = json.loads(manifest.read_text("utf-8"))
     if "unfinished export" in content:  # it was killed, and lists nothing yet: the same command completes it
         return []
-    wrong = []
-    for file in content["files"]:
-        path = manifest.parent / file["name"]
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != file["sha256"]:
-            wrong.append(file["name"])
-    return wrong
+    sums = {manifest.parent / file["name"]: file["sha256"] for file in content["files"]}
+    there = {path: path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() for path in sums}
+    return [path.name for path in sums if there[path] != sums[path]]

@@ -129,13 +129,11 @@ def special(case, b, h, i):
 
 
 def punctuation(case, b, h, i):
-    return sum(
-        a
-        for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True)
-        if not token.special
-        and token.text.strip()
-        and all(unicodedata.category(character).startswith("P") for character in token.text.strip())
-    )
+    def is_meant(token):
+        kinds = {unicodedata.category(character)[0] for character in token.text.strip()}
+        return not token.special and kinds == {"P"}
+
+    return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if is_meant(token))
 
 
 def _pairs(wanted):

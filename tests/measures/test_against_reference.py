@@ -66,14 +66,8 @@ def measure(case, rows, dtype=torch.float32):
 
 def bound(name):
     """The width of a measure's range on these texts."""
-    return {
-        "entropy": np.log(LENGTH),
-        "effective_keys": LENGTH,
-        "distance": LENGTH,
-        "offset": 2 * LENGTH,
-        "coverage90": LENGTH,
-        "distance2d": LENGTH,
-    }.get(name, 1.0)
+    wide = dict.fromkeys(("effective_keys", "distance", "coverage90", "distance2d"), LENGTH)
+    return {"entropy": np.log(LENGTH), "offset": 2 * LENGTH, **wide}.get(name, 1.0)
 
 
 def test_the_reference_knows_every_measure():

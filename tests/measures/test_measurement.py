@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, Measurement
 from attnscope.measures.measurement import Sums
@@ -83,15 +82,10 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one():
     together.observe(attention(batch, torch.float64))
     together.observe(attention(batch, torch.float64, layer=1))
     assert_alike(together, observed([first, second], torch.float64))
-
-
-def test_a_label_of_another_length_is_not_used():
-    case = texts()[0]
-    measured = Measurement(tuple(MEASURES))
-    measured.label({"encoder": ([[Token("x", 1)]], [[Token("x", 1)]])})
-    measured.observe(attention(case))
-    expected, _ = figure(case, "special", 0)
-    assert measured.figures()[0].figures["special"].value == pytest.approx(expected, rel=1e-5)
+    case = texts()[0]  # a label of another length is not used
+    together.observe(attention(case, layer=2))
+    found = together.figures()[-1].figures["special"].value
+    assert found == pytest.approx(figure(case, "special", 1)[0], rel=1e-5)
 
 
 def test_sums_go_through_json_and_come_back_to_the_last_bit():
@@ -104,20 +98,12 @@ def test_sums_go_through_json_and_come_back_to_the_last_bit():
     assert json.dumps(resumed.state()) == json.dumps(observed(cases).state())
 
 
-def test_axes_without_tokens_have_no_token_figures_and_say_so():
-    measured = Measurement()
+def test_axes_without_tokens_have_no_token_figures_and_without_their_measures_there_are_no_roles():
+    measured = Measurement(["entropy", "special", "previous"])
     measured.observe(attention(texts()[0], labelled=False))
     head = measured.figures()[0]
-    assert head.absent["special"] == "special needs tokens, and this axis holds bare positions"
-    assert "duplicate" not in head.figures
-    assert "previous" in head.figures
-
-
-def test_roles_are_not_told_without_their_measures():
-    measured = Measurement(["entropy", "previous"])
-    measured.observe(attention(texts()[0]))
-    assert measured.figures()[0].role is None
-    assert list(measured.figures()[0].figures) == ["entropy", "previous"]
+    assert head.absent == {"special": "special needs tokens, and this axis holds bare positions"}
+    assert (list(head.figures), head.role) == (["entropy", "previous"], None)
 
 
 def test_an_unknown_measure_names_the_nearest_one_and_other_measures_do_not_merge():
@@ -193,17 +179,15 @@ def figure_of(sums, lone=True):
     return figure
 
 
-def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean():
+def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean_and_one_has_none():
     means = np.array([0.2, 0.5, 0.1, 0.7])
     figure = figure_of(sums_of(np.full(4, 10.0), 10 * means))
     assert figure.error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
-
-
-def test_two_texts_have_an_error_and_one_has_none():
     assert figure_of(sums_of([3.0], [1.0])).error is None
     assert figure_of(sums_of([3.0, 3.0], [1.0, 2.0])).error == pytest.approx(1 / 6)
     assert figure_of(sums_of([3.0, 3.0], [1.5, 1.5])).error == pytest.approx(0, abs=1e-12)
     assert figure_of(sums_of([3.0, 0.0], [1.0, 0.0])).error is None, "a text without rows is no text"
+    assert figure_of(sums_of([0.0], [0.0])) is None
 
 
 def test_rows_without_a_choice_count_unless_they_are_left_out():
@@ -214,7 +198,3 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
     assert everything.baseline == pytest.approx(0.35 / 6)
     assert chosen.baseline == pytest.approx(0.15 / 4)
     assert chosen.error is None
-
-
-def test_nothing_that_counted_has_no_figure():
-    assert figure_of(sums_of([0.0], [0.0])) is None

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -332,18 +333,8 @@ def texts_of(size):
 
 
 MARKS = {12: [], 2048: [pytest.mark.slow, pytest.mark.nightly]}
-
-SWEEP = [
-    (12, 0.3, False),
-    *(
-        (size, sharp, causal)
-        for size in (8, 20, 64, 200)
-        for sharp in (0.02, 0.1, 0.3)
-        for causal in (False, True)
-    ),
-    (2048, 0.3, False),
-    (2048, 0.3, True),
-]
+SIZES = product((8, 20, 64, 200), (0.02, 0.1, 0.3), (False, True))
+SWEEP = [(12, 0.3, False), *SIZES, (2048, 0.3, False), (2048, 0.3, True)]
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,10 @@ from attnscope.views import HeadPair, Parting, head_pair
 from attnscope.views.heads import AlignedTexts, DistanceMap, HeadDistances, distance_map
 
 
-def printed(
-    view: View, *, width: int = 80, colour: str | None = None, no_color: bool = False, **options
-) -> str:
+def printed(view: View, *, width=80, colour: str | None = None, no_color=False, **options) -> str:
     """What a console writes; ``colour`` None is a pipe."""
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=colour is not None,
-        color_system=colour,
-        no_color=no_color,
-        highlight=False,
-    )
+    colours = {"force_terminal": colour is not None, "color_system": colour, "no_color": no_color}
+    console = Console(file=io.StringIO(), width=width, highlight=False, **colours)
     console.print(PrintedView(view, **options), crop=False)
     return console.file.getvalue()
 
@@ -47,9 +39,8 @@ def pixels(view: View, *, width: int = 80, cmap: str = "ember") -> list[list[tup
             for character in clusters(text):
                 upper = front if character == "▀" else back
                 lower = front if character == "▄" else back
-                row += [(upper and tuple(upper.triplet), lower and tuple(lower.triplet))] * cell_len(
-                    character
-                )
+                halves = tuple(half and tuple(half.triplet) for half in (upper, lower))
+                row += [halves] * cell_len(character)
         found.append(row)
     return found
 

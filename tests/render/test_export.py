@@ -164,9 +164,9 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(exp
         export()
     assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
     assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
-    for other in (model.prepare("Another text."), text):
+    for changed in ({"text": model.prepare("Another text.")}, {"dpi": 41}):
         with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
-            export(text=other, dpi=40 + (other is text))
+            export(**changed)
     refuse_existing(tmp_path, ExportPlan(("png",), (0,)))  # nothing is known of the text yet
     export()
     export(tmp_path.with_name("whole"))

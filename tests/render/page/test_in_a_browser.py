@@ -34,11 +34,9 @@ def path(tmp_path_factory):
     found = tmp_path_factory.mktemp("page") / "page.html"
     causal = heads(0) * CAUSAL
     cross = np.full((1, 2, COUNT), 1 / COUNT)
-    kinds = {
-        "encoder": [(layer, weights(heads(layer), TEXT, TEXT)) for layer in (0, 2)],
-        "decoder": [(0, weights(causal, TEXT, TEXT, CAUSAL))],
-        "cross": [(0, weights(cross, TEXT[:2], TEXT))],
-    }
+    kinds = {"encoder": [(layer, weights(heads(layer), TEXT, TEXT)) for layer in (0, 2)]}
+    kinds |= {"decoder": [(0, weights(causal, TEXT, TEXT, CAUSAL))]}
+    kinds |= {"cross": [(0, weights(cross, TEXT[:2], TEXT))]}
     return write_page(found, kinds, "<i>a model</i>", subtitle="eight tokens", notes=("untrained",))
 
 

@@ -209,13 +209,12 @@ def test_no_text_lies_on_another_or_leaves_the_window(chromium, pages, text, siz
 
 def overlapping(boxes: list) -> list[tuple[str, str]]:
     """Texts of which one lies on the other by more than a pixel both ways."""
+
+    def shared(one: list, other: list, low: int) -> float:
+        return min(one[low + 2], other[low + 2]) - max(one[low], other[low])
+
     pairs = itertools.combinations(boxes, 2)
-    return [
-        (one[0], other[0])
-        for one, other in pairs
-        if min(one[3], other[3]) - max(one[1], other[1]) > 1
-        and min(one[4], other[4]) - max(one[2], other[2]) > 1
-    ]
+    return [(one[0], other[0]) for one, other in pairs if min(shared(one, other, low) for low in (1, 2)) > 1]
 
 
 def themes() -> list[dict[str, str]]:
@@ -247,7 +246,7 @@ def test_text_and_lines_stand_out_from_the_ground(theme) -> None:
 @pytest.mark.parametrize("eyes", BLIND)
 @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
 def test_twelve_heads_have_colours_that_every_eye_tells_apart(theme, eyes) -> None:
-    seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ np.array(BLIND[eyes]).T, 0, 1)
+    seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ BLIND[eyes].T, 0, 1)
     srgb = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055) * 255
     lab = _lab(srgb)
     apart = np.linalg.norm(lab[:, None] - lab, axis=-1) + np.eye(12)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from attnscope.attention import Attention, Axis, Site
-from attnscope.axes import Array, Coarsening, Weights, coarsen_axis, label_map
+from attnscope.axes import Array, Coarsening, Weights, label_map
 from attnscope.lazy import torch
 
 if TYPE_CHECKING:
@@ -187,17 +187,6 @@ class Coarsen(RowObserver):
             count = pairs.new_tensor(made.row_edges).diff()[:, None]
         keep(made.total / count, pairs > 0, 0)
         return None
-
-
-def cells(most: int) -> Callable[[Attention], Axes]:
-    """Coarsen queries and keys to at most so many cells of nearly equal size."""
-
-    def axes(attention: Attention) -> Axes:
-        both = attention.queries, attention.keys
-        queries, keys = (coarsen_axis(axis, most=most, even=True) for axis in both)
-        return queries, keys
-
-    return axes
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.attention import Head, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers import CoarseMap, RowObserver, SharedRows
+from attnscope.capture.observers import RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.measurement import measure_words
@@ -174,54 +174,42 @@ def _see_heads(
         return sorted({number for each in asked for number in each.heads(site, count)})
 
     record = model.look(prepared, [SharedRows(observers, numbers)])
-    seen = {site.site: numbers(site.site, site.heads) for site in record.sites}
-    figures = known
-    if figures is None:  # heads read among others were renumbered
-        figures = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
+    sites = {site.site: site for site in record.sites}
+    seen = {site: numbers(site, each.heads) for site, each in sites.items()}
+    if known is None:  # heads read among others were renumbered
+        known = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
+    title = sentences.name_pass(model, prepared)
+    by_words = selection.words and not (selection.hide_special or selection.zoom)
     shown = []
     for head, one in zip(heads, asked, strict=True):
         maps = [made for made in coarse.maps if one.meets(made.site) and head.head in seen[made.site]]
         sentences.require_selected(maps, record, one)
-        kinds = sentences.kinds_of((made.site for made in maps), prepared.lead)
-        made = next(made for made in maps if made.site.kind == kinds[0])
-        made = made.only(seen[made.site].index(head.head))
-        mine = next(each for each in figures if (each.site, each.head) == (made.site, head.head))
-        shown.append(_show(model, prepared, one, record, made, mine, kinds))
+        kind, *others = sentences.kinds_of((made.site for made in maps), prepared.lead)
+        made = next(made for made in maps if made.site.kind == kind)
+        made, site = made.only(seen[made.site].index(head.head)), sites[made.site]
+        figures = next(each for each in known if (each.site, each.head) == (made.site, head.head))
+        weights, hidden = made.label()
+        notes = [*model.notes, *prepared.notes, *record.notes]
+        notes += sentences.note_hidden([hidden], selection, "its attention")
+        notes += [*sentences.note_maps([made], prepared), *sentences.note_differences([site])]
+        counted = "every token"
+        if by_words:
+            kept = [each for each in prepared.words if each.address == figures.address]
+            if spoken := kept or measure_words(weights, made.site):
+                figures, counted = replace(spoken[0], head=head.head), "words, as the picture does"
+        if not selection.as_read:
+            notes.append(f"the figures count {counted}")
+        if others:
+            also = " and ".join(others)
+            notes.append(f"{head.name} exists in {also} attention too: --kind {others[0]} shows it")
+        notes += sentences.note_pooling(made, weights)
+        picture = head_picture(pick_head(weights, 0), figures, site, title, one, tuple(notes))
+        if kind == "decoder" and selection.zoom is None:
+            picture = replace(picture, written=prepared.written)
+        if kind == "cross":
+            picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
+        shown.append(OneHead(picture, figures, site))
     return shown
-
-
-def _show(
-    model: Model,
-    prepared: ModelInput,
-    selection: Selection,
-    record: Record,
-    made: CoarseMap,
-    figures: HeadFigures,
-    kinds: Sequence[str],
-) -> OneHead:
-    site = next(each for each in record.sites if each.site == made.site)
-    weights, hidden = made.label()
-    notes = [*model.notes, *prepared.notes, *record.notes]
-    notes += sentences.note_hidden([hidden], selection, "its attention")
-    notes += [*sentences.note_maps([made], prepared), *sentences.note_differences([site])]
-    counted = "every token"
-    if selection.words and not (selection.hide_special or selection.zoom):
-        kept = [each for each in prepared.words if each.address == figures.address]
-        if spoken := kept or measure_words(weights, made.site):
-            figures, counted = replace(spoken[0], head=figures.head), "words, as the picture does"
-    if not selection.as_read:
-        notes.append(f"the figures count {counted}")
-    if len(kinds) > 1:
-        others = " and ".join(kinds[1:])
-        notes.append(f"{figures.name} exists in {others} attention too: --kind {kinds[1]} shows it")
-    notes += sentences.note_pooling(made, weights)
-    title = sentences.name_pass(model, prepared)
-    picture = head_picture(pick_head(weights, 0), figures, site, title, selection, tuple(notes))
-    if made.site.kind == "decoder" and selection.zoom is None:
-        picture = replace(picture, written=prepared.written)
-    if made.site.kind == "cross":
-        picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
-    return OneHead(picture, figures, site)
 
 
 def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 from weakref import finalize
 
@@ -18,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
-from attnscope.capture.record import pattern
+from attnscope.capture.record import Seeing, pattern
 from attnscope.errors import ModelError, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.foreign import Source, explained
@@ -80,10 +79,8 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
             plain, work = run_empty(module, inputs, gradient=False)
             saved, _ = run_empty(predicting, inputs, gradient=True)
     base = taken_memory()  # with the library's code of this model
-    weights, headed = (
-        sum(each.numel() * each.element_size() for each in part.parameters()) for part in (module, predicting)
-    )
-    unread = sum(each.numel() * each.element_size() for each in {part.weight for part in _tables(module)})
+    parts = module.parameters(), predicting.parameters(), {part.weight for part in _tables(module)}
+    weights, headed, unread = (sum(each.numel() * each.element_size() for each in part) for part in parts)
     text = config.get_text_config()
     layers, width = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
     pace = measure_pace(dtype)
@@ -264,46 +261,40 @@ class Survey:
 
 
 def survey_model(model: Model, prepared: ModelInput) -> Survey:
-    """Compare a run with eager ``output_attentions``, all layers in memory at once, with one as it is."""
+    """Compare a run with eager ``output_attentions``, all layers in memory at once, with one as it is.
+
+    The n-th call of a kind of attention is compared with the n-th tensor that the model reports of it.
+    """
     outputs = _own_outputs(model, prepared)
     reported = {kind: _reported_weights(outputs, kind) for kind in OWN_NAMES}
-    sums, compared = RowSums(), _Compared(reported, prepared.lead)
-    record = model.run(prepared, [sums, compared])
+    sums, met, faults = RowSums(), Counter[str](), dict[Site, str | None]()
+
+    def compare(attention: Attention) -> None:
+        site, size = attention.site, len(attention.queries)
+        theirs = reported[site.kind][met[site.kind] :]
+        met[site.kind] += 1
+        if not theirs or theirs[0] is None:
+            faults[site] = "nothing for this call"
+            return
+        alive = attention.allowed(0, size).any(-1, keepdim=True)
+        faults[site] = fault(theirs[0], attention.rows(0, size), alive)
+
+    def verdict(site: Site) -> tuple[Verdict, str | None]:
+        theirs, calls = reported[site.kind], met[site.kind]
+        # of a picture inside a text, the text's attention alone is reported
+        if not theirs or (prepared.lead is not None and met[prepared.lead] and site.kind == "encoder"):
+            return "none", None
+        if len(theirs) != calls:
+            return "wrong", f"{len(theirs):,} tensors for {calls:,} calls"
+        return ("right", None) if faults[site] is None else ("wrong", faults[site])
+
+    record = model.run(prepared, [sums, Seeing(compare)])
     return Survey(
-        tuple(Sighting(site, *compared.verdict(site.site), sums.ranges[site.site]) for site in record.sites),
+        tuple(Sighting(site, *verdict(site.site), sums.ranges[site.site]) for site in record.sites),
         tuple(record.without_attention),
         tuple(record.failures),
         (*model.notes, *prepared.notes, *record.notes),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Compared:
-    """Observer: compares every call with what the model reported, the n-th of a kind with the n-th."""
-
-    reported: Mapping[str, Sequence[Tensor | None]]
-    lead: str | None = None  # the one kind that is reported for a picture inside a text
-    met: Counter[str] = field(default_factory=Counter)
-    faults: dict[Site, str | None] = field(default_factory=dict)
-
-    def observe(self, attention: Attention) -> None:
-        site, size = attention.site, len(attention.queries)
-        theirs = self.reported[site.kind][self.met[site.kind] :]
-        self.met[site.kind] += 1
-        if not theirs or theirs[0] is None:
-            self.faults[site] = "nothing for this call"
-            return
-        alive = attention.allowed(0, size).any(-1, keepdim=True)
-        self.faults[site] = fault(theirs[0], attention.rows(0, size), alive)
-
-    def verdict(self, site: Site) -> tuple[Verdict, str | None]:
-        theirs, met = self.reported[site.kind], self.met[site.kind]
-        beside = self.lead is not None and self.met[self.lead] and site.kind == "encoder"
-        if not theirs or beside:
-            return "none", None
-        if len(theirs) != met:
-            return "wrong", f"{len(theirs):,} tensors for {met:,} calls"
-        return ("right", None) if self.faults[site] is None else ("wrong", self.faults[site])
 
 
 def _own_outputs(model: Model, prepared: ModelInput) -> Any:

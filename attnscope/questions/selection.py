@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from attnscope.attention import Axis, Head, Site
 from attnscope.axes import Coarsening, coarsen_axis
-from attnscope.capture.observers import Coarsen
+from attnscope.capture.observers import Coarsen, How
 from attnscope.errors import SelectionError
 from attnscope.views import Scale
 
@@ -71,10 +71,10 @@ class Selection:
         hidden = {"hide_special": self.hide_special, "zoom": self.zoom}
         return coarsen_axis(axis, words=self.words, **hidden, most=most, even=even)
 
-    def coarsen(self, most: int, *, even: bool = False) -> Coarsen:
+    def coarsen(self, most: int, *, even: bool = False, how: How = "share") -> Coarsen:
         """An observer that keeps every head as shown, with at most so many rows and columns."""
-        how = partial(self.coarsening, most=most, even=even)
-        return Coarsen(lambda attention: (how(attention.queries), how(attention.keys)))
+        along = partial(self.coarsening, most=most, even=even)
+        return Coarsen(lambda attention: (along(attention.queries), along(attention.keys)), how)
 
 
 Asked: TypeAlias = Selection | Head | str

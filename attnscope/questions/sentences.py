@@ -98,10 +98,8 @@ def extent(sites: Sequence[SiteRecord]) -> str:
 
 def describe_kernels(sites: Sequence[SiteRecord]) -> str:
     """Kernel, type, and where the weights come from."""
-    kernels = " and ".join(dict.fromkeys(site.kernel for site in sites))
-    types = " and ".join(dict.fromkeys(site.dtype for site in sites))
-    had = " and ".join(dict.fromkeys(_HAD[site.source] for site in sites))
-    return f"{kernels}, {types}, {had}"
+    parts = zip(*((site.kernel, site.dtype, _HAD[site.source]) for site in sites), strict=True)
+    return ", ".join(" and ".join(dict.fromkeys(part)) for part in parts)
 
 
 _HAD = {

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Array, Coarsening, Place, Weights
-from attnscope.capture.observers import Axes, Coarsen, Reading, RowObserver, SharedRows
+from attnscope.capture.observers import Axes, Coarsen, SharedRows
 from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
 from attnscope.fused.request import SHORTEST, Request
@@ -111,26 +111,35 @@ def span_maps(
     below that rows are read beside the kernel. Only attention between the tokens of the text is measured.
     Raises ``InputError`` if there is none.
     """
-    selection = selection or Selection()
-    observer = _Spans(tuple(spans))
+    selection, size = selection or Selection(), spans[-1].stop
+    edges = (*(span.start for span in spans), size)
+    places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in spans)
+    parts = tuple(tuple((token,) for token in range(span.start, span.stop)) for span in spans)
+    axis, baseline = Coarsening(places, parts, (), (1,) * size), dict[Site, Array]()
+
+    def axes(attention: Attention) -> Axes | None:
+        if attention.site.kind == "cross" or (len(attention.queries), len(attention.keys)) != (size, size):
+            return None
+        baseline[attention.site] = _even(attention, edges)
+        return axis, axis
+
+    pool = Coarsen(axes)
     shortest = SHORTEST_WIDENED if len(spans) <= MOST_CELLS else SHORTEST
-    request = Request(cells=observer.edges, map_alone=True)
-    fused = None if exact_kernel else FusedPass(request, shortest)
-    record = model.run(prepared, [SharedRows([observer], selection.heads)], fused)
+    fused = None if exact_kernel else FusedPass(Request(cells=edges, map_alone=True), shortest)
+    record = model.run(prepared, [SharedRows([pool], selection.heads)], fused)
     chosen = selected_sites(record, selection)
-    if not observer.pool.maps:
+    if not pool.maps:
         raise InputError("no attention of this model goes from the tokens of the text to these tokens")
-    maps = observer.pool.maps
     numbers = {site.site: selection.heads(site.site, site.heads) for site in chosen}
-    heads = (Head(each.site.layer, head, each.site.kind) for each in maps for head in numbers[each.site])
-    baseline = [np.broadcast_to(observer.baseline[each.site], each.mean.shape) for each in maps]
+    heads = (Head(each.site.layer, head, each.site.kind) for each in pool.maps for head in numbers[each.site])
+    even = [np.broadcast_to(baseline[each.site], each.mean.shape) for each in pool.maps]
     special = [all(token.special for token in prepared.tokens[span.start : span.stop]) for span in spans]
     one = ["the whole text is one part: choose another --by, such as sentence"] * (special.count(False) == 1)
     return SpanMaps(
         tuple(spans),
         tuple(heads),
-        np.concatenate([each.mean.astype(float) for each in maps]),
-        np.concatenate(baseline),
+        np.concatenate([each.mean.astype(float) for each in pool.maps]),
+        np.concatenate(even),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
         (what_ran(chosen), *one, *model.notes, *prepared.notes, *record.notes),
     )
@@ -161,45 +170,23 @@ def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
             yield *head, *pair, float(weight), float(baseline)
 
 
-class _Spans(RowObserver):
-    """Observer: every head with the parts as its rows and columns, and the same of even attention."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self.spans = spans
-        self.size = spans[-1].stop
-        self.edges = (*(span.start for span in spans), self.size)
-        places = tuple(Place(span.name, span.start, span.stop, pooled=True) for span in spans)
-        parts = tuple(tuple((token,) for token in range(span.start, span.stop)) for span in spans)
-        self.axis = Coarsening(places, parts, (), (1,) * self.size)
-        self.pool = Coarsen(self._axes)
-        self.baseline: dict[Site, Array] = {}  # [head or 1, part, part] each
-
-    def begin(self, attention: Attention) -> Reading | None:
-        if self._axes(attention) is not None:
-            self.baseline[attention.site] = self._baseline(attention)
-        return self.pool.begin(attention)
-
-    def _axes(self, attention: Attention) -> Axes | None:
-        whole = len(attention.queries) == len(attention.keys) == self.size
-        return (self.axis, self.axis) if whole and attention.site.kind != "cross" else None
-
-    def _baseline(self, attention: Attention) -> Array:
-        """The share of even attention on each part, over open keys.  -> [head or 1, part, part]"""
-        edges, statistics, shares = torch.tensor(self.edges), attention.statistics, []
-        for start, stop in pairwise((*range(0, self.size, 512), self.size)):
-            if statistics is None:
-                allowed = attention.allowed(start, stop).cpu()
-                before = pad(allowed.cumsum(-1), (1, 0))[..., edges]  # open keys before each edge
-                count = allowed.sum(-1, keepdim=True)
-            else:
-                runs = statistics.runs
-                low, high = (each[:, None, start:stop, None] for each in (runs.low, runs.high))
-                before, count = torch.minimum(high, edges) - torch.minimum(low, edges), high - low
-            shares.append((before.diff(dim=-1) / count.clamp(min=1)).mean(0))
-        rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
-        parts = [rows[..., start:stop, :].mean(-2) for start, stop in pairwise(self.edges)]
-        baseline: Array = torch.stack(parts, -2).numpy()
-        return baseline
+def _even(attention: Attention, edges: Sequence[int]) -> Array:
+    """The share of even attention on each part, over open keys.  -> [head or 1, part, part]"""
+    ends, statistics, shares = torch.tensor(edges), attention.statistics, []
+    for start, stop in pairwise((*range(0, edges[-1], 512), edges[-1])):
+        if statistics is None:
+            allowed = attention.allowed(start, stop).cpu()
+            before = pad(allowed.cumsum(-1), (1, 0))[..., ends]  # open keys before each edge
+            count = allowed.sum(-1, keepdim=True)
+        else:
+            runs = statistics.runs
+            low, high = (each[:, None, start:stop, None] for each in (runs.low, runs.high))
+            before, count = torch.minimum(high, ends) - torch.minimum(low, ends), high - low
+        shares.append((before.diff(dim=-1) / count.clamp(min=1)).mean(0))
+    rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
+    parts = [rows[..., start:stop, :].mean(-2) for start, stop in pairwise(edges)]
+    baseline: Array = torch.stack(parts, -2).numpy()
+    return baseline
 
 
 @record("a head", eq=False)

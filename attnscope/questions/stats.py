@@ -14,7 +14,7 @@ from typing import Annotated
 
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
-from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows, cells
+from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST
@@ -351,7 +351,7 @@ def measure_heads(
     a layer, kind or measure that does not exist.
     """
     known = None if pool or rows else find_figures(prepared, names)
-    measured, maps = Measurement(names), Coarsen(cells(CELLS), pool) if pool else None
+    measured, maps = Measurement(names), selection.coarsen(CELLS, even=True, how=pool) if pool else None
     measured.rows = rows
     if known is None:
         asked = (model, prepared, measured, selection, [prepared.tokens])
@@ -455,18 +455,17 @@ def overview(
     coarse, measured = selection.coarsen(GRID_CELLS, even=True), Measurement()
     known = find_figures(prepared, DEFAULT)
     as_read = selection.as_read and not prepared.picture  # neighbours are tokens
-    if known is None and (as_read or selection.zoom) and not (selection.words or selection.hide_special):
+    if known is None:
+        exact_kernel |= selection.words or selection.hide_special or not (as_read or selection.zoom)
         asked = (model, prepared, measured, selection, [prepared.tokens])
         record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=coarse, side=GRID_CELLS)
     else:
-        observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
-        record = model.look(prepared, [SharedRows(observers, selection.heads)])
+        record = model.look(prepared, [SharedRows([coarse], selection.heads)])
     require_selected(coarse.maps, record, selection)
     layers = layers_of_maps(coarse, model, prepared, record, selection, note_pooled=False)
     grids: dict[str, Grid] = {}
     for kind, pairs in layers.kinds.items():
-        shown = {layer for layer, _ in pairs}
-        calls = [site for site in record.sites if site.site.kind == kind and site.site.layer in shown]
+        calls = [each for each in record.sites if each.site.kind == kind and selection.meets(each.site)]
         picture = grid(
             pairs,
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",

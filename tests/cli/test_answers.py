@@ -13,10 +13,15 @@ ANSWERED = {
     "--version": "attnscope 0.1.0 (torch ",
     # show
     "show 'The cat sat'": "too few tokens to name patterns: try a sentence",
+    "show 'Yes, I (he) do!'": "own · “Yes, I ( he) do!” · ",
+    "show 猫は座った。": "own · “猫は座った。” · ",
     "show TEXT --head L0H2,1.5,L3H0": ("L0H2", "L1H5"),
     "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they take",
     "show TEXT --zoom 4-9": "tokens 4-9 alone: other tokens take",
-    "show BOOK --truncate --layer 0": "cut: the first 512 of 2,002 tokens are shown",
+    "show BOOK --truncate --layer 0": (
+        "own · “cat cat cat cat cat cat cat cat…” · ",
+        "cut: the first 512 of 2,002 tokens are shown",
+    ),
     "show TEXT -m ./new": "untrained",
     "show TEXT -m ./new --head L0H0": "untrained",
     "show TEXT -m ./new --token cat": "untrained",

@@ -158,18 +158,6 @@ def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
     assert "━" not in run("show", "Once upon a time", "-m", "own-causal").out
 
 
-@pytest.mark.parametrize(
-    ("text", "quoted"),
-    [
-        ("Yes, I (he) do!", "own · “Yes, I ( he) do!” · "),
-        ("猫は座った。", "own · “猫は座った。” · "),
-        ("word " * 50, "own · “word word word word word word w…” · "),
-    ],
-)
-def test_a_long_text_is_quoted_by_its_beginning(run, text, quoted):
-    assert run("show", text).out.startswith(quoted)
-
-
 MAT = "The cat sat on the mat."
 
 

@@ -9,11 +9,10 @@ score. At 512 tokens and ten cells this adds three tenths of the kernel's time; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from attnscope.attention import AttentionCall
 from attnscope.fused.request import SHORTEST, Map, MapAlone, PairSums, Request, Runs, Statistics
-from attnscope.fused.runs import Gaps, Matches, Spots, digest, find_matches, is_plain, open_runs
+from attnscope.fused.runs import Gaps, NamedMatches, Spots, digest, find_matches, is_plain, open_runs
 from attnscope.fused.weigh import (
     BITS,
     LOWEST,
@@ -61,7 +60,7 @@ class Worker:
     sheets: Figures  # of all heads; each tensor's axes begin with [batch, head]
     plans: Sequence[Sequence[TileBlock]]  # one per text, or one for all
     spots: Sequence[Spots]  # like the plans
-    matches: Mapping[str, Sequence[Matches]]
+    matches: NamedMatches
     gaps: Sequence[Gaps]
     weigh: Weigh
     dtype: torch.dtype = field(init=False)
@@ -100,7 +99,7 @@ def attend(
     runs: Runs,
     bias: Tensor | None,
     request: Request,
-    matches: Mapping[str, Sequence[Matches]],
+    matches: NamedMatches,
 ) -> tuple[Tensor, Statistics]:
     """Compute ``softmax(scores) @ value`` over the open keys, and the statistics of its weights.
 
@@ -284,10 +283,7 @@ class FusedPass:
 
     request: Request = field(default_factory=Request)
     shortest: int = SHORTEST
-    _masks: dict[tuple[object, ...], tuple[Runs | None, bool]] = field(default_factory=dict)
-    _matches: WeakKeyDictionary[Runs, Mapping[str, Sequence[Matches]]] = field(
-        default_factory=WeakKeyDictionary
-    )
+    _masks: dict[tuple[object, ...], tuple[Runs | None, bool, NamedMatches]] = field(default_factory=dict)
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
@@ -298,7 +294,7 @@ class FusedPass:
         reason = self._form(call)
         if reason is not None:
             raise Refusal(reason)
-        runs, plain = self._runs(call)
+        runs, plain, matches = self._runs(call)
         if runs is None:
             raise Refusal(
                 "its mask does not leave each row one run of neighbouring keys, the same for all heads"
@@ -310,8 +306,7 @@ class FusedPass:
         bias = None if plain or not call.biases else call.biases[0]
         while bias is not None and bias.ndim < 4:
             bias = bias[None]
-        square = call.query.shape[2] == call.key.shape[2]
-        return attend(call, runs, bias, self.request, self._pairs(runs, len(call.query)) if square else {})
+        return attend(call, runs, bias, self.request, matches)
 
     def _form(self, call: AttentionCall) -> str | None:
         """Why the fused pass cannot compute a call, apart from the contents of its masks."""
@@ -342,23 +337,19 @@ class FusedPass:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def _runs(self, call: AttentionCall) -> tuple[Runs | None, bool]:
-        """The runs that a mask leaves open, and whether it only opens and closes; kept for the next layers.
+    def _runs(self, call: AttentionCall) -> tuple[Runs | None, bool, NamedMatches]:
+        """The runs that a mask leaves open, whether it only opens and closes, and the matching pairs in them.
 
-        Looked up by contents: a model may write the next layer's mask into the same tensor.
+        Kept for the next layers, by contents: a model may write the next layer's mask into the same tensor.
         """
         mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
-        lengths = call.query.shape[2], call.key.shape[2]
-        known = *lengths, call.diagonal, None if mask is None else digest(mask)
+        batch, lengths = len(call.query), (call.query.shape[2], call.key.shape[2])
+        known = batch, *lengths, call.diagonal, None if mask is None else digest(mask)
         if known not in self._masks:
             while len(self._masks) > 3:
                 del self._masks[next(iter(self._masks))]
             runs = open_runs(mask, *lengths, call.diagonal is not None)
-            self._masks[known] = runs, mask is None or is_plain(mask)
+            asked = self.request.pairs if lengths[0] == lengths[1] else {}
+            matches = {} if runs is None else find_matches(asked, runs, batch)
+            self._masks[known] = runs, mask is None or is_plain(mask), matches
         return self._masks[known]
-
-    def _pairs(self, runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
-        """Matching pairs by name, kept for the next layers; runs are never written into."""
-        if runs not in self._matches:
-            self._matches[runs] = find_matches(self.request.pairs, runs, batch)
-        return self._matches[runs]

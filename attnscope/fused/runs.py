@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -241,7 +242,10 @@ class Matches:
         return int(self.count.sum()) <= KEPT * len(self.count)
 
 
-def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> Mapping[str, Sequence[Matches]]:
+NamedMatches: TypeAlias = Mapping[str, Sequence[Matches]]  # of each text, by the name of the pairs
+
+
+def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> NamedMatches:
     """The matches of each text of a batch, by name of the pairs; none if texts have other lengths."""
     found = {}
     for name, pairs in asked.items():

@@ -254,7 +254,7 @@ TAKEN = {
 
 def random_model(name):
     """A family with random numbers everywhere, in biases and norms too."""
-    return ModuleModel(name, random_family(name), load("own").reader)
+    return ModuleModel(name, random_family(name)[0], load("own").reader)
 
 
 def _states(module, pattern, run, given):

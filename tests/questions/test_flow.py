@@ -25,7 +25,7 @@ def _follow(model, method="rollout", selection=None, **how):
 def _random(name):
     """A random model of a family, and six tokens."""
     ids = {"input_ids": inputs("text", 1, 6)["input_ids"]}
-    return ModuleModel(name, random_family(name), load("own").reader), ModelInput(ids, {}, ())
+    return ModuleModel(name, random_family(name)[0], load("own").reader), ModelInput(ids, {}, ())
 
 
 DENSE = {

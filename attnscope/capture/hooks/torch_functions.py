@@ -57,44 +57,35 @@ def capture_fast_path(
     projected = products.projected[0] if own else torch.cat(products.projected, -1)
     if products.bare:
         projected = projected + given["qkv_bias"]
-    texts = _Texts(states, calls)
-    query, key, value = (texts.split(part, heads) for part in projected.chunk(3, -1))
-    masks: list[OpenKeys] = [] if texts.real is None else [texts.open_rows]
+    real = _real_positions(states, calls) if states.is_nested else None  # None: all may be
+    shape = (states.size(0), -1) if real is None else real.shape
+
+    def split(tokens: Tensor, padding: float = 0.0) -> Tensor:
+        """[token, head·size] -> [batch, head, position, size]"""
+        if real is not None:
+            padded = tokens.new_full((*shape, tokens.shape[-1]), padding)
+            padded[real] = tokens
+            tokens = padded
+        return tokens.reshape(*shape, heads, tokens.shape[-1] // heads).transpose(1, 2)
+
+    query, key, value = map(split, projected.chunk(3, -1))
+    # padded positions neither are attended to nor attend
+    masks: list[OpenKeys] = [] if real is None else [real[:, None, None], real[:, None, :, None]]
     if given.get("mask") is not None:  # True means masked: of keys, or of pairs
         mask = given["mask"].bool()
         masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
     capture = Capture.of_call(call, name.removeprefix("_"))
-    mixed = texts.split(products.mixed, heads, math.nan)
-    return replace(capture.proved(value, mixed), crossed=False if own else None), path
+    capture = capture.proved(value, split(products.mixed, math.nan))
+    return replace(capture, crossed=False if own else None), path
 
 
-class _Texts:
-    """The texts of some states, and which positions are real; None where all may be."""
-
-    def __init__(self, states: Tensor, calls: Sequence[Call]) -> None:
-        """Nested states are padded to the length of the texts that the modules around received."""
-        self.real: Tensor | None = None  # bool, [batch, position]
-        self.shape = states.size(0), -1
-        if states.is_nested:
-            lengths = torch.tensor([len(text) for text in states.unbind()], device=states.device)
-            around = (call.first for call in reversed(calls))
-            length = next((int(first.shape[1]) for first in around if first is not None), int(lengths.max()))
-            self.real = torch.arange(length, device=states.device) < lengths[:, None]
-            self.shape = len(lengths), length
-
-    def split(self, tokens: Tensor, heads: int, padding: float = 0.0) -> Tensor:
-        """[token, head·size] -> [batch, head, position, size]"""
-        if self.real is not None:
-            padded = tokens.new_full((*self.real.shape, tokens.shape[-1]), padding)
-            padded[self.real] = tokens
-            tokens = padded
-        return tokens.reshape(*self.shape, heads, tokens.shape[-1] // heads).transpose(1, 2)
-
-    def open_rows(self, start: int, stop: int) -> Tensor:
-        """Padded positions neither attend nor are attended to.  -> [batch, 1, row, key]"""
-        assert self.real is not None
-        return (self.real[:, start:stop, None] & self.real[:, None])[:, None]
+def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
+    """Which positions nested states have, of the length that modules around had.  -> [batch, position]"""
+    lengths = torch.tensor([len(text) for text in states.unbind()], device=states.device)
+    around = (call.first for call in reversed(calls))
+    length = next((int(first.shape[1]) for first in around if first is not None), int(lengths.max()))
+    return torch.arange(length, device=states.device) < lengths[:, None]
 
 
 class AttentionFunctions(Tracker):

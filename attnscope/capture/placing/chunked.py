@@ -1,16 +1,14 @@
 """Attention that a module computes in chunks (windows, blocks), put at its true keys.
 
 Such a module runs several softmaxes per call, over few keys each, in axes that shapes do not explain. So
-its class is known by name (``LAYOUTS``), its computations are recorded, and when it ends its layout says
-which key every weight belongs to. Rows are expanded when they are read; until then only the module's own
-results are held.
+its class is known by name, its computations are recorded, and when it ends its layout says which key every
+weight belongs to. Rows are expanded when they are read; until then only the module's own results are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,9 +61,9 @@ class ChunkedModules(Tracker):
         notes, kernel = self.notes, type(call.module).__name__
         if notes is None or not is_chunked(call.module):
             return
-        self.notes, layout = None, LAYOUTS[kernel]
+        self.notes = None
         with quietly():
-            capture = layout and layout(call, notes, output)
+            capture = lay_out_windows(call, notes, output) if kernel in WINDOWED else None
             if capture is None:
                 self.recorder.name(call.name, IN_CHUNKS.format(kernel))
             else:
@@ -94,7 +92,7 @@ def split(states: Tensor, heads: int) -> Tensor:
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-def lay_out_longformer(call: Call, notes: Notes, output: Any) -> Capture | None:
+def lay_out_windows(call: Call, notes: Notes, output: Any) -> Capture | None:
     """The attention of one call, given the states [batch, key, size] and the mask [batch, key].
 
     The mask is 0 for tokens with a window, positive for global ones and negative for masked ones.
@@ -148,20 +146,12 @@ def lay_out_longformer(call: Call, notes: Notes, output: Any) -> Capture | None:
     return replace(capture, crossed=False, difference=worst)
 
 
-Layout: TypeAlias = "Callable[[Call, Notes, Any], Capture | None]"
-"""Makes attention from a module's call, what it computed, and its output; None if it cannot."""
-
-LAYOUTS: dict[str, Layout | None] = {
-    "LEDEncoderSelfAttention": lay_out_longformer,
-    "LSHSelfAttention": None,
-    "LocalSelfAttention": None,
-    "LongformerSelfAttention": lay_out_longformer,
-    "PegasusXGlobalLocalAttention": None,
-}
-"""By the class's name, for classes of transformers; None: which keys a chunk has is not followed."""
+WINDOWED = {"LEDEncoderSelfAttention", "LongformerSelfAttention"}
+CHUNKED = WINDOWED | {"LSHSelfAttention", "LocalSelfAttention", "PegasusXGlobalLocalAttention"}
+"""Classes of transformers; which keys a chunk has is followed of windows alone."""
 
 
 def is_chunked(module: object) -> bool:
     """Whether a module attends in chunks."""
     cls = type(module)
-    return cls.__name__ in LAYOUTS and cls.__module__.startswith("transformers.models.")
+    return cls.__name__ in CHUNKED and cls.__module__.startswith("transformers.models.")

@@ -163,20 +163,18 @@ class LayerNumbers:
     def number(self, kind: Kind, name: str, invocation: int, width: int) -> int:
         """The layer of one call of module ``name``, whose module list has ``width`` entries."""
         key = (kind, name, invocation)
-        if key not in self._given:
-            self._given[key] = self._next(kind, name, width)
-            self._taken.add((kind, self._given[key]))
-            self._ends[kind] = max(self._ends.get(kind, 0), self._given[key] + 1)
-        return self._given[key]
-
-    def _next(self, kind: Kind, name: str, width: int) -> int:
+        if key in self._given:
+            return self._given[key]
+        layer = end = self._ends.get(kind, 0)
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         if len(numbers) == 1:
-            start = self._starts.setdefault((kind, pattern(name)), self._ends.get(kind, 0))
-            self._ends[kind] = max(self._ends.get(kind, 0), start + width)
+            start = self._starts.setdefault((kind, pattern(name)), end)
+            layer = end = max(end, start + width)
             if (kind, start + numbers[0]) not in self._taken:
-                return start + numbers[0]
-        return self._ends.get(kind, 0)
+                layer = start + numbers[0]
+        self._given[key], self._ends[kind] = layer, max(end, layer + 1)
+        self._taken.add((kind, layer))
+        return layer
 
 
 class Sites:

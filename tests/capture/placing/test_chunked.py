@@ -57,7 +57,7 @@ CASES = {
 
 def in_windows(record):
     """The calls in windows of a pass."""
-    return [site for site in record.sites if site.kernel in chunked.LAYOUTS]
+    return [site for site in record.sites if site.kernel in chunked.WINDOWED]
 
 
 def unit_rows(model, given, module):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,12 +33,8 @@ ENCODER = {
 }
 """One frame is 320 samples, as in the models that people use."""
 
-ENCODERS = {
-    "wav2vec2": (transformers.Wav2Vec2Config, transformers.Wav2Vec2ForCTC),
-    "hubert": (transformers.HubertConfig, transformers.HubertModel),
-    "wavlm": (transformers.WavLMConfig, transformers.WavLMForCTC),
-    "unispeech-sat": (transformers.UniSpeechSatConfig, transformers.UniSpeechSatModel),
-}
+ENCODERS = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "wavlm": "WavLM", "unispeech-sat": "UniSpeechSat"}
+"""Their names in class names."""
 
 
 def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (1, 0))) -> str:
@@ -99,18 +96,23 @@ def tokens() -> dict[str, int]:
     return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
 
 
-def encoder(folder: Path, name: str) -> str:
-    """A tiny model that transcribes without a decoder."""
-    config, kind = ENCODERS[name]
-    torch.manual_seed(0)
-    return save(folder, kind(config(**ENCODER)))
+def _make(name: str, ending: str, seed: int = 0) -> Any:
+    """A tiny model that hears a wave; the encoder of SEW joins two frames."""
+    kind, more = ENCODERS.get(name, "SEW"), {"squeeze_factor": 2} if name == "sew" else {}
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**ENCODER, **more)
+    return getattr(transformers, kind + ending)(config)
 
 
-def save(folder: Path, model) -> str:
-    """Write a model that hears a wave, and say where."""
+def _save(folder: Path, model: Any) -> str:
     model.save_pretrained(folder)
     transformers.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
     return str(folder)
+
+
+def encoder(folder: Path, name: str) -> str:
+    """A tiny model that transcribes without a decoder."""
+    return _save(folder, _make(name, "Model" if name in ("hubert", "unispeech-sat") else "ForCTC"))
 
 
 VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", "a", "h", "T")
@@ -119,18 +121,12 @@ VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", "a", "h", "T")
 
 def ctc(folder: Path, name: str = "wav2vec2", *, seed: int = 0, spread: float = 0.3) -> str:
     """A tiny model with a CTC head and a vocabulary of letters, random enough to read something."""
-    if name == "sew":  # whose encoder joins two frames
-        made = transformers.SEWForCTC, transformers.SEWConfig(**ENCODER, squeeze_factor=2)
-    else:
-        config, kind = ENCODERS[name]
-        made = getattr(transformers, kind.__name__.replace("Model", "ForCTC")), config(**ENCODER)
-    torch.manual_seed(seed)
-    model = made[0](made[1])
+    model = _make(name, "ForCTC", seed)
     for weights in model.parameters():
         if weights.ndim > 1:
             torch.nn.init.normal_(weights, std=spread)
     letters(folder)
-    return save(folder, model)
+    return _save(folder, model)
 
 
 def letters(folder: Path) -> None:

@@ -340,8 +340,7 @@ def _explain(name: str, error: Exception) -> str:
             f"{name} carries code of its own: read it, then pass --trust-remote-code to run it",
         ),
         (
-            "EncoderDecoderConfig'" in message
-            or (kind is not None and kind not in transformers.AutoModel._model_mapping),
+            kind is not None and kind not in transformers.AutoModel._model_mapping,
             f"{name} cannot be opened as one: a model of its type joins several; save the one that reads in "
             "a folder of its own (save_pretrained), and look at that",
         ),

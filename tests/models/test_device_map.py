@@ -4,10 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import attnscope
 from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
@@ -39,14 +37,6 @@ def test_a_layer_that_lives_on_disk_shows_the_same_attention(folder):
     assert one == other
 
 
-def test_auto_finds_a_place_for_every_layer(folder):
-    model = load(folder, device_map="auto")
-    assert (
-        corpus_stats(model, ListedTexts([TEXT])).heads
-        == corpus_stats(load(folder), ListedTexts([TEXT])).heads
-    )
-
-
 @pytest.fixture
 def little_memory(monkeypatch):
     """Half of the weights of the small model find no room."""
@@ -73,13 +63,6 @@ def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memo
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
     assert read == approximate(plain)
-
-
-def test_a_run_reads_it_too(folder, little_memory):
-    plain, read = (attnscope.load(folder, **how).read(TEXT) for how in ({}, {"device_map": "auto"}))
-    assert any("stay on disk" in note for note in read.notes)
-    for head in plain.heads:
-        np.testing.assert_allclose(read.head(head).weights, plain.head(head).weights, atol=1e-6)
 
 
 def approximate(answer):

@@ -178,12 +178,6 @@ def test_a_head_is_the_same_picture(pair, changes):
     assert (live.title, live.subtitle, live.readings) == (saved.title, saved.subtitle, saved.readings)
 
 
-def test_a_token_is_ranked_alike(pair):
-    live, saved = (one_token(*given, Selection(token="cat")) for given in pair["own"])
-    assert live.title == saved.title
-    assert [bar.label for bar in live.looks_at.bars] == [bar.label for bar in saved.looks_at.bars]
-
-
 def test_it_says_that_a_file_told_it_which_reads_no_text(pair):
     seen = overview(*pair["own"][1], Selection())
     assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")

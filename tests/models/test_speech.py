@@ -1,7 +1,6 @@
 """Sound as models hear it: which files are read, what reaches the model, and what every frame is called."""
 
 import contextlib
-import json
 import shutil
 import struct
 import tracemalloc
@@ -12,7 +11,6 @@ import pytest
 import soundfile
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
@@ -419,16 +417,6 @@ def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
     path = speech.sound(tmp_path / "long.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
         load(str(tmp_path)).prepare_audio(path)
-
-
-@pytest.mark.parametrize("generative", [False, True])
-def test_what_joins_several_models_says_which_to_look_at(tmp_path, generative):
-    """It reads and writes texts, so that it has no head was no answer."""
-    config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniForConditionalGeneration"]}
-    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    save_file({"thinker.model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="joins several; save the one that reads in a folder"):
-        load(str(tmp_path), generative=generative)
 
 
 @pytest.fixture(scope="module")

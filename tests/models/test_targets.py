@@ -64,12 +64,6 @@ def by_place(model, states):
     return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
 
 
-def by_text(model, states):
-    """Scores less their mean over those that are asked for."""
-    scores = model.lm_head(states[:, model.keep])
-    return scores - scores.mean(1, keepdim=True)
-
-
 def whole(model, states):
     """All scores, whichever are asked for."""
     return model.lm_head(states)
@@ -112,7 +106,7 @@ class Unasked(hf.GPT2LMHeadModel):
         return super().forward(input_ids, use_cache=False)
 
 
-HOSTILE = (by_place, by_text, whole, last, writes, attends, around, elsewhere, Unasked)
+HOSTILE = (by_place, whole, last, writes, attends, around, elsewhere, Unasked)
 
 
 def wrapped(module):

@@ -100,18 +100,6 @@ def test_the_patches_of_a_picture_are_those_that_the_first_large_convolution_cut
     assert _patch_grid(module[:2], 64, 48) is None
 
 
-def test_windows_stand_at_their_places_among_all_patches(folder_of, picture):
-    model = load(folder_of("swin"))
-    prepared = model.prepare_image(picture)
-    theirs = eager(folder_of("swin"), pixel_values=prepared.inputs["pixel_values"]).attentions
-    found = maps(model, prepared)
-    assert [kept.weights.shape[-1] for kept in found] == [256, 256, 64]
-    assert found[0].keys == prepared.tokens
-    for kept, windows, shift in zip(found[1:], theirs, (2, 0), strict=True):  # the last block of each stage
-        placed = images.put_in_place(windows, 4, shift)
-        torch.testing.assert_close(kept.weights[0], placed, atol=1e-5, rtol=0)
-
-
 def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
     model = load(folder_of("clip"))
     image, text = model.prepare_image(picture), model.prepare("a tired cat")
@@ -190,16 +178,6 @@ def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
     assert turned[0, 3].tolist() == [255, 255, 255]
     Image.fromarray(pixels).convert("P").save(tmp_path / "palette.gif")
     assert np.asarray(open_image(tmp_path / "palette.gif")).shape == (4, 6, 3)
-
-
-def test_what_hears_takes_tensors_and_refuses_a_text(tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.ASTConfig(**sizes, max_length=32, num_mel_bins=16)
-    transformers.ASTModel(config).save_pretrained(tmp_path)
-    model = load(str(tmp_path))
-    with pytest.raises(InputError, match="takes sound: give it with --audio FILE"):
-        model.prepare("The cat")
-    assert len(model.run(model.prepare_tensors({"input_values": torch.zeros(1, 32, 16)}), []).sites) == 1
 
 
 @pytest.mark.parametrize("size", [100_000, 10**9])

@@ -243,20 +243,17 @@ LIES = [  # a family, the settings of its pictures, or of itself, that lie, and 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json"])
 @pytest.mark.parametrize(
     ("name", "pictures", "settings", "sentence"),
     [pytest.param(*lie, marks=[pytest.mark.torchvision] * (lie[0] in NEED_TORCHVISION)) for lie in LIES],
 )
 def test_sizes_and_tiles_without_end_are_a_sentence(
-    file, name, pictures, settings, sentence, folder_of, tmp_path, picture, little_memory
+    name, pictures, settings, sentence, folder_of, tmp_path, picture, little_memory
 ):
     folder = Path(shutil.copytree(folder_of(name), tmp_path / "model"))
     place = folder / "processor_config.json"
     said = json.loads(place.read_text())
     (said["image_processor"] if pictures else said).update(settings)
-    if file != place.name:
-        (folder / file).write_text(json.dumps(said.pop("image_processor")))
     place.write_text(json.dumps(said))
     with pytest.raises(AttnscopeError, match=sentence):
         load(str(folder)).prepare_image(picture, TEXT)

@@ -442,7 +442,7 @@ def test_of_two_towers_one_that_mixes_its_tokens_does_not_hide_the_places_of_the
 
 
 COPIES = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr", "qwen3_5", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"]
-TILED = ["aya_vision", "cohere2_vision", "deepseek_vl", "mistral3"]
+TILED = ["aya_vision", "cohere2_vision", "deepseek_vl", "janus", "mistral3"]
 
 
 @pytest.mark.parametrize(

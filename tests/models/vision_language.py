@@ -301,26 +301,6 @@ MORE = {  # other ways to stand in a text
         ids={"image_token_index": "<|patch|>"},
         options={"patch_size": 14},
     ),
-    "janus": Family(  # a square; the model draws, too, with another tower
-        "Janus",
-        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56}
-        | {"patch_size": 14, "mlp_ratio": 1, "projection_dim": 32, "num_image_tokens": 16},
-        LLAMA,
-        ("Janus", {"size": SQUARE, "min_size": 14}),
-        config={
-            "vq_config": {
-                "embed_dim": 8,
-                "num_embeddings": 16,
-                "base_channels": 32,
-                "channel_multiplier": [1, 1],
-                "num_res_blocks": 1,
-                "num_patches": 4,
-                "projection_dim": 32,
-                "image_token_embed_dim": 32,
-            }
-        },
-        options={"num_image_tokens": 16},
-    ),
     # tiles, each token a mixture of words for what is seen, with indicators between them
     "ovis2": Family(
         "Ovis2",

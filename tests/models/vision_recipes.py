@@ -101,6 +101,14 @@ RECIPES: dict[str, Reading] = {
         options={"image_seq_len": 4},
     ),
     "hyperclovax_vision_v2": Reading(FOURTEEN),
+    "janus": Reading(  # a square; the model draws, too, with another tower
+        {"vision_config.num_attention_heads": 8, "vision_config.patch_size": 14}
+        | {"vision_config.num_image_tokens": 16, "vision_config.projection_dim": 256}
+        | {"vq_config.base_channels": 32, "vq_config.channel_multiplier": [1, 1], "vq_config.num_patches": 4},
+        images={"min_size": 14},
+        options={"num_image_tokens": 16},
+        side=56,
+    ),
     "kimi_k25": Reading(NAMED_HEADS | {"vision_config.pos_emb_width": 64}),
     "lighton_ocr": Reading(images=PIXTRAL),
     "minicpmv4_6": Reading(MERGED),

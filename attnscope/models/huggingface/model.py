@@ -18,7 +18,7 @@ from attnscope.capture.hooks.torch_functions import edited, put_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
-from attnscope.models.huggingface.pictures import UNMADE, PictureText, reads_pictures_in_texts
+from attnscope.models.huggingface.pictures import PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears, require_attention
@@ -78,7 +78,6 @@ class HuggingFaceModel(Model):
         self.preferred = preferred
         self.load_processor = load_processor
         self._reads = [name for name in ("input_ids", "pixel_values") if accepts(module, name)]
-        self._towers = hasattr(module, "get_text_features") and hasattr(module, "get_image_features")
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self.settings: dict[str, Any] = {"use_cache": False} if accepts(module, "use_cache") else {}
         self._trunk: nn.Module | None = None
@@ -122,7 +121,8 @@ class HuggingFaceModel(Model):
         """An image for the model's image tower, or images with a text for a model that reads both."""
         if "pixel_values" not in self._reads:
             if accepts(self.module, "flattened_patches") or reads_pictures_in_texts(self.module):
-                raise InputError(f"{self.name} {UNMADE}")
+                way = "in a form that attnscope does not make: give them with --inputs FILE"
+                raise InputError(f"{self.name} takes images {way}")
             return super().prepare_image(path, video=video)
         paths = [path] if isinstance(path, Path) else path
         in_texts = reads_pictures_in_texts(self.module)
@@ -179,14 +179,13 @@ class HuggingFaceModel(Model):
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; the ids of a single text are labelled from the vocabulary."""
-        prepared = super().prepare_tensors(tensors)
-        ids = prepared.inputs.get("input_ids")
+        prepared = replace(super().prepare_tensors(tensors), settings=self.settings)
         if self.encoder_decoder:
-            return replace(prepared, axes={}, tokens=(), settings=self.settings)
-        if ids is None or ids.ndim != 2 or len(ids) != 1:
-            return replace(prepared, settings=self.settings)
-        tokens = self.reader.vocabulary.extend((), ids[0].tolist())
-        return replace(prepared, axes=text_axes(tokens), tokens=tokens, settings=self.settings)
+            return replace(prepared, axes={}, tokens=())
+        if "input_ids" not in prepared.inputs or not prepared.tokens:
+            return prepared
+        tokens = self.reader.vocabulary.extend((), [token.id for token in prepared.tokens])
+        return replace(prepared, axes=text_axes(tokens), tokens=tokens)
 
     def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
         """A text as a user's message, in the tokenizer's chat template."""
@@ -297,7 +296,8 @@ class HuggingFaceModel(Model):
         """Label the model's input; with a decoder, also its ``target``."""
         tokens, notes = source.tokens, source.notes
         if not self.encoder_decoder:
-            entry = "get_text_features" if self._towers else "__call__"
+            towers = all(hasattr(self.module, f"get_{what}_features") for what in ("text", "image"))
+            entry = "get_text_features" if towers else "__call__"
             inputs = self._tensors(source.fields, entry)
             return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, entry=entry)
         wanted = Encoded(())

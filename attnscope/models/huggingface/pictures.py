@@ -42,9 +42,6 @@ SIGNS = {
 }
 """Processor attributes for the placeholder of a picture or a video."""
 
-UNMADE = "takes images in a form that attnscope does not make: give them with --inputs FILE"
-"""Note on models that read pictures, but not as pixels."""
-
 
 def reads_pictures_in_texts(module: nn.Module) -> bool:
     """Whether a model has an image token in its text, or cross-attends from its text to a picture."""

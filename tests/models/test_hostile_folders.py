@@ -1,6 +1,5 @@
 """Folders that ask for all time and all memory end in a sentence; the limits are given, not waited for."""
 
-import json
 import os
 import shutil
 
@@ -48,23 +47,6 @@ CONFIGS = {
     "layers of an inner config": {"model_type": "llava", "text_config": {"num_hidden_layers": 10**9}},
     "layers that are shared": {"model_type": "albert", "num_hidden_layers": 10**9},
 }
-
-
-def retokenized(place, change):
-    """A folder whose tokenizer.json went through ``change``."""
-    made = folder(place)
-    path = made / "tokenizer.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text("utf-8")))), "utf-8")
-    return made
-
-
-def long_token(settings):
-    vocabulary = settings["model"]["vocab"]
-    last = list(vocabulary)[-1]
-    vocabulary["x" * 1_000_000] = vocabulary.pop(last)
-    settings["model"]["merges"] = [pair for pair in settings["model"]["merges"] if "".join(pair) != last]
-    added = dict(settings["added_tokens"][0], id=len(vocabulary), content="T" * 1_000_000)
-    return settings | {"added_tokens": [*settings["added_tokens"], added]}
 
 
 def odd_files(place):
@@ -133,10 +115,6 @@ def test_a_tokenizer_nested_deeply_is_refused(tmp_path):
     made = folder(tmp_path / "nested")
     (made / "tokenizer.json").write_text(NESTED)
     require_sentence(made, "cannot be loaded")
-
-
-def test_tokens_of_a_million_characters_are_tokens_like_others(tmp_path):
-    assert load(str(retokenized(tmp_path / "long", long_token))).prepare(TEXT).tokens
 
 
 # time or memory may end in a callback of the garbage collector that the tests' own libraries have

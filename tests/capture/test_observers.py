@@ -10,7 +10,7 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen, observers, recording
-from attnscope.capture.observers import Rows, Sample, SharedRows, cells
+from attnscope.capture.observers import Rows, Sample, SharedRows
 from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
@@ -18,6 +18,8 @@ from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
+
+WHOLE = Selection()
 
 
 class Counting(HeldRows):
@@ -87,7 +89,7 @@ def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, 
 def test_a_cell_is_the_mean_or_maximum_of_its_open_pairs(how, count, block, monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", block)
     attention, weights, mask = random_attention()
-    (made,) = seen_by(Coarsen(cells(count), how), attention)
+    (made,) = seen_by(WHOLE.coarsen(count, even=True, how=how), attention)
     assert made.values.shape == (2, 3, count, count)
     weights = weights.masked_fill(~mask, torch.nan)
     for r, rows in enumerate(starmap(slice, pairwise(edges(11, count)))):
@@ -121,7 +123,7 @@ def test_weights_that_are_no_numbers_count_as_nothing_and_are_counted():
 def test_an_even_row_that_sees_nothing_is_masked_and_zero():
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     mask[..., 2:, :] = False
-    (made,) = seen_by(Coarsen(cells(2)), held(torch.full((1, 1, 4, 4), 0.25), mask))
+    (made,) = seen_by(WHOLE.coarsen(2, even=True), held(torch.full((1, 1, 4, 4), 0.25), mask))
     assert made.open.tolist() == [[[[True, True], [False, False]]]]
     assert made.values[0, 0, 1].tolist() == [0.0, 0.0]
 
@@ -130,7 +132,7 @@ NOTHING = {
     "coarse": lambda: Coarsen(lambda _: None),
     "sampled": lambda: Sample(lambda _: None),
     "shared": lambda: SharedRows([Sample(lambda _: None), Coarsen(lambda _: None)]),
-    "shared of no head": lambda: SharedRows([Coarsen(cells(24))], lambda site, count: None),
+    "shared of no head": lambda: SharedRows([WHOLE.coarsen(24, even=True)], lambda site, count: None),
 }
 
 
@@ -163,17 +165,17 @@ def test_rows_are_averaged_and_keys_added_up():
 def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", 3 * 24 * 5)
     seen = attention()
-    coarsen, sample = Coarsen(cells(7)), Sample(lambda _: Rows([[1], [22]]))
+    coarsen, sample = WHOLE.coarsen(7, even=True), Sample(lambda _: Rows([[1], [22]]))
     SharedRows([coarsen, sample]).observe(seen)
     assert seen.read.read == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 24)]
-    (alone,) = seen_by(Coarsen(cells(7)), attention())
+    (alone,) = seen_by(WHOLE.coarsen(7, even=True), attention())
     assert torch.allclose(coarsen.maps[0].values, alone.values, atol=1e-7)
     assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 22]])
 
 
 def test_heads_that_are_not_meant_are_not_computed():
     seen = attention()
-    coarsen = Coarsen(cells(24))
+    coarsen = WHOLE.coarsen(24, even=True)
     SharedRows([coarsen], lambda site, count: [2, 0]).observe(seen)
     assert torch.equal(coarsen.maps[0].values, seen.read.weights[:, [2, 0]])
 

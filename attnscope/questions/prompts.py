@@ -21,7 +21,8 @@ from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.cause import Intervention, average_effects
+from attnscope.questions.cause import Intervention, average_effects, cut
+from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.intervention import naming
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
@@ -138,19 +139,22 @@ def _describe(template: str, count: int) -> str:
     return f"{count:,} prompts of “{template}”"
 
 
-def mean_effects(
+def mean_cut(
     model: Model,
     prompts: Sequence[Prompt],
     read: Callable[[str], ModelInput],
     template: str,
-    ask: Callable[[ModelInput, Prompt], Intervention],
+    questions: Sequence[Question],
+    **more: Any,
 ) -> Intervention:
-    """The mean effects over prompts; an error names its prompt."""
-    found = []
+    """The mean effects of edges cut over prompts, which fill the edges, too; an error names its prompt."""
+    found, named = list[Intervention](), ", ".join(map(str, questions))
     for number, prompt in enumerate(prompts, 1):
         tell("prompt", number, len(prompts))
         with naming(f"prompt {number:,}" if len(prompts) > 1 else ""):
-            found.append(ask(read(prompt.text), prompt))
+            edges = [edge for each in questions for edge in parse_questions(prompt.fill(str(each)))]
+            more |= {"target": prompt.target, "against": prompt.against, "named": named}
+            found.append(cut(model, read(prompt.text), edges, **more))
     title = f"{model.title} · {_describe(template, len(found))}"
     return average_effects(found, "the prediction of each prompt", title)
 

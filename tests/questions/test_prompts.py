@@ -9,7 +9,7 @@ from attnscope.questions.cause import average_effects, cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
 from attnscope.questions.logits import direct_effects, logit_lens
-from attnscope.questions.prompts import Prompt, mean_effects, mean_head, mean_lens, mean_writes, read_prompts
+from attnscope.questions.prompts import Prompt, mean_cut, mean_head, mean_lens, mean_writes, read_prompts
 from attnscope.questions.selection import Selection
 
 TEMPLATE = "The {A} saw the {B} and the {A} saw the"
@@ -90,16 +90,14 @@ def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map():
 def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are():
     model = load("own-causal", predicting=True)
     prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
-
-    def ask(prepared, prompt):
-        edges = parse_questions(prompt.fill("{B} -> {A}"))
-        return cut(model, prepared, edges, target=prompt.target, against=prompt.against)
-
-    alone = [ask(model.prepare(each.text), each) for each in prompts]
+    asked = [(model, model.prepare(each.text), parse_questions(each.fill("{B} -> {A}"))) for each in prompts]
+    words = [{"target": each.target, "against": each.against} for each in prompts]
+    alone = [cut(*each, **mine) for each, mine in zip(asked, words, strict=True)]
     assert len({each.changed for each in alone}) == 3
-    found = mean_effects(model, prompts, model.prepare, "The {A}", ask)
+    asked = model.prepare, "The {A}", parse_questions("{B} -> {A}")
+    found = mean_cut(model, prompts, *asked)
     assert found.heads == average_effects(alone, "", "").heads
     assert found.score == pytest.approx(np.mean([each.score for each in alone]))
     wrong = [prompts[0], prompts[1]._replace(target="qqqqq")]
     with pytest.raises(SelectionError, match=r"^prompt 2: no token 'qqqqq'"):
-        mean_effects(model, wrong, model.prepare, "The {A}", ask)
+        mean_cut(model, wrong, *asked)

@@ -56,10 +56,8 @@ def cut(
     attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
     attnscope cut "{B} -> {A}" "When {A} and {B} met, {B} gave" --prompts names.tsv --target "{A}"
     """
-    from attnscope.models import ModelInput
-    from attnscope.questions.cause import Intervention, cut, of_intervention
-    from attnscope.questions.find import parse_questions
-    from attnscope.questions.prompts import Prompt, mean_effects
+    from attnscope.questions.cause import of_intervention
+    from attnscope.questions.prompts import mean_cut
 
     questions, source = split_asked(edges.asked, source, "an edge")
     mean = edges.how == "mean"
@@ -70,14 +68,9 @@ def cut(
     prompts = list_prompts(given, many, cause.target, cause.against)
     loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
     among = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
-
-    def ask(prepared: ModelInput, prompt: Prompt) -> Intervention:
-        filled = [each for asked in questions for each in parse_questions(prompt.fill(str(asked)))]
-        return cut(
-            loaded, prepared, filled, options.select(attention), heads=heads, how=edges.how, texts=among,
-            target=prompt.target, against=prompt.against, named=named,
-        )  # fmt: skip
-
     with waiting(f"{loaded.name} predicts without {named}"):
-        result = mean_effects(loaded, prompts, given.reader(loaded), given.text, ask)
+        result = mean_cut(
+            loaded, prompts, given.reader(loaded), given.text, questions,
+            selection=options.select(attention), heads=heads, how=edges.how, texts=among,
+        )  # fmt: skip
     deliver("cut", of_intervention(result), output, picture)

@@ -30,7 +30,7 @@ from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import ScoreOutcome
 from attnscope.questions.composition import Feed, find_feeds
-from attnscope.questions.intervention import SAME, PlainPass
+from attnscope.questions.intervention import SAME, PlainPass, naming
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
@@ -292,9 +292,10 @@ class FoundCircuit(ScoreOutcome):
 def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> FoundCircuit:
     """The smallest circuit that restores ``keep`` of the difference between texts."""
     contrasts = list[TwoTexts]()
-    for number, pair in enumerate(pairs):
-        tell("pair", number + 1, len(pairs))
-        contrasts.append(TwoTexts.read(model, pair))
+    for number, pair in enumerate(pairs, 1):
+        tell("pair", number, len(pairs))
+        with naming("pair", number, len(pairs)):
+            contrasts.append(TwoTexts.read(model, pair))
     first = contrasts[0]
     if any(each.heads != first.heads for each in contrasts):
         raise InputError(OTHER_CALLS)

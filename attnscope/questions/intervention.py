@@ -422,9 +422,9 @@ def scoring(model: Model, prepared: ModelInput, target: str | None, against: str
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Name the text in errors of the block."""
+def naming(what: str, number: int, count: int) -> Iterator[None]:
+    """Name one of several texts in errors of the block."""
     try:
         yield
     except (InputError, SelectionError) as error:
-        raise type(error)(f"{where}: {error}" if where else str(error)) from None
+        raise type(error)(f"{what} {number:,}: {error}" if count > 1 else str(error)) from None

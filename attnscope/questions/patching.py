@@ -72,28 +72,26 @@ class TextPair:
     corrupt: ModelInput
     target: str | None = None
     against: str | None = None
-    where: str = ""  # among several pairs: the beginning of error messages
 
     @contextmanager
     def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
         """The prediction in the pass to change, and in that whose parts go there (``noise``: corrupt)."""
         one, other = self.clean.tokens, self.corrupt.tokens
-        with naming(self.where):
-            if len(one) != len(other):
-                words = zip(word_groups(one), word_groups(other), strict=False)
-                why = (
-                    f": {mine.label!r} has {len(here):,} piece{'s' * (len(here) > 1)} and {theirs.label!r} "
-                    f"{len(there):,} piece{'s' * (len(there) > 1)}"
-                    for (mine, here), (theirs, there) in words
-                    if len(here) != len(there)
-                )
-                raise InputError(
-                    f"the texts differ in their number of tokens, {len(one):,} and {len(other):,}"
-                    f"{next(why, '')}; a patch needs the same number"
-                )
-            with scoring(model, self.clean, self.target, self.against) as clean:
-                corrupt = replace(clean, prepared=self.corrupt)
-                yield (clean, corrupt) if noise else (corrupt, clean)
+        if len(one) != len(other):
+            words = zip(word_groups(one), word_groups(other), strict=False)
+            why = (
+                f": {mine.label!r} has {len(here):,} piece{'s' * (len(here) > 1)} and {theirs.label!r} "
+                f"{len(there):,} piece{'s' * (len(there) > 1)}"
+                for (mine, here), (theirs, there) in words
+                if len(here) != len(there)
+            )
+            raise InputError(
+                f"the texts differ in their number of tokens, {len(one):,} and {len(other):,}"
+                f"{next(why, '')}; a patch needs the same number"
+            )
+        with scoring(model, self.clean, self.target, self.against) as clean:
+            corrupt = replace(clean, prepared=self.corrupt)
+            yield (clean, corrupt) if noise else (corrupt, clean)
 
 
 def read_pairs(
@@ -111,8 +109,7 @@ def read_pairs(
                 "other word, if this pair has its own"
             )
         own, other = (*parts[2:], "", "")[:2]
-        where = f"pair {len(pairs) + 1:,}"
-        pairs.append(TextPair(read(parts[0]), read(parts[1]), own or target, other or against, where))
+        pairs.append(TextPair(read(parts[0]), read(parts[1]), own or target, other or against))
     if not pairs:
         raise InputError("there is no pair of texts in the file")
     return pairs
@@ -219,8 +216,8 @@ def patch(
     """
     named = PARTS[what][0] if to is None else f"the way to {to}"
     changed, found = f"patch {named} of {_way(noise)}", list[Intervention]()
-    for pair in pairs:
-        with pair.scoring(model, noise) as (base, donor):
+    for number, pair in enumerate(pairs, 1):
+        with naming("pair", number, len(pairs)), pair.scoring(model, noise) as (base, donor):
             passes = TwoPasses.of(base, donor, what, keep_calls=to is not None and to.head is not None)
             scored, first, title = passes.scored, passes.here, _title(base, donor)
             calls = calls_of(first.record, selection or Selection(), heads)

@@ -151,7 +151,7 @@ def mean_cut(
     found, named = list[Intervention](), ", ".join(map(str, questions))
     for number, prompt in enumerate(prompts, 1):
         tell("prompt", number, len(prompts))
-        with naming(f"prompt {number:,}" if len(prompts) > 1 else ""):
+        with naming("prompt", number, len(prompts)):
             edges = [edge for each in questions for edge in parse_questions(prompt.fill(str(each)))]
             more |= {"target": prompt.target, "against": prompt.against, "named": named}
             found.append(cut(model, read(prompt.text), edges, **more))

@@ -91,18 +91,12 @@ def patch(
     else:
         given = read_source(source, model)
         prompts = list_prompts(given, template, cause.target, cause.against)
-        loaded, single = given.load(predicting=True), template.prompts is None
+        loaded = given.load(predicting=True)
         another = replace(source, text=asked.with_text, file=None, line=None, keep=None)
         read, read_other = given.reader(loaded), read_source(another, model).reader(loaded)
         pairs = [
-            TextPair(
-                read(prompt.text),
-                read_other(prompt.fill(asked.with_text or "")),
-                prompt.target,
-                prompt.against,
-                "" if single else f"prompt {number:,}",
-            )
-            for number, prompt in enumerate(prompts, 1)
+            TextPair(read(each.text), read_other(each.fill(asked.with_text or "")), each.target, each.against)
+            for each in prompts
         ]
     with waiting(f"{loaded.name} predicts with the heads of another text"):
         if token:

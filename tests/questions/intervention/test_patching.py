@@ -259,7 +259,7 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda pair, model: patch(model, [pair]), lambda pair, model: find_circuit(model, [pair])]
+    "ask", [lambda pairs, model: patch(model, pairs), lambda pairs, model: find_circuit(model, pairs)]
 )
 @pytest.mark.parametrize(
     ("other", "target", "sentence"),
@@ -270,6 +270,7 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
 )
 def test_a_word_of_several_pieces_is_named(ask, other, target, sentence):
     model = load("own-causal", predicting=True)
-    pair = TextPair(model.prepare("The cat sat on the"), model.prepare(other), target, where="pair 3")
-    with pytest.raises((InputError, SelectionError), match=f"^pair 3: .*{sentence}"):
-        ask(pair, model)
+    pair = TextPair(model.prepare("The cat sat on the"), model.prepare(other), target)
+    fine = TextPair(pair.clean, model.prepare("The dog sat on the"))
+    with pytest.raises((InputError, SelectionError), match=f"^pair 2: .*{sentence}"):
+        ask([fine, pair], model)

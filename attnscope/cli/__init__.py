@@ -211,13 +211,6 @@ def _explain(error: Exception) -> str:
     )
 
 
-def _asks_json(typed: list[str]) -> bool:
-    """Whether ``--json`` was typed as an option, not as a text or an option's value."""
-    found = commands.get_command(click.Context(commands), typed[0]) if typed else None
-    options, _ = split_words(typed, found.valued if found else ())
-    return ["--json"] in options
-
-
 def _fail(sentence: str) -> NoReturn:
     """One readable line on stderr, under torchrun with the process's number, and with ``--json`` as JSON."""
     number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
@@ -225,7 +218,10 @@ def _fail(sentence: str) -> NoReturn:
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     told = f"attnscope{which}: {shown}"
-    if _asks_json(sys.argv[1:]):
+    typed = sys.argv[1:]
+    found = commands.get_command(click.Context(commands), typed[0]) if typed else None
+    options, _ = split_words(typed, found.valued if found else ())
+    if ["--json"] in options:  # typed as an option, not as a text or an option's value
         suggestion = shown.rpartition(": ")[2] if ": " in shown else None
         told = json.dumps({"error": shown, "suggestion": suggestion, "exit_code": 2}, ensure_ascii=False)
     encoding = sys.stderr.encoding or "ascii"

@@ -10,6 +10,7 @@ import pytest
 from attnscope.cli.commands import NAMES, find_command
 from attnscope.cli.commands.skill import SKILL
 from attnscope.questions.answer import VERSION, printed_records, schema_of
+from tests.cli.test_show import HALF_SEEN
 
 WORDS = {"TEXT": "The cat saw it.", "OTHER": "The dog saw it."}
 ASKED = {
@@ -92,20 +93,8 @@ def test_every_command_with_json_has_a_schema():
 
 
 def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
-    (tmp_path / "mixing.py").write_text(
-        "import torch\n"
-        "class Mixing(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.embed = torch.nn.Embedding(9000, 16)\n"
-        "        self.attend = torch.nn.MultiheadAttention(16, 2, batch_first=True)\n"
-        "        self.convolve = torch.nn.Conv1d(16, 16, 3, padding=1)\n"
-        "    def forward(self, ids):\n"
-        "        states = self.embed(ids)\n"
-        "        states = states + self.attend(states, states, states)[0]\n"
-        "        return states + self.convolve(states.mT).mT\n"
-    )
-    assert validate("info", run, "-m", f"{tmp_path}/mixing.py:Mixing", "--audit")["mixers"]
+    (tmp_path / "mixing.py").write_text(HALF_SEEN.format("Block"))
+    assert validate("info", run, "-m", f"{tmp_path}/mixing.py:Model", "--audit")["mixers"]
 
 
 def test_a_schema_is_indented_in_a_terminal(run, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime
 from functools import partial
 from itertools import count, islice
@@ -248,19 +248,14 @@ class SourceInput:
         if isinstance(model, TracedModel):
             return model.prepared
         asked = self.asked
-        same = ("audio", "chat", "system", "generate", "temperature", "seed", "max_tokens", "truncate")
-        prepared = InputRequest(
-            text=self.text or None,
-            second=self.second,
-            pictures=asked.pictures,
-            video=asked.video is not None,
-            begin=asked.from_second,
-            end=asked.to_second,
-            tensors=asked.inputs,
-            labels=asked.labels,
-            repeat_random=asked.repeat_random,
-            **{name: getattr(asked, name) for name in same},
-        ).prepare(model, waiting)
+        own: dict[str, Any] = {
+            "text": self.text or None,
+            "second": self.second,
+            "video": asked.video is not None,
+        }
+        same = {each.name for each in fields(InputRequest)} - own.keys()
+        request = InputRequest(**own, **{name: getattr(asked, name) for name in same})
+        prepared = request.prepare(model, waiting)
         if asked.keep is None:
             return prepared
         from attnscope.models.keeping import keep_trace

@@ -108,8 +108,8 @@ Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 class InputRequest:
     """A text, or another input, and how much to generate.
 
-    ``tensors`` are by argument name, or a file of them, ``labels`` a file that names positions; ``begin``
-    and ``end`` are seconds of the sound; ``repeat_random`` tokens are read twice instead of a text.
+    ``inputs`` are tensors by argument name, or a file of them, ``labels`` a file that names positions;
+    the seconds are those of the sound; ``repeat_random`` tokens are read twice instead of a text.
     """
 
     text: str | None = None
@@ -117,9 +117,9 @@ class InputRequest:
     pictures: Sequence[Path] = ()
     video: bool = False
     audio: Path | None = None
-    begin: float = 0.0
-    end: float | None = None
-    tensors: Mapping[str, Tensor] | Path | None = None
+    from_second: float = 0.0
+    to_second: float | None = None
+    inputs: Mapping[str, Tensor] | Path | None = None
     labels: Path | None = None
     repeat_random: int | None = None
     chat: bool = False
@@ -143,7 +143,7 @@ class InputRequest:
             kept = [Message(each["role"], each["content"]) for each in said[: len(said) - answered]]
             kept += [Message(DOCUMENT, text) for text in texts if text]
             prepared = replace(prepared, messages=tuple(kept))
-        if self.pictures or self.audio is not None or self.tensors is not None or self.chat:
+        if self.pictures or self.audio is not None or self.inputs is not None or self.chat:
             return replace(prepared, text=None)
         return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")
 
@@ -156,11 +156,12 @@ class InputRequest:
         if self.pictures:
             return model.prepare_image(self.pictures, self.text, chat, video=self.video)
         if self.audio is not None:
-            return model.prepare_audio(self.audio, self.text, SoundPart(self.begin, self.end, self.truncate))
-        if self.tensors is not None:
+            part = SoundPart(self.from_second, self.to_second, self.truncate)
+            return model.prepare_audio(self.audio, self.text, part)
+        if self.inputs is not None:
             from attnscope.storage.tensors import read_tensors
 
-            tensors = self.tensors
+            tensors = self.inputs
             read = model.prepare_tensors(read_tensors(tensors) if isinstance(tensors, Path) else tensors)
             return read if self.labels is None else label_input(read, read_labels(self.labels))
         if self.repeat_random is not None:

@@ -25,7 +25,7 @@ from tests.models.folders import gpt2, minilm
 
 
 def prepare(model, file):
-    return InputRequest(tensors=file).prepare(model)
+    return InputRequest(inputs=file).prepare(model)
 
 
 SOURCE = """

@@ -1,7 +1,5 @@
 """Coarser maps against plain loops over their definition, and what places are called."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -11,8 +11,6 @@ that attnscope makes, with the texts read before. They take turns, so that a bus
 ratios are medians over the rounds.
 """
 
-from __future__ import annotations
-
 import statistics
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ rounds. Peak memory is that of a fresh process a way. ``window`` is nothing but 
 cache, for ``cachecost``.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Sequence

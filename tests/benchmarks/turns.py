@@ -1,7 +1,5 @@
 """What benchmarks share: ways that take turns, whole processes, and the memory of one way."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

@@ -3,8 +3,6 @@
 ``python -m tests.tools.audits --table tests/tools/audits.md``
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from pathlib import Path

@@ -7,8 +7,6 @@ models, the trained MiniLM where it is installed, a decoder of 12 × 12 heads an
 short and long texts, Japanese, Arabic and emoji.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import tempfile

@@ -7,8 +7,6 @@ quick tests of the package run until the first failure; a fault that none of the
 place. It takes a minute a fault, more where none fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

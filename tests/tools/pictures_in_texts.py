@@ -7,8 +7,6 @@ are the weights from those of the eager model; do two pictures have tokens of th
 video. ``--table tests/tools/pictures_in_texts.md`` writes the table.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import tempfile

@@ -10,8 +10,6 @@ of Nemotron's, eager gives NaN in closed rows, and sdpa, whose output what is se
 What is refused is quoted.
 """
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """One survey for all: each thing in a child of its own, with a limit of time and memory; a table of all."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

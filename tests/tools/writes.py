@@ -4,8 +4,6 @@
 ``AutoModelForCausalLM`` knows, its biases and norms moved away from 0 and 1.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import product
 from typing import Any

@@ -8,8 +8,6 @@ of memory. It has to end in an answer or in one sentence, reach nothing outside 
 files; a table says how many did, and whatever was wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 - tables of many short values are read best in few lines
 
-from __future__ import annotations
-
 import json
 import struct
 from random import Random

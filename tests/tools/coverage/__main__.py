@@ -3,8 +3,6 @@
 It builds some 800 model types, each in a process of its own, and writes ``tests/tools/coverage.md``.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from tests.tools.coverage.compare import Result, attempt

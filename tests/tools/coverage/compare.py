@@ -3,8 +3,6 @@
 The oracles are the model's own attentions, and torch's own kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

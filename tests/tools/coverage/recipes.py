@@ -1,7 +1,5 @@
 """How types are built and fed for which one factor, and the names of what their forward takes, do not do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +22,7 @@ from tests.tools.coverage.shrink import (
 )
 from tests.tools.survey import told
 
-Feed: TypeAlias = "Callable[[Any], dict[str, Any]]"
+Feed: TypeAlias = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)

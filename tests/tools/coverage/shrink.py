@@ -6,8 +6,6 @@ tokens moved to their ends. Image sizes and window sizes stay as they are. What 
 that a forward takes and from the config.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Check every model in a process of its own, with a limit of time and memory, and write the table."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.models.torchvision_parts import can_import_torchvision

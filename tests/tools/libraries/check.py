@@ -1,7 +1,5 @@
 """One model of a library: every kind of map that was captured against the oracle, the others by name."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small random models of other libraries, each with what it is given: two texts, pictures or sounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The models and files that the recorded commands read, the same bytes wherever they are made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Collection

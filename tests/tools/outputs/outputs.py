@@ -19,8 +19,6 @@ the folder of the line above it, and reads what that one wrote; every other one 
 A line that begins with ``python`` runs that file.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import difflib

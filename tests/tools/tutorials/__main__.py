@@ -4,8 +4,6 @@
 stands as ``{induction}`` and not by its number: the figures that attnscope prints say which head it is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -48,7 +48,6 @@ def seconds(arguments: list[str], threads: int, cache: Path) -> float:
 
 
 def main() -> None:
-    """Time both in turns, and print a line for each model, length and number of threads."""
     numbers = {"tokens": [2048, 8192], "threads": [1, 2], "layers": 12, "rounds": 3}
     parser = options(__doc__, **numbers)
     parser.add_argument("book", type=Path)

@@ -160,7 +160,6 @@ def largest_difference(measured, looped) -> float:
 
 
 def measure(model, texts: list[str]):
-    """All of attnscope's default measures."""
     from attnscope.questions.corpus import corpus_stats
     from attnscope.storage.corpus import ListedTexts
 
@@ -184,7 +183,6 @@ def batched(model, texts: list[str]) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Print the table, and save it if asked."""
     import torch
 
     from attnscope.models import load

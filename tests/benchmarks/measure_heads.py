@@ -95,7 +95,6 @@ def ways(shape: str, tokens: int, layers: int, wanted: Sequence[str]) -> dict[st
 
 
 def main() -> None:
-    """Print the table, and save it if asked."""
     import torch
 
     parser = options(__doc__, tokens=[512, 2048, 4096], threads=[1], layers=2, rounds=5)

@@ -127,7 +127,6 @@ def swin(rounds: int) -> float:
 
 
 def main() -> None:
-    """Print a line for each ratio as it is found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="what starts a process alone")
     parser.add_argument("--record", action="store_true", help="write the ratios down")

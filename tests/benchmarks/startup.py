@@ -65,7 +65,6 @@ def first_looks(folder: str) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Time everything in turns and print a table of ratios to the first line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, help="7, or 3 with --first")
     parser.add_argument("--first", action="store_true", help="time first looks")

@@ -44,7 +44,7 @@ def process(
 
 
 def take_turns(ways: Mapping[str, Callable[[], Taken]], rounds: int, warm: int = 1) -> dict[str, list[Taken]]:
-    """What each way says of itself, round by round, to slow all by a busy neighbour; ``warm`` ones aside."""
+    """What each way gives in each round but ``warm`` ones; in turns, so that a busy neighbour slows all."""
     times: dict[str, list[Taken]] = {name: [] for name in ways}
     for _ in range(warm + rounds):
         for name, way in ways.items():
@@ -68,7 +68,6 @@ def options(about: str | None, **defaults: object) -> argparse.ArgumentParser:
 
 
 def medians(columns: Iterable[Sequence[float]]) -> list[float]:
-    """The median of each column of some rows."""
     return [statistics.median(column) for column in zip(*columns, strict=True)]
 
 

@@ -73,8 +73,7 @@ def missing(path):
         Recorder.take = take
 
 
-FEW = IDS[:, :6]
-"""Tokens for models of many functions: each token is a pass."""
+FEW = IDS[:, :6]  # tokens for models of many functions: each token is a pass
 
 
 def of_family(name):

@@ -16,8 +16,7 @@ from attnscope.registry import docstring
 
 README = Path(attnscope.cli.__file__).parent / "README.md"
 MANUAL = README.with_name("attnscope.1")
-SHARED = 3
-"""Options of at least this many commands get a table of their own."""
+SHARED = 3  # options of at least this many commands get a table of their own
 
 SUMMARY = "see what the attention heads of a transformer do"
 ENDS = """0 done, and all claims of `check` hold; 1 a claim fails; 2 everything that could not be done, with
@@ -77,7 +76,6 @@ def shared_rows() -> dict[Row, list[str]]:
 
 
 def page() -> str:
-    """The whole page."""
     shared = shared_rows()
     lines = [INTRODUCTION, "## Commands\n", f"Options of {SHARED} or more commands are listed at the end.\n"]
     for name in NAMES:

@@ -98,7 +98,6 @@ def sharpen(file: Path, by: float) -> None:
 
 
 def heads() -> Iterator[Plate]:
-    """One head, one token, and what a model wrote."""
     yield Plate("head", ("show", CAT, "--head", "L2H1"), ((80, "true"), (80, "none")), (7.0,))
     yield Plate("token", ("show", CAT, "--token", "cat"), (WIDE,), (3.3,))
     score = ("show", CAT, "--head", "L2H0", "--pair", "it -> cat", "--neurons")
@@ -110,7 +109,6 @@ def heads() -> Iterator[Plate]:
 
 
 def figures() -> Iterator[Plate]:
-    """Measures, comparisons, claims and questions."""
     yield Plate("stats", ("stats", CAT), ((80, "true"), WIDE))
     yield Plate("map", ("stats", CAT, "--map", "entropy"), (), (7.0,))
     yield Plate("compare", ("compare", CAT), ((80, "true"),), (7.0,))
@@ -236,7 +234,6 @@ def photograph(folder: Path) -> None:
 
 
 def main() -> None:
-    """Draw everything, and say how much there is to be looked at."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="plates whose names begin so")

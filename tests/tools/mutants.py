@@ -37,7 +37,6 @@ class Mutator(ast.NodeTransformer):
         self.chosen, self.seen, self.line = chosen, 0, 0
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """The node, changed if it is the one."""
         if isinstance(node, ast.arguments):
             return node
         if isinstance(node, ast.AnnAssign):
@@ -74,7 +73,6 @@ def places(package: Path) -> Iterator[tuple[Path, int]]:
 
 
 def main() -> None:
-    """Plant, test, and print what was not found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--each", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

@@ -146,7 +146,6 @@ def pictures(model: Model, paths: Any, number: int, *, video: bool = False) -> s
 
 
 def check(kind: str) -> list[str]:
-    """One row of the table."""
     if kind in LEFT:
         return [kind, "not made", LEFT[kind], *[""] * 4]
     name = kind.replace("-", "_")
@@ -189,7 +188,6 @@ def say(work: Callable[[], str]) -> str:
 
 
 def write(rows: list[Row]) -> str:
-    """The table, and how many there are of each verdict."""
     listed = sorted(row.get("row") or [row["name"], "**open**", row["note"], *[""] * 4] for row in rows)
     verdicts = Counter(row[1] for row in listed)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
@@ -199,7 +197,6 @@ def write(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """The types that are named, or all."""
     can_import_torchvision()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
 

@@ -74,7 +74,6 @@ def output(command: str, folder: Path = ROOT) -> str:
 
 
 def block(command: str, folder: Path = ROOT) -> str:
-    """A command with its output."""
     return f"```console\n$ {command}\n{output(command, folder)}```"
 
 

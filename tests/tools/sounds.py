@@ -127,7 +127,6 @@ def join(name: str, extractor: Any, words: Any) -> Any:
 
 
 def find_bands(values: dict[str, Any]) -> int | None:
-    """How many bands the config of an encoder reads."""
     here = (values.get(key) for key in ("num_mel_bins", "input_feat_per_channel"))
     inside = (find_bands(value) for value in values.values() if isinstance(value, dict))
     return next((one for one in (*here, *inside) if isinstance(one, int)), None)
@@ -175,7 +174,6 @@ def measure_eager(model: Model, folder: Path, prepared: ModelInput) -> str:
 
 
 def check(name: str) -> list[str]:
-    """One row of the table, of two seconds of noise."""
     with tempfile.TemporaryDirectory() as place:
         folder, sound, kind = Path(place) / "model", speech.noise(Path(place) / "noise.wav"), "?"
 
@@ -215,7 +213,6 @@ def sort(row: list[str]) -> str:
 
 
 def write(rows: list[Row]) -> str:
-    """The table, and how many there are of each kind."""
     listed = [each.get("row") or [each["name"], "?", "", "", "", each["note"]] for each in rows]
     lines = ["# Sounds\n\nMade by `python -m tests.tools.sounds`; its docstring says what is asked."]
     others = ("torchaudio", "torchvision", "timm")  # which some of the types ask for

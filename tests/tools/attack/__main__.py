@@ -34,8 +34,7 @@ MEMORY = 2 * 10**9
 
 SHARED = 1 << 30
 
-SECONDS = 60
-"""Of processor time, since other programs may keep the machine busy; five times as many in all."""
+SECONDS = 60  # of processor time, since other programs may keep the machine busy; five times as many in all
 
 REACHES = re.compile(r"socket\.(connect|getaddrinfo)|subprocess\.Popen|os\.(system|exec|posix_spawn|fork)")
 """What no case may do."""

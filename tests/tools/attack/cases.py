@@ -60,7 +60,6 @@ def make_bases(place: Path) -> None:
 
 
 def _on_text(chance: Random, text: str, *more: str) -> list[str]:
-    """A command on a text."""
     data = (".svg", ".png", ".pdf", ".html", ".npz", ".json", ".csv", ".safetensors")
     out, picture = (["-o", f"out{chance.choice(kinds)}"] for kinds in (data, data[:2]))
     commands = (
@@ -219,7 +218,6 @@ def _lying_safetensors(content: bytes, chance: Random) -> bytes:
 
 
 def _from_file(chance: Random, file: str) -> list[str]:
-    """A command that reads a file with ``--from``."""
     picture = ["-o", f"out{chance.choice(('.svg', '.png', '.html', '.json', '.csv', '.npz'))}"]
     commands = (
         ["show"], ["show", *picture], ["show", "--head", "L0H1"], ["show", "--token", "0"], ["show", "--json"], ["stats"],

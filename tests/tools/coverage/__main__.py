@@ -156,7 +156,6 @@ def silent(result: Result) -> str:
 
 
 def cells(result: Result) -> list[object]:
-    """One line of the table."""
     numbers = [result.speaking, result.matched, result.laid, result.maps, result.unit, result.twin]
     same = "yes" if result.identical else "**no**"
     return [f"`{result.name}`", result.model, same, *numbers, ", ".join(result.kernels)]

@@ -127,7 +127,6 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
 
 
 def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list[Tensor]) -> set[int]:
-    """The maps that equal what torch's kernels did."""
     ours = [number for number, source in enumerate(sources) if source == "recomputed"]
     if len(units) != len(ours):
         return set()
@@ -273,7 +272,6 @@ def difference(kept: Kept, own: Tensor) -> float:
 
 
 def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
-    """A recorded pass, with every head of every map."""
     keep = Keep()
     torch.manual_seed(3)
     with torch.inference_mode(), recording(model, [keep]) as record:
@@ -339,7 +337,6 @@ class Units(TorchFunctionMode):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two outputs are the same numbers, bit by bit."""
     pairs = list(zip(attentions(one, True), attentions(other, True), strict=True))
     return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 

@@ -72,7 +72,6 @@ def inside(part: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def both(model: Any) -> dict[str, Any]:
-    """A text and an image, for each of two."""
     return words()(model) | image(model, [], 2)
 
 
@@ -94,7 +93,6 @@ def packed(model: Any) -> dict[str, Any]:
 
 
 def prompted(model: Any) -> dict[str, Any]:
-    """An image with an example and its answer."""
     high, wide = model.config.image_size
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
     return dict.fromkeys(names, noise(2, 3, high // 2, wide))
@@ -108,7 +106,6 @@ def marked(model: Any) -> dict[str, Any]:
 
 
 def acting(model: Any) -> dict[str, Any]:
-    """Actions, a text and an image in it."""
     places = torch.full((2, 4), model.config.vlm_config.image_token_id)
     return given(
         action_embeds=(2, 5, "dit_config.hidden_size"),

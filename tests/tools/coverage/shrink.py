@@ -192,7 +192,6 @@ LENGTH = 12
 
 
 def noise(*shape: int) -> torch.Tensor:
-    """Random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -280,7 +279,6 @@ def patches(model: Any, names: list[str]) -> list[dict[str, Any]]:
 
 
 def texts(model: Any, names: list[str], batch: int) -> dict[str, Any]:
-    """Token ids and what goes with them."""
     high = vocabulary(model.config)
     given: dict[str, Any] = {"input_ids": numbers(high, batch, LENGTH)} if "input_ids" in names else {}
     if "attention_mask" in names and given:

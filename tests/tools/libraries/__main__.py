@@ -57,14 +57,12 @@ def table(rows: list[Row]) -> str:
 
 
 def cells(row: Row) -> list[object]:
-    """One line of the table."""
     counts = [row["maps"].get(verdict, 0) for verdict in VERDICTS]
     same = "yes" if row["identical"] else "**no**"
     return [f"`{row['name']}`", same, row["sites"], *counts, len(row["named"])]
 
 
 def main() -> None:
-    """The models that are named, or all."""
     can_import_torchvision()  # timm's models ask for it
     made = all_models()
 

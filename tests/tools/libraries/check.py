@@ -22,16 +22,11 @@ ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224", "timm nest_tiny"})
 By hand: of Hiera's first block, a change of a patch moves just those rows, put in the block's order. Behind
 its poolings, NesT's maps are open in squares of the picture, as its blocks are.
 """
-GAIN = 1.5
-"""Of the size of what goes into a linear layer, in what comes out of it."""
-TEXTS = 2
-"""Texts, or pictures, that each model is given."""
-EACH = 2
-"""Maps of one shape that are compared: layers are alike."""
-TRIED = 3
-"""Tokens that are changed."""
-SEEN = 1e-3
-"""The weight from which a change must be seen."""
+GAIN = 1.5  # of the size of what goes into a linear layer, in what comes out of it
+TEXTS = 2  # texts, or pictures, that each model is given
+EACH = 2  # maps of one shape that are compared: layers are alike
+TRIED = 3  # tokens that are changed
+SEEN = 1e-3  # the weight from which a change must be seen
 VERDICTS = {
     "exact": "exact",
     "laid": "placed",
@@ -118,7 +113,6 @@ def sharpen(model: nn.Module) -> None:
 
 
 def judge(kept: Kept, site: SiteRecord, units: Units, parts: bool) -> str:
-    """What one map is."""
     if site.differs:
         return f"weights @ values differ from the output by {site.difference:.2g}"
     causal = bool(kept.allowed.any(-1).all()) and not bool(kept.allowed[..., 0, -1].any())

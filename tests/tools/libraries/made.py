@@ -33,8 +33,7 @@ SMALL = ("nano", "atto", "xxs", "xx_small", "tiny", "_s0", "_b0", "mini", "pico"
 # fmt: on
 
 
-LARGEST = 90_000_000
-"""Parameters of a model that is tried."""
+LARGEST = 90_000_000  # parameters of a model that is tried
 
 
 def timm() -> dict[str, Make]:
@@ -277,7 +276,6 @@ def sentence_transformers() -> dict[str, Make]:
 
 
 def speechbrain() -> dict[str, Make]:
-    """Its encoders."""
     transformer = import_module("speechbrain.lobes.models.transformer.Transformer")
     conformer = import_module("speechbrain.lobes.models.transformer.Conformer")
     attention = import_module("speechbrain.nnet.attention")

@@ -157,7 +157,6 @@ COPIED = {"pickled": "gpt2", "coded": "bert", "chat": "llama", "chat-refusing": 
 
 
 def make(scratch: Path, names: Collection[str]) -> None:
-    """The models that are named, and all files."""
     (scratch / "models").mkdir()
     if names:
         make_models(scratch / "models", names)

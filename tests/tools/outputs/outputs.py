@@ -62,16 +62,14 @@ VARYING = [
 ]
 """What differs from run to run in what is printed, and what stands in its place."""
 
-TIMES = ("seconds",)
-"""Keys of JSON objects that hold times."""
+TIMES = ("seconds",)  # keys of JSON objects that hold times
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 MOST, WIDEST = 14, 160
 """Lines of a difference that are shown, and characters of each."""
 
-LONGEST = 300
-"""Seconds that a command may take."""
+LONGEST = 300  # seconds that a command may take
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -400,7 +398,6 @@ def _text(one: str, other: str) -> list[str]:
 
 
 def main() -> None:
-    """Parse, then record or compare."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     verbs = parser.add_subparsers(dest="verb", required=True)

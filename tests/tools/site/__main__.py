@@ -63,7 +63,6 @@ def write_pages(pages: Path) -> None:
 
 
 def documents() -> list[Path]:
-    """The Markdown files of the project."""
     listed = subprocess.run(
         ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

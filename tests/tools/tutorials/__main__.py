@@ -39,7 +39,6 @@ def answer(command: str, folder: Path) -> Any:
 
 
 def strongest(heads: Iterable[Mapping[str, Any]], figure: Callable[[Any], float]) -> str:
-    """The address of the head whose figure is the largest."""
     return "L{layer}H{head}".format(**max(heads, key=figure))
 
 
@@ -71,7 +70,6 @@ def render(name: str, folder: Path) -> tuple[str, Mapping[str, str]]:
 
 
 def main() -> None:
-    """Write both."""
     os.environ["ATTNSCOPE_CACHE"] = "off"
     for name in NAMES:
         with tempfile.TemporaryDirectory() as folder:

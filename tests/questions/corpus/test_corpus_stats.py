@@ -75,67 +75,86 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     assert_same(beside.heads, one_by_one(model, texts))
 
 
-def stopped_after(model, corpus, file, texts):
-    """A run that ends in the middle of a window."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "every", "stop"), [(4, 20.0, 10), (8192, 0.0, 2), (8192, 0.0, 11)])
+def test_a_stopped_run_goes_on_to_the_very_same_bits(model, monkeypatch, tmp_path, window, every, stop):
+    """Sums are saved after a window, and inside of one when the time has come."""
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
+    monkeypatch.setattr("attnscope.questions.corpus.EVERY", every)
+    file, corpus, counted = tmp_path / "sums.json", ListedTexts([*TEXTS, "too long " * 600]), []
 
-    def stop(progress):
-        if progress.texts >= texts:
+    def end(progress):
+        if progress.texts >= stop:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=stop))
+    def saved():
+        return json.loads(file.read_text())["state"]["progress"]
 
-
-def test_a_stopped_run_goes_on_to_the_very_same_bits(model, monkeypatch, tmp_path):
-    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 4)
-    file = tmp_path / "sums.json"
-    whole = corpus_stats(model, ListedTexts(TEXTS))
+    whole = corpus_stats(model, corpus)
     assert_same(whole.heads, one_by_one(model, TEXTS))
-    stopped_after(model, ListedTexts(TEXTS), file, 10)
-    kept = json.loads(file.read_text())["state"]["progress"]
-    assert kept["texts"] == 8
-    passes = []
-    seen = corpus_stats(
-        model, ListedTexts(TEXTS), run=CorpusRun(checkpoint=file, watch=lambda now: passes.append(now.texts))
-    )
-    assert min(passes) > 8
+    with pytest.raises(KeyboardInterrupt):
+        corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=end))
+    kept = saved()
+    if every:
+        assert (kept["texts"], kept["batches"], kept["entries"]) == (8, 0, 8)
+    else:
+        assert 0 < kept["texts"] < len(TEXTS)
+        assert kept["batches"] > 0
+        assert (kept["entries"], kept["skipped"]) == (0, 0)  # counted again with the window
+    run = CorpusRun(checkpoint=file, watch=lambda now: counted.append(now.texts))
     finished = CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
-    for found in (seen, corpus_stats(model, ListedTexts(TEXTS), run=finished)):
-        assert found.heads == whole.heads
-        assert (found.title, found.ran, found.notes) == (whole.title, whole.ran, whole.notes)
+    for found in [corpus_stats(model, corpus, run=each) for each in (run, finished)]:
+        assert (found.heads, found.title, found.ran) == (whole.heads, whole.title, whole.ran)
+        assert found.notes == whole.notes
+    assert min(counted) > kept["texts"]
+    assert saved()["batches"] == 0
+
+
+FOUR = ListedTexts(TEXTS[:4])
+
+
+@pytest.fixture(scope="module")
+def kept(model, tmp_path_factory):
+    """What a run over four texts leaves: its figures, and the bytes of its checkpoint."""
+    file = tmp_path_factory.mktemp("kept") / "sums.json"
+    return corpus_stats(model, FOUR, run=CorpusRun(checkpoint=file)), file.read_bytes()
+
+
+@pytest.fixture
+def sums(kept, tmp_path):
+    """The checkpoint of that run, which a test may change."""
+    file = tmp_path / "sums.json"
+    file.write_bytes(kept[1])
+    return file
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"model": "own-causal"}, "another model:"),
-        ({"texts": TEXTS[1:]}, "another corpus:"),
+        ({"corpus": ListedTexts(TEXTS[1:])}, "another corpus:"),
         ({"names": ("entropy",)}, "another set of measures:"),
         ({"selection": Selection(layers=(1,))}, "another selection of heads:"),
         ({"limit": 5}, "another limit:"),
         ({"exact_kernel": True, "limit": 5}, "another limit and kernel:"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(model, tmp_path, change, sentence):
-    file = tmp_path / "sums.json"
-    corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file))
-    other = load(change.pop("model")) if "model" in change else model
-    texts = change.pop("texts", TEXTS[:4])
-    run = CorpusRun(checkpoint=file, limit=change.pop("limit", None))
+def test_a_checkpoint_of_another_run_is_refused(model, sums, change, sentence):
+    asked = {"model": "own", "corpus": FOUR, "limit": None} | change
+    model, run = load(asked.pop("model")), CorpusRun(checkpoint=sums, limit=asked.pop("limit"))
     with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
-        corpus_stats(other, ListedTexts(texts), run=run, **change)
+        corpus_stats(model, run=run, **asked)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}', None])
-def test_a_damaged_checkpoint_is_refused(model, tmp_path, content):
-    file, run = tmp_path / "sums.json", CorpusRun(checkpoint=tmp_path / "sums.json")
+def test_a_damaged_checkpoint_is_refused(model, sums, content):
     if content is None:  # one number was changed
-        corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
-        content = file.read_bytes().replace(b'"texts": 2', b'"texts": 3')
-    file.write_bytes(content)
+        content = sums.read_bytes().replace(b'"texts": 4', b'"texts": 3')
+    sums.write_bytes(content)
     with pytest.raises(InputError, match="is not a checkpoint of attnscope"):
-        corpus_stats(model, ListedTexts(TEXTS[:2]), run=run)
-    assert file.read_bytes() == content
+        corpus_stats(model, FOUR, run=CorpusRun(checkpoint=sums))
+    assert sums.read_bytes() == content
 
 
 def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(model, tmp_path):
@@ -188,70 +207,6 @@ def test_a_corpus_without_a_readable_text_and_a_layer_that_does_not_exist_are_re
         corpus_stats(model, ListedTexts(texts), Selection(layers=layers))
 
 
-UNREADABLE = "too long " * 600
-
-
-@pytest.fixture(scope="module")
-def kept(model, tmp_path_factory):
-    """What a run over four texts leaves: its figures, and the bytes of its checkpoint."""
-    file = tmp_path_factory.mktemp("kept") / "sums.json"
-    return corpus_stats(model, ListedTexts(TEXTS[:4]), run=CorpusRun(checkpoint=file)), file.read_bytes()
-
-
-@pytest.fixture
-def sums(kept, tmp_path):
-    """The checkpoint of that run, which a test may change."""
-    file = tmp_path / "sums.json"
-    file.write_bytes(kept[1])
-    return file
-
-
-@pytest.fixture(scope="module")
-def whole(model):
-    """All texts as one run of small batches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
-        return corpus_stats(model, ListedTexts([*TEXTS, UNREADABLE]))
-
-
-@pytest.fixture
-def small_batches(monkeypatch):
-    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
-
-
-def state_of(file):
-    return json.loads(file.read_text())["state"]
-
-
-@pytest.mark.parametrize("texts", [2, 7, 11])
-@pytest.mark.slow
-def test_a_run_that_was_kept_by_time_goes_on_inside_of_its_window(
-    model, small_batches, whole, tmp_path, monkeypatch, texts
-):
-    """All texts are one window: only the clock keeps anything before its end."""
-    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
-    file, corpus = tmp_path / "sums.json", ListedTexts([*TEXTS, UNREADABLE])
-    stopped_after(model, corpus, file, texts)
-    kept = state_of(file)["progress"]
-    assert 0 < kept["texts"] < len(TEXTS)
-    assert kept["batches"] > 0
-    assert (kept["entries"], kept["skipped"]) == (0, 0)  # counted again with the window
-    counted = []
-    seen = corpus_stats(
-        model, corpus, run=CorpusRun(checkpoint=file, watch=lambda now: counted.append(now.texts))
-    )
-    assert min(counted) > kept["texts"]
-    assert seen.heads == whole.heads
-    assert (seen.title, seen.ran, seen.notes) == (whole.title, whole.ran, whole.notes)
-    assert state_of(file)["progress"]["batches"] == 0
-
-
-def test_without_time_gone_by_only_a_window_is_kept(model, small_batches, tmp_path):
-    file = tmp_path / "sums.json"
-    stopped_after(model, ListedTexts(TEXTS), file, 10)
-    assert not file.exists()
-
-
 def tampered(file, change):
     """The same file with another state, under a checksum that fits."""
     content = json.loads(file.read_text())
@@ -294,13 +249,13 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
 
     run, content = tampered(sums, change), sums.read_bytes()
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
-        corpus_stats(model, ListedTexts(TEXTS[:4]), run=run)
+        corpus_stats(model, FOUR, run=run)
     assert sums.read_bytes() == content
 
 
 def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, kept, sums):
     run = tampered(sums, lambda state: state["progress"].update(batches=10**9))
-    assert corpus_stats(model, ListedTexts(TEXTS[:4]), run=run).heads == kept[0].heads
+    assert corpus_stats(model, FOUR, run=run).heads == kept[0].heads
 
 
 def test_hostile_text_in_a_checkpoint_steers_nothing(model, sums):
@@ -309,13 +264,12 @@ def test_hostile_text_in_a_checkpoint_steers_nothing(model, sums):
         site(state)["site"].update(name=HOSTILE)
         site(state)["absent"]["entropy"] = HOSTILE
 
-    stats = corpus_stats(model, ListedTexts(TEXTS[:4]), run=tampered(sums, change))
+    stats = corpus_stats(model, FOUR, run=tampered(sums, change))
     said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
     said += [reason for head in stats.heads for reason in head.absent.values()]
     assert not any(map(steering, said))
 
 
-LONG, ONE = "The cat sat on the mat because it was tired.", "T"
 FOLDERS = {name: partial(family, name=name) for name in ("bloom", "mpt", "bert", "llama")} | {
     "gpt2": gpt2,
     "t5": t5,
@@ -324,21 +278,18 @@ FOLDERS = {name: partial(family, name=name) for name in ("bloom", "mpt", "bert",
 }
 
 
-def heads_of(folder, *texts, **options):
-    """Kind, layer and head of every figure over the texts, of a model that was loaded anew."""
-    stats = corpus_stats(load(folder), ListedTexts(list(texts), "texts"), run=CorpusRun(**options))
-    return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
-
-
-@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
 @pytest.mark.slow
-def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, family):
-    folder = FOLDERS[family](tmp_path)
-    expected = heads_of(folder, LONG)
+def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, make):
+    folder = make(tmp_path)
+
+    def heads(*texts, **options):
+        stats = corpus_stats(load(folder), ListedTexts(texts), run=CorpusRun(**options))
+        return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
+
+    expected = heads(TEXTS[0])
     assert len(set(expected)) == len(expected)
-    assert heads_of(folder, ONE, LONG) == expected
-    assert heads_of(folder, LONG, ONE) == expected
-    assert heads_of(folder, LONG, max_tokens=1) == expected
+    assert heads("T", TEXTS[0]) == heads(TEXTS[0], "T") == heads(TEXTS[0], max_tokens=1) == expected
 
 
 def read(path, field="text"):

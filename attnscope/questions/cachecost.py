@@ -6,7 +6,7 @@ the ones that need the whole context (DuoAttention, Xiao et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -155,14 +155,15 @@ def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) 
     return made.prepared, run
 
 
-def _query_heads(seen: Record) -> dict[KeyHead, tuple[int, range]]:
+def _query_heads(seen: Record) -> dict[KeyHead, tuple[int, list[Head]]]:
     """Each key-value head's call, by number, and the query heads that share it."""
-    return {
-        (site.site.layer, number): (call, range(number * share, (number + 1) * share))
-        for call, site in enumerate(seen.sites)
-        for share in [site.heads // site.key_heads]
-        for number in range(site.key_heads)
-    }
+    found = dict[KeyHead, tuple[int, list[Head]]]()
+    for call, site in enumerate(seen.sites):
+        share = site.heads // site.key_heads
+        heads = [Head(site.site.layer, head, site.site.kind) for head in range(site.heads)]
+        for key in range(site.key_heads):
+            found[site.site.layer, key] = call, heads[key * share : (key + 1) * share]
+    return found
 
 
 def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
@@ -181,7 +182,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
         tell("layer", call + 1, len(sites))
         for start in range(0, site.key_heads, copies):
             keys = [(site.site.layer, key) for key in range(start, min(start + copies, site.key_heads))]
-            places = [(copy, head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
+            places = [(copy, head.head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
             wide = None if made is None else made._replace(outputs=made.outputs.expand(copies, -1, -1, -1))
             edit = partial(put_heads, {} if wide is None else {call: (wide, places)})
             with first.edited_from(call, edit, copies=kept):
@@ -223,15 +224,19 @@ def cachecost(
         rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
     total = torch.cat(losses)
     query_heads = _query_heads(seen)
-    masses = _figures(measured, query_heads)
-    missed = {key: fmean(1 - each[window] - each["no_key"] for each in of) for key, of in masses}
+    outside = {
+        each.address: 1 - each.figures[window].value - each.figures["no_key"].value
+        for each in measured.figures()
+    }
+    missed = {key: fmean(outside[head] for head in heads) for key, (_, heads) in query_heads.items()}
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
     for needle in needles:
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
         sought.rows = range(end - NEEDLE // 2, end)
         measuring_pass(model, needle, sought, Selection(), [needle.tokens])
-    retrieval = {key: max(each["retrieval"] for each in of) for key, of in _figures(sought, query_heads)}
+    found = {each.address: each.figures["retrieval"].value for each in sought.figures()}
+    looked = {key: max(found[head] for head in heads) for key, (_, heads) in query_heads.items() if found}
     ranked = sorted(rises, key=lambda head: -rises[head])
     count, mean = len(ranked), fmean(len(text.tokens) for text in long)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
@@ -239,12 +244,8 @@ def cachecost(
     by_mass = sorted(listed, key=lambda head: -missed[head])
 
     def run(asked: Pass, chosen: Sequence[KeyHead]) -> Tensor:
-        calls = {
-            Head(layer, head, "decoder"): [call]
-            for (layer, key), (call, heads) in query_heads.items()
-            for head in heads
-            if (layer, key) not in chosen
-        }
+        limited = [each for key, each in query_heads.items() if key not in chosen]
+        calls = {head: [call] for call, heads in limited for head in heads}
         with torch.no_grad(), model.threads(asked[0]):
             return change_together(model, *asked, change, calls)[0]
 
@@ -274,7 +275,7 @@ def cachecost(
         texts=len(long),
         tokens=len(total),
         heads=tuple(
-            LimitedHead(*head, rises[head] / len(total), missed[head], retrieval.get(head)) for head in ranked
+            LimitedHead(*head, rises[head] / len(total), missed[head], looked.get(head)) for head in ranked
         ),
         pattern=tuple(
             tuple(max(rises[head], 0.0) / top for head in listed if head[0] == layer)
@@ -285,19 +286,6 @@ def cachecost(
         title=model.title,
         notes=(*notes, *model.notes, *seen.notes),
     )
-
-
-def _figures(
-    measured: Measurement, query_heads: Mapping[KeyHead, tuple[int, range]]
-) -> Iterator[tuple[KeyHead, list[dict[str, float]]]]:
-    """The figures of the query heads of each key-value head that has any."""
-    known = {
-        (each.site.layer, each.head): {name: figure.value for name, figure in each.figures.items()}
-        for each in measured.figures()
-    }
-    for (layer, key), (_, heads) in query_heads.items():
-        if all(known.get((layer, head)) for head in heads):
-            yield (layer, key), [known[layer, head] for head in heads]
 
 
 def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:

@@ -43,8 +43,9 @@ def eager():
     return eager_minilm(TEXT)
 
 
-def labelled(eager, prepared, layer, head):
-    return weights(eager[layer, head], prepared.tokens, prepared.tokens)
+@pytest.fixture(scope="module")
+def labelled(eager, prepared):
+    return weights(eager[2, 5], prepared.tokens, prepared.tokens)
 
 
 def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(model, prepared, eager):
@@ -67,9 +68,9 @@ def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(mod
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("words", [False, True])
 def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
-    model, prepared, eager, words, hide
+    model, prepared, labelled, words, hide
 ):
-    expected, share = grouped(labelled(eager, prepared, 2, 5), words=words, hide_special=hide)
+    expected, share = grouped(labelled, words=words, hide_special=hide)
     found = one_head(model, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
     assert found.weights.keys == expected.keys
     assert (len(expected.keys) < len(prepared.tokens)) == (words or hide)
@@ -77,10 +78,10 @@ def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
     assert (f"special tokens hidden: they take {share:.0%} of its attention" in found.notes) == hide
 
 
-def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, eager, monkeypatch):
+def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, labelled, monkeypatch):
     monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
-    expected = fit(labelled(eager, prepared, 1, 1), 8, 8)
-    found = one_head(model, prepared, "L1H1").heatmap
+    expected = fit(labelled, 8, 8)
+    found = one_head(model, prepared, "L2H5").heatmap
     assert [place.label for place in found.weights.keys] == [place.label for place in expected.keys]
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert any("pooled" in note for note in found.notes)
@@ -102,32 +103,30 @@ def bars(listed):
     return {bar.position: bar.weight for bar in listed.bars}
 
 
+def near(found, numbers):
+    """What a token's listed places must have, of the numbers of all places."""
+    return pytest.approx({place: numbers[place] for place in bars(found)}, abs=1e-5)
+
+
 def test_a_token_has_its_row_and_its_column(model, prepared, eager):
     position = next(i for i, token in enumerate(prepared.tokens) if token.text == "mat")
     seen = one_token(model, prepared, Selection(Head("L3H4"), token="mat"))
     assert (seen.label, seen.position) == ("mat", position)
-    for place, weight in bars(seen.looks_at).items():
-        assert weight == pytest.approx(eager[3, 4, position, place], abs=1e-5)
-    for place, weight in bars(seen.looked_at_by).items():
-        assert weight == pytest.approx(eager[3, 4, place, position], abs=1e-5)
+    assert bars(seen.looks_at) == near(seen.looks_at, eager[3, 4, position])
+    assert bars(seen.looked_at_by) == near(seen.looked_at_by, eager[3, 4, :, position])
     listed = [bar.weight for bar in seen.looks_at.bars]
     assert listed == sorted(listed, reverse=True)
     assert listed[0] == pytest.approx(eager[3, 4, position].max(), abs=1e-5)
 
 
-def test_without_a_head_a_token_is_averaged_over_all_heads(model, prepared, eager):
+def test_without_a_head_a_token_is_averaged_over_all_heads_and_a_word_over_its_pieces(model, prepared, eager):
     seen = one_token(model, prepared, Selection(token="1"))
-    for place, weight in bars(seen.looks_at).items():
-        assert weight == pytest.approx(eager.mean((0, 1))[1, place], abs=1e-5)
+    assert bars(seen.looks_at) == near(seen.looks_at, eager.mean((0, 1))[1])
     assert "mean of 72 heads of 6 layers" in seen.title
-
-
-def test_a_word_of_several_pieces_is_one_token_when_words_are_merged(model, prepared, eager):
     word = [i for i, token in enumerate(prepared.tokens) if token.word == 1]
     assert len(word) > 1
     seen = one_token(model, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))
-    first = eager[0, 0][word].mean(0)[0]
-    assert bars(seen.looks_at).get(0, 0) == pytest.approx(first, abs=1e-5)
+    assert bars(seen.looks_at).get(0, 0) == pytest.approx(eager[0, 0][word].mean(0)[0], abs=1e-5)
 
 
 def test_a_token_is_found_whatever_its_capitals_and_named_with_its_other_places(model, prepared):
@@ -211,10 +210,9 @@ def test_a_text_that_a_model_wrote_on_is_shown_and_measured_over_all_rows(tmp_pa
             figure = found.figures[name]
             assert (figure.value, figure.rows) == (pytest.approx(numbers.mean(), abs=1e-5), len(rows) - 1)
     last = len(text.tokens) - 1
-    focus = bars(one_token(model, text, Selection(Head("L0H1"), token=str(last))).looks_at)
-    assert focus.keys() == set(range(last - 3, last + 1))
-    for place, weight in focus.items():
-        assert weight == pytest.approx(eager[0, 1, last, place], abs=1e-5)
+    listed = one_token(model, text, Selection(Head("L0H1"), token=str(last))).looks_at
+    assert bars(listed).keys() == set(range(last - 3, last + 1))
+    assert bars(listed) == near(listed, eager[0, 1, last])
 
 
 TOKENS = 700

@@ -176,11 +176,6 @@ class Groups:
     members: tuple[tuple[int, ...], ...]
     silhouette: float
 
-    @property
-    def singletons(self) -> tuple[int, ...]:
-        """The heads that are in no group with any other."""
-        return tuple(group[0] for group in self.members if len(group) == 1)
-
 
 def group_heads(distances: NDArray[np.float64]) -> Groups:
     """Groups of similar heads by average linkage.  [head, head] -> Groups

@@ -123,8 +123,8 @@ class Comparison:
     def singletons(self) -> tuple[PairDistance, ...]:
         """Each head in a group of its own, with the one nearest to it; the farthest first."""
         nearest = np.where(np.eye(len(self.heads), dtype=bool), np.inf, self.distances).argmin(1)
-        results = [self.pair(head, int(nearest[head])) for head in self.groups.singletons]
-        return tuple(sorted(results, key=lambda pair: -pair.distance))
+        pairs = (self.pair(head, int(nearest[head])) for head, *others in self.groups.members if not others)
+        return tuple(sorted(pairs, key=lambda pair: -pair.distance))
 
     def pair(self, one: int, other: int) -> PairDistance:
         """Two heads by their numbers in ``heads``."""

@@ -288,32 +288,27 @@ def test_a_short_text_is_kept_token_by_token(reader):
     assert not any(note.startswith("pooled") for note in maps.notes)
 
 
-def test_what_was_saved_is_read_back_with_its_ranges(reader, book, tmp_path):
-    maps = measure_heads(reader, book, Selection(), pool="share").maps
+@pytest.mark.parametrize(("tokens", "sizes"), [(TOKENS, {2, 3}), (300, {1, 2})])
+def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, sizes):
+    text = reader.prepare(WORDS, limit=Limit(tokens))
+    maps = measure_heads(reader, text, Selection(), pool="share").maps
     maps.save(tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
-    assert [len(layer.keys) for layer in saved.prepared.replay.attentions] == [256, 256]
-    np.testing.assert_array_equal(
-        saved.prepared.replay.attentions[1].rows(0, 256)[0], maps.kinds["decoder"][1][1].values
-    )
-    assert any("pooled: 700 × 700 tokens; keys of a cell are summed" in note for note in saved.notes)
+    _, (_, layer) = maps.kinds["decoder"]
+    _, read = saved.prepared.replay.attentions
+    assert {place.stop - place.start for place in layer.keys} == sizes
+    assert group_places(places(read.keys)).places == layer.keys
+    np.testing.assert_array_equal(read.rows(0, 256)[0], layer.values)
+    said = f"pooled: {tokens} × {tokens} tokens; keys of a cell are summed"
+    assert any(said in note for note in saved.notes)
     shown = one_head(saved, saved.prepared, "L1H2").heatmap
-    assert shown.weights.keys == maps.kinds["decoder"][1][1].keys
+    assert shown.weights.keys == layer.keys
     assert sum(note.startswith("pooled") for note in shown.notes) == 1
     # the columns of a saved layer, pooled once more
-    coarser = group_places(places(saved.prepared.replay.attentions[1].keys), most=100)
-    assert [(place.start, place.stop) for place in coarser.places][:2] == [(0, 8), (8, 16)]
+    coarser = group_places(places(read.keys), most=100)
+    first, second, *_ = coarser.places
+    assert (first.stop, second.stop) == (layer.keys[2].stop, layer.keys[5].stop)
     assert [len(words) for words in coarser.parts][:2] == [3, 3]
-
-
-def test_cells_of_one_token_beside_cells_of_two_keep_their_numbers(reader, tmp_path):
-    book = reader.prepare(WORDS, limit=Limit(300))
-    maps = measure_heads(reader, book, Selection(), pool="share").maps
-    maps.save(tmp_path / "maps.npz")
-    read = WeightsFile(tmp_path / "maps.npz")
-    (_, layer), *_ = maps.kinds["decoder"]
-    assert {place.stop - place.start for place in layer.keys} == {1, 2}
-    assert group_places(places(read.prepared.replay.attentions[0].keys)).places == layer.keys
 
 
 @pytest.mark.parametrize("exact_kernel", [False, True])

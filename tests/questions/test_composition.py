@@ -115,7 +115,6 @@ MATRICES = {
     "bloom": bloom_matrices,
     "llama": llama_matrices,
     "gemma2": llama_matrices,
-    "mistral": llama_matrices,
 }
 
 
@@ -220,10 +219,3 @@ def test_random_weights_stand_at_the_baseline():
     for scores in compose(earlier, later).values():
         assert float(scores.mean()) == pytest.approx(baseline, rel=0.05)
         assert float(scores.std()) == pytest.approx(scatter, rel=0.2)
-
-
-def test_a_head_that_reads_what_another_wrote_scores_one():
-    direction, other = torch.eye(WIDTH)[:, :1][None], torch.eye(WIDTH)[:, 1:2][None]
-    writer = Circuit(other, other, other, direction)
-    assert float(compose(writer, Circuit(other, direction, other, other))["K"]) == pytest.approx(1)
-    assert float(compose(writer, Circuit(other, direction, other, other))["Q"]) == pytest.approx(0)

@@ -12,8 +12,8 @@ from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.text.reader import ModuleModel
 from attnscope.questions.faithful import compare_methods, measure_orders, open_deletion, rows_of_prediction
-from tests.models.folders import gpt2, minilm, save, t5
 from tests.models.images import VIT, WHOLE, picture, save_images
+from tests.questions.intervention.shapes import saved
 
 TEXT = "The small cat sat on the mat."
 
@@ -120,18 +120,16 @@ def test_an_order_is_measured_as_by_hand_with_mask_tokens():
 
 
 def test_a_causal_model_looks_at_no_token_that_was_taken_away(tmp_path):
-    model = load(gpt2(tmp_path), predicting=True)
+    model = load(saved(tmp_path, "gpt2"), predicting=True)
     deletion = open_deletion(model, model.prepare(TEXT), None)
-    last = len(deletion.prepared.tokens) - 1
+    ids, at = deletion.prepared.inputs["input_ids"], deletion.prediction.at
     assert deletion.said == "no other token sees it"
-    assert last not in deletion.places
-    kept = np.ones((1, len(deletion.places)), bool)
+    assert at not in deletion.places
+    kept, mask = np.ones((1, len(deletion.places)), bool), torch.ones_like(ids)
     kept[0, [1, 3]] = False
-    mask = torch.ones_like(deletion.prepared.inputs["input_ids"])
     mask[0, [deletion.places[1], deletion.places[3]]] = 0
     with torch.no_grad():
-        ids = deletion.prepared.inputs["input_ids"]
-        logits = model.writer(input_ids=ids, attention_mask=mask).logits[0, last]
+        logits = model.writer(input_ids=ids, attention_mask=mask).logits[0, at]
     expected = float(logits.softmax(-1)[deletion.prediction.chosen])
     assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
 
@@ -155,11 +153,7 @@ def test_a_patch_that_was_taken_away_is_grey(tmp_path):
 
 
 def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 32, "num_hidden_layers": 2}
-    config = transformers.BertConfig(vocab_size=len(tokenizer), **sizes)
-    folder = save(tmp_path, transformers.BertForSequenceClassification(config), tokenizer)
-    model = load(folder, predicting=True)
+    model = load(saved(tmp_path, "classifier"), predicting=True)
     prepared = model.prepare(TEXT)
     counts = rows_of_prediction(model, prepared, None, None)
     assert counts[0] == 1
@@ -167,6 +161,6 @@ def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
 
 
 def test_a_model_that_reads_two_texts_is_refused(tmp_path):
-    model = load(t5(tmp_path), predicting=True)
+    model = load(saved(tmp_path, "t5"), predicting=True)
     with pytest.raises(ModelError, match="reads several texts: --faithful removes tokens from one"):
         open_deletion(model, model.prepare(TEXT, "A cat."), "2")

@@ -58,10 +58,11 @@ def beside(tmp_path_factory):
     return json.loads(ran.stdout), ran.stderr
 
 
-def test_its_measure_is_one_of_ours_and_right(beside):
+def test_its_measure_is_one_of_ours_and_right_and_its_hook_is_told_of_every_call(beside):
     answers, _ = beside
     code, out = answers["stats"]
     assert code == 0
+    assert "attnscope-sample saw 4 calls" in json.loads(out)["notes"]
     run = attnscope.load("own").read(TEXT)
     for each in json.loads(out)["heads"]:
         figure, rows = each["figures"]["far"], run.head(f"L{each['layer']}H{each['head']}").weights
@@ -70,19 +71,11 @@ def test_its_measure_is_one_of_ours_and_right(beside):
     assert answers["explain"][1].startswith("far")
 
 
-def test_its_command_runs_and_stands_in_the_help(beside):
+def test_its_command_runs_and_stands_in_the_help_and_its_reader_reads_a_file_of_its_suffix(beside):
     answers, _ = beside
     assert answers["count"] == [0, "32\n"]
     assert "attnscope-sample 1.0" in answers["help"][1]
-
-
-def test_its_hook_is_told_of_every_call(beside):
-    answers, _ = beside
-    assert "attnscope-sample saw 4 calls" in json.loads(answers["stats"][1])["notes"]
-
-
-def test_its_reader_reads_a_file_of_its_suffix(beside):
-    code, out = beside[0]["file"]
+    code, out = answers["file"]
     assert code == 0
     np.testing.assert_allclose(json.loads(out)["weights"][2], [1 / 3] * 3, atol=1e-6)
 

@@ -65,14 +65,12 @@ class Sums:
         value, baseline = value / rows, baseline / rows
         squares = squared - 2 * value * with_rows + value.square() * rows_squared
         error = (squares.clamp_min(0) * texts / (texts - 1)).sqrt() / rows
-        columns = [tensor.T.tolist() for tensor in (value, baseline, rows, texts, error)]
-        return [
-            [
-                Figure(v, b, int(n), int(t), e if lone and t > 1 else None) if n else None
-                for v, b, n, t, e in zip(*head, strict=True)
-            ]
-            for head in zip(*columns, strict=True)
-        ]
+        numbers = torch.stack((value, baseline, rows, texts, error), -1).transpose(0, 1)  # [head, measure, 5]
+
+        def figure(v: float, b: float, n: float, t: float, e: float) -> Figure | None:
+            return Figure(v, b, int(n), int(t), e if lone and t > 1 else None) if n else None
+
+        return [[figure(*each) for each in head] for head in numbers.tolist()]
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
@@ -239,9 +237,8 @@ class Measurement(RowObserver):
             scores = find_scores(attention.read)
         parts = {"positions": attention.offset, "queries": queries, "keys": keys, "scores": scores}
         offered = [name for name, part in parts.items() if part is not None]
-        absent = {
-            name: reason for name, measure in self.measures.items() if (reason := measure.missing(offered))
-        }
+        missing = {name: measure.missing(offered) for name, measure in self.measures.items()}
+        absent = {name: reason for name, reason in missing.items() if reason}
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.statistics
         if statistics is not None and attention.offset in (None, 0):
@@ -314,22 +311,18 @@ class Measurement(RowObserver):
             known = named(figures)
             if sums.top is not None and "max_logit" in known:
                 known["max_logit"] = replace(known["max_logit"], value=float(sums.top[head]), error=None)
-            absent = {
-                name: self._absent[site].get(name, f"{name} is taken over {measure.rows}, and there are none")
-                for name, measure in self.measures.items()
-                if name not in known
-            }
+            unknown = (measure for name, measure in self.measures.items() if name not in known)
+            absent = {one.name: f"{one.name} is taken over {one.rows}, and there are none" for one in unknown}
+            absent |= {name: reason for name, reason in self._absent[site].items() if name in absent}
             yield HeadFigures(site, head, known, absent, role(named(chosen)) if with_role else None)
 
     def state(self) -> dict[str, Any]:
         """All sums as plain lists and dictionaries: JSON keeps them exactly."""
-        return {
-            "measures": list(self.measures),
-            "sites": [
-                {"site": asdict(site), "absent": self._absent[site], "sums": sums.state()}
-                for site, sums in self._sums.items()
-            ],
-        }
+        sites = [
+            {"site": asdict(site), "absent": self._absent[site], "sums": sums.state()}
+            for site, sums in self._sums.items()
+        ]
+        return {"measures": list(self.measures), "sites": sites}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Measurement:

@@ -110,13 +110,9 @@ def _name_none(evenness: Figure) -> str:
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    passing = [
-        name
-        for name, pattern in patterns.items()
-        if figures[name].value >= pattern.threshold
-        and figures[name].lift >= LEAST_LIFT
-        and is_beyond_chance(figures[name])
-    ]
+    clear = {name: figures[name] for name in patterns if is_beyond_chance(figures[name])}
+    lifted = [name for name, figure in clear.items() if figure.lift >= LEAST_LIFT]
+    passing = [name for name in lifted if clear[name].value >= patterns[name].threshold]
     if not passing:
         return None
     name = max(passing, key=lambda name: figures[name].lift)
@@ -127,11 +123,8 @@ def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
     """The patterns that were measured, including measured distances without a name."""
     known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
-    return known | {
-        name: Pattern(POSITION, f"looks {abs(step):,} tokens {'back' if step < 0 else 'ahead'}")
-        for name, step in steps.items()
-        if abs(step) > 1
-    }
+    away = {name: f"{abs(step):,} tokens {'ahead' if step > 0 else 'back'}" for name, step in steps.items()}
+    return known | {name: Pattern(POSITION, f"looks {away[name]}") for name in steps if abs(steps[name]) > 1}
 
 
 def role_name(measure: str) -> str:

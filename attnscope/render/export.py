@@ -98,9 +98,8 @@ def save_export(
                 layers.save(path)
             files.append(ExportedFile(**kept.describe_file(path)))
             tell("file", len(files), total)
-        manifest: dict[str, Any] = plain(
-            write_down(model, prepared, layers, command, tuple(warnings), tuple(files))
-        )
+        told = write_down(model, prepared, layers, command, tuple(warnings), tuple(files))
+        manifest: dict[str, Any] = plain(told)
         kept.write_manifest(folder, manifest)
     return manifest
 

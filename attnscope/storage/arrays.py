@@ -79,10 +79,7 @@ def _each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights
 
 
 def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
-    return [
-        [place.text, place.start, place.stop, place.special, place.word and list(place.word), place.id]
-        for place in axis
-    ]
+    return [[one.text, one.start, one.stop, one.special, one.word, one.id] for one in axis]
 
 
 def _restore_axis(stored: Any) -> tuple[Place, ...]:
@@ -199,9 +196,8 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         if arrays[name].dtype.kind == "f" and arrays[name].ndim >= 2 and arrays[name].size
     }
     if not found:
-        raise ValueError(
-            f"it has no array of weights [..., query, key], only {', '.join(arrays) or 'nothing'}"
-        )
+        named = ", ".join(arrays) or "nothing"
+        raise ValueError(f"it has no array of weights [..., query, key], only {named}")
     first = next(iter(found.values()))
     if len(found) == 1:
         alone = first[None] if first.ndim == 3 else first[None, None] if first.ndim == 2 else first
@@ -255,9 +251,8 @@ def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tupl
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
-        raise OutputError(
-            f"cannot write {path}: {path.suffix!r} is not a data format; there are {', '.join(FORMATS)}"
-        )
+        there = f"there are {', '.join(FORMATS)}"
+        raise OutputError(f"cannot write {path}: {path.suffix!r} is not a data format; {there}")
     with open_whole(path) as file:
         FORMATS[form](kinds, LayersDescription(title, notes), file)
 
@@ -293,11 +288,9 @@ def _add(archive: zipfile.ZipFile, name: str, array: Array) -> None:
 def _write_safetensors(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -> None:
     from safetensors.numpy import save as serialize
 
-    arrays = {
-        name: array
-        for kind, layer, weights in _each_layer(kinds)
-        for name, array in _arrays(description.add(kind, layer, weights), weights)
-    }
+    arrays: dict[str, Array] = {}
+    for kind, layer, weights in _each_layer(kinds):
+        arrays |= _arrays(description.add(kind, layer, weights), weights)
     file.write(serialize(arrays, metadata={DESCRIPTION: description.text()}))
 
 

@@ -83,12 +83,8 @@ def store_pass(key: str, trace: Trace) -> None:
 
 def list_passes() -> list[CachedPass]:
     """All cached passes, the latest first."""
-    entries = [
-        CachedPass(path, size, used, trace)
-        for path, size, used in _files(private_folder(LOOKS))
-        if (trace := _open(path)) is not None
-    ]
-    return sorted(entries, key=lambda entry: -entry.used)
+    files = sorted(_files(private_folder(LOOKS)), key=lambda file: -file[2])
+    return [CachedPass(*file, trace) for file in files if (trace := _open(file[0])) is not None]
 
 
 def clear_passes() -> int:

@@ -100,9 +100,8 @@ def read_regular(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise InputError(
-            f"{path} is too large: it has {path.stat().st_size:,} bytes, and at most {most:,} are read"
-        )
+        size = path.stat().st_size
+        raise InputError(f"{path} is too large: it has {size:,} bytes, and at most {most:,} are read")
     return content
 
 
@@ -203,14 +202,12 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{path} is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
-        ) from None
+        said = "is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
+        raise InputError(f"{path} {said}") from None
     differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
     if differing:
-        raise InputError(
-            f"{path} belongs to a run with another {' and '.join(differing)}: delete it, or name another file"
-        )
+        other = " and ".join(differing)
+        raise InputError(f"{path} belongs to a run with another {other}: delete it, or name another file")
     cleaned: dict[str, Any] = clean_texts(state)
     return cleaned
 

@@ -86,10 +86,8 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
     names = sorted(name for name in os.listdir(folder) if contents.covers(name))
     if names:
         more = f" and {len(names) - 1} more files" if len(names) > 1 else ""
-        raise OutputError(
-            f"{folder} holds {names[0]}{more} that this would overwrite: "
-            "give another folder, or --force to overwrite"
-        )
+        found = f"{names[0]}{more} that this would overwrite"
+        raise OutputError(f"{folder} holds {found}: give another folder, or --force to overwrite")
 
 
 @contextmanager

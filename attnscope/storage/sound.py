@@ -66,9 +66,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
     with reading(path, "sound from"), path.open("rb") as opened:
         first = opened.read(12)
     if not any(first[:4] == head and first[8:].startswith(then) for head, then in BEGINS):
-        raise InputError(
-            f"{path} is not a WAV or FLAC file" if first else f"{path} is empty: it holds no sound"
-        )
+        raise InputError(f"{path} is {'not a WAV or FLAC file' if first else 'empty: it holds no sound'}")
     try:
         with soundfile.SoundFile(path) as file:
             rate = _require_honest(path, file, begin, end)
@@ -82,9 +80,8 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
         behind = f" behind {begin:g} seconds" if begin else ""
         raise InputError(f"{path} holds no sound{behind}: it has no samples")
     if not np.isfinite(samples).all() or np.abs(samples).max() > 1e12:  # beyond 1, or any integer type
-        raise InputError(
-            f"{path} cannot be read as sound: some of its samples are no numbers, or far too large"
-        )
+        why = "some of its samples are no numbers, or far too large"
+        raise InputError(f"{path} cannot be read as sound: {why}")
     return Sound(samples, rate, begin)
 
 

@@ -104,9 +104,8 @@ class TensorFile(Mapping[str, Array]):
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
             dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             if dtype not in TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
-                raise ValueError(
-                    f"its array {name!r:.40} is {dtype!s:.20} {list(shape)!s:.60}, which it must not be"
-                )
+                found = f"{dtype!s:.20} {list(shape)!s:.60}"
+                raise ValueError(f"its array {name!r:.40} is {found}, which it must not be")
             if start != end or stop - start != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
                 raise ValueError(f"its array {name!r:.40} does not fill its place in the file")
             self.entries[name] = Entry(dtype, shape, 8 + length + start)

@@ -118,11 +118,8 @@ class Bars:
 
 
 def _ranked(side: str) -> Meaning:
-    return Meaning(
-        f"the heaviest of its {side}; null where it has none",
-        shape=tuple[Bar, ...] | None,
-        plain=lambda ranked: None if ranked is None else plain(ranked.bars),
-    )
+    text = f"the heaviest of its {side}; null where it has none"
+    return Meaning(text, shape=tuple[Bar, ...] | None, plain=lambda ranked: ranked and plain(ranked.bars))
 
 
 @record("the token")
@@ -366,11 +363,9 @@ class MovedWords:
     @property
     def sentence(self) -> str:
         """What the head's output does to words."""
-        parts = [
-            f"{verb} " + ", ".join(clean(word.label) or "␣" for word in words)
-            for verb, words in (("raises", self.raised), ("lowers", self.lowered))
-            if words
-        ]
+        both = ("raises", self.raised), ("lowers", self.lowered)
+        named = {verb: ", ".join(clean(word.label) or "␣" for word in words) for verb, words in both if words}
+        parts = [f"{verb} {words}" for verb, words in named.items()]
         return f"{self.label} " + ("; ".join(parts) or "moves no word")
 
 

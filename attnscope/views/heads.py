@@ -131,9 +131,8 @@ def maps_by_kind(
     kinds: dict[str, dict[Head, float]] = {}
     for head, value in values.items():
         kinds.setdefault(head.kind or "", {})[head] = value
-    return {
-        kind: head_map(layer_rows(heads), name, title=title(kind), **more) for kind, heads in kinds.items()
-    }
+    rows = {kind: layer_rows(heads) for kind, heads in kinds.items()}
+    return {kind: head_map(each, name, title=title(kind), **more) for kind, each in rows.items()}
 
 
 def effect_maps(

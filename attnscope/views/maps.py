@@ -128,9 +128,8 @@ class Heatmap(Titled):
         pooled = fit(self.weights, rows, columns)
         if pooled is self.weights:
             return self
-        down, across = (
-            -(-before // after) for before, after in zip(self.values.shape, pooled.values.shape, strict=True)
-        )
+        sizes = zip(self.values.shape, pooled.values.shape, strict=True)
+        down, across = (-(-before // after) for before, after in sizes)
         givers = f"{down} queries on average give" if down > 1 else "one query gives"
         takers = f"{across} keys together" if across > 1 else "one key"
         note = f"pooled to fit: a cell is the attention that {givers} to {takers}"

@@ -125,11 +125,10 @@ def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
 
 
 def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
-    def layers():
-        yield 3, weights(np.stack([VALUES] * 2), TEXT, TEXT, CAUSAL)
-        yield 0, weights(np.stack([VALUES] * 3), TEXT, TEXT, CAUSAL)
-
-    view = grid(layers())
+    stacks = (np.stack([VALUES] * count) for count in (2, 3))
+    view = grid(
+        (layer, weights(each, TEXT, TEXT, CAUSAL)) for layer, each in zip((3, 0), stacks, strict=True)
+    )
     assert [(layer.layer, layer.heads) for layer in view.layers] == [(0, 3), (3, 2)]
     assert view.without_attention == (1, 2)
     assert view.heads == 3

@@ -215,12 +215,11 @@ class Page:
         """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""
         if self.scene is None:
             return None
-        uri, across, down = data_uri(self.scene)
-        parts = [
-            [*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in self.scene.parts.values()
-        ]
+        uri, *size = data_uri(self.scene)
+        regions = self.scene.parts.values()
+        parts = [[*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in regions]
         light = {"dimmed": DIMMED, "glow": GLOW}
-        return {"image": uri, "size": [across, down], "heard": self.scene.heard, "parts": parts, **light}
+        return {"image": uri, "size": size, "heard": self.scene.heard, "parts": parts, **light}
 
     def _layers(self, kind: str, place: int, layers: Layers, code: Code) -> Iterator[dict[str, Any]]:
         """The layers as plain data, one in memory at a time; their weights go to the heads."""

@@ -299,9 +299,8 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
                 ratio=1 if column.long == "rest" else None,
             )
         for number, row in enumerate(view.rows[:MOST_ROWS]):
-            table.add_row(
-                *(_cell_text(cell, palette) for cell in row), style="dim" if number in view.dim else ""
-            )
+            texts = (_cell_text(cell, palette) for cell in row)
+            table.add_row(*texts, style="dim" if number in view.dim else "")
         yield table
     if len(view.rows) > MOST_ROWS:
         yield Text(f"· the first {MOST_ROWS:,} of {len(view.rows):,} rows; --csv and --json have all", "dim")

@@ -180,10 +180,9 @@ def cell_lines(cells: Array, surface: Surface, palette: Palette) -> list[Line]:
     if surface.colour:
         tones = np.where(cells < 0, -1, np.round(cells * (TONES - 1))).astype(int)
         return screen.half_block_lines(tones, palette)
-    return [
-        [Segment("".join(" ·"[level == -1] if level < 0 else surface.shade(level) for level in row))]
-        for row in cells.tolist()
-    ]
+    blank = {-1: "·", -2: " "}
+    rows = ([blank.get(level) or surface.shade(level) for level in row] for row in cells.tolist())
+    return [[Segment("".join(row))] for row in rows]
 
 
 def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:

@@ -80,11 +80,9 @@ def upright(labels: Sequence[str], width: int, height: int) -> list[str] | None:
     if any(cell_len(cluster) > width for column in columns for cluster in column):
         return None
     tall = min(max((len(column) for column in columns), default=0), height)
-    columns = [
-        column if len(column) <= tall else _shorten(label, tall, lambda _: 1)
-        for label, column in zip(labels, columns, strict=True)
-    ]
-    columns = [[" "] * (tall - len(column)) + column for column in columns]
+    for at, label in enumerate(labels):
+        column = columns[at] if len(columns[at]) <= tall else _shorten(label, tall, lambda _: 1)
+        columns[at] = [" "] * (tall - len(column)) + column
     return ["".join(centre(column[line], width) for column in columns) for line in range(tall)]
 
 

@@ -84,9 +84,8 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     for axis in description.axes:
         start, stop = (axis.start, axis.stop) if isinstance(axis, layout.Positions) else (0, len(axis))
         if not (0 <= start <= LONGEST and 0 <= stop - start <= LONGEST):
-            raise ValueError(
-                f"an axis has {stop - start:,} rows or columns, and at most {LONGEST:,} are read"
-            )
+            found = f"{stop - start:,} rows or columns"
+            raise ValueError(f"an axis has {found}, and at most {LONGEST:,} are read")
     axes = [description.tokens, *(image.tokens for image in description.images)]
     axes += [axis for each in description.labels for axis in (each.queries, each.keys)]
     axes += [axis for call in description.calls for axis in (call.queries, call.keys)]
@@ -222,9 +221,8 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
         said: Any = json.loads(arrays.metadata[KEY])
         version = said.get("trace") if isinstance(said, dict) else None
         if version != layout.FORMAT:
-            raise ValueError(
-                f"its layout is number {version!s:.40}; this version of attnscope reads {layout.FORMAT}"
-            )
+            reads = f"this version of attnscope reads {layout.FORMAT}"
+            raise ValueError(f"its layout is number {version!s:.40}; {reads}")
         cleaned = {name: value if name in RAW else clean_texts(value) for name, value in said.items()}
         trace = Trace(read(layout.TraceDescription, cleaned), arrays)
         _check_trace(trace, arrays)

@@ -90,8 +90,8 @@ def test_the_caption_tells_readings_and_notes() -> None:
     view = heatmap(random_head(3), readings=(Measured("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
     with drawing(view) as (figure, _):
         texts = {text.get_gid(): text.get_text() for text in figure.texts}
-    assert (texts["name"], texts["value"], texts["baseline"]) == ("entropy", "1.25", "nats (baseline 2.00)")
-    assert texts["notes"] == "untrained"
+    told = {"name": "entropy", "value": "1.25", "baseline": "nats (baseline 2.00)", "notes": "untrained"}
+    assert texts.items() >= told.items()
 
 
 @pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])
@@ -213,15 +213,16 @@ def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(t
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path)])
     fonts._font_files.cache_clear()
     try:
-        with drawing(heatmap(weights(np.eye(2), tokens("猫", "犬"), tokens("a", "b")))) as (figure, warned):
-            labelled = encode(figure, "png", 100)
-        assert warned == []
-        with drawing(heatmap(weights(np.eye(2), tokens("猫猫", "犬"), tokens("a", "b")))) as (figure, warned):
-            assert encode(figure, "png", 100) != labelled
-        with drawing(heatmap(weights(np.eye(2), tokens("鳥", "犬"), tokens("a", "b")))) as (_, warned):
-            assert [sentence.split(",")[0] for sentence in warned] == ["no installed font can draw CJK (鳥)"]
-        chosen, _ = fonts.families(["cat"], "Tiny Sans")
-        assert chosen[0] == "Tiny Sans"
+        made = {}
+        for label in ("猫", "猫猫", "鳥"):
+            with drawing(heatmap(weights(np.eye(2), tokens(label, "犬"), tokens("a", "b")))) as (
+                figure,
+                warned,
+            ):
+                made[label] = encode(figure, "png", 100), [sentence.split(",")[0] for sentence in warned]
+        assert made["猫"][0] != made["猫猫"][0]
+        assert [told for _, told in made.values()] == [[], [], ["no installed font can draw CJK (鳥)"]]
+        assert fonts.families(["cat"], "Tiny Sans")[0][0] == "Tiny Sans"
     finally:
         fonts._font_files.cache_clear()
 
@@ -265,7 +266,6 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
 
 @pytest.mark.parametrize("count", [4, 12, 30])
 def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
-    """It took half of the width: labels, bar and air the rest."""
     for view in (heatmap(random_head(count)), grid([(0, bare(np.eye(count)[None]))])):
         with drawing(view, width=3.3) as (figure, _):
             assert figure.get_figwidth() == pytest.approx(3.3)

@@ -86,10 +86,8 @@ def test_a_head_whose_tick_is_taken_away_has_no_lines(opened) -> None:
 
 
 def drawn_colours(page) -> set[str]:
-    data = page.run(
-        "((canvas) => [...new Set(new Uint32Array(canvas.getContext('2d')"
-        ".getImageData(0, 0, canvas.width, canvas.height).data.buffer))])(element('strokes'))"
-    )
+    drawn = "canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer"
+    data = page.run(f"((canvas) => [...new Set(new Uint32Array({drawn}))])(element('strokes'))")
     pixels = np.array(data, np.uint32).view(np.uint8).reshape(-1, 4)
     return {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue, alpha in pixels if alpha == 255}
 
@@ -233,9 +231,7 @@ def test_the_open_head_of_a_large_model_is_in_view_among_all(chromium, tmp_path)
     path = write_page(tmp_path / "page.html", {"encoder": layers})
     for size, name in product(((1400, 900), (400, 844)), ("L59H39", "L0H0")):
         chromium.open_anew(path, *size, fragment=f"#encoder-{name}")
-        shelf, cell = (
-            np.array(chromium.box(f"document.querySelector('{which}')"))
-            for which in ("#shelf", "#heads [aria-current=true]")
-        )
+        places = "#shelf", "#heads [aria-current=true]"
+        shelf, cell = (np.array(chromium.box(f"document.querySelector('{place}')")) for place in places)
         assert (shelf[:2] <= cell[:2]).all()
         assert (cell[2:] <= shelf[2:]).all()

@@ -152,14 +152,10 @@ def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
     opened.until("state.token === 3")
     assert opened.text("token") == "猫 (token 3) in L0H0"
     values = stored(heads(0)[0])
-    names = opened.run(
-        "[...document.querySelectorAll('#lists ol')].map((list) => [...list.querySelectorAll('.place')]"
-        ".map((name) => +name.textContent.split(' ').at(-1)))"
-    )
-    assert names == [
-        [place for place in np.argsort(-side, kind="stable").tolist() if side[place] > 0]
-        for side in (values[3], values[:, 3])
-    ]
+    places = "[...list.querySelectorAll('.place')].map((name) => +name.textContent.split(' ').at(-1))"
+    names = opened.run(f"[...document.querySelectorAll('#lists ol')].map((list) => {places})")
+    ranked = [(side, np.argsort(-side, kind="stable").tolist()) for side in (values[3], values[:, 3])]
+    assert names == [[place for place in order if side[place] > 0] for side, order in ranked]
     rest = opened.texts("#lists .quiet")
     assert rest[-1] == "and 2 more, each less than 0.00009"
     opened.press("j")
@@ -277,10 +273,8 @@ def test_the_first_rows_of_a_causal_head_do_not_turn_the_others_black(chromium, 
 def test_few_cells_are_pooled_from_the_weights_as_everywhere(chromium, tmp_path) -> None:
     values = np.random.default_rng(0).dirichlet(np.full(LONG, 0.01), LONG).astype(np.float32)
     thumbnail(chromium, tmp_path / "page.html", values, 2)
-    found = chromium.run(
-        "(() => { const small = pooled(overview.layers[0], 7);"
-        "return Array.from(small.bytes.subarray(0, 49), (byte) => WEIGHT[byte]) })()"
-    )
+    bytes_ = "pooled(overview.layers[0], 7).bytes.subarray(0, 49)"
+    found = chromium.run(f"Array.from({bytes_}, (byte) => WEIGHT[byte])")
     small = shrink(values, np.ones_like(values, bool), 32, 32)
     expected = shrink(*small, 7, 7)[0]
     bytes_off = 32 / 7 * Code().error(small[0].max()) + Code().error(expected.max())  # of keys, of the sum

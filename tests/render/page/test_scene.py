@@ -86,10 +86,8 @@ def test_a_part_is_chosen_in_the_picture_and_lights_the_words_of_the_text(opened
     assert page.run("document.querySelector('.text').textContent") == "<s> the disc <i>mat</i>"
     click_part(page, 0.25, 0.75)
     assert page.run("[state.token, state.side]") == [2, "key"]
-    bars = page.run(
-        "Object.fromEntries([...document.querySelectorAll('[role=option]')]"
-        ".map((o) => [o.textContent, o.style.getPropertyValue('--tall')]))"
-    )
+    bar = "(o) => [o.textContent, o.style.getPropertyValue('--tall')]"
+    bars = page.run(f"Object.fromEntries([...document.querySelectorAll('[role=option]')].map({bar}))")
     assert bars == {"<s>": "0px", "the": "0px", "disc": "5px", "<i>mat</i>": "3px"}
     assert page.text("lit").endswith("A full bar under a word is 0.40.")
 

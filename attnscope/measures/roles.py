@@ -110,9 +110,9 @@ def _name_none(evenness: Figure) -> str:
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    clear = {name: figures[name] for name in patterns if is_beyond_chance(figures[name])}
-    lifted = [name for name, figure in clear.items() if figure.lift >= LEAST_LIFT]
-    passing = [name for name in lifted if clear[name].value >= patterns[name].threshold]
+    reached = [name for name, pattern in patterns.items() if figures[name].value >= pattern.threshold]
+    lifted = [name for name in reached if figures[name].lift >= LEAST_LIFT]
+    passing = [name for name in lifted if is_beyond_chance(figures[name])]
     if not passing:
         return None
     name = max(passing, key=lambda name: figures[name].lift)

@@ -144,10 +144,7 @@ class Record:
             self.changes.append(sentence)
 
     def note_place(self, description: str, name: str, detail: str = "") -> None:
-        """Add what applies to one module; modules with the same sentence share it, and their details.
-
-        ``description`` has the placeholders ``{names}`` and optionally ``{details}``.
-        """
+        """Add what applies to a module; a description has its ``{names}`` and ``{details}`` once, for all."""
         known = self.places.setdefault(description, [])
 
         def describe() -> str:

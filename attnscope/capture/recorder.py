@@ -80,10 +80,7 @@ class Recorder(Pass):
         self.fused = fused
 
     def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a Hugging Face attention function exactly once, and take its attention.
-
-        Under vmap, the functions inside are named.
-        """
+        """Run a Hugging Face attention function exactly once, and take its attention; not under vmap."""
         if is_mapped(*tensors_in(args, kwargs)):
             return kernel(*args, **kwargs)
         return self.guard.run(partial(self._call_kernel, name), kernel, args, kwargs)

@@ -226,8 +226,6 @@ def attend_widened(
     down = _members(row_edges).to(call.query.dtype).T  # [row cell, row]
     across = _members(key_edges)  # [key, key cell]
     mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
-    while mask is not None and mask.ndim < 4:
-        mask = mask[None]
     output = call.query.new_empty(batch, queries, heads, own).transpose(1, 2)
     total = call.query.new_empty(batch, heads, len(down), cells)
     step = max(1, NUMBERS // (batch * shared * max(queries, keys) * width))
@@ -288,8 +286,7 @@ class FusedPass:
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
         """The call's output, [batch, head, query, value size], and the statistics of its weights.
 
-        16-bit types are computed in float32 and the output is rounded, as kernels do. Raises ``Refusal``
-        where only the kernel will do.
+        Raises ``Refusal`` where only the kernel will do. 16-bit outputs are rounded from float32.
         """
         reason = self._form(call)
         if reason is not None:
@@ -304,8 +301,6 @@ class FusedPass:
             output, total = attend_widened(call, *edges)
             return output, MapAlone(runs=runs, map=Map(total, open_pairs(runs, *edges), *edges))
         bias = None if plain or not call.biases else call.biases[0]
-        while bias is not None and bias.ndim < 4:
-            bias = bias[None]
         return attend(call, runs, bias, self.request, matches)
 
     def _form(self, call: AttentionCall) -> str | None:
@@ -318,7 +313,7 @@ class FusedPass:
         odd = (
             len(masks) > 1
             or len(tensors) < 3 + len(masks)
-            or any(t.shape[-1] != key.shape[2] for t in tensors[3:])
+            or any(t.ndim != 4 or t.shape[-1] != key.shape[2] for t in tensors[3:])
         )
         reasons = {
             f"it has fewer than {self.shortest} keys": key.shape[2] < self.shortest,

@@ -92,8 +92,6 @@ def is_plain(mask: Tensor) -> bool:
 
 def _runs_of(mask: Tensor, queries: int) -> tuple[Tensor, Tensor] | None:
     """First and one past the last open key of each row.  -> two of [batch or 1, row]"""
-    while mask.ndim < 4:
-        mask = mask[None]
     if mask.shape[1] > 1:
         first = opens(mask[:, :1])
         for head in range(1, mask.shape[1]):

@@ -182,10 +182,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def runs_as_written() -> bool:
-    """Whether this is called inside compiled code that runs uncompiled.
-
-    Torch's flex attention compiles parts of itself; those compute the same numbers and do not count.
-    """
+    """Whether this is called inside compiled code that runs uncompiled, flex attention's own aside."""
     frame = sys._getframe() if "torch._dynamo" in sys.modules else None
     while frame is not None and frame.f_back is not None:
         inside, frame = frame, frame.f_back

@@ -133,10 +133,7 @@ class Trails(Tracker):
             self._trails[result] = trail
 
     def _weighing(self, seen: Seen) -> Weighing | None:
-        """The attention weights among the factors of a product, if any, and the product.
-
-        None if the values are a parameter, or if the rows are not a distribution over keys.
-        """
+        """The attention weights among the factors of a product; None if they weigh a parameter."""
         product = seen.product if self._trails else None
         sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
         if product is None or len(sides) != 1:

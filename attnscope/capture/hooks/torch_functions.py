@@ -142,8 +142,8 @@ Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
 class Gates(TorchFunctionMode):
     """Edits the output of every attention call; ``heads`` is the number of heads of each call so far.
 
-    It covers torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward`` and
-    transformers' attention functions; other attention is neither edited nor counted.
+    It covers torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, and transformers'
+    attention functions; other attention is neither edited nor counted.
     """
 
     def __init__(self, edit: Edit) -> None:
@@ -175,10 +175,7 @@ class Gates(TorchFunctionMode):
         return (self._edited(output), *more)
 
     def _projected(self, func: Function, given: dict[str, Any]) -> Any:
-        """Run torch's attention with its projections, and edit its heads before the last of them.
-
-        The function gets an identity as its last projection, since it does not return heads otherwise.
-        """
+        """Run torch's attention with an identity as its last projection: else it does not return heads."""
         weight, bias = given["out_proj_weight"], given["out_proj_bias"]
         same = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         output, *more = func(**given | {"out_proj_weight": same, "out_proj_bias": None})

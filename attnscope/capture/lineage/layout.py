@@ -444,8 +444,7 @@ class Repeats(Tracker):
     def take(self, taken: Taken) -> bool:
         """Whether a module weighed other values with the same weights a second time in one call.
 
-        The same tensor alone is no proof: the module may have written new numbers into it. So a few rows
-        of weights are compared, too.
+        A few rows are compared, too: the module may have written new numbers into the same tensors.
         """
         before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
         call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None

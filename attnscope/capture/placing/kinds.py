@@ -34,10 +34,7 @@ A text of one token shows nothing, and gets the kinds of longer texts of the sam
 
 
 def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
-    """Whether queries and keys come from different sequences: by the call, its names, or two inputs.
-
-    ``calls`` are the running modules around and at ``name``, outermost first.
-    """
+    """Whether queries and keys come from different sequences: by the call, its names, or two inputs."""
     if capture.crossed is not None:
         return capture.crossed
     parts = name.split(".")
@@ -68,9 +65,9 @@ def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
 
 
 def is_causal(attention: Attention) -> bool:
-    """Whether no query sees a key after its own position, and later queries see more than the first.
+    """Whether, in a few rows, no query sees a later key, and later ones see more than the first.
 
-    Tested on a few rows. (Padding may mask later keys, but for all rows alike.)
+    (Padding may mask later keys, but for all rows alike.)
     """
     count = len(attention.queries)
     if attention.offset is None or count < 2:

@@ -63,19 +63,14 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     """
     if record.failures:
         return "; ".join(record.notes)
-    modules = list(model.modules())
-    if (reason := next(filter(None, map(why_opaque, modules)), None)) is not None:
+    if (reason := next(filter(None, map(why_opaque, model.modules())), None)) is not None:
         return reason
     if not ran:
         return "it was not called while it was watched, or ran on another thread"
     if record.without_attention:
         layers = {layer.reason: layer for layer in reversed(record.without_attention)}  # the first of each
         return "; ".join(f"in {layer.name or 'it'}, {reason}" for reason, layer in reversed(layers.items()))
-    blocks = [child for child in modules if isinstance(child, nn.ModuleList) and len(child)]
-    if not blocks:
-        return f"its forward pass ({type(model).__name__}) computes none"
-    inside = {type(part).__name__ for block in blocks for layer in block for part in layer.children()}
-    return f"its layers are made of {', '.join(sorted(inside))}"
+    return f"its forward pass ({type(model).__name__}) computes none"
 
 
 INSTEAD = (

@@ -103,9 +103,8 @@ class Weighing:
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
     """The scores that a mask closes, or None if all are open.
 
-    Masked is -inf, the very low number of an additive mask, and whatever lies ``FAR_BELOW`` or more under
-    the largest score of its row, where any weight underflows. Inside ``torch.vmap`` one cannot ask
-    whether there is any.
+    Masked is -inf, the very low number of an additive mask, and whatever lies ``FAR_BELOW`` or more under the
+    largest score of its row, where any weight underflows. Inside ``torch.vmap`` one cannot ask for any.
     """
     scores = scores.detach()
     highest = scores.amax(axis, keepdim=True)
@@ -170,10 +169,7 @@ class Capture(Attention):
     def of_weighing(
         cls, weighing: Weighing, batch: int, heads: int | None = None, learned: bool = False
     ) -> Capture:
-        """Attention computed by a module's own code; ``heads`` is the module's declared number.
-
-        ``learned`` queries have no position among the keys.
-        """
+        """Attention of a module's own code, which declares ``heads``; ``learned`` queries stand at no key."""
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
         capture = replace(capture, query_axis=weighing.made_axis)
         capture = replace(capture, crossed=True, apart=True) if learned else capture

@@ -42,9 +42,12 @@ def sdpa_call(
             mask = mask.flatten(1, 2).unsqueeze(2)
     elif query.ndim != 4:
         shape = _four_axes(query, batch)
-        mask = None if mask is None else _with_four_axes(mask, query.ndim, shape)
+        if mask is not None and 2 < mask.ndim <= query.ndim:
+            mask = mask.expand(*query.shape[:-2], *mask.shape[-2:]).reshape(*shape, *mask.shape[-2:])
         key, value = (part.reshape(*_four_axes(part, batch), *part.shape[-2:]) for part in (key, value))
         query = query.reshape(*shape, *query.shape[-2:])
+    if mask is not None and mask.ndim < 4:
+        mask = mask[(None,) * (4 - mask.ndim)]
     scale = given.get("scale")
     return AttentionCall(
         query,
@@ -72,16 +75,6 @@ def _four_axes(states: Tensor, batch: int) -> tuple[int, int]:
     if states.ndim > 4:
         return states.shape[0], count // states.shape[0]
     return (batch, count // batch) if batch and count % batch == 0 else (count, 1)
-
-
-def _with_four_axes(mask: Tensor, ndim: int, shape: tuple[int, int]) -> Tensor:
-    """A mask that broadcasts to [..., query, key], with a batch and a head axis."""
-    leading = mask.shape[:-2]
-    if math.prod(leading) == math.prod(shape):
-        return mask.reshape(*shape, *mask.shape[-2:])
-    if ndim > 4 and mask.ndim == ndim:
-        return mask.expand(shape[0], *(mask.shape[1:-2]), -1, -1).flatten(1, -3)
-    return mask
 
 
 _signature = inspect.signature(F.multi_head_attention_forward)
@@ -270,10 +263,7 @@ class Frame:
 
     @property
     def has_fused_form(self) -> bool:
-        """Whether the fused pass may replace the function: an eager one with a soft cap or sinks.
-
-        Torch's own kernel has neither; functions that call it are fused there.
-        """
+        """Whether it is eager, with a soft cap or sinks; what calls torch's kernel is fused there."""
         learns = torch.is_grad_enabled() and self.query.requires_grad
         extras = self.options.get("softcap"), self.options.get("s_aux")
         return self.kernel == "eager" and not learns and any(extra is not None for extra in extras)
@@ -282,10 +272,9 @@ class Frame:
 def conclude(frame: Frame, result: Any) -> Capture | None:
     """The attention of a call that has returned.
 
-    The first choice are the returned weights, if they are weights: some functions return scores. Next are
-    the arguments of torch's kernel inside it, with mask and heads prepared. Next is a softmax inside it.
-    Last is the formula applied to the function's arguments; it must reproduce the returned output,
-    otherwise the answer is None.
+    First come the returned weights, unless they are scores; then the arguments of torch's kernel inside it,
+    with mask and heads prepared; then a softmax inside it; last the formula applied to the function's
+    arguments, which must reproduce the returned output, or the answer is None.
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)

@@ -7,7 +7,7 @@ from torch import nn
 from attnscope.capture import RowSums, recording
 from attnscope.capture.placing.kinds import LayerNumbers
 from tests.capture.observing import Keep, observe
-from tests.capture.placing.ways import SIZE, STATES, TALK, Nested, Stream, attend, talk
+from tests.capture.placing.ways import SIZE, STATES, TALK, Chain, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, SIZES, inputs, tiny
 
 
@@ -90,36 +90,9 @@ class Layer(nn.Module):
         return x + self.attn(x) if self.attends else self.average(x)
 
 
-class Stacks(nn.Module):
-    """Two stacks: talking heads in a Sequential, plain ones in a module list."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(Stream(talk(TALK[0], behind=True)) for _ in range(3)))
-        self.last = nn.ModuleList(Stream(attend) for _ in range(2))
-
-    def forward(self, x):
-        x = self.blocks(x)
-        for block in self.last:
-            x = block(x)
-        return x
-
-
-class Attributes(nn.Module):
-    """Three layers of one make as attributes; the one in the middle does not attend."""
-
-    def __init__(self):
-        super().__init__()
-        self.block_a, self.block_b, self.block_c = Layer(), Layer(False), Layer()
-        self.norm, self.head = nn.LayerNorm(SIZE), nn.Linear(SIZE, 3)
-
-    def forward(self, x):
-        return self.head(self.norm(self.block_c(self.block_b(self.block_a(x)))))
-
-
 def by_turns(*blocks):
     """Blocks, each in a list with its norm."""
-    return Nested(*([nn.LayerNorm(SIZE), block] for block in blocks))
+    return Chain(layers=[[nn.LayerNorm(SIZE), block] for block in blocks])
 
 
 TWO = [("layers.0.1", 0), ("layers.2.1", 1)]
@@ -135,16 +108,23 @@ LAYERS = {  # a model, the modules that attend with their layers, and the layers
         [("layers.1", 1)],
     ),
     "feed-forward networks in lists": (
-        lambda: Nested(*([Stream(attend), nn.Linear(SIZE, SIZE)] for _ in range(2))),
+        lambda: Chain(layers=[[Stream(attend), nn.Linear(SIZE, SIZE)] for _ in range(2)]),
         [("layers.0.0", 0), ("layers.1.0", 1)],
         [],
     ),
-    "two stacks": (
-        Stacks,
+    "two stacks, talking heads in a sequence and others in a list": (
+        lambda: Chain(
+            blocks=nn.Sequential(*(Stream(talk(TALK[0], behind=True)) for _ in range(3))),
+            last=[Stream(attend), Stream(attend)],
+        ),
         [("last.0", 0), ("last.1", 1)],
         [(f"blocks.{layer}", layer) for layer in range(3)],
     ),
-    "attributes": (Attributes, [("block_a.attn", 0), ("block_c.attn", 1)], [("block_b", 1)]),
+    "attributes of one make": (
+        lambda: Chain(a=Layer(), b=Layer(False), c=Layer(), norm=nn.LayerNorm(SIZE), head=nn.Linear(SIZE, 3)),
+        [("a.attn", 0), ("c.attn", 1)],
+        [("b", 1)],
+    ),
     "a sequential": (
         lambda: nn.Sequential(Layer(), Layer(False), Layer(), nn.LayerNorm(SIZE)),
         [("0.attn", 0), ("2.attn", 2)],
@@ -167,7 +147,7 @@ def test_layers_keep_their_numbers_and_those_that_do_not_attend_are_named(name):
 
 
 def test_an_unknown_mixer_is_named_by_its_class():
-    model = Nested(*([Averaging(), nn.LayerNorm(SIZE)] for _ in range(2)))
+    model = Chain(layers=[[Averaging(), nn.LayerNorm(SIZE)] for _ in range(2)])
     record, *_ = observe(model, STATES)
     assert {layer.reason for layer in record.without_attention} == {
         "no softmax in it weighed values (Averaging)"

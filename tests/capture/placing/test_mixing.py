@@ -10,7 +10,7 @@ from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.rows.capture import MAPPED
 from tests.capture.observing import observe
 from tests.capture.placing import ways
-from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Nested, Stream, attend
+from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -101,7 +101,7 @@ def test_what_mixes_no_tokens_is_neither_shown_nor_named(way):
 
 
 def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():
-    record, *_ = observe(Nested(*([Stream(attend), Stream(ways.decay)] for _ in range(2))), STATES)
+    record, *_ = observe(Chain(layers=[[Stream(attend), Stream(ways.decay)] for _ in range(2)]), STATES)
     assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
     assert not record.without_attention
     (note,) = record.notes

@@ -5,49 +5,7 @@ import torch
 from torch import nn
 
 from tests.capture.observing import observe
-from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Stream, attend
-
-
-def join(x, made):
-    """The states behind a module; what it pooled meets each of them."""
-    return x + (made if made.shape == x.shape else made.flatten(1).mean(-1)[:, None, None])
-
-
-class Parts(nn.Module):
-    """Modules one after another, each with a residual."""
-
-    def __init__(self, *parts):
-        super().__init__()
-        self.layers = nn.ModuleList(parts)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = join(x, layer(x))
-        return x
-
-
-class Pair(nn.Module):
-    """Two modules as attributes."""
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x):
-        return join(join(x, self.first(x)), self.second(x))
-
-
-class Towers(nn.Module):
-    """Two lists of layers."""
-
-    def __init__(self, one, other):
-        super().__init__()
-        self.one, self.other = nn.ModuleList(one), nn.ModuleList(other)
-
-    def forward(self, x):
-        for layer in (*self.one, *self.other):
-            x = join(x, layer(x))
-        return x
+from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Chain, Stream, attend, join
 
 
 class Attention(Stream):
@@ -97,15 +55,15 @@ class Bare(nn.Module):
 PLACES = {
     "the model itself": (lambda way: Stream(way), [""]),
     "in a sequence": (lambda way: nn.Sequential(nn.Linear(SIZE, SIZE), Stream(way)), ["1"]),
-    "in a list": (lambda way: Parts(Stream(way), Stream(way)), ["layers.0", "layers.1"]),
-    "beside attention": (lambda way: Pair(Stream(attend), Stream(way)), ["second"]),
-    "before attention": (lambda way: Pair(Stream(way), Stream(attend)), ["first"]),
+    "in a list": (lambda way: Chain(layers=[Stream(way), Stream(way)]), ["layers.0", "layers.1"]),
+    "beside attention": (lambda way: Chain(first=Stream(attend), second=Stream(way)), ["second"]),
+    "before attention": (lambda way: Chain(first=Stream(way), second=Stream(attend)), ["first"]),
     "among layers that attend": (
-        lambda way: Parts(Stream(attend), Stream(way), Stream(attend)),
+        lambda way: Chain(layers=[Stream(attend), Stream(way), Stream(attend)]),
         ["layers.1"],
     ),
     "in another list": (
-        lambda way: Towers([Stream(attend), Stream(attend)], [Stream(way), Stream(way)]),
+        lambda way: Chain(one=[Stream(attend), Stream(attend)], other=[Stream(way), Stream(way)]),
         ["other.0", "other.1"],
     ),
     "inside of attention": (lambda way: nn.Sequential(Attention(Stream(way))), ["0.inner"]),
@@ -113,7 +71,9 @@ PLACES = {
     "in a module that runs twice": (lambda way: Twice(Stream(way)), ["part"]),
     "behind attention without a residual": (lambda way: Bare(Stream(way)), ["part"]),
     "beside torch's own attention": (
-        lambda way: Pair(nn.TransformerEncoderLayer(SIZE, HEADS, 8, batch_first=True), Stream(way)),
+        lambda way: Chain(
+            first=nn.TransformerEncoderLayer(SIZE, HEADS, 8, batch_first=True), second=Stream(way)
+        ),
         ["second"],
     ),
 }

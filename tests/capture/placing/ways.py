@@ -39,17 +39,25 @@ class Stream(nn.Module):
         return weights
 
 
-class Nested(nn.Module):
-    """Lists in a list, as in x-transformers."""
+def join(x, made):
+    """The states behind a module; what it pooled meets each of them."""
+    return x + (made if made.shape == x.shape else made.flatten(1).mean(-1)[:, None, None])
 
-    def __init__(self, *lists):
+
+class Chain(nn.Module):
+    """Modules by name, lists of them, and lists of lists, one after another, each with a residual."""
+
+    def __init__(self, **parts):
         super().__init__()
-        self.layers = nn.ModuleList(map(nn.ModuleList, lists))
+        for name, part in parts.items():
+            self.add_module(name, self.listed(part))
 
-    def forward(self, x):
-        for layer in self.layers:
-            for part in layer:
-                x = x + part(x)
+    def listed(self, part):
+        return nn.ModuleList(map(self.listed, part)) if isinstance(part, list) else part
+
+    def forward(self, x, parts=None):
+        for part in self.children() if parts is None else parts:
+            x = self.forward(x, part) if isinstance(part, nn.ModuleList) else join(x, part(x))
         return x
 
 

@@ -176,16 +176,18 @@ def test_grouped_heads_folded_into_one_query_are_unfolded():
     torch.testing.assert_close(capture.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("shape", "batch", "heads"), [((6, 7, 8), 2, 3), ((6, 7, 8), 6, 1), ((7, 8), 1, 1)])
+SHAPES = [((6, 7, 8), 2, 3), ((6, 7, 8), 6, 1), ((7, 8), 1, 1), ((2, 3, 2, 7, 8), 2, 6)]
+
+
+@pytest.mark.parametrize(("shape", "batch", "heads"), SHAPES)
 def test_inputs_without_a_head_axis_are_split_by_the_batch(shape, batch, heads):
     noise = torch.Generator().manual_seed(0)
     query, key = torch.randn(shape, generator=noise), torch.randn(shape, generator=noise)
-    capture = capture_sdpa(batch, query, key, key, is_causal=True)
-    assert (capture.batch, capture.heads) == (batch, heads)
-    plain = torch.softmax(
-        (query @ key.mT / 8**0.5).masked_fill(~torch.ones(7, 7).tril().bool(), -torch.inf), -1
-    )
-    torch.testing.assert_close(capture.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
+    for mask in (torch.ones(7, 7).tril().bool(), torch.rand(*shape[:-2], 7, 7) < 0.8):
+        capture = capture_sdpa(batch, query, key, key, mask)
+        assert (capture.batch, capture.heads) == (batch, heads)
+        plain = (query @ key.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+        torch.testing.assert_close(capture.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
 
 
 def test_joined_heads_keep_their_order():

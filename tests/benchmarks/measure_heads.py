@@ -51,9 +51,9 @@ def ways(shape: str, tokens: int, layers: int, wanted: Sequence[str]) -> dict[st
 
     from attnscope.attention import Token
     from attnscope.capture import FUSED, Coarsen, recording
-    from attnscope.capture.observers import cells
     from attnscope.fused.fused_pass import FusedPass
     from attnscope.measures import Measurement, fused_request
+    from attnscope.questions.selection import Selection
 
     torch.manual_seed(1)  # a natural text repeats: Zipf's law over 30,000 words
     ids = torch.multinomial(1 / torch.arange(3, 30003).float(), tokens, replacement=True)[None]  # [1, token]
@@ -73,7 +73,7 @@ def ways(shape: str, tokens: int, layers: int, wanted: Sequence[str]) -> dict[st
 
     def fused_pass() -> object:
         fused = FusedPass(fused_request(NAMES, [text], CELLS), shortest=1)
-        return measure(NAMES, fused, Coarsen(cells(CELLS), "mean"))
+        return measure(NAMES, fused, Selection().coarsen(CELLS, even=True, how="mean"))
 
     def window() -> object:
         return measure(WINDOW, FusedPass(fused_request(WINDOW, [text]), shortest=1))

@@ -5,14 +5,15 @@ import torch
 import transformers as hf
 
 from attnscope.attention import Attention, Token
-from attnscope.capture import FUSED, Coarsen, recording
-from attnscope.capture.observers import SharedRows, cells
+from attnscope.capture import FUSED, recording
+from attnscope.capture.observers import SharedRows
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request
+from attnscope.questions.selection import Selection
 from tests.capture.tiny import FAMILIES
 
-LENGTH = 70
+LENGTH, WHOLE = 70, Selection()
 
 
 def build(name):
@@ -29,10 +30,10 @@ def test_models_give_the_same_outputs_figures_and_maps(name):
     ids = torch.randint(0, 50, (1, LENGTH))
     text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
     axes = dict.fromkeys(("encoder", "decoder"), (text, text))
-    beside, pool = Measurement(), Coarsen(cells(12))
+    beside, pool = Measurement(), WHOLE.coarsen(12, even=True)
     with torch.inference_mode(), recording(model, [beside, pool], axes):
         expected = model(input_ids=ids).last_hidden_state
-    streamed, maps = Measurement(), Coarsen(cells(12))
+    streamed, maps = Measurement(), WHOLE.coarsen(12, even=True)
     request = fused_request(DEFAULT, [text], cells=12)
     fused = FusedPass(request, shortest=1)
     with torch.inference_mode(), recording(model, [streamed, maps], axes, fused) as record:
@@ -74,7 +75,8 @@ def test_a_map_of_other_cells_is_pooled_from_rows():
     torch.manual_seed(0)
     model = build("gpt2")
     ids = torch.randint(0, 50, (1, LENGTH))
-    maps, highest, plain = Coarsen(cells(9)), Coarsen(cells(12), "max"), Coarsen(cells(9))
+    maps, plain = WHOLE.coarsen(9, even=True), WHOLE.coarsen(9, even=True)
+    highest = WHOLE.coarsen(12, even=True, how="max")
     fused = FusedPass(Request(cells=12), shortest=1)
     with torch.inference_mode(), recording(model, [maps, highest], fused=fused):
         model(input_ids=ids)
@@ -91,7 +93,7 @@ def test_some_heads_of_a_fused_pass_need_no_rows(monkeypatch):
     text = tuple(Token(f"w{i % 7}", i % 7) for i in range(LENGTH))
     ids = torch.tensor([[token.id for token in text]])
     every, some = Measurement(), Measurement()
-    every_map, some_maps = Coarsen(cells(12)), Coarsen(cells(12))
+    every_map, some_maps = WHOLE.coarsen(12, even=True), WHOLE.coarsen(12, even=True)
     chosen = SharedRows([some, some_maps], lambda site, count: [3, 1] if site.layer == 1 else None)
     with torch.inference_mode(), recording(model, [every, every_map], {"decoder": (text, text)}):
         model(input_ids=ids)

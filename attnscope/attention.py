@@ -197,7 +197,9 @@ class Attention:
     def only(self, heads: Sequence[int]) -> Attention:
         """The same call with these heads alone, renumbered from 0."""
         self._check(heads)
-        read, made = SomeHeads(self.read, tuple(heads)), self.statistics and self.statistics.only(heads)
+        some = getattr(self.read, "only", None)  # of a source that can compute some heads alone
+        read = some(heads) if some else SomeHeads(self.read, tuple(heads))
+        made = self.statistics and self.statistics.only(heads)
         count = len(heads)
         return replace(self, heads=count, key_heads=count, read=read, statistics=made, values=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,15 +49,6 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
     return weighed
 
 
-class _WeighedAttention(Attention):
-    """A call whose rows are weighed; unrequested heads are not computed."""
-
-    read: WeighedRows
-
-    def only(self, heads: Sequence[int]) -> Attention:
-        return replace(super().only(heads), read=self.read.only(heads))
-
-
 @dataclass(frozen=True, eq=False)
 class ModelWeighing:
     """Runs ``model`` twice: to find the output projections, and so that observers see its weights weighed."""
@@ -90,9 +81,7 @@ class ModelWeighing:
                 self.model.run(prepared, [projections])
 
         def show(attention: Attention) -> None:
-            known = {each.name: getattr(attention, each.name) for each in fields(Attention)}
-            known |= {"read": self._weigh(attention, projections, slopes), "statistics": None}
-            weighed = _WeighedAttention(**known)
+            weighed = replace(attention, read=self._weigh(attention, projections, slopes), statistics=None)
             for observer in observers:
                 observer.observe(weighed)
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
+from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.errors import InputError, ModelError, SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.runs import is_plain, opens
 from attnscope.limits import MEASURED_WEIGHTS
-from attnscope.measures import HeadFigures, Measurement, fused_request
+from attnscope.measures import Measurement, fused_request
 from attnscope.measures.measurement import measure_words
 from attnscope.models import inputs
 from attnscope.models.kept import TracedModel, has_short_text, is_short
@@ -152,25 +153,6 @@ def _narrow(mask: Any) -> Any:
     return mask
 
 
-@dataclass(eq=False)
-class _Measuring:
-    """Measures all heads while their weights so far are no more than a limit."""
-
-    most: float
-    measured: Measurement = field(default_factory=Measurement)
-    size: int = 0
-
-    def observe(self, attention: Attention) -> None:
-        """Measure one call."""
-        self.size += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
-        if self.size <= self.most:
-            self.measured.observe(attention)
-
-    def figures(self) -> tuple[HeadFigures, ...]:
-        """The figures of every head; empty if there were too many weights."""
-        return tuple(self.measured.figures()) if self.size <= self.most else ()
-
-
 def hold_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False) -> Trace | None:
     """Keep the pass of a short input in memory, so that it can be read like a trace from a file.
 
@@ -208,8 +190,15 @@ def make_trace(
     most: float = math.inf,
 ) -> Trace:
     """Run a pass, and keep it; heads are not measured if they have more than ``most`` weights in all."""
-    kept, measuring, axes = KeepRows(), _Measuring(most), dict[Axis, int]()
-    record = run([kept, measuring])
+    kept, measured, axes, size = KeepRows(), Measurement(), dict[Axis, int](), 0
+
+    def measure(attention: Attention) -> None:
+        nonlocal size
+        size += attention.batch * attention.heads * len(attention.queries) * len(attention.keys)
+        if size <= most:
+            measured.observe(attention)
+
+    record = run([kept, Seeing(measure)])
 
     def number(axis: Axis) -> int:
         return axes.setdefault(axis, len(axes))
@@ -247,7 +236,7 @@ def make_trace(
         without_attention=tuple(record.without_attention),
         failures=tuple(record.failures),
         changes=tuple(record.changes),
-        figures=measuring.figures(),
+        figures=tuple(measured.figures()) if size <= most else (),
     )
     trace = Trace(description, kept.arrays)
     if not is_short(trace) or not description.figures:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
 from attnscope.models.inputs import Chat, Limit, ModelInput, SoundPart, label_input, read_labels
@@ -100,10 +100,6 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": "" if content is None and "tool_calls" in message else content}
 
 
-Waiting: TypeAlias = Callable[[str], AbstractContextManager[Any]]
-"""Shows progress, with what is being waited for."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class InputRequest:
     """A text, or another input, and how much to generate.
@@ -130,8 +126,10 @@ class InputRequest:
     max_tokens: int | None = None
     truncate: bool = False
 
-    def prepare(self, model: Model, waiting: Waiting = nullcontext) -> ModelInput:
-        """The model's input, including generated tokens. Raises ``AttnscopeError``."""
+    def prepare(
+        self, model: Model, waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    ) -> ModelInput:
+        """The model's input, including generated tokens; ``waiting`` shows what is waited for."""
         prepared = self.read(model)
         if self.generate is not None:
             with waiting(f"{model.title} writes up to {self.generate:,} tokens"):

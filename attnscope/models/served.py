@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -348,10 +348,9 @@ def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
     return [int(end) for end in ends]
 
 
-Pairs: TypeAlias = "dict[int, dict[str, str]]"  # the names of the queries and keys of each layer
-
-
-def _choose(file: TensorFile, request: int | None) -> tuple[Pairs, dict[str, slice] | None]:
+def _choose(
+    file: TensorFile, request: int | None
+) -> tuple[dict[int, dict[str, str]], dict[str, slice] | None]:
     """The names of the queries and keys of each layer of a request, and their rows in a packed batch."""
     found = {name: place for name in file if (place := _place(name))}
     named = list(dict.fromkeys(place.request for place in found.values()))
@@ -365,7 +364,7 @@ def _choose(file: TensorFile, request: int | None) -> tuple[Pairs, dict[str, sli
         told = f" ({', '.join(map(repr, named[:5]))})" if ends is None and count > 1 else ""
         raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{told:.200}")
     chosen = (request or 1) - 1
-    pairs: Pairs = {}
+    pairs: dict[int, dict[str, str]] = {}
     for name, place in found.items():
         if place.request == named[chosen if ends is None else 0]:
             other = pairs.setdefault(place.layer, {}).setdefault(place.part, name)

@@ -15,7 +15,6 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.request import InputRequest
 from attnscope.questions.composition import find_feeds
-from attnscope.questions.head import one_head
 from attnscope.questions.logits import direct_effects
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
@@ -93,22 +92,6 @@ def test_an_instance_a_class_and_a_function_all_make_a_model(file, name, layers)
     model = load(f"{file}:{name}")
     seen = overview(model, model.prepare("The cat sat."), Selection())
     assert [layer.layer for layer in seen.grids["decoder"].layers] == list(range(layers))
-
-
-def test_its_head_is_what_the_formula_says(file):
-    model = load(f"{file}:model")
-    prepared = model.prepare("The cat sat on the mat.")
-    found = one_head(model, prepared, "L0H1").heatmap
-    with torch.inference_mode():
-        x = model.module.embed(prepared.arguments[0])
-        query, key, _ = model.module.blocks[0].attention.c_attn(x).split(32, 2)
-        scores = query[0, :, 8:16] @ key[0, :, 8:16].T / 8**0.5
-        size = len(scores)
-        scores = scores.masked_fill(~torch.ones(size, size).tril().bool(), float("-inf"))
-        expected = scores.softmax(-1).numpy()
-    np.testing.assert_allclose(found.values, expected, atol=1e-6)
-    np.testing.assert_array_equal(found.masked, ~np.tri(size, dtype=bool))
-    assert [place.text for place in found.weights.keys] == [token.text for token in prepared.tokens]
 
 
 def test_a_tokenizer_can_be_chosen(file):

@@ -248,11 +248,8 @@ class SourceInput:
         if isinstance(model, TracedModel):
             return model.prepared
         asked = self.asked
-        own: dict[str, Any] = {
-            "text": self.text or None,
-            "second": self.second,
-            "video": asked.video is not None,
-        }
+        own: dict[str, Any] = {"text": self.text or None, "second": self.second}
+        own["video"] = asked.video is not None
         same = {each.name for each in fields(InputRequest)} - own.keys()
         request = InputRequest(**own, **{name: getattr(asked, name) for name in same})
         prepared = request.prepare(model, waiting)

@@ -32,12 +32,8 @@ if TYPE_CHECKING:
 
 MEASURED = ("entropy", "confidence", "first", "previous", "self")
 
-FRAMEWORKS = {
-    "transformers": "TrainerCallback",
-    "lightning.pytorch": "Callback",
-    "pytorch_lightning": "Callback",
-}
-"""The callback class of each training framework."""
+FRAMEWORKS = {"transformers": "TrainerCallback"}  # the callback class of each
+FRAMEWORKS |= dict.fromkeys(("lightning.pytorch", "pytorch_lightning"), "Callback")
 
 OnAlarm: TypeAlias = "Literal['warn', 'stop'] | Callable[[str], object]"
 

@@ -230,8 +230,6 @@ class Cutter:
 
     def training(self, step: int, batch: int, causal: bool | None = None) -> TokenRows:
         """The rows of a step; each pass has another order and other cuts. ``causal`` overrules the field."""
-        if self.count < 1:
-            raise InputError(f"{len(self.stream)} tokens of text are too few for rows of {self.length}")
         numbers = np.arange(step * batch, (step + 1) * batch)
         texts = np.empty((batch, self.stretch), dtype=np.int64)
         for epoch in np.unique(numbers // self.count):

@@ -171,11 +171,6 @@ def test_evaluation_is_the_same_text_and_masks_each_time(cutter):
     assert shown[:, 1:-1].ravel().tolist() == list(range(5 + 2 * 18, 5 + 6 * 18))
 
 
-def test_too_little_text_says_so(tokenizer):
-    with pytest.raises(InputError, match=r"10 tokens of text are too few for rows of 20"):
-        data.Cutter(np.arange(10, dtype=np.uint32), tokenizer, 20).training(0, 4)
-
-
 LINES = ["The cat sat on the mat.", "“The café isn’t open,” said the cat.", "the cats sat at the cafe"] * 3
 KINDS = ["wordpiece", "bpe"]
 

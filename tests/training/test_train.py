@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 from dataclasses import replace
 
@@ -101,21 +100,6 @@ def test_a_damaged_checkpoint_is_refused(cutters, tmp_path):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ModelError, match="cannot be read as a checkpoint"):
         run(cutters, path, resume=True)
-
-
-def test_a_crash_while_saving_leaves_the_last_checkpoint(cutters, tmp_path, monkeypatch):
-    path = tmp_path / "c"
-    run(cutters, path, observe=press_ctrl_c(5))
-    before = path.read_bytes()
-
-    def crash(source, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        run(cutters, path, resume=True)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 def test_checkpoints_are_written_along_the_way(cutters, tmp_path):

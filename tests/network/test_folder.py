@@ -5,7 +5,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attnscope.errors import ModelError, OutputError
-from attnscope.network import Encoder, EncoderConfig, is_encoder_folder, load_config, load_encoder, save_encoder
+from attnscope.network import (
+    Encoder,
+    EncoderConfig,
+    is_encoder_folder,
+    load_config,
+    load_encoder,
+    save_encoder,
+)
 from attnscope.training.data import train_tokenizer
 
 CONFIG = EncoderConfig(vocabulary=64, width=16, layers=2, heads=2, hidden=32, max_positions=24)

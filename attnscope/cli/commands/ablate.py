@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading
+from attnscope.cli.source import check_texts, measure_corpus, read_source, reading
 from attnscope.cli.waiting import waiting
 
 
@@ -52,7 +52,6 @@ def ablate(
         (plain and heads and written, "--out, --csv", "--head is printed, or --json"),
     )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
-    from attnscope.measures import DEFAULT
     from attnscope.questions.loss import Way, of_ablation
     from attnscope.questions.loss import ablate as ablate_heads
     from attnscope.questions.processes import torchrun_processes
@@ -60,10 +59,7 @@ def ablate(
 
     if texts:
         way: Way | None = None if asked.importance else "mean" if asked.mean else "zero"
-        result = measure_corpus(
-            corpus, source, lambda: load_model(model, predicting=True), selection, DEFAULT,
-            importance=asked.importance, ablation=way,
-        )  # fmt: skip
+        result = measure_corpus(corpus, source, model, selection, importance=asked.importance, ablation=way)
         if torchrun_processes().number:
             return
         return deliver("ablate", of_removals(result, asked.top), output, picture)

@@ -74,7 +74,7 @@ def check(
     selection = options.select(attention)
     check_texts(corpus, source)
     if corpus.texts is not None:
-        result = measure_corpus(corpus, source, lambda: load_model(model), selection, names)
+        result = measure_corpus(corpus, source, model, selection, names=names)
     else:
         refuse(not source.names_one, "--texts", "give --texts CORPUS, --text or --file")
         kind = "fused" if names == DEFAULT else "other"

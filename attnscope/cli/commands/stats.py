@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
@@ -158,6 +158,7 @@ def stats(
         return deliver("stats", Answer.of("", curves), replace(output, as_csv=False), picture, model.metadata)
     head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
+    how: dict[str, Any] = {"names": names, "exact_kernel": asked.exact_kernel}
 
     def answer_of(found: Stats) -> Answer:
         kept = found.heads if head is None else study.find_heads(head, found.heads)
@@ -173,28 +174,18 @@ def stats(
         loaded = load_model(model)
         read = text_reader(loaded, source)
         for where, prepared in each_text(corpus, read, strict=corpus.strict, chat=source.chat):
-            each = study.measure_heads(
-                loaded, prepared, selection, names=names, exact_kernel=asked.exact_kernel
-            )
+            each = study.measure_heads(loaded, prepared, selection, **how)
             print_answer("stats", {**answer_of(each).numbers, **model.metadata, "where": where})
         return None
     if given is None:
-        load = partial(load_model, model)
-        result = measure_corpus(corpus, source, load, selection, names, exact_kernel=asked.exact_kernel)
+        result = measure_corpus(corpus, source, model, selection, **how)
     else:
         kernel, saving = asked.exact_kernel or rows is not None, output.out is not None
         kind = "kernel" if kernel else "fused" if names == DEFAULT else "other"
         opened = given.reading(cached=asked.pooled is None, kind=kind, saving=saving)
         with opened as (loaded, prepared):
-            result = study.measure_heads(
-                loaded,
-                prepared,
-                selection,
-                names=names,
-                exact_kernel=asked.exact_kernel,
-                pool=asked.cell if asked.pooled else None,
-                rows=rows,
-            )
+            pool = asked.cell if asked.pooled else None
+            result = study.measure_heads(loaded, prepared, selection, **how, pool=pool, rows=rows)
             layers = result.maps
             if asked.pooled is not None and layers is not None:
                 page = partial(of_layers, layers, result.heads, loaded, prepared, selection)

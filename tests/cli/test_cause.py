@@ -112,7 +112,7 @@ def test_what_changes_without_a_head_is_printed(run):
 def test_the_heads_that_cost_most_come_first(ask, name, option):
     model = load("own")
     seen = measure_heads(model, model.prepare(TIRED), Selection(), **{name: True})
-    found = {head: figure.value for head, figure in getattr(seen, name).items()}
+    found = {head.address: getattr(head, name).value for head in seen.heads}
     out, answer, rows = ask("ablate", TIRED, *option, "--top", "4", model="own")
     listed = [line.split()[:2] for line in out.splitlines() if line.startswith("L")]
     worst = sorted(found, key=lambda head: -found[head])

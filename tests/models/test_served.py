@@ -23,60 +23,57 @@ NAMES = {
 }
 
 
+def tiny(kind, **more):
+    """A small model of a type."""
+    size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 64}
+    counts = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    return hf.AutoModelForCausalLM.from_config(
+        hf.AutoConfig.for_model(kind, **size | counts | more), attn_implementation="eager"
+    ).eval()
+
+
+def seen(model, ids):
+    """Queries and keys before and after they are turned, [token, head, size], and weights."""
+    before, after = {}, {}
+    module = importlib.import_module(type(model).__module__)
+    attend, turn = module.eager_attention_forward, getattr(module, "apply_rotary_pos_emb", None)
+
+    def keep(states, query, key):
+        layer = len(states) // 2
+        for part, each in (("q", query), ("k", key)):
+            states[layer, part] = each[0].transpose(0, 1).contiguous().numpy()
+
+    def attended(module, query, key, *args, **kwargs):
+        keep(after, query, key)
+        return attend(module, query, key, *args, **kwargs)
+
+    def turned(query, key, *args, **kwargs):
+        keep(before, query, key)
+        return turn(query, key, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(module, "eager_attention_forward", attended)
+        patch.setattr(module, "apply_rotary_pos_emb", turned, raising=False)
+        weights = model(torch.tensor([ids]), output_attentions=True).attentions
+    return before, after, [each[0].numpy() for each in weights]
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A model of grouped keys, windows and rotary positions; its queries, keys and weights of two texts."""
+    """A folder of a model of grouped keys, windows and rotary positions; what is seen of it in two texts."""
     folder = Path(gpt2(tmp_path_factory.mktemp("served")))  # for its tokenizer
-    torch.manual_seed(0)
-    config = hf.Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=1,
-        attn_implementation="eager",
-    )
-    model = hf.Qwen2ForCausalLM(config).eval()
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    model = tiny("qwen2", num_hidden_layers=3, **windows)
     model.save_pretrained(folder)
-    texts = []
-    for ids in IDS:
-        states = {}
-        hooks = [
-            getattr(layer.self_attn, f"{part}_proj").register_forward_hook(
-                lambda module, args, out, at=(number, part), kept=states: kept.update({at: out[0].detach()})
-            )
-            for number, layer in enumerate(model.model.layers)
-            for part in "qk"
-        ]
-        with torch.no_grad():
-            weights = model(torch.tensor([ids]), output_attentions=True).attentions
-        for hook in hooks:
-            hook.remove()
-        texts.append((states, [each[0].numpy() for each in weights]))
-    return folder, model, texts
+    return folder, [seen(model, ids) for ids in IDS]
 
 
-def lay_out(model, states, layout="token head size", rotary="applied") -> dict[tuple[int, str], np.ndarray]:
-    """The queries and keys of one text as a server would write them."""
-    laid = {}
-    for (layer, part), flat in states.items():
-        heads = flat.view(len(flat), -1, 8).transpose(0, 1)[None]  # [1, head, token, size]
-        if rotary == "applied":
-            cos, sin = model.model.rotary_emb(heads, torch.arange(len(flat))[None])
-            turned = hf.models.qwen2.modeling_qwen2.apply_rotary_pos_emb(heads, heads, cos, sin)
-            heads = turned[0]
-        heads = heads[0].transpose(0, 1)  # [token, head, size]
-        forms = {
-            "token head size": heads,
-            "head token size": heads.transpose(0, 1),
-            "token width": heads.flatten(1),
-        }
-        laid[layer, part] = forms[layout].contiguous().numpy()
-    return laid
+def lay_out(states, layout):
+    """Queries and keys, [token, head, size], in another layout."""
+    if layout == "token width":
+        return {at: each.reshape(len(each), -1) for at, each in states.items()}
+    return {at: np.ascontiguousarray(each.swapaxes(0, 1)) for at, each in states.items()}
 
 
 def write(path, parts, names: str = "vllm", metadata=None, **more) -> str:
@@ -93,8 +90,7 @@ def write(path, parts, names: str = "vllm", metadata=None, **more) -> str:
 @pytest.fixture
 def parts(served):
     """The queries and keys of the first text as most servers write them."""
-    _, model, texts = served
-    return lay_out(model, texts[0][0])
+    return dict(served[1][0][1])
 
 
 def opened(folder, parts, names="vllm", metadata=None, request=None, **more):
@@ -111,39 +107,41 @@ def require_rows(found, head, expected):
 @pytest.mark.parametrize("rotary", ["applied", "none"])
 @pytest.mark.parametrize("layout", ["token head size", "head token size", "token width"])
 def test_rows_are_those_of_the_model(served, layout, rotary, names):
-    folder, model, texts = served
-    states, weights = texts[0]  # sizes tell which axes are heads, where a config says how many there are
-    found = opened(folder, lay_out(model, states, layout, rotary), names, {"rotary": rotary})
+    folder, texts = served
+    before, after, weights = texts[0]  # sizes tell which axes are heads, where a config says how many
+    states = after if rotary == "applied" else before
+    states = states if layout == "token head size" else lay_out(states, layout)
+    found = opened(folder, states, names, {"rotary": rotary})
     for layer, expected in enumerate(weights):
         for head in range(4):
             require_rows(found, f"L{layer}H{head}", expected[head])
 
 
 def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
-    folder, model, texts = served
-    laid = [lay_out(model, states) for states, _ in texts]
+    folder, texts = served
+    laid = [after for _, after, _ in texts]
     parts = {at: np.concatenate([each[at] for each in laid]) for at in laid[0]}
     ids = {"cu_seqlens": np.array([0, 10, 16], np.int32), "input_ids": np.array([*IDS[0], *IDS[1]])}
     with pytest.raises(InputError, match="it holds 2 requests: choose one with --line, 1 to 2"):
         opened(folder, parts, **ids)
     found = opened(folder, parts, request=2, **ids)
-    require_rows(found, "L1H3", texts[1][1][1][3])
+    require_rows(found, "L1H3", texts[1][2][1][3])
     assert [token.id for token in found.prepared.tokens] == IDS[1]
 
 
 def test_queries_of_a_cached_pass_are_the_last_rows(served, parts):
-    folder, _, texts = served
+    folder, texts = served
     parts = {(layer, part): array[-3:] if part == "q" else array for (layer, part), array in parts.items()}
-    require_rows(opened(folder, parts), "L2H1", texts[0][1][2][1][-3:])
+    require_rows(opened(folder, parts), "L2H1", texts[0][2][2][1][-3:])
 
 
 def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
-    folder, _, texts = served
+    folder, texts = served
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     shown = run("show", "--from", path, "-m", folder, "--head", "L0H1", "--json")
     answer = json.loads(shown.out)
     np.testing.assert_allclose(
-        np.array([[cell or 0 for cell in row] for row in answer["weights"]]), texts[0][1][0][1], atol=1e-6
+        np.array([[cell or 0 for cell in row] for row in answer["weights"]]), texts[0][2][0][1], atol=1e-6
     )
     table = run("stats", "--from", path, "-m", folder).out
     assert "weights recomputed from the file's queries and keys" in " ".join(table.split())
@@ -212,47 +210,11 @@ TYPES = {
 NOT_ALONE = {"cohere2", "smollm3", "gemma3_text", "stablelm", "llama4_text"}
 
 
-def tiny(kind, **more):
-    """A small model of a type."""
-    size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 64}
-    counts = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-    torch.manual_seed(0)
-    return hf.AutoModelForCausalLM.from_config(
-        hf.AutoConfig.for_model(kind, **size | counts | more), attn_implementation="eager"
-    ).eval()
-
-
-def seen(model, monkeypatch, ids):
-    """Queries and keys before and after they are turned, [token, head, size], and weights."""
-    before, after = {}, {}
-    module = importlib.import_module(type(model).__module__)
-    attend, turn = module.eager_attention_forward, getattr(module, "apply_rotary_pos_emb", None)
-
-    def keep(states, query, key):
-        layer = len(states) // 2
-        for part, each in (("q", query), ("k", key)):
-            states[layer, part] = each[0].transpose(0, 1).contiguous().numpy()
-
-    def attended(module, query, key, *args, **kwargs):
-        keep(after, query, key)
-        return attend(module, query, key, *args, **kwargs)
-
-    def turned(query, key, *args, **kwargs):
-        keep(before, query, key)
-        return turn(query, key, *args, **kwargs)
-
-    monkeypatch.setattr(module, "eager_attention_forward", attended)
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", turned, raising=False)
-    with torch.no_grad():
-        weights = model(torch.tensor([ids]), output_attentions=True).attentions
-    return before, after, [each[0].numpy() for each in weights]
-
-
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path, monkeypatch):
+def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path):
     model = tiny(kind.split()[0], **TYPES[kind])
     model.config.save_pretrained(tmp_path)
-    before, after, weights = seen(model, monkeypatch, IDS[0])
+    before, after, weights = seen(model, IDS[0])
     found = opened(tmp_path, after, "model")
     for layer, expected in enumerate(weights):
         for head in range(4):
@@ -274,14 +236,14 @@ def test_models_whose_rows_depend_on_more_are_refused(kind, more, parts, tmp_pat
 
 
 def test_names_of_requests_may_hold_numbers(served, tmp_path):
-    folder, model, texts = served
+    folder, texts = served
     tensors = {
         f"{name}.{layer}.self_attn.{part}": array
-        for name, (states, _) in zip(("chat-12/3.layers", "cmpl_7.layers"), texts, strict=True)
-        for (layer, part), array in lay_out(model, states).items()
+        for name, (_, after, _) in zip(("chat-12/3.layers", "cmpl_7.layers"), texts, strict=True)
+        for (layer, part), array in after.items()
     }
     save_file(tensors, tmp_path / "qk.safetensors")
-    for number, (_, weights) in enumerate(texts, 1):
+    for number, (*_, weights) in enumerate(texts, 1):
         require_rows(open_file(tmp_path / "qk.safetensors", None, str(folder), number), "L2H1", weights[2][1])
 
 
@@ -291,19 +253,19 @@ def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
 
 
 def test_requests_may_have_more_keys_than_queries(served):
-    folder, model, texts = served
-    laid = [lay_out(model, states) for states, _ in texts]
+    folder, texts = served
+    laid = [after for _, after, _ in texts]
     parts = {
         at: np.concatenate([each[at][-2:] if at[1] == "q" else each[at] for each in laid]) for at in laid[0]
     }
     ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
-    for number, (_, weights) in enumerate(texts, 1):
+    for number, (*_, weights) in enumerate(texts, 1):
         require_rows(opened(folder, parts, request=number, **ends), "L1H3", weights[1][3][-2:])
 
 
 def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path):
-    _, model, texts = served
-    parts, expected = lay_out(model, texts[0][0], "head token size"), texts[0][1][0][0]
+    _, texts = served
+    parts, expected = lay_out(texts[0][1], "head token size"), texts[0][2][0][0]
     require_rows(opened(tmp_path, parts), "L0H0", expected)  # fewer heads of keys tell
     for layer in range(3):
         parts[layer, "k"] = parts[layer, "k"].repeat(2, 0)
@@ -313,9 +275,9 @@ def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path)
 
 
 def test_widths_need_the_heads(served, tmp_path):
-    _, model, texts = served
-    parts = lay_out(model, texts[0][0], "token width")
+    _, texts = served
+    parts = lay_out(texts[0][1], "token width")
     with pytest.raises(InputError, match="name the model"):
         opened(tmp_path, parts)
     found = opened(tmp_path, parts, metadata={"heads": "4", "key_heads": "2"})
-    require_rows(found, "L0H0", texts[0][1][0][0])
+    require_rows(found, "L0H0", texts[0][2][0][0])

@@ -11,29 +11,15 @@ from attnscope.attention import Token
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.text.tokens import Sampling, Vocabulary
+from tests.capture.tiny import DECODER, FAMILIES, SIZES, tiny
 from tests.models import folders
 
 TEXT = "The cat sat on the mat"
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+WINDOWS = {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 3}
 DECODERS = {
-    "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64),
-    "llama": lambda: transformers.LlamaConfig(**SIZES),
-    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=4),
-    "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=4),
-    "gemma3": lambda: transformers.Gemma3TextConfig(
-        **SIZES, head_dim=8, sliding_window=4, sliding_window_pattern=3
-    ),
-    "gpt-oss": lambda: transformers.GptOssConfig(
-        **SIZES, head_dim=8, sliding_window=4, num_local_experts=4, num_experts_per_tok=2
-    ),
-    "bloom": lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4),
+    **{name: FAMILIES[name].config for name in ("gpt2", "llama", "mistral", "gemma2", "gpt-oss")},
+    "gemma3": tiny("Gemma3Text", **DECODER, **WINDOWS).config,
+    "bloom": tiny("Bloom", hidden_size=32, n_layer=2, n_head=4).config,
 }
 
 
@@ -208,7 +194,7 @@ def test_a_module_of_your_own_writes_if_it_returns_scores():
 
 def test_what_does_not_write_says_so(folder_of, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    config = transformers.BertConfig(**SIZES | {"vocab_size": len(tokenizer)})
+    config = transformers.BertConfig(**SIZES | {"vocab_size": len(tokenizer)}, num_hidden_layers=3)
     masked = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
     for model, more in ((load("own"), ": own-causal does"), (load(masked, generative=True), "")):
         with pytest.raises(ModelError, match=f"reads in both directions and cannot continue a text{more}"):
@@ -221,7 +207,7 @@ def test_what_does_not_write_says_so(folder_of, tmp_path):
 
 
 def test_more_tokens_than_there_are_positions_are_refused(folder_of):
-    model = load(folder_of("gpt2"), generative=True)
+    model = load(folder_of("llama"), generative=True)
     prompt = model.prepare(TEXT)
     left = 64 - len(prompt.tokens)
     assert len(model.generate(prompt, left).tokens) == 64

@@ -77,14 +77,17 @@ _HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".
 class Head:
     """The one address of a head: ``Head("L5H3")``, ``Head("5.3")``, ``Head("cross L0H1")``, ``Head(5, 3)``.
 
-    ``kind`` is ``None`` where it was not given. Raises ``SelectionError`` if the text does not name a head.
+    A head stays as it is. ``kind`` is ``None`` where it was not given. Raises ``SelectionError`` if the text
+    does not name a head.
     """
 
     layer: int
     head: int
     kind: Kind | None = None
 
-    def __init__(self, layer: int | str, head: int | None = None, kind: Kind | None = None) -> None:
+    def __init__(self, layer: int | str | Head, head: int | None = None, kind: Kind | None = None) -> None:
+        if isinstance(layer, Head):
+            head, kind, layer = layer.head, layer.kind, layer.layer
         if isinstance(layer, str):
             match = _HEAD.fullmatch(layer.strip())
             if match is None or head is not None:

@@ -321,10 +321,10 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
 
 def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[list[Question], TextNamed]:
     """The questions among arguments, and the source with the text among them."""
-    from attnscope.questions.find import is_question, parse_questions
+    from attnscope.questions.find import parse_questions
 
     words = words or []
-    texts = [each for each in words if not is_question(each)]
+    texts = [each for each in words if "->" not in each]
     if not (texts or source.names_one) and len(words) > 1:
         texts = words[-1:]  # a text with an arrow in it; otherwise no text
     refuse(len(texts) == len(words), "ASKED", f"name {what}, the arrow written as ->: 'it -> cat'")

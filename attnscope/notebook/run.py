@@ -27,7 +27,7 @@ from attnscope.questions.check import Verdict, claim
 from attnscope.questions.head import OneHead, one_head
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
-from attnscope.questions.selection import Selection, head_of
+from attnscope.questions.selection import Selection
 from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
 from attnscope.questions.token import one_token
 from attnscope.render.page import PAGE, page_of, save_page
@@ -229,12 +229,12 @@ def _select(head: Head | str | None = None, **asked: Any) -> Selection:
     """The selection; a head by ``Head`` or as text. Raises ``SelectionError``."""
     if head is not None and not isinstance(head, (Head, str)):
         raise SelectionError(f"{head!r} is not a head: write its address, like 'L2H1'")
-    return Selection(None if head is None else head_of(head), **asked)
+    return Selection(None if head is None else Head(head), **asked)
 
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
     """One head, or several."""
-    return [head_of(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
+    return [Head(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
 def _parsed(asked: tuple[str, ...], parse: Callable[[str], Iterable[T]], example: str) -> list[T]:

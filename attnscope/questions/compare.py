@@ -23,7 +23,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.head import LARGEST, pick_head
-from attnscope.questions.selection import Selection, head_of
+from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
     kinds_of,
@@ -404,7 +404,7 @@ def compare_two_heads(
 ) -> HeadComparison:
     """Run the model once, and compare two heads of one kind of attention, ``"L2H1"`` or a ``Head`` each."""
     selection = selection or Selection()
-    heads = head_of(one), head_of(other)
+    heads = Head(one), Head(other)
     both = f"{heads[0].name} and {heads[1].name}"
     coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, SAMPLED))
 

@@ -72,11 +72,6 @@ def parse_questions(text: str) -> tuple[Question, ...]:
     return (there,) if sides["arrow"] == "->" else (there, Question(other, one))
 
 
-def is_question(text: str) -> bool:
-    """Whether an argument is a question, not a text."""
-    return "->" in text
-
-
 @dataclass(frozen=True, eq=False)
 class ResolvedQuestion:
     """A question on the axes of one call: the rows to read, and the keys asked about."""

@@ -18,7 +18,7 @@ from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Heard
 from attnscope.questions import sentences
-from attnscope.questions.selection import Asked, Selection, head_of, selection_of
+from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
 from attnscope.views import Column, HeadRow, Heatmap, Measured, Table, head_row, heatmap
@@ -143,7 +143,7 @@ def several_heads(
     model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head | str]
 ) -> SeveralHeads:
     """Likewise for several heads, side by side on one scale; they must have the same rows and columns."""
-    named = [head_of(head) for head in heads]
+    named = [Head(head) for head in heads]
     shown = _see_heads(model, prepared, replace(selection, scale="fixed"), named)
     first = shown[0].heatmap.weights
     for each in shown[1:]:

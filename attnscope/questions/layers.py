@@ -157,11 +157,8 @@ class AllHeads:
         assert patches.grid is not None
         wanted = [token.id for token in patches.tokens if not token.special][row * patches.grid[1] + column]
         weights = next(iter(self.layers.kinds[kind]))[1]
-        for axis, own in ((weights.queries, True), (weights.keys, False)):
-            for place in axis:
-                if place.id == wanted:
-                    return place.start, own
-        return None
+        axes = (weights.queries, True), (weights.keys, False)
+        return next(((at.start, own) for axis, own in axes for at in axis if at.id == wanted), None)
 
     @property
     def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:

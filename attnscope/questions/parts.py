@@ -236,7 +236,7 @@ class Span:
     stop: Annotated[int, Meaning("the token after its last")]
 
 
-def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
+def read_marks(text: str) -> tuple[str, Sequence[tuple[str, int]]]:
     """A text without its marks, and where each part begins in it: ``[[name: ...]]``, and what is between.
 
     Raises ``InputError`` for a text without marks, or with far more marks than text.
@@ -245,21 +245,16 @@ def read_marks(text: str) -> tuple[str, Iterator[tuple[str, int]]]:
         raise InputError(
             f"with its marks, the text has {len(text):,} characters: shorten it to {MOST_MARKED:,}"
         )
-    if MARK.search(text) is None:
+    first, *others = MARK.split(text)  # text; then a mark's name, what it marks, and the text behind it
+    if not others:
         raise InputError("the text has no marks: write [[question: Who slept?]] around each part")
-
-    def pieces() -> Iterator[tuple[str | None, str]]:  # None: between two marks
-        last = 0
-        for match in MARK.finditer(text):
-            yield None, text[last : match.start()]
-            yield match[1].strip(), match[2].strip()
-            last = match.end()
-        yield None, text[last:]
-
-    ends = accumulate(len(piece) for _, piece in pieces())
-    placed = zip(pieces(), chain((0,), ends), strict=False)
-    begins = ((name or "", at) for (name, piece), at in placed if name is not None or piece.strip())
-    return "".join(piece for _, piece in pieces()), begins
+    pieces = [("", first)]
+    for name, marked, behind in zip(*[iter(others)] * 3, strict=True):
+        pieces += [(name.strip(), marked.strip()), ("", behind)]
+    ends = accumulate(len(piece) for _, piece in pieces)
+    places = zip(pieces, chain((0,), ends), strict=False)
+    begins = [(name, at) for (name, piece), at in places if name or piece.strip()]
+    return "".join(piece for _, piece in pieces), begins
 
 
 def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:

@@ -43,7 +43,7 @@ class Selection:
 
     def of(self, head: Head | str) -> Selection:
         """The same for one head: ``"L2H1"`` or a ``Head``."""
-        return replace(self, head=head_of(head))
+        return replace(self, head=Head(head))
 
     @property
     def as_read(self) -> bool:
@@ -79,11 +79,6 @@ class Selection:
 
 Asked: TypeAlias = Selection | Head | str
 """What a function on one head accepts: its address alone, or a selection that names it."""
-
-
-def head_of(head: Head | str) -> Head:
-    """A head's address, parsed if it is a text: ``"L2H1"``."""
-    return Head(head) if isinstance(head, str) else head
 
 
 def selection_of(asked: Asked) -> Selection:

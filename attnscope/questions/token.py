@@ -117,14 +117,9 @@ def find_scene(prepared: ModelInput) -> Scene | None:
         top, left = row * (tall + gap), column * (wide + gap)
         rows, columns = picture.pixels.shape[:2]
         whole[top : top + rows, left : left + columns] = picture.pixels
-        for id_, part in _parts(picture):
-            parts[id_] = SceneRegion(
-                (left + part.left * columns) / whole.shape[1],
-                (top + part.top * rows) / whole.shape[0],
-                (left + part.right * columns) / whole.shape[1],
-                (top + part.bottom * rows) / whole.shape[0],
-                part.fine,
-            )
+        corner, size, full = (np.array(2 * two) for two in ((left, top), (columns, rows), whole.shape[1::-1]))
+        for id_, (*edges, fine) in _parts(picture):
+            parts[id_] = SceneRegion._make((*((corner + np.array(edges) * size) / full).tolist(), fine))
     return Scene(whole, parts, heard=prepared.heard is not None)
 
 

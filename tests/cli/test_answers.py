@@ -62,6 +62,10 @@ ANSWERED = {
     "stats --explain alti": "alti (flow --method alti): ",
     "stats TEXT --where offset=-2>0.9": "none of the 32 heads meets the conditions",
     "stats TEXT --map previous": "mean",
+    "stats --texts bad.txt --top 1": (
+        "attnscope: skipped line 2: byte 0 is not UTF-8 text",
+        "1 text could not be read: line 2",
+    ),
     "stats TEXT --map entropy -o made/map.png": "saved made/map.png",
     **{
         f"stats TEXT --pooled made/maps{suffix} --top 1": f"saved made/maps{suffix}"

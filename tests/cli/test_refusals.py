@@ -130,6 +130,7 @@ REFUSED = {
     "stats --line 2 --texts texts.txt": "give a text or --texts, not both",
     "stats TEXT --limit 3": "--limit goes with --texts",
     "stats TEXT --strict": "--strict goes with --texts",
+    "stats --texts bad.txt --strict": "bad.txt, line 2: byte 0 is not UTF-8 text",
     "stats TEXT --checkpoint x.json": "--checkpoint goes with --texts",
     "stats TEXT --jsonl": "--jsonl",
     "stats --texts texts.txt --csv --jsonl": "--jsonl",

@@ -118,10 +118,7 @@ def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
     words = ("stats", "-m", "own-causal", "--weigh", "gradient", "--csv")
     both = run(*words, "--texts", corpus).out
     corpus.write_text("The cat sat on the\nThe cat sat on the\n")
-    twice, once = run(*words, "--texts", corpus).out, run(*words, "The cat sat on the").out
-    assert both != twice
-    last = [line.split(",")[4:6] for line in once.splitlines()]
-    assert len(last) == len(twice.splitlines())
+    assert both != run(*words, "--texts", corpus).out
 
 
 def test_an_export_says_it_in_its_manifest(run, tmp_path):
@@ -177,17 +174,6 @@ def test_json_and_csv_have_the_standard_errors(run, corpus):
     figure = head["figures"]["previous"]
     assert float(row["previous_error"]) == figure["error"] > 0
     assert figure["texts"] == 3
-
-
-def test_a_line_that_cannot_be_read_is_reported_and_skipped_or_ends_the_run(run, corpus):
-    corpus.write_bytes(corpus.read_bytes() + b"\n\xff\x1b[31m\n")
-    ran = run("stats", "--texts", corpus, "--top", "1")
-    assert ran.code == 0
-    assert ran.err == "attnscope: skipped line 4: byte 0 is not UTF-8 text\n"
-    assert "1 text could not be read: line 4" in ran.out
-    strict = run("stats", "--texts", corpus, "--strict")
-    assert (strict.code, strict.out) == (2, "")
-    assert "texts.txt, line 4: byte 0 is not UTF-8 text" in strict.err
 
 
 def test_a_flood_of_bad_lines_is_counted_not_listed(run, tmp_path):

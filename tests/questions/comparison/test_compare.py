@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,55 +33,41 @@ def pair(tmp_path_factory):
     return load(t5(tmp_path_factory.mktemp("t5")))
 
 
-@pytest.fixture(scope="module")
-def eager():
-    """The real model's own eager attention on a text.  [head of all layers, query, key]"""
-    return np.concatenate(eager_minilm(TEXT))
-
-
 def oracle(maps):
     """Mean over rows of scipy's distance, squared.  [head, query, key] -> [head, head]"""
     return (jensenshannon(maps[:, None], maps[None], axis=-1) ** 2).mean(-1)
 
 
-def test_distances_agree_with_scipy_on_the_models_own_attention(eager):
+@pytest.mark.parametrize(("text", "words"), [(TEXT, False), ("Tokenizers overfit.", True)])
+def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(text, words):
     model = load(minilm())
-    seen = compare_all_heads(model, model.prepare(TEXT))
-    assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
-    assert seen.distances == pytest.approx(oracle(eager), abs=1e-6)
-    assert not seen.error.any()
-    assert (seen.rows, seen.texts, seen.stability) == (compare.RowCount(13, 13), 1, None)
-    nearest = seen.nearest[0]
-    upper = seen.distances[np.triu_indices(72, 1)]
-    assert nearest.distance == upper.min()
-
-
-def test_one_layer_and_one_head_number_are_parts_of_the_whole(own):
-    prepared = own.prepare(TEXT)
-    whole = compare_all_heads(own, prepared)
-    layer = compare_all_heads(own, prepared, Selection(layers=(2,)))
-    assert [head.name for head in layer.heads] == [f"L2H{i}" for i in range(8)]
-    assert layer.distances == pytest.approx(whole.distances[16:24, 16:24], abs=1e-7)
-    number = compare_all_heads(own, prepared, Selection(number=5))
-    assert [head.name for head in number.heads] == [f"L{i}H5" for i in range(4)]
-    assert number.distances == pytest.approx(whole.distances[5::8, 5::8], abs=1e-7)
-
-
-def test_words_are_merged_before_heads_are_compared():
-    model, text = load(minilm()), "Tokenizers overfit."
     tokens = model.prepare(text).tokens
-    assert len({token.word for token in tokens}) < len(tokens) - 1, "a word in this text has several pieces"
-    merged, _ = grouped(weights(np.concatenate(eager_minilm(text)), tokens, tokens), words=True)
-    seen = compare_all_heads(model, model.prepare(text), Selection(words=True))
-    assert seen.distances == pytest.approx(oracle(merged.values), abs=1e-6)
+    maps, _ = grouped(weights(np.concatenate(eager_minilm(text)), tokens, tokens), words=words)
+    assert (len(maps.keys) < len(tokens)) == words, "a word has several pieces"
+    seen = compare_all_heads(model, model.prepare(text), Selection(words=words))
+    assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
+    assert seen.distances == pytest.approx(oracle(maps.values), abs=1e-6)
+    assert not seen.error.any()
+    size = len(maps.keys)
+    assert (seen.rows, seen.texts, seen.stability) == (compare.RowCount(size, size), 1, None)
+    assert seen.nearest[0].distance == seen.distances[np.triu_indices(72, 1)].min()
+
+
+@pytest.mark.parametrize(
+    ("selection", "part"),
+    [(Selection(layers=(2,)), slice(16, 24)), (Selection(number=5), slice(5, None, 8))],
+)
+def test_one_layer_and_one_head_number_are_parts_of_the_whole(own, selection, part):
+    prepared = own.prepare(TEXT)
+    whole, some = compare_all_heads(own, prepared), compare_all_heads(own, prepared, selection)
+    assert some.heads == whole.heads[part]
+    assert some.distances == pytest.approx(whole.distances[part, part], abs=1e-7)
 
 
 def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
     prepared = own.prepare(TEXT + " " + OTHER)
     exact = compare_all_heads(own, prepared)
     monkeypatch.setattr(compare, "FEWEST", 8)
-    sampled = compare_all_heads(own, prepared, replace(Selection()))
-    assert sampled.rows.compared == sampled.rows.of
     monkeypatch.setattr(compare.even_rows, "__defaults__", (1,))
     sampled = compare_all_heads(own, prepared)
     assert sampled.rows == compare.RowCount(8, len(prepared.tokens))
@@ -153,8 +138,8 @@ def test_kinds_of_attention_are_never_mixed(pair):
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
 
-def test_two_heads_and_where_they_part(eager):
-    model = load(minilm())
+def test_two_heads_and_where_they_part():
+    model, eager = load(minilm()), np.concatenate(eager_minilm(TEXT))
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
@@ -192,27 +177,19 @@ def causal(tmp_path_factory):
     return load(gpt2(tmp_path_factory.mktemp("gpt2")))
 
 
-def of_head(head):
-    """The columns of one head's query, key and value in GPT-2's projection."""
-    return [block * 32 + head * 8 + i for block in range(3) for i in range(8)]
-
-
-def shuffled(model, orders):
-    """A copy whose heads stand in another order, layer by layer; it computes the same."""
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for layer, order in enumerate(orders):
-            theirs, ours = other.module.h[layer].attn, model.module.h[layer].attn
-            for new, old in enumerate(order):
-                theirs.c_attn.weight[:, of_head(new)] = ours.c_attn.weight[:, of_head(old)]
-                theirs.c_attn.bias[of_head(new)] = ours.c_attn.bias[of_head(old)]
-                theirs.c_proj.weight[new * 8 : new * 8 + 8] = ours.c_proj.weight[old * 8 : old * 8 + 8]
-    return other
+def of_heads(*heads):
+    """The columns of some heads' queries, keys and values in GPT-2's projection."""
+    return [block * 32 + head * 8 + i for head in heads for block in range(3) for i in range(8)]
 
 
 def test_a_shuffled_copy_is_matched_head_by_head(causal):
-    orders = [[2, 0, 3, 1], [1, 3, 2, 0]]
-    other = shuffled(causal, orders)
+    orders, other = [[2, 0, 3, 1], [1, 3, 2, 0]], copy.deepcopy(causal)
+    with torch.no_grad():
+        for theirs, ours, order in zip(other.module.h, causal.module.h, orders, strict=True):
+            new, old = of_heads(*range(4)), of_heads(*order)
+            theirs.attn.c_attn.weight[:, new] = ours.attn.c_attn.weight[:, old]
+            theirs.attn.c_attn.bias[new] = ours.attn.c_attn.bias[old]
+            theirs.attn.c_proj.weight[:] = ours.attn.c_proj.weight.unflatten(0, (4, 8))[order].flatten(0, 1)
     prepared = causal.prepare(TEXT)
     seen = compare_models(causal, other, [(prepared, other.prepare(TEXT))])
     assert len(seen.matches) == 8
@@ -227,7 +204,7 @@ def test_a_shuffled_copy_is_matched_head_by_head(causal):
 def test_one_head_that_was_trained_on_drifted_most(causal, layer, head):
     other = copy.deepcopy(causal)
     with torch.no_grad():
-        columns = of_head(head)[:8]  # its query
+        columns = of_heads(head)[:8]  # its query
         other.module.h[layer].attn.c_attn.weight[:, columns] *= -1
     seen = compare_models(causal, other, [(causal.prepare(TEXT), other.prepare(TEXT))])
     assert seen.units == "tokens"

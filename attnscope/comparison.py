@@ -19,7 +19,6 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.axes import Array
@@ -40,8 +39,8 @@ class Distances(NamedTuple):
     texts', averaged over the texts: 1 if every text orders the pairs alike, 0 if the orders are unrelated.
     """
 
-    mean: NDArray[np.float64]  # [head, other]
-    error: NDArray[np.float64]  # [head, other]; of one text 0 if every row was compared
+    mean: Array  # [head, other]
+    error: Array  # [head, other]; of one text 0 if every row was compared
     stability: float | None = None  # of several texts
 
 
@@ -76,8 +75,7 @@ def measure_distances(rows: Tensor, others: Tensor | None = None, *, of: float |
         total, squares = total + total.T, squares + squares.T
     mean = total / max(count, 1)
     variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
-    error: NDArray[np.float64] = variance.sqrt().numpy() * _missing(count, of or count)
-    return Distances(mean.numpy(), error)
+    return Distances(mean.numpy(), variance.sqrt().numpy() * _missing(count, of or count))
 
 
 def sampling_error(apart: Tensor, population: int) -> float:
@@ -150,7 +148,7 @@ def average_over_texts(each: Sequence[Distances]) -> Distances:
     return Distances(total / count, error, float(np.mean(correlations)))
 
 
-def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def _rank_correlation(one: Array, other: Array) -> float:
     """Spearman's, with mean ranks for ties; a symmetric table's pairs count once.  [...], [...]"""
     from scipy.stats import rankdata
 
@@ -177,7 +175,7 @@ class Groups:
     silhouette: float
 
 
-def group_heads(distances: NDArray[np.float64]) -> Groups:
+def group_heads(distances: Array) -> Groups:
     """Groups of similar heads by average linkage.  [head, head] -> Groups
 
     The tree is cut at ``CUT`` times the median distance of all pairs, so that the grouping does not
@@ -198,7 +196,7 @@ def group_heads(distances: NDArray[np.float64]) -> Groups:
     return Groups(tuple(tuple(heads) for heads in members.values()), silhouette(distances, labels))
 
 
-def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> float:
+def silhouette(distances: Array, labels: Array) -> float:
     """The mean silhouette of a grouping (Rousseeuw 1987).  [head, head], [head] -> number
 
     For each head: ``(b - a) / max(a, b)``, with ``a`` its mean distance to the others of its group and
@@ -217,7 +215,7 @@ def silhouette(distances: NDArray[np.float64], labels: NDArray[np.int_]) -> floa
     return float(scores.mean())
 
 
-def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
+def match_heads(distances: Array) -> tuple[tuple[int, int], ...]:
     """Pair heads one to one with the smallest sum of distances, exactly; some may stay without a partner."""
     from scipy.optimize import linear_sum_assignment
 
@@ -229,11 +227,11 @@ def match_heads(distances: NDArray[np.float64]) -> tuple[tuple[int, int], ...]:
 class Plane:
     """Heads as points of a plane, as near to their distances as two axes can; the axes have no unit."""
 
-    points: Annotated[NDArray[np.float64], Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
+    points: Annotated[Array, Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
     explained_variance: Annotated[float, Meaning("the share of the distances that the plane shows")]
 
 
-def embed_in_plane(distances: NDArray[np.float64]) -> Plane:
+def embed_in_plane(distances: Array) -> Plane:
     """Classical multidimensional scaling (Torgerson 1952).  [head, head] -> Plane
 
     ``distances`` are divergences, which are the *squares* of a metric that fits into a Euclidean space

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope import comparison
 from attnscope.attention import Attention, Axis, Head, Kind
@@ -107,7 +106,7 @@ LARGEST = 1024  # most tokens of a difference map
 SMALL = 0.1  # below this many nats, a map of heads counts in thousandths
 
 
-def map_of_nats(heads: Sequence[Head], values: NDArray[np.float64], name: str, **more: Any) -> HeadMap:
+def map_of_nats(heads: Sequence[Head], values: Array, name: str, **more: Any) -> HeadMap:
     """A distance of each head as a map; small ones in thousandths, to keep the numbers readable."""
     small = float(values.max(initial=0)) < SMALL
     layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
@@ -141,8 +140,8 @@ class TextComparison:
 
     kind: compare.Compared
     heads: tuple[Head, ...]
-    change: NDArray[np.float64]  # [head]
-    error: NDArray[np.float64]  # [head]
+    change: Array  # [head]
+    error: Array  # [head]
     aligned: AlignedTexts
     view: HeadMap
     difference: Annotated[
@@ -244,7 +243,7 @@ class ModelComparison:
     kind: compare.Compared
     heads: Annotated[tuple[Head, ...], Meaning("the heads of the first model")]
     others: Annotated[tuple[Head, ...], Meaning("the heads of the second")]
-    distances: Annotated[NDArray[np.float64], compare.in_nats("[head, other]")]
+    distances: Annotated[Array, compare.in_nats("[head, other]")]
     error: compare.Errors  # [head, other]
     matches: Annotated[
         tuple[compare.PairDistance, ...], Meaning("heads paired so that the sum of distances is smallest")
@@ -261,7 +260,7 @@ class ModelComparison:
         shape=tuple[float, ...] | None,
         plain=lambda drift: None if drift is None else rounded(drift),
     )
-    def drift(self) -> NDArray[np.float64] | None:
+    def drift(self) -> Array | None:
         """Distance of each head from the same head of the other model; ``None`` if shapes differ.  [head]"""
         return self.distances.diagonal() if self.heads == self.others else None
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope import comparison
@@ -40,9 +39,7 @@ NEAREST = 5  # pairs that are listed; --csv has all of them
 
 NATS = "Jensen-Shannon divergence, in nats"
 Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
-Errors: TypeAlias = Annotated[
-    NDArray[np.float64], Meaning("their standard errors", shape=MATRIX, plain=rounded)
-]
+Errors: TypeAlias = Annotated[Array, Meaning("their standard errors", shape=MATRIX, plain=rounded)]
 Stability: TypeAlias = Annotated[
     float | None, Meaning("mean rank correlation of one text's distances with the others'")
 ]
@@ -98,7 +95,7 @@ class Comparison:
 
     kind: Compared
     heads: Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
-    distances: Annotated[NDArray[np.float64], in_nats("[head, head]")]
+    distances: Annotated[Array, in_nats("[head, head]")]
     error: Errors  # [head, head]
     groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are apart")]
     plane: Annotated[comparison.Plane, Meaning("the heads as points")]

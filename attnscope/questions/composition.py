@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
@@ -161,23 +162,22 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
     fed = None if fed is None else _require(fed, found)
     feeds: list[Feed] = []
     baselines: dict[tuple[torch.Size, ...], tuple[float, float]] = {}
-    for later, reads in found.items():
-        if fed is not None and (later.layer, later.kind) != (fed.layer, fed.kind):
+    for later, earlier in product(found, found):
+        reads, wrote = found[later], found[earlier]
+        alike = earlier.kind == later.kind and wrote.output.shape[1] == reads.value.shape[1]
+        asked = fed is None or (later.layer, later.kind) == (fed.layer, fed.kind)
+        if not (alike and asked and earlier.layer < later.layer):
             continue
-        for earlier, wrote in found.items():
-            one_width = wrote.output.shape[1] == reads.value.shape[1]  # of the states between them
-            if earlier.kind != later.kind or earlier.layer >= later.layer or not one_width:
-                continue
-            shapes = wrote.value.shape[1:], wrote.output.shape[1:], reads.value.shape[1:]
-            if shapes not in baselines:
-                baselines[shapes] = compose_random(wrote, reads)
-            for way, scores in compose(wrote, reads).items():
-                for number, row in enumerate(scores.tolist()):
-                    reader = Head(later.layer, number, later.kind)
-                    if fed in (None, reader):
-                        writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
-                        made = zip(writers, row, strict=True)
-                        feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
+        shapes = wrote.value.shape[1:], wrote.output.shape[1:], reads.value.shape[1:]
+        if shapes not in baselines:
+            baselines[shapes] = compose_random(wrote, reads)
+        for way, scores in compose(wrote, reads).items():
+            for number, row in enumerate(scores.tolist()):
+                reader = Head(later.layer, number, later.kind)
+                if fed in (None, reader):
+                    writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
+                    made = zip(writers, row, strict=True)
+                    feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
     left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
     unread = {site.layer for site, circuit in found.items() if circuit.query is None}
     turned = {site.layer for site in found if circuits.reads[site].turned}
@@ -194,12 +194,8 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
         notes.append(
             f"{shared} heads share each key and value: composition with one of them is composition with all"
         )
-    return Feeds(
-        tuple(sorted(feeds, key=lambda each: -each.lift)),
-        f"{model.title} · from the weights",
-        tuple(notes),
-        fed,
-    )
+    feeds.sort(key=lambda each: -each.lift)
+    return Feeds(tuple(feeds), f"{model.title} · from the weights", tuple(notes), fed)
 
 
 LISTED = 4  # pairs listed for each composition, since scores of different ones do not compare; --csv has all
@@ -352,7 +348,7 @@ def _last(states: Tensor) -> Tensor:
 
 
 def _same(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and one.shape == other.shape and torch.equal(one, other)
+    return one is not None and torch.equal(one, other)
 
 
 def _norm(step: _Step) -> Norm | None:
@@ -393,15 +389,9 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
         for head, (value, output) in enumerate(zip(*parts, strict=True)):
             copies = _copied(embed, unembed[:size], value, output, rows)
             values = torch.linalg.eigvals(output.double().cpu() @ met @ value.double().cpu())
-            sizes = float(values.abs().sum())
-            found.append(
-                HeadCopying(
-                    Head(site.layer, head, site.kind),
-                    copies / len(rows),
-                    float((values.real > 0).double().mean()),
-                    float(values.real.sum()) / sizes if sizes else float("nan"),
-                )
-            )
+            positive, sizes = float((values.real > 0).double().mean()), float(values.abs().sum())
+            share = float(values.real.sum()) / sizes if sizes else float("nan")
+            found.append(HeadCopying(Head(site.layer, head, site.kind), copies / len(rows), positive, share))
     notes = [*model.notes, *seen.notes]
     if left_out:
         layers = ", ".join(map(str, sorted(left_out)))

@@ -330,16 +330,10 @@ def _works(step: _Step) -> bool:
     return not isinstance(step.call.module, PASSING) and not [*step.call.module.children()]
 
 
-def _layer_of(name: str) -> str | None:
-    """The path of a module up to its first number."""
-    found = re.match(r"(?:.*?\.)??\d+(?=\.|$)", name)
-    return None if found is None else found[0]
-
-
-def _list_of(name: str) -> str | None:
-    """The path of the list of layers that a module is in."""
-    layer = _layer_of(name)
-    return None if layer is None else layer.rpartition(".")[0]
+def _layer_of(name: str) -> tuple[str | None, str] | None:
+    """The path of the list of layers that a module is in, and its number there: the first of its path."""
+    found = re.match(r"(?:(.*?)\.)??(\d+)(?=\.|$)", name)
+    return None if found is None else (found[1], found[2])
 
 
 def _last(states: Tensor) -> Tensor:
@@ -369,8 +363,7 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
         recording(module, [steps], prepared.axes, warn=False) as seen,
     ):
         size = score_prediction(model, prepared, None).logits.shape[-1]
-    lists = {_list_of(site.name) for site in steps.sites}
-    embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, lists, size)
+    embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, size)
     size = min(len(embed), size)
     met = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width], summed over V
     for one, other in zip(torch.split(embed[:size], CHUNK), torch.split(unembed[:size], CHUNK), strict=True):
@@ -415,9 +408,7 @@ def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows:
     return count
 
 
-def _ends_of(
-    model: Model, ids: Tensor, steps: _Steps, lists: set[str | None], size: int
-) -> tuple[Tensor, Tensor, Norm | None]:
+def _ends_of(model: Model, ids: Tensor, steps: _Steps, size: int) -> tuple[Tensor, Tensor, Norm | None]:
     """The embedding (norms folded in), the unembedding, both [vocabulary, width], and the norm before it."""
     tables = [
         weight.detach()
@@ -428,7 +419,9 @@ def _ends_of(
     ]
     if not tables:
         raise ModelError(f"the token embedding of {model.name} was not found")
-    inside = [at for at, step in enumerate(steps.ran) if _list_of(step.call.name) in lists - {None}]
+    lists = {layer[0] for site in steps.sites if (layer := _layer_of(site.name))}
+    layers = [_layer_of(step.call.name) for step in steps.ran]
+    inside = [at for at, layer in enumerate(layers) if layer is not None and layer[0] in lists]
     behind = [step for step in steps.ran[inside[-1] + 1 if inside else 0 :] if _works(step)]
     matrix = None if not behind else _matrix_of(behind[-1], size)
     norms = [_norm(step) for step in behind[-2:-1]]

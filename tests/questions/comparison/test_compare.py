@@ -286,15 +286,3 @@ def test_a_head_a_text_and_a_model_are_at_no_distance_from_themselves(own):
     models = compare_models(own, own, [(text, text)])
     assert models.drift == pytest.approx(np.zeros(32), abs=1e-9)
     assert all(pair.one == pair.other for pair in models.matches)
-
-
-def test_a_causal_head_keeps_its_past(causal):
-    """What stands behind a token cannot change what a causal head does there."""
-    one, other = "The cat sat on the mat.", "The cat sat on the mat, and words look back."
-    seen = compare_texts(causal, causal.prepare(one), causal.prepare(other), Selection(Head("L0H1")))
-    values = np.where(seen.difference.masked, 0, seen.difference.values)
-    same = next(
-        i for i, (a, b) in enumerate(seen.aligned.steps) if a is None or b is None or a.text != b.text
-    )
-    assert values[:same] == pytest.approx(np.zeros_like(values[:same]), abs=1e-6)
-    assert np.triu(~seen.difference.masked, 1).sum() == 0

@@ -190,7 +190,7 @@ def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
 
 def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
-    seen = corpus_stats(causal, ListedTexts(TEXTS), ablation="mean").ablation
+    seen = by_head(corpus_stats(causal, ListedTexts(TEXTS), ablation="mean"), "ablation")
     outputs, texts = [], [text for text in TEXTS if len(text) > 1]
     projection = causal.module.h[1].attn.c_proj
     watching = projection.register_forward_pre_hook(lambda module, given: outputs.append(given[0][0]))
@@ -254,7 +254,7 @@ def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_pa
     pair = load(t5(tmp_path), predicting=True)
     prepared = pair.prepare("The cat sat.", "It was tired.")
     found = measure_heads(pair, prepared, Selection(), importance=True, ablation=True)
-    for heads in (found.importance, found.ablation):
+    for heads in (by_head(found, name) for name in ("importance", "ablation")):
         assert {head.kind for head in heads} == {"encoder", "decoder", "cross"}
         assert len(heads) == 6 * 4
     seen = ablate(pair, prepared, "cross L0H1")
@@ -265,7 +265,7 @@ def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_pa
 
 def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     own = load("own-causal")
-    whole = corpus_stats(own, ListedTexts(TEXTS), ablation="zero").ablation
+    whole = by_head(corpus_stats(own, ListedTexts(TEXTS), ablation="zero"), "ablation")
     assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
     halves = []
     for text in (TEXTS[0], TEXTS[1]):
@@ -276,7 +276,7 @@ def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     halves[0].merge(halves[1])
     again = HeadSums.from_state(halves[0].state())
     assert again.figures() == halves[0].figures()
-    both = corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero").ablation
+    both = by_head(corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero"), "ablation")
     for head, found in again.figures().items():
         assert found.value == pytest.approx(both[head].value, abs=1e-6)
 
@@ -340,7 +340,9 @@ def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, seve
     assert (made.objective.mask is None) == getattr(last, "causal", True)
     prepared = made.prepare(TEXT)
     seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
-    assert len(seen.ablation) == len(seen.importance) == 4
+    importance, ablation = (by_head(seen, name) for name in ("importance", "ablation"))
+    assert len(ablation) == len(importance) == 4
+    assert None not in (*ablation.values(), *importance.values())
     alone, plain = ablate(made, prepared, "L1H1"), predicted(made, TEXT)
     with torch.no_grad():
         if isinstance(last, Packed):  # the values of the head
@@ -349,7 +351,7 @@ def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, seve
             last.self_attn.out_proj.weight[:, 8:] = 0
     rise = (sum(predicted(made, TEXT)) - sum(plain)) / len(plain)
     assert abs(rise) > 1e-4
-    (found,) = (each for head, each in seen.ablation.items() if (head.layer, head.head) == (1, 1))
+    (found,) = (each for head, each in ablation.items() if (head.layer, head.head) == (1, 1))
     assert found.value == pytest.approx(rise, abs=1e-5)
     assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 

@@ -53,12 +53,10 @@ def kind(node: Node) -> str:
 
 def is_spread(node: Node, side: int) -> bool:
     """Whether a side of a product is one number per row, such as a norm's standard deviation."""
-    if kind(node) in ("Mul", "Div"):
-        held = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
-        if not isinstance(held, Tensor):
-            return True
-        return held.ndim == 0 or held.shape[-1] == 1 or held.stride(-1) == 0
-    return False
+    if kind(node) not in ("Mul", "Div"):
+        return False
+    held = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
+    return not isinstance(held, Tensor) or held.ndim == 0 or held.shape[-1] == 1 or held.stride(-1) == 0
 
 
 def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
@@ -116,8 +114,8 @@ def _slope(name: str, saved: Any) -> Tensor:
         made = saved._saved_result.double()
         return torch.where(made == 0, 1.0, made / torch.atanh(made)).to(saved._saved_result.dtype)
     if name == "Relu":
-        made = saved._saved_result
-        return torch.where(made > 0, torch.ones_like(made), torch.zeros_like(made))
+        rises: Tensor = saved._saved_result > 0
+        return rises.to(saved._saved_result.dtype)
     given: Tensor = saved._saved_self
     if name == "Silu":
         return given.sigmoid()
@@ -196,9 +194,11 @@ class StreamRows(Projections):
             near = self._near[site] * float(mixed.abs().amax())
             for edge, row in self.rows.items():
                 if row.module.startswith(site.name) and edge not in edges:
-                    for cut in row.at.values():
-                        if cut.numel() == mixed.numel() and _gap(cut.reshape(mixed.shape), mixed) <= near:
-                            edges[edge] = Written(site, mixed)
+                    same = (
+                        cut.reshape(mixed.shape) for cut in row.at.values() if cut.numel() == mixed.numel()
+                    )
+                    if any(float((cut - mixed).abs().amax()) <= near for cut in same):
+                        edges[edge] = Written(site, mixed)
         return edges
 
     def times(self, edge: Edge, grad: Tensor) -> float | None:
@@ -222,10 +222,6 @@ class StreamRows(Projections):
     def _leave(self, call: Call, output: object) -> None:
         super()._leave(call, output)
         self.keep(output)
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().amax())
 
 
 class _Functions(WatchingMode):

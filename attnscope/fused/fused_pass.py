@@ -124,7 +124,7 @@ def attend(
         total=whole.new_ones(*figures, queries),
         column=whole.new_zeros(*figures, keys),
         at=whole.new_zeros(*figures, len(request.at), queries),
-        heavier=whole.new_zeros(*figures, len(request.at), queries) if request.heavier else None,
+        heavier=whole.new_zeros(*figures, len(request.at) if request.heavier else 0, queries),
         gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
         pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
         cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
@@ -143,9 +143,7 @@ def attend(
         runs=runs,
         **{name: getattr(sheets, name) for name in ("entropy", "largest", "top", "total", "column")},
         at=dict(zip(request.at, sheets.at.unbind(2), strict=True)),
-        heavier={}
-        if sheets.heavier is None
-        else dict(zip(request.at, sheets.heavier.unbind(2), strict=True)),
+        heavier=dict(zip(request.at, sheets.heavier.unbind(2), strict=False)),
         gaps={name: sums[name] if each.slope is None else ahead * each.slope for name, each in gaps.items()},
         pairs={
             name: PairSums(request.pairs[name], torch.stack([each.count for each in matches[name]]), total)

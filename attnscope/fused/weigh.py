@@ -168,7 +168,7 @@ class Figures(NamedTuple):
     total: Tensor  # ones by default, right where there is no sink
     column: Tensor  # [key]
     at: Tensor  # [name, query], zeros by default, right for closed keys
-    heavier: Tensor | None  # likewise: how many keys of the row have a greater weight than that one
+    heavier: Tensor  # likewise: how many keys of the row have a greater weight than that one; empty: unasked
     gaps: Tensor  # [name] float64, as the next
     pairs: Tensor
     cells: Tensor | None  # [row cell, key cell]
@@ -301,9 +301,8 @@ def weighing(step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool, float
         if sink is not None:
             figures.total[start:stop] = mass.mul_(share).sum(0)
         sum_up(block, asked, figures, weights, share, kept)
-        heavier = figures.heavier
-        if heavier is not None:
-            count_heavier(block, asked, heavier, weights, share, kept, scratch)
+        if figures.heavier.size(0) > 0:
+            count_heavier(block, asked, figures.heavier, weights, share, kept, scratch)
 
     return weigh
 

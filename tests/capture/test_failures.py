@@ -17,6 +17,7 @@ from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.observing import Keep, observe
 from tests.capture.placing.test_chunked import longformer, texts
+from tests.capture.placing.ways import Chain
 from tests.capture.tiny import FAMILIES, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:the recording failed")
@@ -182,21 +183,6 @@ def model():
     return nn.Sequential(modules.Fused()).eval()
 
 
-def test_a_model_without_attention_says_what_stands_in_its_place():
-    class Layers(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.GELU())])
-
-        def forward(self, x):
-            return self.layers[0](x)
-
-    with pytest.warns(UserWarning, match=r"no attention was seen: in layers.0, .*GELU"):
-        watch(Layers(), X)
-    with pytest.warns(UserWarning, match=r"no attention was seen: its forward pass \(Linear\) computes none"):
-        watch(nn.Linear(16, 16), X)
-
-
 def test_a_model_that_was_not_called_or_elsewhere(model):
     with pytest.warns(UserWarning, match="it was not called while it was watched"), recording(model):
         pass
@@ -205,19 +191,24 @@ def test_a_model_that_was_not_called_or_elsewhere(model):
         [step() for step in (thread.start, thread.join)]
 
 
+NOTHING = {  # what is said of a model that is made of a plain one, or has no attention
+    r"in .*layers.0, .*GELU": lambda plain: Chain(layers=[nn.Sequential(nn.Linear(16, 16), nn.GELU())]),
+    r"its forward pass \((Linear|Sequential)\) computes none": lambda plain: nn.Linear(16, 16),
+    r"\(torch.jit\), which .*: watch the original module": lambda plain: torch.jit.trace(plain, (X,)),
+    r"\(torch.jit\)": lambda plain: torch.jit.script(nn.Sequential(nn.Linear(16, 16))),
+    r"\(torch.export\), which .*: watch the original module": (
+        lambda plain: torch.export.export(plain, (X,)).module()
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_traced_a_scripted_and_an_exported_model(model, inside):
-    made = {
-        "torch.jit": torch.jit.trace(model, (X,), check_trace=False),
-        "torch.export": torch.export.export(model, (X,)).module(),
-    }
-    for name, other in made.items():
-        whole = nn.Sequential(other) if inside else other
-        with pytest.warns(UserWarning, match=rf"\({name}\), which .*: watch the original module"):
-            watch(whole, X)
-    with pytest.warns(UserWarning, match=r"torch.jit"):
-        watch(torch.jit.script(nn.Sequential(nn.Linear(16, 16))), X)
+@pytest.mark.parametrize("told", NOTHING)
+def test_a_model_without_attention_that_is_seen_says_why(model, told, inside):
+    made = NOTHING[told](model)
+    with pytest.warns(UserWarning, match=f"no attention was seen: .*{told}"):
+        watch(nn.Sequential(made) if inside else made, X)
 
 
 def test_a_recording_that_failed_says_where(model, monkeypatch):

@@ -40,11 +40,10 @@ class Steps:
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention per site and call, in the order in which they first ran.
 
-        Self-attention becomes a lower triangle over all positions: a step's row goes below the earlier
-        rows, and its keys to their true positions, even if a sliding cache has dropped the first ones or
-        a static cache has empty places. Cross-attention grows by rows alone. Attention that ran once (an
-        encoder's) stays as it is. Keys that a step no longer had are masked. ``axes`` label them if the
-        lengths agree, as in ``recording``. The error against the kernel is the largest of the steps.
+        Self-attention becomes a lower triangle over all positions: a step's row goes below the earlier ones,
+        and its keys to their true positions, even if a sliding cache has dropped the first ones or a static
+        cache has empty places. Cross-attention grows by rows alone, and attention that ran once stays as it
+        is. Keys that a step no longer had are masked. ``axes`` label them as in ``recording``.
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.
         """

@@ -153,15 +153,13 @@ class RowSource(Protocol):
 class Attention:
     """The attention of one call of one site; its rows are computed when asked for.
 
-    ``heads`` counts query heads and ``key_heads`` key-value heads (fewer in grouped-query attention).
-    ``offset`` is the position of query 0 on the key axis: 0 for plain self-attention, the number of
-    cached tokens in a generation step, and ``None`` where queries and keys are different sequences.
-    ``kernel`` names what computed the layer's output ("sdpa", "softmax", ...), ``dtype`` is the type it
-    used. Readers never write into the results (tensors or ``arrays``). ``statistics`` come from the fused
-    pass; ``values`` are the value vectors; each is ``None`` where it was not captured. ``window`` is the
-    sliding window passed to the kernel. ``refusal`` says why the fused pass left this call to the kernel,
-    ``None`` if it did not or was not asked. ``difference`` is the largest error of a few rows of weights ×
-    values against the kernel's output, relative to the largest value; ``None`` if nothing was compared.
+    ``key_heads`` are fewer than ``heads`` in grouped-query attention. ``offset`` is the position of query 0
+    on the key axis: 0 for plain self-attention, the number of cached tokens in a generation step, ``None``
+    where queries and keys are different sequences. ``kernel`` names what computed the layer's output
+    ("sdpa", "softmax", ...), in ``dtype``. Readers never write into the results (tensors or ``arrays``).
+    ``statistics`` come from the fused pass, and ``refusal`` says why it left this call to the kernel.
+    ``window`` is the sliding window passed to the kernel. ``difference`` is the largest error of a few rows
+    of weights × values against the kernel's output, over the largest value; ``None`` if not compared.
     """
 
     site: Site

@@ -1,11 +1,10 @@
 """Passes that repeat earlier ones function by function, and so need not be followed again.
 
-Following a pass, to know where its tensors come from, costs more than a small model's pass itself, and
-over a corpus the same program runs many times. Its trace is the sequence of torch functions, each with
-the functions that its tensors came from and with its other arguments. If followed passes of one trace
-showed all of their attention through kernels, in axes of texts, heads and positions, the next one does
-the same. Whole numbers among the arguments may be the number of texts or of tokens: each is what it was
-in all passes so far. A pass that differs is run again and followed.
+Following a pass costs more than a small model's pass itself, and over a corpus the same program runs many
+times. Its trace is the sequence of torch functions, each with the functions that its tensors came from and
+with its other arguments. If followed passes of one trace showed all of their attention through kernels, in
+axes of texts, heads and positions, the next one does the same. Whole numbers among the arguments may be the
+number of texts or of tokens: each is what it was in all passes so far. Another pass runs again, followed.
 """
 
 from __future__ import annotations

@@ -34,10 +34,9 @@ class Reading(Protocol):
         """The rows that it reads, ``None`` for all."""
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
-        """Read the rows from ``start`` on, possibly with unwanted ones between them.
+        """Read the rows from ``start`` on, possibly with unwanted ones between them, and their open keys.
 
-        [batch, head, row, key], and the open keys, [batch or 1, head or 1, row, key]: tensors, or arrays
-        if the attention has arrays.
+        [batch, head, row, key], [batch or 1, head or 1, row, key]: tensors, or arrays if the attention has.
         """
 
     def end(self) -> None:
@@ -76,12 +75,9 @@ class SharedRows:
             if list(heads) != list(range(attention.heads)):  # indexing copies
                 attention = attention.only(heads)
         readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
-        if not readings:
-            return
-        wanted: set[int] = set()
-        for reading in readings:
-            wanted.update(range(len(attention.queries)) if reading.wanted is None else reading.wanted)
-        for start, stop in _blocks(sorted(wanted), max(1, min(reading.step for reading in readings))):
+        every, step = range(len(attention.queries)), min((reading.step for reading in readings), default=1)
+        wanted = set[int]().union(*(every if each.wanted is None else each.wanted for each in readings))
+        for start, stop in _blocks(sorted(wanted), max(1, step)):
             rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
             for reading in readings:
                 reading.add(rows, allowed, start)

@@ -217,11 +217,8 @@ def recording(
 
     An exception in the recording or in an observer is noted in the record's ``failures`` with its module, and
     the pass goes on. Only an ``AttnscopeError``, an interruption, and lack of memory end it. Only the thread
-    that opens the block is recorded. When it ends, in whatever way, nothing is left behind. Recordings nest,
-    and several threads may record one model or several at once.
-
-    A recording that saw no attention warns when the block ends, with the reason, and so does one that failed
-    somewhere. Callers that report this themselves turn ``warn`` off.
+    that opens the block is recorded, and nothing is left behind. Recordings nest, and several threads may
+    record one model or several at once. One that saw no attention, or failed, says why in a warning.
 
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)

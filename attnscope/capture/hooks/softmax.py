@@ -1,10 +1,9 @@
 """Hand-written attention: follow the result of a softmax until it weighs values.
 
-A softmax is attention when its result, through views, permutations, slices, casts, dropout and element-wise
-masks, is one side of a product with something other than a parameter: a router's softmax, an output head's or
-an indexer's is none. Gates qualify (the kernels of a dynamic convolution, the mixing of parallel streams);
-``lineage/layout.py`` separates them from weights over tokens. The reported weights are that operand of the
-product: what the values were actually weighted with. Masked keys come from the softmax's input.
+A softmax is attention when its result, through views, slices, casts, dropout and element-wise masks, is one
+side of a product with something other than a parameter: a router's, an output head's or an indexer's is none.
+Gates qualify (the mixing of parallel streams); ``lineage/layout.py`` separates them from weights over tokens.
+The weights are that operand, which met the values; masked keys come from the softmax's input.
 """
 
 from __future__ import annotations

@@ -241,11 +241,8 @@ def make_trace(
     trace = Trace(description, kept.arrays)
     if not is_short(trace) or not description.figures:
         return trace
-
-    def merge(attention: Attention) -> tuple[Any, Any]:
-        return coarsen_axis(attention.queries, words=True), coarsen_axis(attention.keys, words=True)
-
-    coarse = Coarsen(merge)  # the figures of every head with pieces of words merged
+    # the figures of every head with pieces of words merged
+    coarse = Coarsen(lambda a: (coarsen_axis(a.queries, words=True), coarsen_axis(a.keys, words=True)))
     replay(trace, arrays=True).shown_to([coarse])
     words = (head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
     return replace(trace, description=replace(description, words=tuple(words)))

@@ -206,7 +206,8 @@ class HuggingFaceModel(Model):
         if self.writer is None:
             lacks = "was loaded without its generating head: load it with generative=True"
             raise ModelError(f"{self.name} {lacks}")
-        ends = self._ends()
+        named = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
+        ends = {end for one in named for end in (one if isinstance(one, list) else [one]) if end is not None}
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
         tokens, notes = (start, ()) if self.encoder_decoder else strip_end(start, ends)
@@ -366,11 +367,6 @@ class HuggingFaceModel(Model):
                 if len(gates.heads) == 2 * calls > 0 and torch.allclose(parts, whole, atol=near, rtol=0):
                     return
         self._trunk = None
-
-    def _ends(self) -> set[int]:
-        """The model's end-of-text tokens."""
-        ends = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
-        return {end for one in ends for end in (one if isinstance(one, list) else [one]) if end is not None}
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
         device = self.device  # once, because it searches the module

@@ -7,8 +7,7 @@ import pytest
 
 from attnscope import limits
 from tests.models.folders import made_once
-from tests.models.images import save_noise
-from tests.models.torchvision_parts import can_import_torchvision
+from tests.models.images import can_import_torchvision, save_noise
 from tests.models.vision_language import vision_language
 
 

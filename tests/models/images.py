@@ -1,5 +1,10 @@
 """Tiny folders of models that read images, each with what prepares them, and image files."""
 
+import importlib.util
+import re
+import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +116,38 @@ def put_in_place(windows: torch.Tensor, size: int, shift: int = 0) -> torch.Tens
     window, inside = row // size * (side // size) + column // size, row % size * size + column % size
     placed = windows[window[:, None], :, inside[:, None], inside].permute(2, 0, 1)
     return placed.masked_fill(window[:, None] != window, 0)
+
+
+OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+    "int sampling_ratio, bool aligned) -> Tensor",
+)
+_declared: list[torch.library.Library] = []
+
+
+@cache
+def can_import_torchvision() -> bool:
+    """Whether torchvision is there; after this its part in Python can be imported.
+
+    Wheels are compiled for one build of torch. Where the compiled part does not load, its operators are
+    declared: importing torchvision only wants that, and processors call nothing that is compiled.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return False
+    with suppress(Exception):
+        import torchvision  # noqa: F401
+
+        return True
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    _declared.append(library)
+    for operator in OPERATORS:
+        library.define(operator)
+    source = (Path(spec.origin).parent / "_meta_registrations.py").read_text(encoding="utf-8")
+    named = set(re.findall(r'register_meta\("(\w+)"\)|torchvision::(\w+)', source))
+    for name in {one or other for one, other in named} - {"nms", "roi_align"}:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    return True

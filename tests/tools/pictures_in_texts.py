@@ -25,8 +25,7 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from tests.models.images import save_noise
-from tests.models.torchvision_parts import can_import_torchvision
+from tests.models.images import can_import_torchvision, save_noise
 from tests.models.vision_language import ALL, vision_language
 from tests.models.vision_recipes import LEFT, make_folder
 from tests.tools.survey import Row, grid, survey

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.models.torchvision_parts import can_import_torchvision
+from tests.models.images import can_import_torchvision
 from tests.tools.libraries.check import VERDICTS, check
 from tests.tools.libraries.made import all_models
 from tests.tools.survey import Row, grid, report, survey

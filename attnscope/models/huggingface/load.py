@@ -16,7 +16,6 @@ from attnscope.limits import free_memory
 from attnscope.models.foreign import WITHOUT, Source, explained
 from attnscope.models.huggingface import sounds
 from attnscope.models.huggingface.model import HuggingFaceModel
-from attnscope.models.huggingface.reader import NoTokenizer
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
 
@@ -77,7 +76,7 @@ def load_huggingface(
     try:
         tokenizer = source.load_tokenizer(config)
     except ModelError as error:  # raised again when a tokenizer is needed
-        tokenizer = NoTokenizer(error)
+        tokenizer = error
     classes = pick_classifier(config) if predicting and not generative else None
     options = {
         "config": config,
@@ -104,7 +103,7 @@ def load_huggingface(
     preferred = getattr(loaded, "generation_config", None)
     if preferred is not None and (generative or hears(module)):
         _forget_preferences(loaded)
-    if isinstance(tokenizer, NoTokenizer) and not accepts(module, "input_ids"):
+    if isinstance(tokenizer, ModelError) and not accepts(module, "input_ids"):
         tokenizer = None  # image models have none
     rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
         (sounds.stands_for_sounds(config), sounds.SoundTextModel),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,29 +28,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class NoTokenizer:
-    """Takes the tokenizer's place in a folder without one: tensors work, a text raises the reason."""
-
-    def __init__(self, reason: ModelError) -> None:
-        self._reason = reason
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise self._reason
-
-    def __call__(self, *texts: str, **how: Any) -> NoReturn:
-        """Raise ``ModelError``."""
-        raise self._reason
-
-
 MARGIN = 64  # tokens behind a cut that may change those before it; if they do, the whole text is read again
 
 
 @dataclass(frozen=True)
 class FolderReader:
-    """Reads text with the ``tokenizer`` of the model ``name``."""
+    """Reads text with the tokenizer of the model ``name``; ``found`` is it, or why there is none."""
 
     name: str
-    tokenizer: Any
+    found: Any
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer. Raises ``ModelError`` in a folder without one, whose model still reads tensors."""
+        if isinstance(self.found, ModelError):
+            raise self.found
+        return self.found
 
     def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> Encoded:
         """Tokenize a text or a pair, and keep as many tokens as ``fit`` allows.
@@ -106,7 +99,7 @@ class FolderReader:
     @property
     def vocabulary(self) -> Vocabulary:
         """How the tokenizer spells and reads numbers."""
-        if isinstance(self.tokenizer, NoTokenizer):
+        if isinstance(self.found, ModelError):
             return NUMBERS
         return Vocabulary(
             self.tokenizer.convert_ids_to_tokens,

@@ -87,24 +87,6 @@ def series(model: Any) -> dict[str, Any]:
     )(model)
 
 
-def packed(model: Any) -> dict[str, Any]:
-    """Two sounds one after the other, [feature, frame], with their lengths."""
-    return {"input_features": noise(model.config.num_mel_bins, 80), "feature_lens": torch.tensor([48, 32])}
-
-
-def prompted(model: Any) -> dict[str, Any]:
-    high, wide = model.config.image_size
-    names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
-    return dict.fromkeys(names, noise(2, 3, high // 2, wide))
-
-
-def marked(model: Any) -> dict[str, Any]:
-    """A text with a place for each query of an image's former, and the image."""
-    places = torch.full((2, model.config.num_query_tokens), model.config.image_token_id)
-    ids = torch.cat([places, numbers(100, 2, 6)], 1)
-    return {"input_ids": ids, "pixel_values": noise(2, 3, 56, 56), "attention_mask": torch.ones_like(ids)}
-
-
 def acting(model: Any) -> dict[str, Any]:
     places = torch.full((2, 4), model.config.vlm_config.image_token_id)
     return given(
@@ -118,6 +100,15 @@ def acting(model: Any) -> dict[str, Any]:
 
 ones = partial(torch.ones, dtype=torch.long)
 grid = torch.cartesian_prod
+# two sounds one after the other, [feature, frame], with their lengths
+PACKED = given(input_features=("num_mel_bins", 80), feature_lens=torch.tensor([48, 32]))
+# an image with an example and its answer
+PROMPTED = given(**dict.fromkeys(("pixel_values", "prompt_pixel_values", "prompt_masks"), (2, 3, 32, 32)))
+MARKED = given(  # a text with a place for each query of an image's former, and the image
+    input_ids=torch.cat([torch.full((2, 4), 3), numbers(100, 2, 6)], 1),
+    pixel_values=(2, 3, 56, 56),
+    attention_mask=ones(2, 10),
+)
 IDS = numbers(100, 2, LENGTH)
 DECODED = given(decoder_input_ids=numbers(100, 2, 6))
 FIRST = torch.arange(LENGTH).eq(0).long().expand(2, LENGTH)  # of each text, sees all and is seen by all
@@ -275,7 +266,7 @@ VISION: dict[str, Recipe] = {
         inside("vision_config", HIERA) | {"prompt_encoder_config.image_size": 128},
         given(POINTS, pixel_values=(2, 3, 128, 128)),
     ),
-    "seggpt": Recipe({"image_size": [64, 32]}, prompted),
+    "seggpt": Recipe({"image_size": [64, 32]}, PROMPTED),
     "siglip2_vision_model": Recipe({}, SHAPED),
     "gemma4_vision": Recipe(  # patches with their columns and rows, in a grid that the pooling divides
         {},
@@ -315,8 +306,8 @@ SOUND: dict[str, Recipe] = {
     "audioflamingo3_encoder": Recipe(
         FRAMES, given(input_features=(2, 128, 40), input_features_mask=ones(2, 40))
     ),
-    "qwen2_5_omni_audio_encoder": Recipe({"n_window": 10}, packed),
-    "qwen3_omni_moe_audio_encoder": Recipe({}, packed),
+    "qwen2_5_omni_audio_encoder": Recipe({"n_window": 10}, PACKED),
+    "qwen3_omni_moe_audio_encoder": Recipe({}, PACKED),
     "qwen3_asr_encoder": fed(input_features=(2, 128, 100), input_features_mask=ones(2, 100)),
     "fun_asr_nano_encoder": fed(input_features=(2, 20, 560), input_features_mask=ones(2, 20)),
     "granite_speech_encoder granite_speech_plus_encoder": Recipe({}, STATES),
@@ -382,8 +373,8 @@ MIXED: dict[str, Recipe] = {  # a text beside something else, or images together
     ),
     "xclip": Recipe(inside("vision_config", LARGER), given(words(), pixel_values=(2, 8, 3, 64, 64))),
     "siglip2": fed(words(), SHAPED),
-    "blip-2": Recipe(QUERIES, marked),
-    "instructblip": Recipe(QUERIES, given(marked, qformer_input_ids=numbers(100, 2, 5))),
+    "blip-2": Recipe(QUERIES, MARKED),
+    "instructblip": Recipe(QUERIES, given(MARKED, qformer_input_ids=numbers(100, 2, 5))),
     "instructblipvideo": Recipe(
         QUERIES | {"video_token_index": 3},
         given(

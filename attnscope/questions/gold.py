@@ -14,7 +14,7 @@ from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, counted
-from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, SlotSums, ask_batch
+from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, Scored, ask_batch
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
@@ -69,10 +69,8 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
     for slot, number in total.slots.items():
         ranked: list[GoldScore] = []
         for site, sums in total.sums.items() if slot else ():
-            by, of = (sums.of(number, halves) for halves in (chosen, scored))
-            if by.asked and of.asked:
-                agreed = sums.of(total.slots[None], scored) if None in total.slots else None
-                ranked += _score(site, sums.heads, by, of, agreed)
+            agreed = sums.of(total.slots[None], scored) if None in total.slots else None
+            ranked += _score(site, sums.heads, sums.of(number, chosen), sums.of(number, scored), agreed)
         if slot and ranked:
             ranked.sort(key=lambda head: head.rank)
             found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
@@ -82,27 +80,21 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
 
 
 def _score(
-    site: Site, heads: Sequence[int], chosen: SlotSums, scored: SlotSums, agreed: SlotSums | None
+    site: Site, heads: Sequence[int], chosen: Scored, scored: Scored, agreed: Scored | None
 ) -> Iterator[GoldScore]:
     """The figures of each head on ``scored``, beside the distance that is best on ``chosen``."""
-    offset = int(chosen.offsets.argmax())
-    order = (chosen.right[0] / chosen.asked).tolist()
-    rates = [(None, None)] * len(heads) if agreed is None else agreed.ratios(agreed.right)
-    ratios = scored.ratios(scored.right), scored.ratios(scored.weight)
-    for head, right, weight, best, (rate, error) in zip(heads, *ratios, order, rates, strict=True):
-        yield GoldScore(
-            Head(site.layer, head, site.kind),
-            int(scored.asked),
-            int(scored.texts),
-            *right,
-            *weight,
-            scored.even / scored.asked,
-            offset - REACH,
-            float(scored.offsets[offset]) / scored.asked,
-            best,
-            None if rate is None else 1 - rate,
-            error,
-        )
+    offset = int(chosen[1].argmax())
+    for number, head in enumerate(heads):
+        best, (right, weight) = chosen[0][number][0], scored[0][number]
+        if best and right and weight:
+            links = agreed and agreed[0][number][0]
+            yield GoldScore(
+                Head(site.layer, head, site.kind),
+                *(right.rows, right.texts, right.value, right.error),
+                *(weight.value, weight.error, weight.baseline),
+                *(offset - REACH, float(scored[1][offset]) / right.rows, best.value),
+                *((1 - links.value, links.error) if links else ()),
+            )
 
 
 @record("heads by how many known answers they find (--gold)", "find")

@@ -18,6 +18,8 @@ from attnscope.attention import Attention, Kind, Site, Token
 from attnscope.axes import places
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
+from attnscope.figures import Figure
+from attnscope.measures.measurement import Sums
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
@@ -29,41 +31,30 @@ REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
-class SlotSums:
-    """The sums of one slot of a site, from a row of its table.
-
-    ``right`` and ``weight`` hold, by head, sums over texts of each text's sum, its square, and its product
-    with the text's count.
-    """
-
-    def __init__(self, row: Tensor) -> None:
-        self.asked, self.asked_squared, self.texts, self.even = row[:4].tolist()  # squared by text
-        self.offsets = row[4:COUNTS]  # [distance], the answers at each
-        self.right, self.weight = row[COUNTS:].view(2, 3, -1)  # [sum | square | product, head] each
-
-    def ratios(self, sums: Tensor) -> list[tuple[float, float | None]]:
-        """The mean of ``right`` or ``weight`` by head, and its standard error if there are several texts.
-
-        The error is that of a ratio of sums over texts, as in ``Sums.figures``.
-        """
-        total, squares, products = sums
-        means = total / self.asked
-        spread = squares - 2 * means * products + means.square() * self.asked_squared
-        errors = (spread.clamp_min(0) * self.texts / (self.texts - 1)).sqrt() / self.asked
-        known = errors.tolist() if self.texts > 1 else [None] * len(means)
-        return list(zip(means.tolist(), known, strict=True))
+Scored: TypeAlias = tuple[list[list[Figure | None]], Tensor]
+"""The figures of each head, of right rows and of the answers' weight, and the answers at each distance."""
 
 
 @dataclass(eq=False)
 class SiteSums:
-    """The sums of one site's ``heads``: a row per slot, the numbers of ``SlotSums`` side by side."""
+    """The sums of one site's ``heads``, a row per slot.
+
+    A row holds the questions, their squared number by text, the texts, and what even attention gives the
+    answers; the answers at each distance; and of right rows and of the answers' weight, by head, sums over
+    texts of each text's sum, its square, and its product with the text's count.
+    """
 
     heads: tuple[int, ...]
     table: Tensor  # float64, [slot, COUNTS + 6 * head]
 
-    def of(self, slot: int, halves: Sequence[int]) -> SlotSums:
-        """The sums of one slot over one half of the corpus, or both."""
-        return SlotSums(self.table[[HALVES * slot + half for half in halves]].sum(0))
+    def of(self, slot: int, halves: Sequence[int]) -> Scored:
+        """The sums of one slot over one half of the corpus, or both, as figures."""
+        row = self.table[[HALVES * slot + half for half in halves]].sum(0)
+        total, squares, products = row[COUNTS:].view(2, 3, -1).transpose(0, 1)  # [right|weight, head] each
+        asked, asked_squared, texts, even = (each.expand_as(total) for each in row[:4])
+        none = torch.zeros_like(total)
+        sums = [asked, total, even, none, none, none, texts, squares, products, asked_squared]
+        return Sums(torch.stack(sums)).figures(), row[4:COUNTS]
 
 
 MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each

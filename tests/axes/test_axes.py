@@ -75,15 +75,13 @@ def test_merging_works_on_a_stack_of_heads_and_leaves_the_input_alone() -> None:
     np.testing.assert_array_equal(values, before)
 
 
-def test_the_same_word_number_in_two_segments_is_two_words() -> None:
-    pair = (Token("a", 0, word=0, segment=0), Token("b", 1, word=0, segment=1))
-    assert len(merge_words(weights(rows(2, 2), pair, pair)).keys) == 2
+SPECIALS = (Token("<s>", 0, special=True), Token("<s>", 0, special=True))
+SEGMENTS = (Token("a", 0, word=0, segment=0), Token("b", 1, word=0, segment=1))
 
 
-def test_special_tokens_and_bare_positions_stay_alone() -> None:
-    specials = (Token("<s>", 0, special=True), Token("<s>", 0, special=True))
-    assert len(merge_words(weights(rows(2, 2), specials, specials)).keys) == 2
-    assert len(merge_words(weights(rows(4, 4), range(4), range(4))).keys) == 4
+@pytest.mark.parametrize("axis", [SEGMENTS, SPECIALS, range(4)])
+def test_tokens_of_two_segments_special_ones_and_bare_positions_stay_alone(axis) -> None:
+    assert len(merge_words(weights(rows(len(axis), len(axis)), axis, axis)).keys) == len(axis)
 
 
 def test_a_merged_cell_is_open_where_any_of_its_cells_was() -> None:
@@ -103,9 +101,8 @@ def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
 
 
 def test_a_text_of_special_tokens_only_cannot_hide_them() -> None:
-    specials = (Token("<s>", 0, special=True),)
     with pytest.raises(SelectionError, match="no other tokens"):
-        grouped(weights(np.ones((1, 1)), specials, specials), hide_special=True)
+        grouped(weights(np.ones((2, 2)), SPECIALS, SPECIALS), hide_special=True)
 
 
 @pytest.mark.parametrize(("down", "across"), [(1, 3), (3, 1), (4, 4), (5, 2), (10, 7)])
@@ -175,22 +172,23 @@ def test_a_cell_that_a_border_cuts_counts_with_its_share_on_either_side() -> Non
     np.testing.assert_allclose(small, [[0.5, 0.5]])
 
 
-def test_weights_that_do_not_fit_their_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit 3 queries"):
-        weights(np.ones((2, 2)), range(3), range(2))
-
-
 def test_a_mask_broadcasts_over_heads() -> None:
     field = weights(rows(3, 4, 4), range(4), range(4), np.tril(np.ones((1, 4, 4), bool)))
     assert isinstance(field, Weights)
     assert field.allowed.shape == (1, 4, 4)
 
 
-def test_a_mask_of_more_heads_than_the_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        weights(rows(4, 4), range(4), range(4), np.ones((1, 4, 4), bool))
-    with pytest.raises(ValueError, match="do not fit"):
-        weights(rows(3, 4, 4), range(4), range(4), np.ones((2, 4, 4), bool))
+@pytest.mark.parametrize(
+    ("shape", "queries", "mask", "said"),
+    [
+        ((2, 2), 3, (2, 2), "do not fit 3 queries"),
+        ((4, 4), 4, (1, 4, 4), "do not fit"),
+        ((3, 4, 4), 4, (2, 4, 4), "do not fit"),
+    ],
+)
+def test_weights_that_fit_neither_their_labels_nor_their_mask_are_refused(shape, queries, mask, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        weights(rows(*shape), range(queries), range(shape[-1]), np.ones(mask, bool))
 
 
 def test_moments_that_follow_each_other_are_named_from_the_first_to_the_last():

@@ -16,7 +16,7 @@ from attnscope.capture.hooks.functions import original
 from attnscope.capture.lineage.functions import ELEMENTWISE
 from attnscope.capture.lineage.layout import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own
-from attnscope.capture.record import pattern
+from attnscope.capture.record import is_within, pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.audit_pass import (
@@ -152,13 +152,6 @@ class Mixer:
     type: Annotated[str, Meaning("its Python class")]
     layer: Annotated[int | None, Meaning("the number in its path, if there is just one")]
     way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
-
-
-def _tell(ran: set[str], mixed: set[str]) -> list[str]:
-    """The kinds of the functions that mixed tokens; a product may be part of another kind around it."""
-    steps = _ways(mixed, STEPS)
-    around = _ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
-    return _ways(mixed, FUNCTIONS) + around + steps
 
 
 def _ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
@@ -316,7 +309,7 @@ class Search:
         attending = {site.name for site in self.sites}
 
         def is_bare(path: str) -> bool:
-            return bool(path) and not any(name == path or is_inside(name, path) for name in attending)
+            return bool(path) and not any(is_within(name, path) for name in attending)
 
         named: dict[str, Mixer] = {}
         for path in paths:
@@ -330,7 +323,10 @@ class Search:
                 owner = path
             whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
             if whole not in named:
-                ways = _tell(ran, mixing.get(path, set()))
+                mixed = mixing.get(path, set())
+                steps = _ways(mixed, STEPS)  # a product may be part of another kind around it
+                around = _ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
+                ways = _ways(mixed, FUNCTIONS) + around + steps
                 ways = [BETWEEN_CHANNELS] if self.first.hidden.get(path) == CHANNELS else ways
                 module = root.get_submodule(whole)
                 name = type(module).__name__
@@ -395,7 +391,7 @@ class Search:
         """Whether a module returned the scores of a captured softmax around it."""
         shapes = {tensor.shape for tensor in self.first.moves.before[place]}
         return any(
-            shapes == {weights.shape} and is_inside(place.module, owner) and is_inside(f"{path}.", owner)
+            shapes == {weights.shape} and is_inside(place.module, owner) and is_within(path, owner)
             for (path, _), weights in self.first.softmaxes.items()
             for owner in self.first.written
         )

@@ -16,12 +16,13 @@ from torch.overrides import TorchFunctionMode
 from attnscope.capture import Record
 from attnscope.capture.hooks.functions import attention_functions, is_quiet, quietly
 from attnscope.capture.lineage.functions import SOFTMAX
+from attnscope.capture.record import is_within
 from attnscope.errors import ModelError
 
 
 def is_inside(path: str, other: str) -> bool:
     """Whether a module is inside another."""
-    return path != other and (not other or path.startswith(f"{other}."))
+    return path != other and is_within(path, other)
 
 
 def sorts(ran: Collection[str]) -> bool:
@@ -395,7 +396,7 @@ class Freeze(TorchFunctionMode):
         with quietly():
             if self.keeps:
                 self.first.softmaxes[key] = result.clone()
-            elif any(path == owner or is_inside(path, owner) for owner in self.first.written):
+            elif any(is_within(path, owner) for owner in self.first.written):
                 before = self.first.softmaxes.get(key, result)
                 if before.shape == result.shape:
                     result.copy_(before)

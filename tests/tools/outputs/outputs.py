@@ -113,31 +113,26 @@ def _line(text: str, where: str) -> Line:
     return Line(text, where, [TEXT if word == "$T" else word for word in words], given, stdin, special)
 
 
-def record(folder: Path, checkout: Path, only: str, options: list[str]) -> int:
+def record(checkout: Path) -> int:
     """Start the recording in a Python of its own, with the fixed environment and the checkout's package."""
-    scratch = Path(tempfile.mkdtemp(prefix="outputs-"))
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-    environment |= {**FIXED, "PYTHONPATH": str(checkout), "HF_HOME": str(scratch / "hub")}
-    try:
-        shutil.copytree(checkout / "sample_inputs", scratch / "sample_inputs")
-        asked = ["recorded", str(folder), "--checkout", str(checkout), "--scratch", str(scratch)]
-        asked += ["--only", only, *options]
+    environment |= {**FIXED, "PYTHONPATH": str(checkout)}
+    with tempfile.TemporaryDirectory(prefix="outputs-", ignore_cleanup_errors=True) as scratch:
+        shutil.copytree(checkout / "sample_inputs", f"{scratch}/sample_inputs")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing goes on, and nothing stays
-        ran = subprocess.Popen(
-            [sys.executable, __file__, *asked], env=environment, cwd=scratch, start_new_session=True
-        )
+        command = [sys.executable, __file__, "recorded", *sys.argv[2:], "--scratch", scratch]
+        environment["HF_HOME"] = f"{scratch}/hub"
+        ran = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
             return ran.wait()
         finally:
             if ran.poll() is None:
                 os.killpg(ran.pid, signal.SIGKILL)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def recorded(asked: argparse.Namespace) -> None:
     """Make what the commands read, run them all, and write what they print and write."""
-    folder, checkout, scratch = asked.folder, asked.checkout, asked.scratch
+    folder, checkout, scratch = asked.folder.resolve(), asked.checkout.resolve(), asked.scratch
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not asked.go_on:
         raise SystemExit(f"{folder} is not empty: name another folder, or give --go-on")
@@ -413,8 +408,7 @@ def main() -> None:
     options.add_argument("records", nargs=2, type=Path)
     asked = parser.parse_args()
     if asked.verb == "record":
-        given = [f"--{name.replace('_', '-')}" for name in ("go_on", "processes") if getattr(asked, name)]
-        raise SystemExit(record(asked.folder.resolve(), asked.checkout.resolve(), asked.only, given))
+        raise SystemExit(record(asked.checkout.resolve()))
     elif asked.verb == "recorded":
         recorded(asked)
     else:

@@ -18,8 +18,8 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
 import unicodedata
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tests.tools.attack.cases import KINDS, make_bases
+from tests.tools.outputs.outputs import forked
 from tests.whole_files import broken
 
 MEMORY = 2 * 10**9
@@ -46,42 +47,25 @@ NUMBER = re.compile(r"[-+](\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 
 
 def _run(kind: str, number: int, bases: Path, place: Path) -> None:
-    """Make a case and become the command; does not return."""
-    code = 99
-    try:
-        work = place / "work"
-        work.mkdir()
-        os.chdir(work)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(place)
-        case = KINDS[kind][0](Random(f"{kind} {number}"), bases)
-        (place / "case").write_text(repr(case), "utf-8", "backslashreplace")
-        for stream, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # whatever stood there, as in tests
-        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = sys.__stderr__ = os.fdopen(2, "w", -1, "utf-8", "backslashreplace", closefd=False)
-        sys.dont_write_bytecode = True
-        _watch(place)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["attnscope", *case.arguments]
-        from attnscope.__main__ import main
+    """Make a case and become the command."""
+    work = place / "work"
+    work.mkdir()
+    os.chdir(work)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+    case = KINDS[kind][0](Random(f"{kind} {number}"), bases)
+    (place / "case").write_text(repr(case), "utf-8", "backslashreplace")
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)  # whatever stood there, as in tests
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", -1, "utf-8", "backslashreplace", closefd=False)
+    sys.dont_write_bytecode = True
+    _watch(place)
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["attnscope", *case.arguments]
+    from attnscope.__main__ import main
 
-        main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except Exception:
-            code = 98
-        os._exit(code)
+    main()
 
 
 def _watch(place: Path) -> None:
@@ -102,10 +86,8 @@ def _watch(place: Path) -> None:
     sys.addaudithook(watch)
 
 
-def _verdict(place: Path, status: int, usage: Any) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    files = place / "stdout", place / "stderr"
-    out, told = (file.read_bytes() if file.exists() else b"" for file in files)
+def _verdict(place: Path, code: int, usage: Any) -> str:
+    out, told = (place.joinpath(name).read_bytes() for name in ("stdout", "stderr"))
     said = told.decode("utf-8", "backslashreplace")
     end = said.strip()[-400:]
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -171,16 +153,10 @@ def run_case(kind: str, number: int, bases: Path, place: Path) -> tuple[str, flo
     """
     folder = place / f"{kind}{number}"
     folder.mkdir()
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _run(kind, number, bases, folder)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.alarm(5 * SECONDS)
-    _, status, usage = os.wait4(child, 0)
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    verdict = _verdict(folder, status, usage)
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        work = partial(_run, kind, number, bases, folder)
+        code, usage = forked(work, out, err, os.devnull, 5 * SECONDS)
+    verdict = _verdict(folder, code, usage)
     case = (folder / "case").read_text("utf-8") if (folder / "case").exists() else "not made"
     if verdict == "sentence":
         case += "\n    " + (folder / "stderr").read_text("utf-8").strip()[-300:]

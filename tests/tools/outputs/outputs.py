@@ -141,7 +141,7 @@ def recorded(asked: argparse.Namespace) -> None:
     _load(checkout, models)
     with open(os.devnull, "w") as nowhere:
         make = importlib.import_module("inputs").make
-        if forked(lambda: make(scratch, models), nowhere, nowhere, os.devnull):
+        if forked(lambda: make(scratch, models), nowhere, nowhere, os.devnull)[0]:
             raise SystemExit("the models and files that the commands read cannot be made")
     names, run, seconds = {str(checkout): "<checkout>", str(scratch): "<scratch>"}, scratch / "run", {}
     for chain in chains(asked.only):
@@ -222,20 +222,23 @@ def _run(line: Line, run: Path, into: Path, processes: bool) -> int:
                 sys.argv = ["attnscope", *line.argv]
                 runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
 
-        return forked(command, out, err, given)
+        return forked(command, out, err, given)[0]
 
 
-def forked(work: Callable[[], None], out: IO, err: IO, given: str | Path) -> int:
-    """Do ``work`` in a fork of this process, which reads ``given``; returns its exit code."""
+def forked(
+    work: Callable[[], None], out: IO, err: IO, given: str | Path, seconds: int = LONGEST
+) -> tuple[int, Any]:
+    """Do ``work`` in a fork of this process, which reads ``given``.  -> its exit code, and what it used"""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     child = os.fork()
     if child:
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-        signal.alarm(LONGEST)
-        _, status = os.waitpid(child, 0)
+        before = signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+        signal.alarm(seconds)
+        _, status, usage = os.wait4(child, 0)
         signal.alarm(0)
-        return os.waitstatus_to_exitcode(status)
+        signal.signal(signal.SIGALRM, before)
+        return os.waitstatus_to_exitcode(status), usage
     code = 1
     try:
         for number, file in enumerate((os.open(given, os.O_RDONLY), out.fileno(), err.fileno())):

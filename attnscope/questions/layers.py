@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -289,7 +288,7 @@ def write_down(
     files: tuple[ExportedFile, ...],
 ) -> Manifest:
     """The manifest of whole layers that were written to files."""
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
     from attnscope.models.keeping import describe_model
 
@@ -303,16 +302,13 @@ def write_down(
     kinds = {
         kind: ExportedAxes(*map(number, axes)) for kind, axes in prepared.axes.items() if kind in layers.kinds
     }
-    versions = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[library] = version(library)
+    libraries = {library: version(library) for library in LIBRARIES}
     return Manifest(
         attnscope=__version__,
         command=command,
         weigh=None if model.weigh == "raw" else model.weigh,
         model=describe_model(model),
-        versions=versions,
+        versions={"python": platform.python_version(), **libraries},
         texts=tuple(texts),
         kinds=kinds,
         record=layers.record,

@@ -248,28 +248,20 @@ def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None =
         return Table(title=result.title, notes=(none, *result.notes))
     several = len({head.site.kind for head in heads}) > 1
     columns = [_draw_column([head.figure(name) for head in heads], MEASURES[name].unit) for name in names]
-    named = [f"{name}\n{MEASURES[name].unit.replace('share', '')}" for name in names]
     titles = ["head", *(["kind"] if several else []), "role", "figure"]
+    named = [Column(f"{name}\n", long="cut") for name in titles]
+    named += [Column(f"{name}\n{MEASURES[name].unit.replace('share', '')}", True, "cut") for name in names]
     rows = (
         (head.name, *([head.site.kind] if several else []), *_role_cells(head), *cells)
         for head, *cells in zip(heads, *columns, strict=True)
     )
-    notes = [
+    notes = (
         f"{len(heads)} of {len(result.heads)} heads; {result.ran}",
         "figure: that of the role (its baseline on even attention); --csv: all measures",
         *([ERRORS] if any(map(_role_error, heads)) else []),
-    ]
-    return Table(
-        (
-            *(Column(f"{name}\n", long="cut") for name in titles),
-            *(Column(name, True, "cut") for name in named),
-        ),
-        tuple(rows),
-        title=result.title,
-        notes=(*notes, *result.notes),
-        gap=1,
-        edge=True,
+        *result.notes,
     )
+    return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
 
 
 def _role_error(head: HeadFigures) -> float | None:

@@ -135,10 +135,8 @@ def courses_of(
     found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str], notes: tuple[str, ...], title: str
 ) -> Track:
     """The course of every head over the steps at which ``figures_of`` gave its figures."""
-    steps, tables = (
-        tuple(found),
-        [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()],
-    )
+    tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
+    steps = tuple(found)
     heads = dict.fromkeys(head for table in tables for head in table)
     if any(table.keys() != heads.keys() for table in tables):
         notes = ("checkpoints differ in their heads", *notes)

@@ -67,7 +67,7 @@ class EncoderConfig:
         for name in ("causal", "norm_first", "trained"):
             if type(getattr(self, name)) is not bool:
                 raise ModelError(f"{name} is true or false, not {getattr(self, name)!r}")
-        for name, choices in (("positions", POSITIONS), ("activation", ACTIVATIONS)):
+        for name, choices in (("positions", POSITIONS), ("activation", tuple(ACTIVATIONS))):
             if getattr(self, name) not in choices:
                 raise ModelError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name, least, most in (("dropout", 0.0, 0.9), ("rotary_base", 1.5, 1e9)):

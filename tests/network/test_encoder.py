@@ -402,7 +402,7 @@ def test_a_config_survives_its_own_dictionary():
         ({"segments": 3}, "segments is a whole number from 0 to 2, not 3"),
         ({"causal": 1}, "causal is true or false, not 1"),
         ({"positions": "learned"}, "positions is one of rotary, sinusoidal, none, not 'learned'"),
-        ({"positions": ["rotary"]}, "positions is one of"),
+        *(({name: ["rotary"]}, f"{name} is one of") for name in ("positions", "activation")),
         ({"activation": "swish"}, "activation is one of gelu, relu, not 'swish'"),
         ({"dropout": 1.0}, "dropout is a number from 0.0 to 0.9, not 1.0"),
         ({"dropout": float("nan")}, "dropout is a number"),

@@ -278,20 +278,17 @@ class ModelComparison:
     @property
     def view(self) -> HeadMap | DistanceMap:
         """The drift of every head; if shapes differ, all distances, with matches along the diagonal."""
-        drift = self.drift
-        if drift is not None:
-            return map_of_nats(
-                self.heads, drift, "drift", title=self.title, subtitle=self.subtitle, notes=self.notes
-            )
+        said = {"title": self.title, "subtitle": self.subtitle, "notes": self.notes}
+        if self.drift is not None:
+            return map_of_nats(self.heads, self.drift, "drift", **said)
         nearest_first = sorted(self.matches, key=lambda pair: pair.distance)
-        rows = [self.heads.index(pair.one) for pair in nearest_first]
-        columns = [self.others.index(pair.other) for pair in nearest_first]
-        rows += [number for number in range(len(self.heads)) if number not in rows]
-        columns += [number for number in range(len(self.others)) if number not in columns]
+        rows = [*dict.fromkeys([*(pair.one for pair in nearest_first), *self.heads])]
+        columns = [*dict.fromkeys([*(pair.other for pair in nearest_first), *self.others])]
+        cells = np.ix_([*map(self.heads.index, rows)], [*map(self.others.index, columns)])
         return distance_map(
-            self.distances[np.ix_(rows, columns)],
-            [self.heads[number].name for number in rows],
-            [self.others[number].name for number in columns],
+            self.distances[cells],
+            [head.name for head in rows],
+            [head.name for head in columns],
             title=self.title,
             subtitle=f"{self.subtitle}; matches lie on the diagonal, the nearest first",
             notes=(*self.notes, "rows are heads of the first model, columns those of the second"),

@@ -29,7 +29,6 @@ from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoi
 
 NAMED = 3  # places of omitted texts that a note names
 
-
 COUNTED = ("texts", "tokens", "notes", "taken", "calls", "layout")
 """What grows batch by batch; all else is counted again with a window inside which a run resumes."""
 
@@ -343,7 +342,15 @@ class _StatsWork(CorpusWork):
 
     def share(self, batch: Batch, asked: None) -> Share:
         """One forward pass of a batch, measured, and those that importance and ablation take."""
-        measured, record = self.known.run(lambda: self._measure(batch))
+        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
+
+        def measure() -> tuple[Measurement, Record]:
+            measured = Measurement(tuple(self.total.measured.measures))
+            measured.label(batch.labels)
+            asked = (self.model, batch.prepared, measured, self.selection, sides[0])
+            return measured, measuring_pass(*asked, exact_kernel=self.exact_kernel)
+
+        measured, record = self.known.run(measure)
         sums = Totals(measured, removals=HeadSums(means=self.means))
         with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
@@ -355,12 +362,3 @@ class _StatsWork(CorpusWork):
             self.progress.layout = extent(record.sites), describe_kernels(record.sites)
         taken = sum(call.kernel == FUSED for call in record.sites)
         return sums, taken, len(record.sites), record.notes
-
-    def _measure(self, batch: Batch) -> tuple[Measurement, Record]:
-        measured = Measurement(tuple(self.total.measured.measures))
-        measured.label(batch.labels)
-        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
-        record = measuring_pass(
-            self.model, batch.prepared, measured, self.selection, sides[0], exact_kernel=self.exact_kernel
-        )
-        return measured, record

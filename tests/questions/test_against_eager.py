@@ -279,15 +279,6 @@ def test_figures_are_the_same_with_maps_and_without(reader, book):
     assert plain.maps is None
 
 
-def test_a_short_text_is_kept_token_by_token(reader):
-    book = reader.prepare("The cat sat on the mat.")
-    maps = measure_heads(reader, book, Selection(layers=(1,)), pool="share").maps
-    ((number, layer),) = maps.kinds["decoder"]
-    assert (number, len(layer.keys)) == (1, len(book.tokens))
-    assert not any(place.pooled for place in layer.keys)
-    assert not any(note.startswith("pooled") for note in maps.notes)
-
-
 @pytest.mark.parametrize(("tokens", "sizes"), [(TOKENS, {2, 3}), (300, {1, 2})])
 def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, sizes):
     text = reader.prepare(WORDS, limit=Limit(tokens))

@@ -14,7 +14,7 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.composition import Circuit, compose, compose_random, find_feeds, measure_copying
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.models.folders import gpt2, t5
+from tests.models.folders import t5
 from tests.models.test_generation import DECODERS, SIZES, writer_folder
 from tests.questions.intervention.shapes import saved
 from tests.questions.planted import Planted, wrap_planted
@@ -75,16 +75,12 @@ def test_a_file_holds_no_weights_of_a_model(causal):
         find_feeds(traced, traced.prepared)
 
 
-def test_turned_positions_and_shared_keys_are_said(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=8192)
-    model = load(saved(tmp_path / "llama", transformers.LlamaForCausalLM(config)))
-    notes = find_feeds(model, model.prepare("A cat sat.")).notes
-    assert any(note.startswith("layers 0, 1: positions turn queries and keys") for note in notes)
-    assert any(note.startswith("2 heads share each key and value") for note in notes)
-    model = load(gpt2(tmp_path / "gpt2"))
-    notes = find_feeds(model, model.prepare("A cat sat.")).notes
-    assert not any("positions turn" in note or "share" in note for note in notes)
+@pytest.mark.parametrize(("name", "told"), [("llama", True), ("gpt2", False)])
+def test_turned_positions_and_shared_keys_are_said(tmp_path, name, told):
+    model = load(saved(tmp_path, name))
+    notes = " ".join(find_feeds(model, model.prepare("A cat sat.")).notes)
+    assert ("layers 0, 1: positions turn queries and keys" in notes) == told
+    assert ("2 heads share each key and value" in notes) == told
 
 
 TEXT = "The cat sat"

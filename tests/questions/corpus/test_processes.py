@@ -31,14 +31,12 @@ TEXTS = [
 
 LONGER = ["a cat saw the dog " * (1 + number // 2) for number in range(20)]
 
-ROOT = Path(__file__).parents[3]
-
 
 def launch(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += map(str, arguments)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    asked = {"cwd": Path(__file__).parents[3], "env": os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}}
+    return subprocess.run(command, **asked, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.slow

@@ -31,17 +31,15 @@ TEMPLATE = (
 )
 
 
+def case(name: str, *more, slow: bool = False):
+    """A case of a family; some processors need torchvision."""
+    marks = {"torchvision": name in NEED_TORCHVISION, "sweep": name in MORE, "slow": slow}
+    return pytest.param(name, *more, marks=[getattr(pytest.mark, mark) for mark in marks if marks[mark]])
+
+
 def families(*left_out: str) -> list:
-    """Every family whose tokens stand for parts of a picture; some processors need torchvision."""
-    return [
-        pytest.param(
-            name,
-            marks=[pytest.mark.torchvision] * (name in NEED_TORCHVISION)
-            + [pytest.mark.sweep] * (name in MORE),
-        )
-        for name in ALL
-        if name not in left_out
-    ]
+    """Every family whose tokens stand for parts of a picture."""
+    return [case(name) for name in ALL if name not in left_out]
 
 
 @pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
@@ -245,7 +243,7 @@ LIES = [  # a family, the settings of its pictures, or of itself, that lie, and 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pictures", "settings", "sentence"),
-    [pytest.param(*lie, marks=[pytest.mark.torchvision] * (lie[0] in NEED_TORCHVISION)) for lie in LIES],
+    [case(*lie) for lie in LIES],
 )
 def test_sizes_and_tiles_without_end_are_a_sentence(
     name, pictures, settings, sentence, folder_of, tmp_path, picture, little_memory
@@ -262,15 +260,12 @@ def test_sizes_and_tiles_without_end_are_a_sentence(
 VIDEOS = ("llava_onevision", "qwen2_vl", "qwen2_5_vl", "smolvlm", "internvl", "llava_next_video")
 
 
+OFTEN = ("llava", "llava_next", "qwen2_vl")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[*([pytest.mark.torchvision] if name in NEED_TORCHVISION else []),
-                                  *([] if name in ("llava", "llava_next") else [pytest.mark.slow])])
-        for name in FAMILIES
-        if name not in ("idefics2", "mllama")
-    ]
-)  # fmt: skip
+    "name", [case(name, slow=name not in OFTEN) for name in FAMILIES if name not in ("idefics2", "mllama")]
+)
 def test_of_two_pictures_each_has_its_own_tokens(name, folder_of, tmp_path):
     model = load(folder_of(name))
     paths = [save_noise(tmp_path / "a.png", 90, 120), save_noise(tmp_path / "b.png", 120, 70, seed=1)]
@@ -312,11 +307,7 @@ def test_a_word_lights_both_pictures_on_one_scale(folder_of, tmp_path):
     assert all(bar.box is not None and bar.where.count("-") == 2 for bar in boxed)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.torchvision, *([] if name == "qwen2_vl" else [pytest.mark.slow])])
-     for name in VIDEOS]
-)  # fmt: skip
+@pytest.mark.parametrize("name", [case(name, slow=name not in OFTEN) for name in VIDEOS])
 def test_the_tokens_of_a_video_are_named_by_their_frames(name, folder_of, tmp_path):
     model = load(folder_of(name))
     frames = [np.asarray(Image.open(save_noise(tmp_path / "f.png", 84, 112, seed=i))) for i in range(4)]

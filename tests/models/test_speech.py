@@ -35,6 +35,18 @@ def folder_of(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def kept_folder(tmp_path_factory):
+    def make(folder, name):
+        try:
+            sounds.save(folder, name)
+        except ImportError as error:  # older releases of transformers ask for more packages
+            pytest.skip(str(error))
+        return str(folder)
+
+    return folders.made_once(tmp_path_factory, make)
+
+
+@pytest.fixture(scope="module")
 def tone(tmp_path_factory):
     return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
 
@@ -287,20 +299,12 @@ def longer_tone(tmp_path_factory):
     return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav", 2.0)
 
 
-def save(folder, name):
-    try:
-        sounds.save(folder, name)
-    except ImportError as error:  # older releases of transformers ask for more packages
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(
     ("name", "frames", "second"),
     [("speecht5", 99, "0.02 s"), ("speech-encoder-decoder", 99, "0.02 s"), ("cohere_asr", 26, "0.08 s")],
 )
-def test_what_hears_and_writes_is_seen_whole(tmp_path, longer_tone, name, frames, second):
-    save(tmp_path, name)
-    model = load(str(tmp_path))
+def test_what_hears_and_writes_is_seen_whole(kept_folder, longer_tone, name, frames, second):
+    model = load(kept_folder(name))
     prepared = model.prepare_audio(longer_tone)
     found = maps(model, prepared)
     assert {kept.site.kind for kept in found} == {"encoder", "decoder", "cross"}
@@ -308,7 +312,7 @@ def test_what_hears_and_writes_is_seen_whole(tmp_path, longer_tone, name, frames
     heard = prepared.axes["cross"][1]
     assert all(kept.keys == heard for kept in found if kept.site.kind == "cross")
     assert heard == prepared.tokens or heard[1].text == "0.16 s"  # eight neighbours are joined
-    output = eager(tmp_path, type(model.module), **prepared.inputs, use_cache=False)
+    output = eager(kept_folder(name), type(model.module), **prepared.inputs, use_cache=False)
     expected = own_attentions(output)
     compared = 0
     for kept in found:
@@ -320,19 +324,17 @@ def test_what_hears_and_writes_is_seen_whole(tmp_path, longer_tone, name, frames
 
 
 @pytest.mark.parametrize("name", ["voxtral_realtime", "clap"])
-def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(tmp_path, longer_tone, name):
-    save(tmp_path, name)
+def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(kept_folder, longer_tone, name):
     with pytest.raises(
         InputError, match="hears, but where a sound stands in its text, or beside it, is not known"
     ):
-        load(str(tmp_path)).prepare_audio(longer_tone, "the cat")
+        load(kept_folder(name)).prepare_audio(longer_tone, "the cat")
 
 
 @pytest.mark.parametrize("name", ["seamless_m4t", "mimi", "audio-spectrogram-transformer"])
-def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(tmp_path, longer_tone, name):
+def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(kept_folder, longer_tone, name):
     """Mimi's feature extractor makes no mask, and refuses to be asked for one."""
-    save(tmp_path, name)
-    model = load(str(tmp_path))
+    model = load(kept_folder(name))
     prepared = model.prepare_audio(longer_tone)
     assert prepared.heard is None
     assert any("numbered, without times" in note for note in prepared.notes)
@@ -340,28 +342,27 @@ def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(tm
     assert maps(model, prepared)
 
 
-def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(tmp_path):
-    save(tmp_path, "audio-spectrogram-transformer")
-    prepared = load(str(tmp_path)).prepare_audio(speech.sound(tmp_path / "long.wav", 15.0))
+def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(kept_folder, tmp_path):
+    prepared = load(kept_folder("audio-spectrogram-transformer")).prepare_audio(
+        speech.sound(tmp_path / "long.wav", 15.0)
+    )
     assert any("the end of the sound is not heard" in note for note in prepared.notes)
 
 
 @pytest.mark.parametrize("name", ["parakeet_encoder", "speech_to_text", "whisper"])
-def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(tmp_path, name):
+def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(kept_folder, tmp_path, name):
     """Of a sound that is loud in its second half alone."""
-    save(tmp_path, name)
     wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
     wave[:16000] *= 0.001
     soundfile.write(tmp_path / "late.wav", wave, 16000)
-    heard = load(str(tmp_path)).prepare_audio(tmp_path / "late.wav").heard
+    heard = load(kept_folder(name)).prepare_audio(tmp_path / "late.wav").heard
     loud = heard.bands[:, : heard.frames].mean(0)
     half = len(loud) // 2
     assert loud[half + 1 :].min() > loud[: half - 1].max()
 
 
-def test_a_wave_with_a_channel_is_a_wave(tmp_path, longer_tone):
-    save(tmp_path, "xcodec")
-    prepared = load(str(tmp_path)).prepare_audio(longer_tone)
+def test_a_wave_with_a_channel_is_a_wave(kept_folder, longer_tone):
+    prepared = load(kept_folder("xcodec")).prepare_audio(longer_tone)
     assert [token.text for token in prepared.tokens] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
     assert prepared.heard.bands.shape[1] == 100
 
@@ -369,19 +370,19 @@ def test_a_wave_with_a_channel_is_a_wave(tmp_path, longer_tone):
 @pytest.mark.parametrize(
     "name", ["wav2vec2-bert", "parakeet_ctc", "speecht5", "moonshine_streaming", "whisper"]
 )
-def test_the_model_is_given_what_its_processor_gives_it(tmp_path, name):
+def test_the_model_is_given_what_its_processor_gives_it(kept_folder, tmp_path, name):
     """With its mask of padding, where it has one; and its output is that of transformers' own call."""
-    save(tmp_path, name)
+    folder = kept_folder(name)
     kind = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[
-        type(transformers.AutoConfig.from_pretrained(tmp_path))
+        type(transformers.AutoConfig.from_pretrained(folder))
     ]
     if name == "moonshine_streaming" and not hasattr(kind, "audio_kwargs"):
         pytest.skip("this release of transformers says it within its call")
     path = speech.sound(tmp_path / "odd.wav", 1.987)
     samples, rate = soundfile.read(path, dtype="float32")
-    model = load(str(tmp_path))
+    model = load(folder)
     prepared = model.prepare_audio(path)
-    own = kind(transformers.AutoFeatureExtractor.from_pretrained(tmp_path), model.reader.tokenizer)
+    own = kind(transformers.AutoFeatureExtractor.from_pretrained(folder), model.reader.tokenizer)
     given = dict(own(audio=samples, sampling_rate=rate, return_tensors="pt"))
     beside = {key: value for key, value in prepared.inputs.items() if key == "decoder_input_ids"}
     assert set(prepared.inputs) == {*given, *beside}
@@ -412,20 +413,10 @@ def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
     assert find_frames("it", Halving(), values, 100, sound, Extractor()) is None
 
 
-def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(tmp_path):
-    save(tmp_path, "cohere_asr")
+def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(kept_folder, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
-        load(str(tmp_path)).prepare_audio(path)
-
-
-@pytest.fixture(scope="module")
-def kept_folder(tmp_path_factory):
-    def make(folder, name):
-        save(folder, name)
-        return str(folder)
-
-    return folders.made_once(tmp_path_factory, make)
+        load(kept_folder("cohere_asr")).prepare_audio(path)
 
 
 SECONDS = {

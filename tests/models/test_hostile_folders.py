@@ -49,42 +49,19 @@ CONFIGS = {
 }
 
 
-def odd_files(place):
-    """A config.json that is none, by what is said of it."""
-    made = {}
-    for name in ("pipe", "endless", "large", "nested", "objects"):
-        path = folder(place / name) / "config.json"
-        path.unlink()
-        made[name] = path
-    os.mkfifo(made["pipe"])
-    made["endless"].symlink_to("/dev/zero")
-    made["large"].write_bytes(b"")
-    os.truncate(made["large"], 1 << 30)
-    made["nested"].write_text(NESTED)
-    made["objects"].write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    said = {
-        "pipe": "not a regular file",
-        "endless": "not a regular file",
-        "large": "at most 8.39 MB are read",
-    }
-    return [(path.parent, said.get(name, "is not JSON")) for name, path in made.items()]
+def grow(path):
+    """A file of a gigabyte that takes no place on the disk."""
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 30)
 
 
-def own_folders(place):
-    """The own format: its config, and its tokenizer."""
-    made = []
-    for name in ("pipe", "endless", "nested", "piped tokenizer"):
-        shutil.copytree(PRETRAINED / "own", place / f"own {name}")
-        made.append(place / f"own {name}")
-    pipe, endless, nested, piped = made
-    for path in (pipe / "config.json", endless / "config.json", piped / "tokenizer.json"):
-        path.unlink()
-    os.mkfifo(pipe / "config.json")
-    os.mkfifo(piped / "tokenizer.json")
-    (endless / "config.json").symlink_to("/dev/zero")
-    (nested / "config.json").write_text(NESTED)
-    said = ("not a regular file", "not a regular file", "is not JSON", "a named pipe")
-    return list(zip(made, said, strict=True))
+ODD = {
+    "pipe": (os.mkfifo, "not a regular file"),
+    "endless": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "large": (grow, "at most 8.39 MB are read"),
+    "nested": (lambda path: path.write_text(NESTED), "is not JSON"),
+    "objects": (lambda path: path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000), "is not JSON"),
+}
 
 
 pytestmark = pytest.mark.usefixtures("little_memory")
@@ -159,14 +136,22 @@ def test_a_field_of_the_wrong_type_is_refused_with_the_reason(tmp_path):
     require_sentence(place, "field 'initializer_range': TypeError: Field 'initializer_range' expected float")
 
 
-def test_a_config_that_is_no_file_or_no_settings_is_refused(tmp_path):
-    for place, said in odd_files(tmp_path):
-        require_sentence(place, said)
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path):
+    place = tmp_path / "model"
+    shutil.copytree(PRETRAINED / "own", place) if own else folder(place)
+    (place / "config.json").unlink()
+    put, said = ODD[name]
+    put(place / "config.json")
+    require_sentence(place, said)
 
 
-def test_a_folder_in_the_own_format_is_trusted_no_more(tmp_path):
-    for place, said in own_folders(tmp_path):
-        require_sentence(place, said)
+def test_a_tokenizer_in_the_own_format_that_is_no_file_is_refused(tmp_path):
+    place = shutil.copytree(PRETRAINED / "own", tmp_path / "own")
+    (place / "tokenizer.json").unlink()
+    os.mkfifo(place / "tokenizer.json")
+    require_sentence(place, "a named pipe")
 
 
 class PanicException(BaseException):

@@ -222,12 +222,12 @@ class Circuits(Projections):
         for call, output in reversed(self._recent):
             if isinstance(output, Tensor) and not output.is_nested:
                 yield from _of_module(call, output, length)
-        running = self._running[-1] if self._running else None
-        given = None if running is None else running.first
-        if running is None or given is None or not given.is_floating_point():
+        if not self._running or (given := self._running[-1].first) is None or not given.is_floating_point():
             return
         rows = _ends(given, length)  # for weights that a module multiplies itself, with each bias that fits
-        own = [each for each in running.module.parameters(recurse=False) if each.is_floating_point()]
+        own = [
+            each for each in self._running[-1].module.parameters(recurse=False) if each.is_floating_point()
+        ]
         for weight in own:
             if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
                 made = rows @ weight.float().mT

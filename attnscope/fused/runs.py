@@ -63,15 +63,13 @@ def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Run
     ``i`` sees keys up to ``i``, as in torch's ``scaled_dot_product_attention``. ``None`` if some row's
     open keys are not one run, if masks differ between heads, or if a row has no open key.
     """
-    row = torch.arange(queries)
-    low, high = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
-    if mask is not None:
-        ends = _runs_of(mask, queries)
-        if ends is None:
-            return None
-        low, high = ends
+    whole = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
+    ends = whole if mask is None else _runs_of(mask, queries)
+    if ends is None:
+        return None
+    low, high = ends
     if causal:
-        high = torch.minimum(high, row + 1)
+        high = torch.minimum(high, torch.arange(1, queries + 1))
     return Runs(low, high) if bool((high > low).all()) else None
 
 

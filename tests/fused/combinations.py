@@ -1,14 +1,14 @@
 """Random attention calls of every kind: the fused pass, rows beside the kernel, brute force in float64.
 
-``python -m tests.fused.combinations --count 230`` prints how many figures of hundreds were compared, and the
-farthest from brute force.
+``python -m tests.fused.combinations 230`` prints how many figures of so many were compared, and the farthest
+from brute force.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -170,20 +170,15 @@ def _figures(made, read, statistics):
 
 def main() -> None:
     """Run the combinations, in small tiles and in those of every day."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--count", type=int, default=230)
-    parser.add_argument("--first", type=int, default=1000)
-    options = parser.parse_args()
+    count = int(sys.argv[1]) if sys.argv[1:] else 230
     verdict, failed, usual = Verdict(), [], (weigh.ROWS, weigh.KEYS)
-    for seed in range(options.first, options.first + options.count):
+    for seed in range(1000, 1000 + count):
         weigh.ROWS, weigh.KEYS = (24, 32) if seed % 4 else usual
         try:
             check(seed, verdict)
         except AssertionError as error:
             failed.append(str(error))
-    print(
-        f"{options.count} combinations, {verdict.figures:,} figures, farthest off by {verdict.farthest:.1e}"
-    )
+    print(f"{count} combinations, {verdict.figures:,} figures, farthest off by {verdict.farthest:.1e}")
     print(f"{len(failed)} failed", *failed, sep="\n")
 
 

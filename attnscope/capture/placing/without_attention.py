@@ -13,13 +13,8 @@ from torch.fx import GraphModule
 
 from attnscope.capture.record import LayerWithoutAttention, Record, is_within
 
-ATTENDING = (
-    "softmax",
-    "_softmax",
-    "scaled_dot_product_attention",
-    "_native_multi_head_attention",
-    "_transformer_encoder_layer_fwd",
-)
+ATTENDING = ["softmax", "_softmax", "scaled_dot_product_attention", "_native_multi_head_attention"]
+ATTENDING += ["_transformer_encoder_layer_fwd"]
 """Operators of graphs that attend."""
 
 
@@ -70,7 +65,11 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     if record.without_attention:
         layers = {layer.reason: layer for layer in reversed(record.without_attention)}  # the first of each
         return "; ".join(f"in {layer.name or 'it'}, {reason}" for reason, layer in reversed(layers.items()))
-    return f"its forward pass ({type(model).__name__}) computes none"
+    listed = [layer for each in model.modules() if isinstance(each, nn.ModuleList) for layer in each]
+    if not listed:
+        return f"its forward pass ({type(model).__name__}) computes none"
+    inside = {type(part).__name__ for layer in listed for part in layer.children()}
+    return f"its layers are made of {', '.join(sorted(inside))}"
 
 
 INSTEAD = (
@@ -140,9 +139,8 @@ def find_layers(model: nn.Module, ran: set[str], attended: set[str]) -> list[Lay
     """
     layers: list[LayerWithoutAttention] = []
     outer: list[str] = []
-    entered = {
-        ".".join(parts[:end]) for parts in (p.split(".") for p in ran) for end in range(1, len(parts) + 1)
-    }
+    paths = [path.split(".") for path in ran]
+    entered = {".".join(parts[: end + 1]) for parts in paths for end in range(len(parts))}
     for path, module in model.named_modules():
         if any(path.startswith(prefix) for prefix in outer):
             continue

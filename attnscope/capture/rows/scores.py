@@ -286,10 +286,8 @@ def compare_rows(
 
 def join_differences(differences: Sequence[float | None], dtype: torch.dtype) -> float | None:
     """The error of parts of one attention: None if one is unknown, unless another is wrong."""
-    known = [each for each in differences if each is not None]
-    most = max(known, default=None)
-    whole = len(known) == len(differences)
-    return most if whole or (most is not None and not most <= tolerance(dtype)) else None
+    most = max((each for each in differences if each is not None), default=None)
+    return most if None not in differences or (most is not None and not most <= tolerance(dtype)) else None
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

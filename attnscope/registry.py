@@ -50,7 +50,7 @@ class Registry(Mapping[str, Entry]):
     ) -> None:
         self.noun, self.retired, self._more = noun, retired or {}, more
         self._entries: dict[str, Entry] = {}
-        self._families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
+        self.families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
         """Return a decorator that registers an object under ``name``."""
@@ -71,15 +71,10 @@ class Registry(Mapping[str, Entry]):
         """
 
         def file(make: Maker) -> Maker:
-            self._families[name] = re.compile(pattern, re.ASCII), make
+            self.families[name] = re.compile(pattern, re.ASCII), make
             return make
 
         return file
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The names that stand for families of entries."""
-        return tuple(self._families)
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._find(name)
@@ -99,7 +94,7 @@ class Registry(Mapping[str, Entry]):
         return entry
 
     def _member(self, name: str) -> Entry | None:
-        for pattern, make in self._families.values():
+        for pattern, make in self.families.values():
             match = pattern.fullmatch(name)
             if match is not None:
                 return make(name, *match.groups())

@@ -338,29 +338,28 @@ class _Steps:
             if step == 0:
                 path.unlink(missing_ok=True)
 
-    def on_train_end(self, *given: Any, **more: Any) -> None:
-        """Close everything, in either framework."""
+    def on_train_end(self, *given: Any, **more: Any) -> None:  # in either framework
         self._block.close()
 
+    # transformers: the first pass of a step is watched, and the model is restored when the step ends
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Begin a run of transformers."""
         if args.n_gpu > 1:
             raise ModelError("copies of a model on several devices cannot be watched: start it with torchrun")
         self._begin(args.output_dir, state.global_step, more["processing_class"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Watch the first pass of a step."""
         self.history.step = state.global_step
         if self.history.is_due:
             self._block.enter_context(_called_by_way_of(self.history, more["model"], counting=False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Restore the model, and stop the run if an alarm asks for it."""
         self._block.close()
         control.should_training_stop |= bool(self.history.stopped)
 
+    # Lightning: the first batch of a step is watched, up to its backward pass
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a run of Lightning."""
         folder = trainer.log_dir or trainer.default_root_dir
         self._begin(folder, trainer.global_step, getattr(pl_module, "tokenizer", None))
 
@@ -371,20 +370,16 @@ class _Steps:
         self.history.report = self.history.report or report
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Watch the first batch of a step, up to its backward pass."""
         self.history.step = trainer.global_step
         if self.history.is_due:
             self._block.enter_context(self.history.measuring(pl_module, batch))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Measure what the batch has run so far."""
         self._block.close()
 
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-        """Stop the run where an alarm asks for it."""
         self._block.close()
         trainer.should_stop |= bool(self.history.stopped)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close everything after a failed run, without measuring."""
-        self._block.__exit__(type(exception), exception, exception.__traceback__)
+        self._block.__exit__(type(exception), exception, exception.__traceback__)  # without measuring

@@ -21,8 +21,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 NAMES = tuple(name for names in COMMANDS.values() for name in names)
 
-EXAMPLE = 'Start with: attnscope show "The cat sat on the mat because it was tired."'
-
 
 def find_command(name: str) -> Command:
     """A command by its name."""
@@ -57,7 +55,8 @@ class AllCommands(click.Group):
         write_rows(
             formatter, "Options", [each.get_help_record(ctx) or ("", "") for each in self.get_params(ctx)]
         )
-        formatter.write(f"\n{EXAMPLE}\n")
+        example = 'attnscope show "The cat sat on the mat because it was tired."'
+        formatter.write(f"\nStart with: {example}\n")
 
 
 def _summary(name: str) -> str:

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
 
 
-WITH = "What to compare with"
-
-
 class Contrast(Group):
     """What is compared with what."""
 
-    panel = WITH
+    panel = "What to compare with"
     heads: list[str] | None = argument("Two heads to compare, L1H2 L5H3.")
     with_text: str | None = option("The same model on another text: what changes in which head.")
     with_model: str | None = option(

@@ -11,13 +11,11 @@ from attnscope.cli.deliver import deliver
 from attnscope.cli.source import corpus_run, load_model, read_source, split_asked
 from attnscope.errors import InputError
 
-GOLD = "Questions with known answers"
-
 
 class GoldOptions(Group):
     """The file, and which of its questions are asked."""
 
-    panel = GOLD
+    panel = "Questions with known answers"
     gold: Path | None = option(
         "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
         "'source ||| target' with --alignments. A JSON line is "

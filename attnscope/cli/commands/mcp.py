@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from attnscope.notebook.reader import Reader
     from attnscope.notebook.run import Run
 
-HELD = 2  # most models in memory: the last ones used
-
 INSTRUCTIONS = """Shows what the attention heads of a transformer do on a text. Begin with stats or show.
 A head is named by its address, L2H1. Every figure stands beside its baseline, what even attention would give.
 A pattern is not a cause: cut says whether a prediction needs it."""
@@ -111,7 +109,7 @@ def make_server(root: Path, *, device: str = "auto") -> MCPServer:
             except AttnscopeError as error:
                 raise ToolError(str(error)) from None
 
-    @lru_cache(maxsize=HELD)
+    @lru_cache(maxsize=2)  # the models that were used last stay in memory
     def reader(name: str) -> Reader:
         return load(folder.model(name), device=device)
 

@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from attnscope.training.train import Settings, TrainingProgress
 
 
-SHAPE, LEARNING, DATA, RUN = "Shape", "Learning", "Data", "Run"
-
-
 class ShapeOptions(Group):
     """The shape of the encoder."""
 
-    panel = SHAPE
+    panel = "Shape"
     causal: bool = flag("Predict each next token, not masked ones.")
     layers: int = option("Layers.", min=1, default=4)
     heads: int = option("Heads a layer; they divide the width.", min=1, default=8)
@@ -40,7 +37,7 @@ class ShapeOptions(Group):
 class DataOptions(Group):
     """What it is trained on."""
 
-    panel = DATA
+    panel = "Data"
     held_out: list[Path] | None = option("A held-out file (repeatable); default: a twentieth of FILES.")
     vocabulary: int = option("Tokens in the vocabulary.", min=64, default=8192)
     tokenizer: Literal["wordpiece", "bpe"] = option("How text is tokenized.", default="wordpiece")
@@ -63,7 +60,7 @@ class DataOptions(Group):
 class LearningOptions(Group):
     """How its weights are optimized."""
 
-    panel = LEARNING
+    panel = "Learning"
     rate: float = option("Peak learning rate.", min=0.0, default=0.001)
     warmup: float = option("Share of the run spent warming up.", min=0.0, max=0.5, default=0.04)
     weight_decay: float = option("Weight decay of matrices.", min=0.0, default=0.05)
@@ -77,7 +74,7 @@ class LearningOptions(Group):
 class RunOptions(Group):
     """How long, where, and what is kept."""
 
-    panel = RUN
+    panel = "Run"
     steps: int | None = option("Train for N steps.", min=1)
     minutes: float | None = option("Train for N minutes; default: 10, unless --steps is given.", min=0.01)
     seed: int = option("The random seed.", min=0, largest=LARGEST_SEED, default=0)

@@ -354,7 +354,6 @@ class TextNamed(SecondNamed):
 
 
 NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
-
 MOST_HEADS = 9999  # the largest layer or head number in a list
 
 

@@ -45,7 +45,6 @@ Prepared = TypeVar("Prepared")
 
 MOST = 1 << 26  # bytes of a file that are read to find the text, or one line of it
 MOST_REPORTED = 20  # unreadable texts that are reported one by one; further ones are only counted
-
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
 

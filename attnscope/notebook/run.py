@@ -159,9 +159,6 @@ def as_text(draw: Callable[[Console], object]) -> str:
     return file.getvalue().rstrip("\n")
 
 
-FRAME = 640  # height of a page in a notebook, in pixels
-
-
 class FigureTable(Drawing):
     """The figures of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
@@ -211,7 +208,7 @@ class HeadsPage(Display):
         """A frame that may run the page's own script and save its pictures, and nothing else."""
         return (
             f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}" '
-            f'style="width:100%;height:{FRAME}px;border:0"></iframe>'
+            f'style="width:100%;height:640px;border:0"></iframe>'
         )
 
 

@@ -37,8 +37,6 @@ from attnscope.storage.tensors import read_safetensors
 from attnscope.text import LARGEST_SEED
 from attnscope.training import data
 
-BETAS = (0.9, 0.98)
-
 
 def make_optimizers(encoder: Encoder, settings: Settings) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW, decaying matrices alone (Loshchilov & Hutter 2019), or Muon in layers (Jordan et al. 2024)."""
@@ -48,7 +46,7 @@ def make_optimizers(encoder: Encoder, settings: Settings) -> tuple[torch.optim.O
         of_muon = settings.optimizer == "muon" and path.startswith("layers.")
         (vectors if each.dim() < 2 else layers if of_muon else matrices).append(each)
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
+    adam = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
     if not layers:
         return (adam,)
     return adam, torch.optim.Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
@@ -62,9 +60,6 @@ def _states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[Tensor, dict[st
         for group in each.param_groups
         for parameter in group["params"]
     }
-
-
-MOMENTS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 @dataclass
@@ -105,7 +100,7 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(tensors[f"weights.{name}"])
-            for key in MOMENTS:
+            for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
                 if f"{key}.{name}" in tensors:
                     states[parameter][key] = tensors[f"{key}.{name}"].to(parameter.device)
     return progress

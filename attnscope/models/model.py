@@ -16,7 +16,7 @@ from attnscope.figures import Weigh
 from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
-from attnscope.models.text.tokens import GREEDY, Sampling, tokens_of_spellings
+from attnscope.models.text.tokens import GREEDY, Sampling, repeat_random, tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.attention import Attention, Token
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
+    from attnscope.models.text.tokens import Encoded, Vocabulary
 
 
 def find_device(module: nn.Module) -> torch.device:
@@ -142,14 +143,17 @@ class Model:
         """``count`` random tokens twice, instead of a text. Raises ``InputError``."""
         raise InputError(f"{self.name} reads no text of random tokens: leave out --repeat-random")
 
-    def _require_room(self, count: int, tokens: int) -> None:
-        """Raise ``InputError`` if ``tokens``, ``count`` twice plus special ones, are too many."""
+    def _repeat(self, frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:
+        """``count`` random tokens twice in place of a text. Raises ``InputError`` if they are too many."""
+        encoded = repeat_random(frame, vocabulary, size, count, seed)
+        tokens = len(encoded.tokens)
         if self.positions is not None and tokens > self.positions:
             most = count - -(-(tokens - self.positions) // 2)
             raise InputError(
                 f"{count:,} random tokens twice are {tokens:,} tokens, and {self.name} reads at most "
                 f"{self.positions:,}: pass --repeat-random {most}"
             )
+        return encoded
 
     def prepare_all(
         self, texts: Sequence[tuple[str, ...]], limit: Limit = WHOLE, *, chat: bool = False

@@ -24,14 +24,7 @@ from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, P
 from attnscope.models.model import Model, accepts, hears, require_attention
 from attnscope.models.regions import enter
 from attnscope.models.request import read_chat
-from attnscope.models.text.tokens import (
-    GREEDY,
-    Encoded,
-    Sampling,
-    describe_generation,
-    repeat_random,
-    strip_end,
-)
+from attnscope.models.text.tokens import GREEDY, Encoded, Sampling, describe_generation, strip_end
 from attnscope.progress import tell
 
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
@@ -111,9 +104,8 @@ class HuggingFaceModel(Model):
         config: Any = self.module.config
         rows = getattr(config.get_text_config(), "vocab_size", None)
         size = min(len(self.reader.tokenizer), rows or len(self.reader.tokenizer))
-        encoded = repeat_random(self.reader.read(["a"]), self.reader.vocabulary, size, count, seed)
-        self._require_room(count, len(encoded.tokens))
-        return self._label(encoded)
+        frame = self.reader.read(["a"])
+        return self._label(self._repeat(frame, self.reader.vocabulary, size, count, seed))
 
     def prepare_image(
         self, path: Paths, text: str | None = None, chat: Chat | None = None, *, video: bool = False

@@ -38,7 +38,6 @@ from attnscope.models.text.tokens import (
     describe_generation,
     generate_ids,
     mark_unknown,
-    repeat_random,
     strip_end,
     tokens_of,
 )
@@ -152,8 +151,7 @@ class ReaderModel(Model):
         """``count`` random tokens twice, between the special tokens of a text."""
         frame = self.reader.read("a", None, lambda count: (None, ()))
         size = self.reader.tokenizer.get_vocab_size()
-        encoded = repeat_random(frame, self.reader.vocabulary, size, count, seed)
-        self._require_room(count, len(encoded.tokens))
+        encoded = self._repeat(frame, self.reader.vocabulary, size, count, seed)
         return self.label(encoded.tokens, encoded.notes)
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:

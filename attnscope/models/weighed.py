@@ -16,18 +16,7 @@ from attnscope.capture.projections import Projection, Projections, Residual, Res
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError
 from attnscope.figures import Weigh
-from attnscope.measures.weighing import (
-    WEIGHINGS,
-    Values,
-    WeighedRows,
-    by_block_norm,
-    by_gradient,
-    by_norm,
-    by_zeroing,
-    normed,
-    residual_part,
-    spread_rows,
-)
+from attnscope.measures import weighing
 from attnscope.models.inputs import ModelInput
 from attnscope.models.kept import TracedModel
 from attnscope.models.model import Model
@@ -44,7 +33,7 @@ def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
             f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
         )
     weighed = copy(model)
-    weighed.notes = (*model.notes, f"weighed: a cell is the share {WEIGHINGS[weigh].share}")
+    weighed.notes = (*model.notes, f"weighed: a cell is the share {weighing.WEIGHINGS[weigh].share}")
     weighed.weigh, weighed.weighing = weigh, ModelWeighing(model, weigh, target)
     return weighed
 
@@ -97,7 +86,7 @@ class ModelWeighing:
 
     def _weigh(
         self, attention: Attention, projections: Projections, slopes: Mapping[Site, Tensor]
-    ) -> WeighedRows:
+    ) -> weighing.WeighedRows:
         """The weighed rows of a call. Raises ``ModelError`` if its values are not known."""
         found, weigh = projections.found.get(attention.site), self.weigh
         if attention.values is None:
@@ -106,11 +95,12 @@ class ModelWeighing:
         if weigh == "norm-residual":
             assert isinstance(projections, Residuals)
             return self._with_residual(attention, attention.values, found, projections.of(attention.site))
-        values = Values.of(attention.values, attention.heads, None if found is None else found.weight)
+        weight = None if found is None else found.weight
+        values = weighing.Values.of(attention.values, attention.heads, weight)
         if weigh == "norm":
-            return WeighedRows(attention.read, by_norm(values))
+            return weighing.WeighedRows(attention.read, weighing.by_norm(values))
         if weigh == "zeroing":
-            return WeighedRows(attention.read, by_zeroing(values), may_be_none=True)
+            return weighing.WeighedRows(attention.read, weighing.by_zeroing(values), may_be_none=True)
         if found is None:
             why = "no output projection was found through which it could be taken; --weigh norm needs none"
             raise self._refusal(attention, f" by gradient: {why}")
@@ -118,11 +108,11 @@ class ModelWeighing:
         if slope is None:  # the prediction does not depend on it
             shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
             slope = values.values.new_zeros(shape)  # [batch, head, query, size]
-        return WeighedRows(attention.read, by_gradient(values, slope), may_be_none=True)
+        return weighing.WeighedRows(attention.read, weighing.by_gradient(values, slope), may_be_none=True)
 
     def _with_residual(
         self, attention: Attention, values: Tensor, found: Projection | None, residual: Residual | None
-    ) -> WeighedRows:
+    ) -> weighing.WeighedRows:
         """Raises ``ModelError`` if the block around the attention cannot be followed."""
         site, why = attention.site, ""
         if found is None:
@@ -136,16 +126,16 @@ class ModelWeighing:
         if found is None or residual is None or why:
             raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
         self.forms[residual.form] = None
-        weight = normed(found.weight.double(), residual)
-        part = residual_part(residual, attention.heads)
-        known = Values.of(values, attention.heads, weight)
+        weight = weighing.normed(found.weight.double(), residual)
+        part = weighing.residual_part(residual, attention.heads)
+        known = weighing.Values.of(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual belongs to no token that is attended to
-            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
+            amounts, beside = weighing.by_norm(known), part.norm(dim=-1)[:, None, :, None]
         else:
-            amounts, beside = by_block_norm(known, weight, part), None
+            amounts, beside = weighing.by_block_norm(known, weight, part), None
         if residual.inner is not None:
-            amounts = spread_rows(amounts, residual.inner)
-        return WeighedRows(attention.read, amounts, beside=beside)
+            amounts = weighing.spread_rows(amounts, residual.inner)
+        return weighing.WeighedRows(attention.read, amounts, beside=beside)
 
     def _refusal(self, attention: Attention, why: str) -> ModelError:
         return ModelError(f"layer {attention.site.layer} of {self.model.name} cannot be weighed{why}")

@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, SEPARATOR, Array
 from attnscope.errors import InputError, ModelError
-from attnscope.models.huggingface.reader import (
-    FolderReader,
-    ask_processor,
-    open_frames,
-    open_image,
-    place_fields,
-    write_chat,
-)
+from attnscope.models.huggingface import reader as readers
 from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.model import accepts
 from attnscope.models.regions import Region, enter, find_coordinates, find_moved, find_regions
@@ -154,7 +147,7 @@ class PictureText:
 
     module: nn.Module
     processor: Any
-    reader: FolderReader
+    reader: readers.FolderReader
     settings: Mapping[str, Any]
     video: bool = False
 
@@ -171,12 +164,12 @@ class PictureText:
         """
         notes: tuple[str, ...] = ()
         if not self.video:
-            images = [open_image(path) for path in paths]
+            images = [readers.open_image(path) for path in paths]
         elif getattr(self.processor, "video_processor", None) is None:
             which = "give frames with --image, or choose a model that does"
             raise InputError(f"{self.reader.name} sees no videos: {which}")
         else:
-            images, notes = open_frames(paths[0])
+            images, notes = readers.open_frames(paths[0])
         count = 1 if self.video else len(images)
         prompts = self._write(text, count) if chat is None else [self._write_chat(text, count, chat)]
         made: dict[str, Mapping[str, Any]] = {}
@@ -192,7 +185,7 @@ class PictureText:
         if prompt not in made or not self._signed(made[prompt]):  # it may read a placeholder as an extra word
             prompt = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
         fields = made[prompt]
-        inputs = place_fields(fields, self.module)
+        inputs = readers.place_fields(fields, self.module)
         counts = {
             name: value
             for name, value in fields.items()
@@ -256,7 +249,7 @@ class PictureText:
             content += [_text(part)] if part.strip() else []
         system = [] if chat.system is None else [{"role": "system", "content": [_text(chat.system)]}]
         messages = [*system, {"role": "user", "content": content}]
-        return write_chat(self.reader.name, self.processor, messages, chat.reply)
+        return readers.write_chat(self.reader.name, self.processor, messages, chat.reply)
 
     def _refuse(self, places: int, sign: str, count: int) -> None:
         raise InputError(
@@ -291,7 +284,7 @@ class PictureText:
             return None
         message = {"role": "user", "content": [_text("one"), {"type": self.what}, _text("two")]}
         try:
-            written = write_chat(self.reader.name, self.processor, [message], reply=False)
+            written = readers.write_chat(self.reader.name, self.processor, [message], reply=False)
         except (InputError, ModelError):
             return None
         between = re.search(r"one(.*)two", written, re.DOTALL)
@@ -313,7 +306,7 @@ class PictureText:
             given = {"videos": [frames], "do_sample_frames": False}
         if accepts(self.module, TYPE_IDS):
             given[f"return_{TYPE_IDS}"] = True
-        return ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
+        return readers.ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
 
     def _find(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]

@@ -310,11 +310,12 @@ def compare_models(
         ((both, _passes(models, both, led, same)) for both, same in zip(texts, alike, strict=True)),
         [f"from {model.title} to {other.title}", *model.notes, *other.notes],
     )
-    (first, second), mean, one = measured.passes, measured.mean, measured.texts == 1
+    (first, second), mean = measured.passes, measured.mean
     matched = f"{len(first.heads)} heads matched with {len(second.heads)}"
     what = "drift of each head" if first.heads == second.heads else matched
     quoted = f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
     units: Literal["tokens", "words"] = "tokens" if all(alike) else "words"
+    compared = f"{quoted}{measured.rows.of:,} {units} compared"
     return ModelComparison(
         kind=kind,
         heads=first.heads,
@@ -326,12 +327,10 @@ def compare_models(
             for cell in comparison.match_heads(mean.mean)
         ),
         units=units,
-        texts=measured.texts,
+        texts=len(texts),
         stability=mean.stability,
         title=f"{what} · {model.title} and {other.title} · {kind_title(kind)}",
-        subtitle=f"{quoted}{measured.rows.of:,} {units} compared"
-        if one
-        else f"mean over {measured.texts:,} texts",
+        subtitle=compared if len(texts) == 1 else f"mean over {len(texts):,} texts",
         notes=measured.notes,
     )
 

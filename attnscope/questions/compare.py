@@ -250,7 +250,6 @@ class MeasuredTexts(NamedTuple):
     passes: Sequence[HeadRows]
     mean: comparison.Distances
     rows: RowCount
-    texts: int
     notes: tuple[str, ...]
 
 
@@ -274,7 +273,7 @@ def measure_texts(
         raise InputError("there is no text to compare heads on: give one at least")
     mean, rows = comparison.average_over_texts(each), RowCount(*map(sum, zip(*counts, strict=True)))
     certain = note_certainty(rows, mean.error, mean.stability)
-    return MeasuredTexts(first, mean, rows, len(each), (*dict.fromkeys(notes), *certain))
+    return MeasuredTexts(first, mean, rows, (*dict.fromkeys(notes), *certain))
 
 
 def compare_all_heads(
@@ -288,7 +287,7 @@ def compare_all_heads(
     given, asked = [texts] if isinstance(texts, ModelInput) else texts, selection or Selection()
     passes = (([prepared], [head_rows(model, prepared, asked)]) for prepared in given)
     measured = measure_texts(passes, model.notes)
-    (first,), mean, one = measured.passes, measured.mean, measured.texts == 1
+    (first,), mean, one = measured.passes, measured.mean, len(given) == 1
     named = name_pass(model, given[0]) if one else model.title
     return Comparison(
         kind=first.kind,
@@ -298,10 +297,10 @@ def compare_all_heads(
         groups=comparison.group_heads(mean.mean),
         plane=comparison.embed_in_plane(mean.mean),
         rows=measured.rows,
-        texts=measured.texts,
+        texts=len(given),
         stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
-        subtitle=first.ran if one else f"mean over {measured.texts:,} texts",
+        subtitle=first.ran if one else f"mean over {len(given):,} texts",
         notes=measured.notes,
     )
 

@@ -131,12 +131,11 @@ class AllHeads:
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
-        return replace(self._grid(kind, [layer], f"L{layer} · "), whole=False)
+        return self._grid(kind, [layer], f"L{layer} · ")
 
     def overview(self, kind: str) -> Grid:
         """All heads of a kind of attention as thumbnails."""
-        picture = self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
-        return replace(picture, whole=self.selection.every_layer)
+        return self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
 
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> TokenView:
         """What the token ``query`` looks at in one head, and which tokens look at the token ``key``."""
@@ -181,15 +180,15 @@ class AllHeads:
 
     def _grid(self, kind: str, layers: list[int], led: str) -> Grid:
         sites = [self._seen[kind, layer] for layer in layers]
-        picture = grid(
+        return grid(
             ((layer, self.weights[kind, layer]) for layer in layers),
             title=f"{led}{self.name} · {sentences.kind_title(kind)}",
             subtitle=sentences.provenance(sites),
             scale=self.selection.scale,
             notes=self.layers.notes,
+            whole=not led and self.selection.every_layer,
+            written=self.layers.written if kind == "decoder" and self.selection.as_read else None,
         )
-        as_read = kind == "decoder" and self.selection.as_read
-        return replace(picture, written=self.layers.written if as_read else None)
 
 
 def _describe(head: HeadFigures) -> Described:

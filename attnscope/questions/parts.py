@@ -30,11 +30,7 @@ FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")  # the first picture, the de
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """One side of a question, as written.
-
-    ``tokens`` finds it on an axis; ``step`` is set instead if it is a fixed number of tokens from each
-    token of the other side.
-    """
+    """One side of a question, as written; or ``step``, how far it is from each token of the other side."""
 
     text: str
     step: int | None = None
@@ -258,10 +254,7 @@ def read_marks(text: str) -> tuple[str, Sequence[tuple[str, int]]]:
 
 
 def cut_text(text: str, way: str) -> Iterator[tuple[str, int]]:
-    """Where sentences, lines or paragraphs of a text begin, each named by its number and first words.
-
-    A generator, because few texts are read to their end.
-    """
+    """Where sentences, lines or paragraphs begin, by number and first words; few are read to the end."""
     ends = chain((match.end() for match in CUTS[way].finditer(text)), (len(text),))
     begins = (begin for begin, end in pairwise(chain((0,), ends)) if text[begin:end].strip())
     for number, (begin, end) in enumerate(pairwise(chain(begins, (len(text),))), 1):

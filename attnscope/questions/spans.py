@@ -65,10 +65,7 @@ class SpanMaps:
         return tuple(map(HeadSpans, self.heads, self.weights, self.baseline))
 
     def pair(self, question: Question) -> QuestionResult:
-        """All heads by the attention from one part to the other, the largest first.
-
-        Raises ``SelectionError`` if there is no such part, or its keys are masked.
-        """
+        """All heads by the attention from part to part. Raises ``SelectionError`` if there is none."""
         left, right = question.left, question.right
         if right.everything:
             raise SelectionError("to rank all parts, leave --pair out: a row of the map has their shares")
@@ -228,10 +225,7 @@ def written_looks(
     *,
     exact_kernel: bool = False,
 ) -> WrittenAttention:
-    """Run the model once, and measure what each token of the last part looks at.
-
-    Raises ``InputError`` if nothing was generated.
-    """
+    """Measure what each generated token, of the last part, looks at. Raises ``InputError`` without one."""
     text, last = spans[:-1], spans[-1]
     if not text or prepared.written is None or last.start < prepared.written:
         raise InputError("the model wrote nothing: give it a text that does not end, or another model")

@@ -57,10 +57,7 @@ class Condition:
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Read ``entropy<1 and previous>0.5 and role=none``. It is parsed, never run as code.
-
-    Raises ``SelectionError`` for anything else.
-    """
+    """Read ``entropy<1 and role=none``: parsed, never run as code. Raises ``SelectionError``."""
     return tuple(_condition(part.strip()) for part in re.split(r"\s+and\s+", text.strip()))
 
 
@@ -458,15 +455,15 @@ def overview(
     grids: dict[str, Grid] = {}
     for kind, pairs in layers.kinds.items():
         calls = [each for each in record.sites if each.site.kind == kind and selection.meets(each.site)]
-        picture = grid(
+        grids[kind] = grid(
             pairs,
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
             subtitle=provenance(calls),
             scale=selection.scale,
             large=large,
+            whole=selection.every_layer,
+            written=prepared.written if as_read and kind == "decoder" else None,
         )
-        written = prepared.written if as_read and kind == "decoder" else None
-        grids[kind] = replace(picture, whole=selection.every_layer, written=written)
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
     return Overview(grids, settle_roles(heads), record, layers.notes)
 

@@ -228,10 +228,7 @@ class _Side(NamedTuple):
 
 
 def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenToken:
-    """Run the model once, and keep one token's row and column in every head.
-
-    In cross-attention a token of the decoder has a row, and one of the encoder a column.
-    """
+    """Run the model once, and keep a token's row and column in each head; in cross-attention one of them."""
     wanted, found = str(selection.token), dict[Site, tuple[Axes, list[int], list[int]]]()
 
     def side(column: bool) -> Callable[[Attention], Axes | None]:

@@ -11,17 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from attnscope.errors import InputError, ModelError
 from attnscope.network import CLS, MASK, SEP, SPECIAL, UNK
@@ -46,7 +36,7 @@ def train_tokenizer(
         raise ModelError(f"a {kind} vocabulary needs {least} tokens or more, not {vocabulary}")
     learn = _byte_pairs if kind == "bpe" else _word_pieces
     tokenizer = learn(lines, vocabulary, lowercase)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A {SEP}",
         pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",

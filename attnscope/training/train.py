@@ -21,16 +21,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnscope import network
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
-from attnscope.network import (
-    TOKENIZER,
-    Encoder,
-    EncoderConfig,
-    MultiHeadAttention,
-    load_encoder,
-    load_tokenizer,
-    save_encoder,
-)
+from attnscope.network import Encoder, EncoderConfig, MultiHeadAttention
 from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.tensors import read_safetensors
@@ -323,7 +316,7 @@ def train_on_files(
     work = folder / WORK
     training_lines, held_out_lines = data.split_held_out(files, held_out, settings.seed)
     terms = _terms(training_lines, held_out_lines, recipe, settings, start)
-    first = None if start is None else load_encoder(start)
+    first = None if start is None else network.load_encoder(start)
     if first is not None and replace(first[0].config, trained=True) != replace(recipe.config, trained=True):
         raise ModelError(f"the encoder in {start} has another shape than what is to be trained")
     if resume:
@@ -337,12 +330,12 @@ def train_on_files(
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     write_whole(work / "terms.json", json.dumps(terms, indent=2).encode())
     try:
-        if first is None and not (work / TOKENIZER).is_file():
+        if first is None and not (work / network.TOKENIZER).is_file():
             say("learning the vocabulary")
             how = recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
             learned = data.train_tokenizer(training_lines, *how)
-            write_whole(work / TOKENIZER, learned.to_str().encode())
-        tokenizer = load_tokenizer(work / TOKENIZER) if first is None else first[1]
+            write_whole(work / network.TOKENIZER, learned.to_str().encode())
+        tokenizer = network.load_tokenizer(work / network.TOKENIZER) if first is None else first[1]
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
         cutters = []
         for lines, name in ((training_lines, "training"), (held_out_lines, "held-out")):
@@ -372,7 +365,7 @@ def train_on_files(
         progress, done = train_encoder(encoder, training, held, settings, work / CHECKPOINT, resumes, observe)
     encoder.cpu()
     if progress.step:
-        save_encoder(folder, encoder, tokenizer)
+        network.save_encoder(folder, encoder, tokenizer)
     if done:
         summary = {**terms, "progress": asdict(progress), "torch": torch.__version__}
         write_whole(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
@@ -387,7 +380,7 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
     """The loss of a saved encoder on text files, in nats per predicted token, and how many are predicted."""
     import tempfile
 
-    encoder, tokenizer = load_encoder(folder)
+    encoder, tokenizer = network.load_encoder(folder)
     causal = encoder.config.causal
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "tokens"

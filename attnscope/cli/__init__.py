@@ -189,7 +189,7 @@ def _explain_usage(error: click.ClickException) -> str:
         hint = error.param_hint or (error.param and error.param.opts[0]) or ""
         sentence = f"{hint}: {error.message}"
         if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
-            sentence = f"{sentence.rstrip('.')} (set in {setting.origin})"
+            sentence = f"{sentence.rstrip('.')} (set in {setting[1]})"
     if isinstance(error, click.NoSuchOption) and not retired:
         near = " or ".join(sorted(error.possibilities or ()))
         more = f"did you mean {near}?" if near else "--help-all lists every one"

@@ -33,17 +33,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -421,11 +411,7 @@ def tell_retired(sentence: str, *spellings: str) -> str:
     return "; ".join((sentence, *(RETIRED[each] for each in spellings if each in RETIRED)))
 
 
-class UserDefault(NamedTuple):
-    """The default of an option, and where it is set."""
-
-    value: Any
-    origin: str
+UserDefault: TypeAlias = tuple[Any, str]  # the default of an option, and where it is set
 
 
 def users_file() -> Path:
@@ -440,15 +426,15 @@ def read_settings() -> dict[str, UserDefault]:
     files = (folder / "pyproject.toml" for folder in (Path.cwd(), *Path.cwd().parents))
     path = next((file for file in files if file.is_file()), Path("pyproject.toml"))
     found, project = _read(users_file(), ()), _read(path, ("tool", "attnscope"))
-    for name, setting in project.items():
-        runs_code = name == "model" and ".py:" in str(setting.value)
+    for name, (value, _) in project.items():
+        runs_code = name == "model" and ".py:" in str(value)
         if runs_code or name in USERS_OWN:
             raise InputError(
                 f"{path} sets {name}: options that run code or write files belong in {users_file()}"
             )
     found |= project
     if model := os.environ.get(VARIABLE):
-        found["model"] = UserDefault(model, VARIABLE)
+        found["model"] = model, VARIABLE
     return found
 
 
@@ -470,7 +456,7 @@ def _read(path: Path, table: tuple[str, ...]) -> dict[str, UserDefault]:
         settings = settings.get(name, {}) if isinstance(settings, Mapping) else {}
     if not isinstance(settings, Mapping):
         raise InputError(f"{path}: {'.'.join(table)} is not a table")
-    return {name.replace("_", "-"): UserDefault(value, str(path)) for name, value in settings.items()}
+    return {name.replace("_", "-"): (value, str(path)) for name, value in settings.items()}
 
 
 def defaults_of(context: click.Context, settings: Mapping[str, UserDefault]) -> dict[str, Any]:

@@ -61,8 +61,7 @@ def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
 
 @pytest.mark.parametrize(("way", "count"), [("line", 2), ("paragraph", 2), ("sentence", 4)])
 def test_every_token_stands_in_one_part_and_special_tokens_in_their_own(way, count):
-    prepared = load("own").prepare(TEXT)
-    spans = spans_of(prepared.tokens, TEXT, cut_text(TEXT, way))
+    prepared, spans, _ = looks_of("own", way)
     assert len(spans) == count + 2
     assert (spans[0].name, spans[-1].name) == ("[CLS]", "[SEP]")
     assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]]

@@ -17,16 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnscope import limits
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line, out_of_memory, readable
-from attnscope.limits import (
-    HUB_SECONDS,
-    LARGEST_CONFIG,
-    LARGEST_VOCABULARY,
-    OutOfTime,
-    deadline,
-    most_memory,
-    network_closed,
-)
 from attnscope.network import BUNDLED
 from attnscope.registry import nearest_name
 
@@ -69,10 +61,10 @@ LEAST = {
 def explained(what: str) -> Iterator[None]:
     """Raise ``ModelError`` for foreign code that runs out of memory or time, or breaks its library."""
     try:
-        with deadline():
+        with limits.deadline():
             yield
     except BaseException as error:
-        if isinstance(error, OutOfTime):
+        if isinstance(error, limits.OutOfTime):
             sentence = f"{what} {error}"
         elif asked := out_of_memory(error):
             sentence = f"{what} runs {asked}"
@@ -106,7 +98,8 @@ def require_plain_files(folder: Path) -> None:
             continue
         if file.exists() and not file.is_file():
             raise ModelError(f"{folder} holds {file.name}, which is not a regular file: take it away")
-        most = LARGEST_CONFIG if file.name in CONFIGS or file.suffix == ".jinja" else LARGEST_VOCABULARY
+        small = file.name in CONFIGS or file.suffix == ".jinja"
+        most = limits.LARGEST_CONFIG if small else limits.LARGEST_VOCABULARY
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
             size = readable(file.stat().st_size)
             raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")
@@ -134,7 +127,7 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
 
 def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
     """Raise ``ModelError`` for a field that names a repository to fetch, or a number beyond the memory."""
-    most = most_memory()
+    most = limits.most_memory()
     pending: list[tuple[str, Any]] = [("", settings)]
     while pending:  # not recursive: settings may be nested deeper than Python's stack
         field, value = pending.pop()  # e.g. text_config.attn_implementation
@@ -185,7 +178,7 @@ def require_on_hub(name: str, revision: str | None) -> None:
         if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
             return
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+        hub.HfApi().model_info(name, revision=revision, timeout=limits.HUB_SECONDS)
     except Exception as error:  # every transport has its own exceptions for "no answer"
         folders = sorted(Path(hub.constants.HF_HUB_CACHE).glob("models--*"))
         cached = (folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
@@ -240,7 +233,7 @@ class Source:
             if self.folder is None or self.trust_remote_code:
                 yield
             else:
-                with network_closed(reason):
+                with limits.network_closed(reason):
                     yield
         except AttnscopeError:
             raise

@@ -6,11 +6,9 @@ import sys
 import pytest
 import torch
 import transformers
-from transformers.utils import import_utils
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.models.foreign import Source
 from attnscope.models.inputs import Limit
 from attnscope.network import Encoder, EncoderConfig, load_encoder, save_encoder
 from tests.models.folders import gpt2, minilm, t5
@@ -81,7 +79,6 @@ def test_a_text_longer_than_the_positions_or_cut_too_long_says_both_numbers(caus
 
 
 def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path, causal):
-    import transformers
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.RobertaConfig(**sizes, vocab_size=400, max_position_embeddings=66, pad_token_id=1)
@@ -191,12 +188,3 @@ def test_a_limit_of_tokens_counts_special_tokens_too(count, tmp_path):
             field.shape[1] for key, field in prepared.inputs.items() if not key.startswith("decoder")
         } == {count}
         model.run(prepared, [])
-
-
-def test_a_processor_without_its_package_says_what_it_needs(tmp_path, monkeypatch):
-    def refuse(*args, **options):
-        raise ImportError(import_utils.BACKENDS_MAPPING["torchvision"][1].format("Some"))
-
-    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", refuse)
-    with pytest.raises(ModelError, match=r"processor of .* cannot be loaded: Some requires the Torchvision "):
-        Source(str(tmp_path)).load_processor("text")

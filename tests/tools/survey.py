@@ -23,7 +23,6 @@ def survey(
     table: Callable[[list[Row]], str],
     *,
     seconds: int = 40,
-    memory: int = 9 << 30,
 ) -> None:
     """Parse the command line, ``work`` on the names that are given, or on all that have no row yet.
 
@@ -49,7 +48,7 @@ def survey(
     rows = {row["name"]: row for row in map(json.loads, lines)}
     for name in options.names or [name for name in names() if name not in rows]:
         start = time.monotonic()
-        said, status = in_a_fork(lambda name=name: json.dumps(_row(work, name)), options.seconds, memory)
+        said, status = in_a_fork(lambda name=name: json.dumps(_row(work, name)), options.seconds, 10 << 30)
         note = f"the process ended with status {status} (time or memory)"
         rows[name] = {"name": name} | (json.loads(said) if said else {"note": note})
         print(f"{time.monotonic() - start:5.1f}s {json.dumps(rows[name])}", flush=True)

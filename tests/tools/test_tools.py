@@ -82,7 +82,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
-def test_its_search_answers_from_the_disk(built, tmp_path):
+def test_its_search_answers_from_the_disk(built):
     field, found = "document.querySelector('[data-md-component=search-query]')", ".md-search-result__link"
     with browser() as chromium:
         chromium.size(1200, 800)

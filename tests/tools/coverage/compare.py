@@ -47,7 +47,6 @@ class Result:
     matched: int = 0
     laid: int = 0
     scores: int = 0
-    worst: float = 0.0
     kernels: list[str] = field(default_factory=list)
     layouts: list[str] = field(default_factory=list)
     unit: int = 0
@@ -192,7 +191,6 @@ def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> 
         best = min(gaps, key=lambda number: gaps[number], default=None)
         if best is not None and gaps[best] <= CLOSE:
             result.matched += 1
-            result.worst = max(result.worst, gaps[best])
             return best
     for number, kept in enumerate(maps):
         alive = kept.allowed.any(-1, keepdim=True).expand_as(kept.weights)  # rows that see anything

@@ -195,9 +195,9 @@ def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def numbers(high: int, *shape: int, low: int = 5) -> torch.Tensor:
-    """Random whole numbers from ``low``."""
-    return torch.randint(low, max(high, low + 1), shape, generator=torch.Generator().manual_seed(2))
+def numbers(high: int, *shape: int) -> torch.Tensor:
+    """Random whole numbers from 5."""
+    return torch.randint(5, max(high, 6), shape, generator=torch.Generator().manual_seed(2))
 
 
 def attribute(config: Any, *names: str, default: Any = None) -> Any:

@@ -71,7 +71,7 @@ def main() -> None:
         model, arguments, inputs = made[name]()
         return check(name, model.eval(), arguments, inputs)
 
-    survey("libraries", lambda: made, work, table, seconds=120, memory=10 << 30)
+    survey("libraries", lambda: made, work, table, seconds=120)
 
 
 if __name__ == "__main__":

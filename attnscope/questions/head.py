@@ -204,11 +204,9 @@ def _see_heads(
             notes.append(f"{head.name} exists in {also} attention too: --kind {others[0]} shows it")
         notes += sentences.note_pooling(made, weights)
         picture = head_picture(pick_head(weights, 0), figures, site, title, one, tuple(notes))
-        if kind == "decoder" and selection.zoom is None:
-            picture = replace(picture, written=prepared.written)
-        if kind == "cross":
-            picture = replace(picture, bands=bands_of(weights.keys, prepared.heard))
-        shown.append(OneHead(picture, figures, site))
+        written = prepared.written if kind == "decoder" and selection.zoom is None else None
+        bands = bands_of(weights.keys, prepared.heard) if kind == "cross" else None
+        shown.append(OneHead(replace(picture, written=written, bands=bands), figures, site))
     return shown
 
 

@@ -63,9 +63,7 @@ class WholeLayers:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest weight or 0, which only a file of something else than attention has below, and the
-        largest: above 1 only where a model scales its weights, or where words are merged.
-        """
+        """The smallest weight or 0, and the largest: above 1 if a model scales them, or words are merged."""
         values = [weights.values for pairs in self.kinds.values() for _, weights in pairs]
         least = min(float(each.min(initial=0)) for each in values)
         return least, max(float(each.max(initial=0)) for each in values)

@@ -82,10 +82,7 @@ def _condition(text: str) -> Condition:
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
 ) -> Curves:
-    """A measure of the ``top`` heads, averaged over each of up to ``parts`` runs of rows of equal length.
-
-    Raises ``SelectionError`` for a measure or a head that does not exist.
-    """
+    """A measure of the ``top`` heads, averaged over each of up to ``parts`` runs of rows of equal length."""
     axes = [len(queries) for kind, (queries, _) in prepared.axes.items() if selection.kind in (None, kind)]
     size = max(axes, default=len(prepared.tokens))
     step = max(1, -(-size // parts))

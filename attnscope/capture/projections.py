@@ -25,7 +25,7 @@ from attnscope.attention import Attention, Site
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call, Guard, ModuleStack
 from attnscope.capture.record import Record, tolerance
-from attnscope.capture.rows.scores import ScoredRows, mix, sample_rows, sampled_weights
+from attnscope.capture.rows.scores import ScoredRows, mix, sampled
 
 PROOF = 1e-5  # between the sum over heads and keys and the module's output, relative to its largest number
 RECENT = 8  # most modules that may run between an attention and the moment at which it is shown
@@ -79,9 +79,8 @@ class Projections:
         self._pending = None
         if attention.values is None or not len(attention.queries):
             return
-        places = sample_rows(len(attention.queries))
-        mixed = mix(sampled_weights(attention.read, places), attention.values)
-        self._pending = attention, list(places), mixed
+        places, weights = sampled(attention.read, len(attention.queries))
+        self._pending = attention, places, mix(weights, attention.values)
         for call, output in reversed(self._recent):
             self._compare(call, output)
         self._recent.clear()

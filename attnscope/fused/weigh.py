@@ -23,6 +23,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from attnscope.attention import AttentionCall
 from attnscope.fused.request import Runs
 from attnscope.private import is_private, private_folder
 
@@ -156,6 +157,23 @@ class HeadInputs(NamedTuple):
     softcap: float | None
     bias: Tensor | None  # [query, key]
     sink: Tensor | None  # one number
+
+
+def head_inputs(call: AttentionCall, bias: Tensor | None, text: int, number: int) -> HeadInputs:
+    """One head of one text, in at least float32; ``bias`` is [batch or 1, head or 1, query or 1, key]."""
+    dtype, softcap = torch.promote_types(call.query.dtype, torch.float32), call.softcap
+    shared = number // (call.query.shape[1] // call.key.shape[1])
+    query = call.query[text, number].to(dtype) * (
+        call.scale * BITS if softcap is None else call.scale / softcap
+    )
+    # heads are interleaved in memory; contiguous rows multiply faster
+    key, value = (each[text, shared].to(dtype).contiguous() for each in (call.key, call.value))
+    if bias is not None:
+        bias = bias[text % len(bias), number % bias.shape[1]].expand(len(query), len(key))
+    sink = None if call.sinks is None else call.sinks[number].to(dtype)
+    farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
+    steep = bias is not None or softcap is not None or not farthest < -LOWEST
+    return HeadInputs(query, key, value, steep, softcap, bias, sink)
 
 
 class Figures(NamedTuple):

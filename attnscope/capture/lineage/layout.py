@@ -24,15 +24,7 @@ from attnscope.capture.lineage.nodes import STRETCH, CallOrigin, Moved, Origin, 
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing, is_mapped
-from attnscope.capture.rows.scores import (
-    JoinedHeads,
-    Part,
-    PlacedRows,
-    ScoredRows,
-    join_differences,
-    sample_rows,
-    sampled_weights,
-)
+from attnscope.capture.rows.scores import JoinedHeads, Part, PlacedRows, ScoredRows, join_differences, sampled
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 CHANNELS = "it attends from channel to channel, not from token to token"
@@ -450,7 +442,7 @@ class Repeats(Tracker):
         call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None
         if module is None or call is None:
             return False
-        rows = sampled_weights(capture.read, sample_rows(len(capture.queries)))
+        _, rows = sampled(capture.read, len(capture.queries))
         self._latest = module, call, rows
         if before is None or before[0] is not module:
             return False

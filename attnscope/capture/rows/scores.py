@@ -252,9 +252,12 @@ class PlacedRows:
 SOME = 64  # about this many keys are enough for the magnitude of the values
 
 
-def sample_rows(queries: int) -> tuple[int, ...]:
-    """The sampled rows: the first, the middle and the last one."""
-    return tuple(sorted({0, queries // 2, queries - 1}))
+def sampled(rows: RowSource, queries: int) -> tuple[list[int], Tensor]:
+    """The first, the middle and the last row, and their weights.  -> [batch, head, row, key]"""
+    places = sorted({0, queries // 2, queries - 1})
+    if isinstance(rows, ScoredRows):
+        return places, rows.pick(tuple(places))
+    return places, torch.cat([rows.rows(row, row + 1, None) for row in places], 2)
 
 
 @torch.no_grad()
@@ -271,10 +274,10 @@ def compare_rows(
     reading all would cost one more pass over memory. ``finish`` is what a kernel does with the heads of a few
     rows, [batch, head, row, size], before it returns [batch, row, size].
     """
-    places = sample_rows(output.shape[2])
-    mixed = mix(sampled_weights(rows, places), value)  # [batch, head, row, size]
+    places, weights = sampled(rows, output.shape[2])
+    mixed = mix(weights, value)  # [batch, head, row, size]
     mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
-    given = output[:, :, list(places)]
+    given = output[:, :, places]
     gap = (mixed - given).abs().where(given.isfinite(), 0)
     worst = float(gap.nan_to_num(torch.inf).amax())
     some = [given]
@@ -301,13 +304,6 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
     return (grouped @ values).view(batch, heads, count, -1)
 
 
-def sampled_weights(rows: RowSource, places: tuple[int, ...]) -> Tensor:
-    """The weights of a few queries.  -> [batch, head, row, key]"""
-    if isinstance(rows, ScoredRows):
-        return rows.pick(places)
-    return torch.cat([rows.rows(row, row + 1, None) for row in places], 2)
-
-
 ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
 """The input of the softmax, for some queries and heads.  -> [batch, head, row, key]"""
 
@@ -323,6 +319,7 @@ def find_scores(read: RowSource) -> ReadScores | None:
         return scores and (lambda start, stop, heads: scores(start, stop, chosen))
     if not isinstance(read, HeldRows) or read.call is None:
         return None
-    made, places = ScoredRows(read.call), sample_rows(read.weights.shape[2])
-    gap = (made.pick(places) - read.weights[:, :, list(places)]).abs().amax()
+    made = ScoredRows(read.call)
+    places, weights = sampled(made, read.weights.shape[2])
+    gap = (weights - read.weights[:, :, places]).abs().amax()
     return made.scores if float(gap) <= tolerance(read.weights.dtype) else None

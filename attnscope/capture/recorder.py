@@ -29,17 +29,11 @@ from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import (
-    Repeats,
-    SingleHeads,
-    SplitCalls,
-    judge,
-    origin_of_kernel,
-    origin_of_weighing,
-)
+from attnscope.capture.lineage.layout import SplitCalls, judge, origin_of_kernel, origin_of_weighing
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
+from attnscope.capture.placing.single_heads import Repeats, SingleHeads
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
 from attnscope.capture.record import LayerWithoutAttention, Observer, Record
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped

@@ -2,8 +2,7 @@
 
 First, whether it weighs tokens at all, or things within one position: streams, experts, slots, channels.
 Columns that are positions are tokens, whatever queries them. Columns that are outputs of a layer are gates,
-and what they weigh has one position. Sizes say nothing. Last, calls that form one attention are joined:
-pieces of it, or heads in modules of their own; and weights that a module uses twice are shown once.
+and what they weigh has one position. Sizes say nothing. Last, calls that are pieces of one are joined.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnscope.attention import AttentionCall, HeldRows
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.follow import Lineage
@@ -24,8 +22,8 @@ from attnscope.capture.lineage.nodes import STRETCH, CallOrigin, Moved, Origin, 
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing, is_mapped
-from attnscope.capture.rows.scores import JoinedHeads, Part, PlacedRows, ScoredRows, join_differences, sampled
-from attnscope.capture.tracker import Pass, Taken, Tracker
+from attnscope.capture.rows.scores import Part, PlacedRows, join_differences
+from attnscope.capture.tracker import Taken, Tracker
 
 CHANNELS = "it attends from channel to channel, not from token to token"
 INSIDE = "it attends within one token (streams, heads, experts), not from token to token"
@@ -351,105 +349,3 @@ def _distinct(labels: Sequence[Tensor]) -> Tensor:
 def _index(places: Tensor, axis: Tensor, offset: int) -> Tensor:
     """The index of places on an axis, counted from ``offset``; -1: no position."""
     return torch.where(places < 0, -1, torch.searchsorted(axis, places.contiguous()) - offset)
-
-
-class SingleHeads(Tracker):
-    """Holds single heads by their list, and passes them on joined or one by one.
-
-    Heads in modules of their own share one input, while layers in a list get each other's output. So what one
-    head computed inside a list waits until the next entry starts, or the module around the list ends.
-    """
-
-    def __init__(self, recorder: Pass) -> None:
-        super().__init__(recorder)
-        # with the list's entry that each ran in, and its input, copied: something may be added in place
-        self.held: dict[str, list[tuple[Taken, str, Tensor | None]]] = {}
-
-    def take(self, taken: Taken) -> bool:
-        """Hold one head if it ran inside an entry of a module list; returns whether it did."""
-        if taken.capture.heads > 1:
-            return False
-        for call in reversed(taken.calls[1:]):
-            parent, _, index = call.name.rpartition(".")
-            if index.isdigit() and isinstance(self.recorder.stack.root.get_submodule(parent), nn.ModuleList):
-                if not self._were_given(parent, call.first):
-                    self._show(parent)  # a layer that was held back itself, and comes after the next began
-                given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append((taken, call.name, given))
-                return True
-        return False
-
-    def enter(self, call: Call) -> None:
-        """A module starts: lists beside it are over, and entries with another input were layers."""
-        parent, _, _ = call.name.rpartition(".")
-        for path in list(self.held):
-            if not is_within(call.name, path) or (path == parent and not self._were_given(path, call.first)):
-                self._show(path)
-
-    def leave(self, call: Call, output: object) -> None:
-        """A module ends: the lists inside it are complete."""
-        for parent in [held for held in self.held if is_within(held, call.name)]:
-            self._show(parent)
-
-    def finish(self) -> None:
-        """Pass on all that is held."""
-        for parent in list(self.held):
-            self._show(parent)
-
-    def _were_given(self, parent: str, tensor: Tensor | None) -> bool:
-        """Whether all held heads of a list received the same numbers."""
-        given = [given for _, _, given in self.held.get(parent, ())]
-        return all(
-            each is tensor if each is None or tensor is None else torch.equal(each, tensor) for each in given
-        )
-
-    def _show(self, parent: str) -> None:
-        """Pass the heads of a list on, as one attention if they are."""
-        shown, entries, _ = zip(*self.held.pop(parent), strict=True)
-        sizes = {(one.capture.batch, one.capture.queries, one.capture.keys) for one in shown}
-        if len(shown) > 1 and len(set(entries)) == len(shown) and len(sizes) == 1:
-            shown = (replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent),)
-        with quietly():
-            for taken in shown:
-                self.recorder.pass_on(replace(taken, calls=tuple(self.recorder.stack.calls)), self)
-
-
-def _joined(heads: list[Capture]) -> Capture:
-    values = [head.values for head in heads if head.values is not None]
-    return replace(
-        heads[0],
-        heads=len(heads),
-        key_heads=len(heads),
-        read=JoinedHeads(tuple(head.read for head in heads), (1,) * len(heads)),
-        values=torch.cat(values, 1) if len(values) == len(heads) else None,  # [batch, head, key, size]
-        difference=join_differences([head.difference for head in heads], heads[0].dtype),
-    )
-
-
-class Repeats(Tracker):
-    """Remembers the attention that a module's call showed last."""
-
-    def __init__(self, recorder: Pass) -> None:
-        super().__init__(recorder)
-        self._latest: tuple[Call, AttentionCall, Tensor] | None = None
-
-    def take(self, taken: Taken) -> bool:
-        """Whether a module weighed other values with the same weights a second time in one call.
-
-        A few rows are compared, too: the module may have written new numbers into the same tensors.
-        """
-        before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
-        call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None
-        if module is None or call is None:
-            return False
-        _, rows = sampled(capture.read, len(capture.queries))
-        self._latest = module, call, rows
-        if before is None or before[0] is not module:
-            return False
-        same = before[1].query is call.query and before[1].key is call.key
-        return same and torch.equal(rows, before[2])
-
-    def leave(self, call: Call, output: object) -> None:
-        """A module's call ends, and its tensors are freed."""
-        if self._latest is not None and self._latest[0] is call:
-            self._latest = None

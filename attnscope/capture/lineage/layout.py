@@ -135,9 +135,8 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
     query, channel = query[..., 0], channel[..., 0]
     if key.shape[1] != query.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    if query.shape != (capture.batch, capture.heads, len(capture.queries)) or not query.numel():
-        return None
-    if key.shape[:2] != query.shape[:2] or key.shape[-1] != len(capture.keys) or not key.numel():
+    sizes = capture.batch, capture.heads, len(capture.queries), len(capture.keys)
+    if (*query.shape, key.shape[-1]) != sizes or key.shape[:2] != sizes[:2] or 0 in sizes:
         return None
     alone = not bool((query % 1).any()) and not bool((key % 1).any())
     query, key = query.floor(), key.floor()
@@ -181,9 +180,11 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
     whole = usual and len(rows) >= sum(root.length for root in roots)
     apart = len(rows) == len(slots) or not bool(torch.isin(rows // STRETCH, slots // STRETCH).any())
     each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
-    projected = origin.key.labels("channel")  # one layer may make keys and values, too
-    beside = 0 if projected is None else 2 * each * len(torch.unique(projected[0, :, 0, 0]))
-    complete = whole and apart and origin.query.outputs - len(heads) * each in (0, beside)
+    spare = origin.query.outputs - len(heads) * each  # the same layer may make keys and values
+    keys = origin.key.labels("channel") if whole and apart and spare else None  # [batch, head, 1, key]
+    complete = (
+        whole and apart and spare == (0 if keys is None else 2 * each * len(torch.unique(keys[0, :, 0, 0])))
+    )
     piece = Piece(taken, origin.state, texts, channel, asked, answering, count, usual, complete)
     return piece if usual or not ask_again([piece]) else None
 

@@ -178,13 +178,11 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
         and bool((answering == slots).all())
     )
     whole = usual and len(rows) >= sum(root.length for root in roots)
-    apart = len(rows) == len(slots) or not bool(torch.isin(rows // STRETCH, slots // STRETCH).any())
+    whole &= len(rows) == len(slots) or not bool(torch.isin(rows // STRETCH, slots // STRETCH).any())
     each = int(heads.diff().abs().min()) if len(heads) > 1 else 0
     spare = origin.query.outputs - len(heads) * each  # the same layer may make keys and values
-    keys = origin.key.labels("channel") if whole and apart and spare else None  # [batch, head, 1, key]
-    complete = (
-        whole and apart and spare == (0 if keys is None else 2 * each * len(torch.unique(keys[0, :, 0, 0])))
-    )
+    keys = origin.key.labels("channel") if whole and spare else None  # [batch, head, 1, key]
+    complete = whole and spare == (0 if keys is None else 2 * each * len(torch.unique(keys[0, :, 0, 0])))
     piece = Piece(taken, origin.state, texts, channel, asked, answering, count, usual, complete)
     return piece if usual or not ask_again([piece]) else None
 

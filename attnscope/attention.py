@@ -69,6 +69,11 @@ class Site:
     kind: Kind
     layer: int
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that no model has: a file may hold any."""
+        if not all(0 <= number < 1 << 31 for number in (self.call, self.layer)):
+            raise ValueError(f"there is no layer {self.layer}, or call {self.call}")
+
 
 _HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".replace("#", r"(\d{1,9})"))
 

@@ -253,6 +253,10 @@ class MeasuredTexts(NamedTuple):
     notes: tuple[str, ...]
 
 
+MOST_COMPARED = 6000
+"""Most heads of one comparison: time grows with the cube of their number, memory with the square."""
+
+
 def measure_texts(
     texts: Iterable[tuple[Sequence[ModelInput], Sequence[HeadRows]]], notes: Sequence[str]
 ) -> MeasuredTexts:
@@ -265,6 +269,9 @@ def measure_texts(
             raise SelectionError("the texts run through different layers: compare them one by one")
         if len(passes) == 1 and len(one.heads) < 2:
             raise SelectionError(f"{one.heads[0].name} alone cannot be compared: there is no other head here")
+        if len(one.heads) > MOST_COMPARED:
+            said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(one.heads):,}"
+            raise SelectionError(f"{said}: pick some with --layer")
         each.append(comparison.measure_distances(*(ran.rows for ran in passes), of=one.of))
         counts.append((one.rows.shape[1], one.of))
         notes += [note for text in inputs for note in text.notes]

@@ -193,6 +193,8 @@ class CorpusWork(ABC):
             counts = [each for each in vars(self.progress).values() if isinstance(each, int)]
             if min(counts) < 0 or len(self.progress.layout) not in (0, 2):
                 raise ValueError
+        except MemoryError:
+            raise
         except Exception:  # a file may hold anything
             raise InputError(
                 f"{self.run.checkpoint} holds sums that this command never wrote: "

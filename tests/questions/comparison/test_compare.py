@@ -169,6 +169,14 @@ def test_no_text_and_one_head_alone_cannot_be_compared(own):
             compare_all_heads(own, own.prepare(TEXT), alone)
 
 
+def test_more_heads_than_can_be_compared_are_refused(own, monkeypatch):
+    monkeypatch.setattr(compare, "MOST_COMPARED", 32)
+    assert len(compare_all_heads(own, own.prepare("The cat sat.")).heads) == 32
+    monkeypatch.setattr(compare, "MOST_COMPARED", 31)
+    with pytest.raises(SelectionError, match="at most 31 heads are compared, and these are 32: pick some"):
+        compare_all_heads(own, own.prepare("The cat sat."))
+
+
 LONGER = "The dog sat on the very old mat because it was tired."
 
 

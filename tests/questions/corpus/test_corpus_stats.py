@@ -224,7 +224,11 @@ LIES = {  # what each field must not be
     lambda state: state: {"sums": ([], [[[[[[[[]]]]]]]], GONE), "progress": (None,)},
     lambda state: state["sums"]["measured"]: {"measures": (["entropy"], ["__class__"])},
     site: {"site": ([],), "absent": (3, GONE)},
-    lambda state: site(state)["site"]: {"layer": (10**400, "0", True, GONE), "kind": ("sideways",)},
+    lambda state: site(state)["site"]: {
+        "layer": (10**400, 1 << 31, -1, "0", True, GONE),
+        "call": (-1,),
+        "kind": ("sideways",),
+    },
     lambda state: site(state)["sums"]: {"numbers": ([[1.0]], 1.0, [[1.0], [1.0, 2.0]], [["a"]], [[10**400]])},
     lambda state: state["progress"]: {
         "entries": (-1, 10**400, "1", 0.5),
@@ -251,6 +255,15 @@ def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
         corpus_stats(model, FOUR, run=run)
     assert sums.read_bytes() == content
+
+
+def test_a_checkpoint_that_memory_cannot_hold_is_not_called_foreign(model, sums, monkeypatch):
+    def exhausted(state):
+        raise MemoryError
+
+    monkeypatch.setattr(Measurement, "from_state", exhausted)
+    with pytest.raises(MemoryError):
+        corpus_stats(model, FOUR, run=CorpusRun(checkpoint=sums))
 
 
 def test_a_number_of_batches_that_a_window_never_had_counts_nothing_twice(model, kept, sums):

@@ -105,6 +105,11 @@ class MultiHeadAttention(nn.MultiheadAttention):
 
     use_kernel = True  # false: plain products, whose backward pass is faster on a CPU
 
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, **options: Any) -> None:
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"{num_heads} heads do not divide a width of {embed_dim}")
+        super().__init__(embed_dim, num_heads, *args, **options)
+
     def forward(
         self,
         query: Tensor,
@@ -267,6 +272,8 @@ class RotaryAttention(MultiHeadAttention):
         self, embed_dim: int, num_heads: int, *args: Any, length: int, base: float = 10000.0, **options: Any
     ) -> None:
         super().__init__(embed_dim, num_heads, *args, **options)
+        if self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
         column = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
         angle = torch.arange(length, dtype=torch.float64)[:, None] / base**column
         self.cos: Tensor

@@ -243,9 +243,13 @@ def test_rotary_has_the_parameters_of_plain_attention():
     x = torch.randn(10, WIDTH)
     with pytest.raises(ValueError, match="10 tokens are more than the 9 positions"):
         rotary(x, x, x)
+    with pytest.raises(ValueError, match="even head width, not 3"):
+        network.RotaryAttention(12, 4, length=9)
 
 
 def test_sizes_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
+        network.MultiHeadAttention(12, 5)
     module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
     with pytest.raises(ValueError, match="key of shape"):

@@ -1,5 +1,6 @@
 """What holds of every test: how many processes run them, in which order, and how many threads each has."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left[name] % 3:
             items.remove(item)
             config.hook.pytest_deselected(items=[item])
+
+
+def pytest_collection_finish() -> None:
+    """What tests import lives as long as they do: no collection of garbage looks through it again."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -279,10 +279,13 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
     if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
-        masked = frame.weighings[-1].masked if frame.weighings else None
-        if masked is not None:  # by the softmax that made the returned weights
-            masked = masked.expand(frame.weighings[-1].weights.shape).reshape(weights.shape)
-        opened = None if masked is None else ~masked
+        opened: Tensor | None = None
+        if frame.weighings:  # of the softmax that made the returned weights
+            last = frame.weighings[-1]
+            if last.masked is not None:
+                opened = ~last.masked.expand(last.weights.shape).reshape(weights.shape)
+        else:  # it was not followed: a masked key has no weight
+            opened = (weights != 0).any(1, keepdim=True)
         capture = Capture.of_weights(weights, opened, "kernel", frame.kernel)
         capture = capture.proved(frame.value, output)
         if isinstance(capture.read, HeldRows):

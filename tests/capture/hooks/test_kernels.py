@@ -117,6 +117,20 @@ def test_another_function_that_follows_the_formula_is_recomputed(using):
     assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "by_hand")}
 
 
+def test_a_function_with_a_sink_of_each_query_closes_the_keys_that_its_mask_closes(using):
+    def sinking(module, query, key, value, attention_mask, scaling=None, **options):
+        scores = query @ key.repeat_interleave(2, 1).mT * scaling + torch.ones(9, 9).triu(1) * -1e9
+        sinks = module.q_proj(torch.ones(1, 9, module.q_proj.in_features)).view(1, 9, query.shape[1], -1)
+        both = torch.cat([scores, sinks[..., :1].transpose(1, 2)], -1)
+        SEEN.append(both.softmax(-1)[..., :-1])
+        return (SEEN[-1] @ value.repeat_interleave(2, 1)).transpose(1, 2).contiguous(), SEEN[-1]
+
+    record, maps, _ = observe(using("llama", "sinking", sinking), input_ids=torch.randint(4, 99, (1, 9)))
+    check_seen(maps)
+    assert {site.site.kind for site in record.sites} == {"decoder"}
+    assert all(torch.equal(kept.allowed[0, 0], torch.ones(9, 9).tril().bool()) for kept in maps)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_flex_attention_is_recomputed_with_its_block_mask(family):

@@ -91,8 +91,8 @@ def load_huggingface(
     if device_map is None:
         loaded.to(device)
     module = loaded if kind is AutoModel else loaded.base_model
-    if accepts(loaded, "decoder_input_ids") and not accepts(module, "decoder_input_ids"):
-        module = loaded  # the embedding layers stand around the base model
+    if any(accepts(loaded, ids) and not accepts(module, ids) for ids in ("input_ids", "decoder_input_ids")):
+        module = loaded  # the embedding layers stand around the base model, or it only wraps a decoder
     headless = sounds.is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
     if kind is not AutoModel and (generative or predicting) and not sounds.is_ctc(config):
         _require_head(name, loaded, missing, of_tokens=classes is None)

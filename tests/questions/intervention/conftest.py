@@ -7,7 +7,7 @@ from attnscope.models import load
 from tests.questions.intervention.shapes import SHAPES, gpt2, saved
 
 
-@pytest.fixture(scope="module", params=[name for name in SHAPES if name != "falcon"])
+@pytest.fixture(scope="module", params=[name for name in SHAPES if name not in ("bart", "falcon")])
 def shaped(request, tmp_path_factory):
     """A tiny random model of a shape, in float64."""
     made = SHAPES[request.param](tmp_path_factory.mktemp(request.param), request.param)

@@ -32,6 +32,11 @@ NETWORKS = {
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
     "classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES)),
     "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**GROUPED)),
+    "bart": lambda: hf.BartForCausalLM(  # the decoder of a pair, in a wrapper
+        hf.BartConfig(
+            vocab_size=8192, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48
+        )
+    ),
     "falcon": lambda: hf.FalconForCausalLM(
         hf.FalconConfig(**SIZES, new_decoder_architecture=True, num_kv_heads=2, alibi=False)
     ),
@@ -70,6 +75,7 @@ LAYERS = {
     "gpt2": lambda net: (net.transformer.h, [layer.attn.c_proj for layer in net.transformer.h]),
     "bert": lambda net: (net.bert.encoder.layer, [e.attention.output.dense for e in net.bert.encoder.layer]),
     "llama": lambda net: (net.model.layers, [layer.self_attn.o_proj for layer in net.model.layers]),
+    "bart": lambda net: (net.model.decoder.layers, [e.self_attn.out_proj for e in net.model.decoder.layers]),
     "falcon": lambda net: (net.transformer.h, [layer.self_attention.dense for layer in net.transformer.h]),
 }
 

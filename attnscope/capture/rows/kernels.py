@@ -272,9 +272,9 @@ class Frame:
 def conclude(frame: Frame, result: Any) -> Capture | None:
     """The attention of a call that has returned.
 
-    First come the returned weights, unless they are scores; then the arguments of torch's kernel inside it,
-    with mask and heads prepared; then a softmax inside it; last the formula applied to the function's
-    arguments, which must reproduce the returned output, or the answer is None.
+    First come the returned weights, unless they are scores, or only the formula reproduces the output; then
+    the arguments of torch's kernel inside it, with mask and heads prepared; then a softmax inside it; last
+    the formula applied to the function's arguments, which must reproduce the output, or the answer is None.
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
@@ -288,6 +288,8 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
             opened = (weights != 0).any(1, keepdim=True)
         capture = Capture.of_weights(weights, opened, "kernel", frame.kernel)
         capture = capture.proved(frame.value, output)
+        if capture.difference is not None and capture.difference > tolerance(weights.dtype):
+            capture = _recomputed(frame, output) or capture  # a sink may be taken off the output alone
         if isinstance(capture.read, HeldRows):
             made = formula(frame, _causalities(frame)[0])
             capture = replace(capture, read=replace(capture.read, call=made))
@@ -299,15 +301,22 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
         capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
         capture = replace(capture, kernel=frame.kernel)
     else:
-        for causal in _causalities(frame):
-            capture = Capture.of_call(formula(frame, causal), frame.kernel).proved(frame.value, output)
-            if capture.difference is not None and capture.difference <= tolerance(frame.query.dtype):
-                break
-        else:
+        recomputed = _recomputed(frame, output)
+        if recomputed is None:
             return None
+        capture = recomputed
     key_heads = frame.key.shape[1] if capture.heads % frame.key.shape[1] == 0 else capture.key_heads
     window = frame.options.get("sliding_window")
     return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
+
+
+def _recomputed(frame: Frame, output: Tensor | None) -> Capture | None:
+    """The attention by the formula; None if it does not reproduce the output, [batch, head, query, size]."""
+    for causal in _causalities(frame):
+        capture = Capture.of_call(formula(frame, causal), frame.kernel).proved(frame.value, output)
+        if capture.difference is not None and capture.difference <= tolerance(frame.query.dtype):
+            return capture
+    return None
 
 
 def _output(frame: Frame, result: Any) -> Tensor | None:

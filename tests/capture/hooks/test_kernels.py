@@ -131,6 +131,20 @@ def test_a_function_with_a_sink_of_each_query_closes_the_keys_that_its_mask_clos
     assert all(torch.equal(kept.allowed[0, 0], torch.ones(9, 9).tril().bool()) for kept in maps)
 
 
+def test_weights_that_do_not_make_the_output_are_those_of_the_formula(using):
+    def scaled(module, query, key, value, attention_mask, scaling=None, **options):
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.mT * scaling + attention_mask
+        share = (scores.logsumexp(-1) - options["s_aux"].view(1, -1, 1)).sigmoid()[..., None]
+        SEEN.append(scores.softmax(-1) * share)
+        return (scores.softmax(-1) @ value * share).transpose(1, 2).contiguous(), scores.softmax(-1)
+
+    record, maps, _ = observe(using("gpt-oss", "eager", scaled), input_ids=torch.randint(4, 99, (1, 9)))
+    check_seen(maps)
+    assert all(site.difference < 1e-5 for site in record.sites)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_flex_attention_is_recomputed_with_its_block_mask(family):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, AttentionCall, Head, Kind, Site
+from attnscope.attention import Attention, AttentionCall, Head, HeldRows, Kind, Site
 from attnscope.capture.record import Seeing
-from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.scores import ScoredRows, find_scores
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
@@ -55,7 +55,7 @@ PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "q": ("queries", ("query",)),
     "k": ("keys", ("key",)),
     "v": ("values", ("value",)),
-    "pattern": ("weights", ("query", "key")),
+    "pattern": ("weights", tuple(each.name for each in fields(AttentionCall) if each.name != "value")),
     "qkv": ("queries, keys and values", ("query", "key", "value")),
 }
 """Each in words, and the terms of the call that it is."""
@@ -146,11 +146,13 @@ class Receiver(NamedTuple):
 
 
 def _call(attention: Attention) -> AttentionCall:
-    if not isinstance(attention.read, ScoredRows):
+    read = attention.read
+    call = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
+    if call is None or find_scores(read) is None:
         raise ModelError(
             f"{attention.site.name} shows weights without its queries and keys: patch --what output"
         )
-    return attention.read.call
+    return call
 
 
 def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> Tensor:

@@ -64,6 +64,50 @@ def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model
     heads_are(shaped, result, by_hand, here, there - here)
 
 
+@pytest.mark.parametrize("shaped", ["llama"], indirect=True)
+@pytest.mark.parametrize("what", WHAT)
+def test_a_part_patched_in_attention_that_transformers_writes_out_is_the_same(shaped, what):
+    pair, scores = TextPair(shaped.clean, shaped.corrupt), []
+    for written in ("eager", "sdpa"):
+        shaped.model.writer.set_attn_implementation(written)
+        result = patch(shaped.model, [pair], what=what)
+        scores.append({each.head: each.score for each in result.heads})
+    close(*scores)
+
+
+@pytest.mark.parametrize("shaped", ["llama"], indirect=True)
+def test_a_pattern_patched_has_the_biases_that_come_from_the_other_text(shaped, monkeypatch):
+    def bias(module, args, given):
+        states = given["hidden_states"]
+        closed = states.new_full((states.shape[1],) * 2, -torch.inf).triu(1)
+        return args, given | {"attention_mask": (states @ states.mT / 4 + closed)[:, None]}
+
+    layers, theirs = [layer.self_attn for layer in shaped.stacks[0]], {}
+    hooks = [layer.register_forward_pre_hook(bias, with_kwargs=True) for layer in layers]
+    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what="pattern")
+    hooked = Hooked(shaped)
+
+    def score(prepared, weigh):
+        with monkeypatch.context() as patched:
+            Attends(patched, weigh=weigh)
+            return hooked.score(prepared)
+
+    there, here = score(shaped.clean, theirs.setdefault), hooked.score(shaped.corrupt)
+
+    def by_hand(meant):
+        def put_rows(number, weights):
+            weights = weights.clone()
+            for head in (head for call, head in meant if call == number):
+                weights[:, head] = theirs[number][:, head]
+            return weights
+
+        return score(shaped.corrupt, put_rows)
+
+    heads_are(shaped, result, by_hand, here, there - here)
+    for hook in hooks:
+        hook.remove()
+
+
 @NOISE
 def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
     result = trace_tokens(shaped.model, TextPair(shaped.clean, shaped.corrupt), noise=noise)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
@@ -24,30 +25,35 @@ def folder(place: Path, file: str = "config.json", **changes) -> Path:
     return place
 
 
-def verdict(place: Path) -> dict:
-    """What a folder comes to in a fork: its sentence, what it tried, and how its process ended."""
-    said, status = in_a_fork(lambda: json.dumps(_attempt(str(place))), 60, 16 << 30)
-    return json.loads(said) | {"ended": status}
+def verdicts(places: Sequence[Path]) -> list[dict]:
+    """What folders come to in a fork, one after the other: the sentence of each, and what it tried."""
+    said, status = in_a_fork(lambda: json.dumps(_attempt(places)), 60, 16 << 30)
+    assert status == 0
+    return json.loads(said)
 
 
-def _attempt(place: str) -> dict:
-    """Load a folder and read a text; every connection, program and file of code in it is written down.
+def _attempt(places: Sequence[Path]) -> list[dict]:
+    """Load each folder and read a text; every connection, program and file of code in it is written down.
 
     No audit hook can be taken away.
     """
-    tried: list[str] = []
+    found: list[dict] = []
 
     def watch(event, arguments):
         if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec"):
-            tried.append(f"{event} {arguments!r}")
-        if event == "exec" and str(getattr(arguments[0], "co_filename", "")).startswith(place):
-            tried.append(f"ran {arguments[0].co_filename}")
+            found[-1]["tried"].append(f"{event} {arguments!r}")
+        ran = str(getattr(arguments[0], "co_filename", "")) if event == "exec" else ""
+        if ran.startswith(str(places[0].parent)):
+            found[-1]["tried"].append(f"ran {ran}")
 
-    sys.addaudithook(watch)
-    try:
-        load(place).prepare("The cat sat.")
-    except AttnscopeError as error:
-        return {"sentence": str(error), "tried": tried}
-    except BaseException as error:  # such as planted code's own exit
-        tried.append(repr(error))
-    return {"sentence": None, "tried": tried}
+    for number, place in enumerate(places):
+        found.append({"sentence": None, "tried": []})
+        if number == 0:
+            sys.addaudithook(watch)
+        try:
+            load(str(place)).prepare("The cat sat.")
+        except AttnscopeError as error:
+            found[-1]["sentence"] = str(error)
+        except BaseException as error:  # such as planted code's own exit
+            found[-1]["tried"].append(repr(error))
+    return found

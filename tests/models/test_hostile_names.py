@@ -9,7 +9,7 @@ import transformers
 from attnscope.errors import ModelError
 from attnscope.models import load
 from tests.models.folders import gpt2
-from tests.models.hostile import folder, verdict
+from tests.models.hostile import folder, verdicts
 
 KERNEL = "someone/kernel"
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
@@ -71,14 +71,14 @@ KEPT_IN = [  # what names nothing of that kind, and must reach nothing either
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unlisted")
 def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(tmp_path):
     load(str(folder(tmp_path / "plain"))).prepare("The cat sat.")  # what that imports counts for no folder
-    for number, (file, changes, *fields) in enumerate([*REFUSED, *KEPT_IN]):
-        made = folder(tmp_path / f"{number:02}", file, **changes)
-        (made / "planted.py").write_text("raise SystemExit('planted code ran')\n")
-        outcome = verdict(made)
-        assert outcome["ended"] == 0, changes
+    cases = [*REFUSED, *KEPT_IN]
+    places = [folder(tmp_path / f"{number:02}", case[0], **case[1]) for number, case in enumerate(cases)]
+    for place in places:
+        (place / "planted.py").write_text("raise SystemExit('planted code ran')\n")
+    for (file, changes, *fields), outcome in zip(cases, verdicts(places), strict=True):
         assert [what for what in outcome["tried"] if not (what.startswith("socket") and not fields)] == []
         for field in fields:
             sentence = outcome["sentence"]

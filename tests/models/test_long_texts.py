@@ -7,17 +7,18 @@ import torch
 from transformers import AutoTokenizer
 
 from attnscope.errors import InputError
-from attnscope.models import load
+from attnscope.models import load, model
 from attnscope.models.huggingface.reader import FolderReader
 from attnscope.models.inputs import Limit
 from attnscope.models.model import Model
 from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
-from attnscope.text import MOST_CHARACTERS
 from tests.models.folders import gpt2, minilm, t5
 
 BOOK = "A cat sat there. " * 100_000
 """1.7 million characters."""
+READ = 20_000
+"""Characters of it that are read here, where it would be a million."""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,8 @@ class Counting:
 
 @pytest.fixture
 def watched(own, monkeypatch):
+    for module in (reader, model):
+        monkeypatch.setattr(module, "MOST_CHARACTERS", READ)
     tokenizer = Counting(own.reader.tokenizer)
     monkeypatch.setattr(own, "reader", replace(own.reader, tokenizer=tokenizer))
     return tokenizer
@@ -65,19 +68,19 @@ def made(monkeypatch):
 
 def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, watched, made):
     book = own.prepare(BOOK, limit=Limit(truncate=True))
-    assert max(watched.sizes) == MOST_CHARACTERS
+    assert max(watched.sizes) == READ
     assert made == [512]
-    assert book.tokens == own.prepare(BOOK[:20_000], limit=Limit(truncate=True)).tokens
+    assert book.tokens == own.prepare(BOOK[:10_000], limit=Limit(truncate=True)).tokens
     (note,) = book.notes
-    assert note.startswith("cut: the first 512 of more than 308,407 tokens")
+    assert note.startswith("cut: the first 512 of more than 5,885 tokens")
 
 
 def test_a_book_that_is_not_to_be_cut_is_refused_before_there_are_tokens(own, watched, made):
-    with pytest.raises(InputError, match=r"has more than 308,407 tokens and own reads at most 512"):
+    with pytest.raises(InputError, match=r"has more than 5,885 tokens and own reads at most 512"):
         own.prepare(BOOK)
     (refused,) = own.prepare_all([(BOOK,)])
     assert "more than" in str(refused)
-    assert max(watched.sizes) == MOST_CHARACTERS
+    assert max(watched.sizes) == READ
     assert made == []
 
 
@@ -90,14 +93,14 @@ def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch)
 
 
 def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
-    model = Model("it", torch.nn.Module(), None)
+    bare = Model("it", torch.nn.Module(), None)
     long = ["a" * 2_000_000]
-    assert model.fit(["a" * 40], Limit())(9) == (None, ())
+    assert bare.fit(["a" * 40], Limit())(9) == (None, ())
     with pytest.raises(InputError, match="the text has 2,000,000 characters, and at most 1,048,576"):
-        model.fit(long, Limit())(9)
-    kept, notes = model.fit(long, Limit(truncate=True))(9)
+        bare.fit(long, Limit())(9)
+    kept, notes = bare.fit(long, Limit(truncate=True))(9)
     assert (kept, notes) == (None, ("cut: the first 1,048,576 of 2,000,000 characters are read",))
-    kept, notes = model.fit(long, Limit(5))(9)
+    kept, notes = bare.fit(long, Limit(5))(9)
     assert (kept, notes) == (5, ("cut: the first 5 of more than 9 tokens are shown",))
 
 

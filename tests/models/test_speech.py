@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import struct
 import tracemalloc
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,14 +48,25 @@ def kept_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def model_of(folder_of):
+    """A tiny model that hears, loaded once."""
+    return cache(lambda name: load(folder_of(name)))
+
+
+@pytest.fixture(scope="module")
+def kept_model(kept_folder):
+    """The model of a type, loaded once."""
+    return cache(lambda name: load(kept_folder(name)))
+
+
+@pytest.fixture(scope="module")
 def tone(tmp_path_factory):
     return speech.sound(tmp_path_factory.mktemp("sounds") / "tone.wav")
 
 
 @pytest.mark.parametrize("name", speech.ENCODERS)
-def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name):
-    folder = folder_of(name)
-    model = load(folder)
+def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, model_of, tone, name):
+    folder, model = folder_of(name), model_of(name)
     prepared = model.prepare_audio(tone)
     texts = [token.text for token in prepared.tokens]
     assert texts == [f"{0.02 * frame:.2f} s" for frame in range(50)]
@@ -69,9 +81,8 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, tone, name)
         torch.testing.assert_close(ours.expand_as(weights), weights, atol=1e-5, rtol=0)
 
 
-def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, tone):
-    folder = folder_of("whisper")
-    model = load(folder)
+def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, model_of, tone):
+    folder, model = folder_of("whisper"), model_of("whisper")
     prepared = model.prepare_audio(tone, "The cat sat.")
     heard, said = prepared.axes["cross"][1], prepared.axes["cross"][0]
     assert [token.text for token in heard] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
@@ -111,9 +122,9 @@ def test_a_language_that_the_tokenizer_names_is_not_asked_of_the_model(tmp_path,
     assert not any("the language is" in note for note in prepared.notes)
 
 
-def test_what_is_said_fits_behind_the_start_or_is_cut_there(folder_of, tone):
+def test_what_is_said_fits_behind_the_start_or_is_cut_there(model_of, tone):
     """The tiny decoder reads 48 tokens, of which it starts with four."""
-    model = load(folder_of("whisper"))
+    model = model_of("whisper")
     tokens = {count: len(model.prepare_audio(tone, "s" * count).axes["cross"][0]) for count in (1, 2)}
     most = 1 + (48 - tokens[1]) // (tokens[2] - tokens[1])
     assert len(model.prepare_audio(tone, "s" * most).axes["cross"][0]) == 48
@@ -182,9 +193,9 @@ def test_a_file_that_came_through_a_pipe_says_what_it_lacks(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["whisper", "wav2vec2"])
-def test_silence_is_heard_too(folder_of, tmp_path, name):
+def test_silence_is_heard_too(model_of, tmp_path, name):
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
-    model = load(folder_of(name))
+    model = model_of(name)
     prepared = model.prepare_audio(tmp_path / "silence.wav")
     assert all(torch.isfinite(kept.weights).all() for kept in maps(model, prepared))
 
@@ -229,8 +240,8 @@ def test_a_feature_extractor_that_does_not_fit_ends_in_a_sentence(
         model.prepare_audio(tone, "the cat" if name == "whisper" else None)
 
 
-def test_what_is_no_sound_ends_in_a_sentence(folder_of, tmp_path):
-    model = load(folder_of("wav2vec2"))
+def test_what_is_no_sound_ends_in_a_sentence(model_of, tmp_path):
+    model = model_of("wav2vec2")
     for name, content, sentence in no_sounds(tmp_path):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -268,9 +279,9 @@ def test_what_is_too_long_is_not_decoded_and_a_dense_sound_has_as_many_samples(
     assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", fits)).seconds == fits
 
 
-def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, tmp_path):
+def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(model_of, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
-    model = load(folder_of("whisper"))
+    model = model_of("whisper")
     with pytest.raises(InputError, match="hears at most 2 at once"):
         model.prepare_audio(path)
     prepared = model.prepare_audio(path, part=SoundPart(truncate=True))
@@ -278,8 +289,8 @@ def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut(folder_of, 
     assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
 
 
-def test_what_does_not_go_together_is_told_so(folder_of, kept_folder, tone, tmp_path):
-    encoder, whisper = load(folder_of("wav2vec2"), generative=True), load(folder_of("whisper"))
+def test_what_does_not_go_together_is_told_so(folder_of, model_of, kept_model, tone, tmp_path):
+    encoder, whisper = load(folder_of("wav2vec2"), generative=True), model_of("whisper")
     with pytest.raises(InputError, match="takes sound, not text"):
         encoder.prepare_audio(tone, "The cat sat.")
     with pytest.raises(ModelError, match="transcribes without a decoder"):
@@ -289,9 +300,9 @@ def test_what_does_not_go_together_is_told_so(folder_of, kept_folder, tone, tmp_
     with pytest.raises(InputError, match="does not take sound"):
         load(folders.gpt2(tmp_path)).prepare_audio(tone)
     with pytest.raises(InputError, match="reads a text beside the sound"):
-        load(kept_folder("qwen2_audio")).prepare_audio(tone)
+        kept_model("qwen2_audio").prepare_audio(tone)
     with pytest.raises(InputError, match=r"processor of .* refuses this: .*`apply_chat_template`"):
-        load(kept_folder("voxtral")).prepare_audio(tone, "the cat")
+        kept_model("voxtral").prepare_audio(tone, "the cat")
 
 
 @pytest.fixture(scope="module")
@@ -303,8 +314,8 @@ def longer_tone(tmp_path_factory):
     ("name", "frames", "second"),
     [("speecht5", 99, "0.02 s"), ("speech-encoder-decoder", 99, "0.02 s"), ("cohere_asr", 26, "0.08 s")],
 )
-def test_what_hears_and_writes_is_seen_whole(kept_folder, longer_tone, name, frames, second):
-    model = load(kept_folder(name))
+def test_what_hears_and_writes_is_seen_whole(kept_folder, kept_model, longer_tone, name, frames, second):
+    model = kept_model(name)
     prepared = model.prepare_audio(longer_tone)
     found = maps(model, prepared)
     assert {kept.site.kind for kept in found} == {"encoder", "decoder", "cross"}
@@ -324,17 +335,17 @@ def test_what_hears_and_writes_is_seen_whole(kept_folder, longer_tone, name, fra
 
 
 @pytest.mark.parametrize("name", ["voxtral_realtime", "clap"])
-def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(kept_folder, longer_tone, name):
+def test_what_hears_in_a_way_that_is_not_known_is_not_said_to_be_deaf(kept_model, longer_tone, name):
     with pytest.raises(
         InputError, match="hears, but where a sound stands in its text, or beside it, is not known"
     ):
-        load(kept_folder(name)).prepare_audio(longer_tone, "the cat")
+        kept_model(name).prepare_audio(longer_tone, "the cat")
 
 
 @pytest.mark.parametrize("name", ["seamless_m4t", "mimi", "audio-spectrogram-transformer"])
-def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(kept_folder, longer_tone, name):
+def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(kept_model, longer_tone, name):
     """Mimi's feature extractor makes no mask, and refuses to be asked for one."""
-    model = load(kept_folder(name))
+    model = kept_model(name)
     prepared = model.prepare_audio(longer_tone)
     assert prepared.heard is None
     assert any("numbered, without times" in note for note in prepared.notes)
@@ -342,27 +353,27 @@ def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(ke
     assert maps(model, prepared)
 
 
-def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(kept_folder, tmp_path):
-    prepared = load(kept_folder("audio-spectrogram-transformer")).prepare_audio(
+def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(kept_model, tmp_path):
+    prepared = kept_model("audio-spectrogram-transformer").prepare_audio(
         speech.sound(tmp_path / "long.wav", 15.0)
     )
     assert any("the end of the sound is not heard" in note for note in prepared.notes)
 
 
 @pytest.mark.parametrize("name", ["parakeet_encoder", "speech_to_text", "whisper"])
-def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(kept_folder, tmp_path, name):
+def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(kept_model, tmp_path, name):
     """Of a sound that is loud in its second half alone."""
     wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
     wave[:16000] *= 0.001
     soundfile.write(tmp_path / "late.wav", wave, 16000)
-    heard = load(kept_folder(name)).prepare_audio(tmp_path / "late.wav").heard
+    heard = kept_model(name).prepare_audio(tmp_path / "late.wav").heard
     loud = heard.bands[:, : heard.frames].mean(0)
     half = len(loud) // 2
     assert loud[half + 1 :].min() > loud[: half - 1].max()
 
 
-def test_a_wave_with_a_channel_is_a_wave(kept_folder, longer_tone):
-    prepared = load(kept_folder("xcodec")).prepare_audio(longer_tone)
+def test_a_wave_with_a_channel_is_a_wave(kept_model, longer_tone):
+    prepared = kept_model("xcodec").prepare_audio(longer_tone)
     assert [token.text for token in prepared.tokens] == [f"{0.02 * frame:.2f} s" for frame in range(100)]
     assert prepared.heard.bands.shape[1] == 100
 
@@ -370,7 +381,7 @@ def test_a_wave_with_a_channel_is_a_wave(kept_folder, longer_tone):
 @pytest.mark.parametrize(
     "name", ["wav2vec2-bert", "parakeet_ctc", "speecht5", "moonshine_streaming", "whisper"]
 )
-def test_the_model_is_given_what_its_processor_gives_it(kept_folder, tmp_path, name):
+def test_the_model_is_given_what_its_processor_gives_it(kept_folder, kept_model, tmp_path, name):
     """With its mask of padding, where it has one; and its output is that of transformers' own call."""
     folder = kept_folder(name)
     kind = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[
@@ -380,7 +391,7 @@ def test_the_model_is_given_what_its_processor_gives_it(kept_folder, tmp_path, n
         pytest.skip("this release of transformers says it within its call")
     path = speech.sound(tmp_path / "odd.wav", 1.987)
     samples, rate = soundfile.read(path, dtype="float32")
-    model = load(folder)
+    model = kept_model(name)
     prepared = model.prepare_audio(path)
     own = kind(transformers.AutoFeatureExtractor.from_pretrained(folder), model.reader.tokenizer)
     given = dict(own(audio=samples, sampling_rate=rate, return_tensors="pt"))
@@ -413,10 +424,10 @@ def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
     assert find_frames("it", Halving(), values, 100, sound, Extractor()) is None
 
 
-def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(kept_folder, tmp_path):
+def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(kept_model, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
-        load(kept_folder("cohere_asr")).prepare_audio(path)
+        kept_model("cohere_asr").prepare_audio(path)
 
 
 SECONDS = {
@@ -437,9 +448,10 @@ def moments(prepared):
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SECONDS)
-def test_tokens_of_a_sound_are_named_by_their_time(kept_folder, longer_tone, name):
-    prepared = load(kept_folder(name)).prepare_audio(longer_tone, "the cat")
+def test_tokens_of_a_sound_are_named_by_their_time(kept_model, longer_tone, name):
+    prepared = kept_model(name).prepare_audio(longer_tone, "the cat")
     named, seconds = moments(prepared), SECONDS[name]
     assert len(named) == (26 if name == "qwen3_asr" else round(2.0 / seconds))
     for number, time in enumerate(named.values()):
@@ -452,9 +464,10 @@ def test_tokens_of_a_sound_are_named_by_their_time(kept_folder, longer_tone, nam
     assert not prepared.notes
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["qwen2_audio", "glmasr"])
-def test_weights_are_the_eager_ones(kept_folder, longer_tone, name):
-    model = load(kept_folder(name))
+def test_weights_are_the_eager_ones(kept_folder, kept_model, longer_tone, name):
+    model = kept_model(name)
     prepared = model.prepare_audio(longer_tone, "the cat")
     answer = eager(kept_folder(name), **prepared.inputs, use_cache=False)
     with torch.inference_mode():
@@ -469,11 +482,9 @@ def test_weights_are_the_eager_ones(kept_folder, longer_tone, name):
         assert kept.keys == prepared.tokens
 
 
-def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(kept_folder, tmp_path):
+def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(kept_model, tmp_path):
     """Thirteen in a second of a hundred steps, by stacked halvings: the last has half of the steps."""
-    prepared = load(kept_folder("qwen3_asr")).prepare_audio(
-        speech.sound(tmp_path / "long.wav", 25.3), "the cat"
-    )
+    prepared = kept_model("qwen3_asr").prepare_audio(speech.sound(tmp_path / "long.wav", 25.3), "the cat")
     times = list(moments(prepared).values())
     assert times[:14] == [round(0.08 * number, 2) for number in range(13)] + [1.0]
     assert times[13 * 25 :] == [25.0, 25.08, 25.16, 25.24]
@@ -481,14 +492,14 @@ def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(kept_fol
 
 
 @pytest.mark.parametrize("name", ["qwen2_audio", "qwen3_asr"])
-def test_the_shortest_sound_has_its_tokens_too(kept_folder, tmp_path, name):
-    prepared = load(kept_folder(name)).prepare_audio(speech.sound(tmp_path / "short.wav", 0.06), "the cat")
+def test_the_shortest_sound_has_its_tokens_too(kept_model, tmp_path, name):
+    prepared = kept_model(name).prepare_audio(speech.sound(tmp_path / "short.wav", 0.06), "the cat")
     assert next(iter(moments(prepared).values())) == 0
     assert prepared.heard.frames == 1
 
 
-def test_a_part_of_a_sound_keeps_the_times_of_its_file(kept_folder, tmp_path):
+def test_a_part_of_a_sound_keeps_the_times_of_its_file(kept_model, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
-    prepared = load(kept_folder("qwen2_audio")).prepare_audio(path, "the cat", SoundPart(1.0, 2.0))
+    prepared = kept_model("qwen2_audio").prepare_audio(path, "the cat", SoundPart(1.0, 2.0))
     times = list(moments(prepared).values())
     assert (times[0], times[-1], len(times)) == (1.0, 1.96, 25)

@@ -216,6 +216,7 @@ def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) -> None:
     path = tmp_path / "a.npz"
@@ -370,7 +371,7 @@ def packed(path, name: str, array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"), [("<f4", (8, 4096, 4096)), ("<U131072", (1024,)), ("|b1", (1, 1 << 14, 1 << 15))]
+    ("dtype", "shape"), [("<f4", (5, 4096, 4096)), ("<U131072", (640,)), ("|b1", (1, 1 << 14, 20 << 10))]
 )
 def test_arrays_packed_a_thousand_to_one_are_refused_before_they_are_unpacked(dtype, shape, tmp_path) -> None:
     claimed = np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, (0,) * len(shape))

@@ -11,7 +11,7 @@ import copy
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,13 @@ from tests.tools.survey import Row, grid, survey
 TEXT = "what is on the mat ?"
 SIZES = ((90, 120), (300, 170), (64, 320))
 SHOWN = (160, 200)  # of the picture that is painted
-MOST = 10  # boxes that are painted
 COLUMNS = ("type", "verdict", "boxes tile", "identity", "from eager", "two images", "video")
 
 
-def tiling(model: Model, file: Path) -> str:
+def tiling(model: Model, file: Path, sizes: Sequence[tuple[int, int]] = SIZES) -> str:
     """At how many proportions the boxes cover a rectangle without gap or overlap."""
     good = 0
-    for size in SIZES:
+    for size in sizes:
         prepared = model.prepare_image(save_noise(file, *size), TEXT)
         named: dict[str, list[tuple[float, ...]]] = {}
         boxes = boxes_of(prepared)
@@ -57,7 +56,7 @@ def tiling(model: Model, file: Path) -> str:
             assert min(left.min(), top.min()) >= 0
             assert right.max() <= size[1]
             assert bottom.max() <= size[0]
-    return f"{good} of {len(SIZES)}"
+    return f"{good} of {len(sizes)}"
 
 
 def boxes_of(prepared: ModelInput) -> Mapping[int, tuple[float, ...]]:
@@ -90,8 +89,8 @@ def states_of(model: Model, prepared: ModelInput) -> torch.Tensor:
     return states.flatten(1)  # of several streams
 
 
-def identity(model: Model, file: Path) -> str:
-    """Of how many boxes the token moves most when the box is painted, and nothing else."""
+def identity(model: Model, file: Path, most: int = 10) -> str:
+    """Of how many boxes, ``most`` or less, the token moves most when the box is painted, and nothing else."""
     base = np.random.default_rng(1).integers(112, 144, (*SHOWN, 3), dtype=np.uint8)  # flat has no variance
     Image.fromarray(base).save(file)
     before = model.prepare_image(file, TEXT)
@@ -103,7 +102,7 @@ def identity(model: Model, file: Path) -> str:
     if len(states) != len(before.tokens) or across:
         return "looked at across"
     placed = [position for position, token in enumerate(before.tokens) if token.id in boxes]
-    for position in placed[:: -(-len(placed) // MOST)]:
+    for position in placed[:: -(-len(placed) // most)]:
         token = before.tokens[position]
         left, top, stop, bottom = (round(edge) for edge in boxes[token.id])
         painted = base.copy()

@@ -8,6 +8,12 @@ import pytest
 
 from attnscope.cli.commands import find_command
 from tests.tools import readme
+from tests.tools.tutorials.__main__ import NAMES, SAMPLES
+
+SAMPLED = [
+    found[1] for name in NAMES for found in readme.BLOCK.finditer((SAMPLES / f"{name}.md").read_text("utf-8"))
+]
+"""The commands of the tutorials."""
 
 ROOMS = sorted((readme.ROOT / "attnscope").rglob("*.md")) + sorted((readme.ROOT / "tests").rglob("*.md"))
 
@@ -37,8 +43,8 @@ def test_figures_are_compared_as_numbers_and_shades_as_levels(expected, printed,
     assert (readme.difference(expected, printed) is None) == same
 
 
-@pytest.mark.parametrize("command", readme.mentions())
-def test_every_option_that_the_readme_mentions_exists(command):
+@pytest.mark.parametrize("command", readme.mentions() + SAMPLED)
+def test_every_option_that_the_readme_or_a_tutorial_mentions_exists(command):
     words = shlex.split(command)
     words = words[words.index("attnscope") + 1 :]
     words = words[: words.index("|")] if "|" in words else words

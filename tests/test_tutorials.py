@@ -1,4 +1,4 @@
-"""The tutorials: their models are trained anew, and every step finds what the page says.
+"""The tutorials: their models are trained anew at night, and every step finds what the page says.
 
 A tutorial is one test, so that its model is trained once, on whatever process.
 """
@@ -15,9 +15,7 @@ import torch
 import transformers
 
 from tests.tools import readme
-from tests.tools.tutorials.__main__ import GIFT, OTHER, SAMPLES, SCORE, TRAINED, answer, render
-
-pytestmark = pytest.mark.slow
+from tests.tools.tutorials.__main__ import GIFT, HERE, NAMES, OTHER, SAMPLES, SCORE, TRAINED, answer, render
 
 FENCED = re.compile(r"```console.*?```", re.S)
 ADDRESS = re.compile(r"\bL\d+H\d+\b")
@@ -48,6 +46,22 @@ def effects(command: str, folder: Path) -> dict[str, float]:
     return {"L{layer}H{head}".format(**each): each["effect"] for each in heads}
 
 
+def commands(page: str) -> list[str]:
+    return re.findall(r"^\$ (.+)$", page, re.M)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_the_words_and_the_commands_of_the_text_that_it_is_made_of(name: str) -> None:
+    page, text = (
+        ADDRESS.sub("LXHX", (folder / f"{name}.md").read_text("utf-8")) for folder in (SAMPLES, HERE)
+    )
+    text = re.sub(r"\{\w+\}", "LXHX", text)
+    assert FENCED.sub("", page) == FENCED.sub("", text), "write it anew: python -m tests.tools.tutorials"
+    assert commands(page) == commands(text)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
     heads = train_and_compare("induction", tmp_path)
     looks, before = heads["induction"], heads["previous"]
@@ -82,6 +96,7 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.slow
 def test_one_head_rules_out_the_giver_and_one_raises_both_names(tmp_path) -> None:
     heads = train_and_compare("gifts", tmp_path)
     asked, inhibitor = f"-m gifts-model {SCORE}", heads["inhibitor"]

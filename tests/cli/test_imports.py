@@ -1,6 +1,7 @@
 """What a command imports: --help answers at once, and a trace or a cached pass needs no torch.
 
-One fresh process forks for each question, so that Python and what all commands import are loaded once.
+One fresh process forks for each question, so that Python and what all commands import are loaded once. What must
+import no more than others do runs in one fork with them.
 """
 
 import json
@@ -35,23 +36,24 @@ TYPED = {  # in a shell, before Tab
 FORKS = """
 import json, os, sys
 
-def answer(program, arguments, place):
-    sys.argv = ["attnscope", *arguments]
+def answer(steps, place):
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(os.open(f"{place}.{number}", os.O_CREAT | os.O_WRONLY), number)
-    try:
-        exec(program, {"__name__": "asked"})
-    except SystemExit as end:
-        print(f"ended with {end.code or 0}", file=sys.stderr)
+    for program, arguments in steps:
+        sys.argv = ["attnscope", *arguments]
+        try:
+            exec(program, {"__name__": "asked"})
+        except SystemExit as end:
+            print(f"ended with {end.code or 0}", file=sys.stderr)
     sys.stdout.flush()
     with open(f"{place}.modules", "w") as file:
         json.dump(sorted({name for name in sys.modules}), file)
     os._exit(0)
 
 asked = json.load(sys.stdin)
-for number, (program, arguments) in enumerate(asked):
+for number, steps in enumerate(asked):
     if not os.fork():
-        answer(program, arguments, f"{sys.argv[1]}/{number}")
+        answer(steps, f"{sys.argv[1]}/{number}")
     os.wait()
 """
 COMMAND = "from attnscope.cli import main; main()"
@@ -77,7 +79,7 @@ ENCODER = (
 
 
 def ask(questions, place):
-    """Of each program with arguments: the modules that it imports, what it prints, and its errors."""
+    """Of each list of programs with arguments: the modules that it imports, what it prints, and its errors."""
     place.mkdir()
     subprocess.run(
         [sys.executable, "-c", FORKS, str(place)], input=json.dumps(questions), text=True, check=True
@@ -95,42 +97,51 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
     assert run("show", TEXT, "-o", tmp_path / "a.npz").code == 0
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "cache"))
     assert run("show", TEXT, "-m", folder).code == 0
-    rows = []  # program, arguments, what must not be imported, what must be printed
+    cached, files = ["-m", folder, TEXT], [tmp_path / f"head.{suffix}" for suffix in ("png", "pdf")]
 
-    def command(words, *arguments, without):
-        rows.append((COMMAND, [*words.split(), *map(str, arguments)], without, ""))
+    def command(words, *arguments):
+        return COMMAND, [*words.split(), *map(str, arguments)]
 
-    command("--help", without=HEAVY | {"numpy"})
-    command("show", TEXT, without=HEAVY - {"torch", "tokenizers"} | {"sentencepiece"})
-    command("show --head 0.0 --from", tmp_path / "a.npz", without=LIBRARY)
-    for words in LOOKS:
-        command(f"{words} --from", trace, without=HEAVY | {"pydantic", "attnscope.cli.commands.train"})
-    for suffix in ("png", "pdf"):
-        command(f"show --head L2H1 --from {trace} -o", tmp_path / f"head.{suffix}", without=TENSORS)
-    rows.append((ROWS, [trace], TENSORS, "(9, 9)"))
-
-    cached = ("-m", folder, TEXT)
-    command("show --head L1H0 --words", *cached, without=TENSORS)
-    command("show --head L1H0 -o", tmp_path / "cached.png", *cached, without=TENSORS)
-    command("compare", *cached, without=LIBRARY)
-    command("export -o", tmp_path / "again", *cached, without=LIBRARY)
-    if find_spec("textual") is not None:
-        rows.append((UNSHOWN, ["browse", *cached, "-o", str(tmp_path)], LIBRARY, ""))
-
-    rows.append(("import attnscope", [], {"torch", "numpy", "rich"}, ""))
-    rows.append(("import attnscope.cli.commands.train", [], TENSORS, ""))
-    rows.append(("import attnscope.measures", [], {"torch", "importlib.metadata"}, ""))
-    rows.append(("import attnscope.render.terminal, attnscope.views", [], HEAVY, ""))
-    rows.append((ENCODER, [], {"transformers", "matplotlib", "scipy", "torch._dynamo"}, ""))
-    for typed, offered in TYPED.items():
-        rows.append((TAB, typed.split(), {"torch"}, f"plain,{offered}"))
-
-    answers = ask([(program, arguments) for program, arguments, *_ in rows], tmp_path / "asked")
-    for (program, arguments, without, printed), (modules, out, told) in zip(rows, answers, strict=True):
-        assert not modules & without, (program, arguments)
-        assert printed in out.split("\n"), (arguments, out, told)
+    questions = [  # what must not be imported, and by which programs with arguments
+        (HEAVY | {"numpy"}, [command("--help")]),
+        (HEAVY - {"torch", "tokenizers"} | {"sentencepiece"}, [command("show", TEXT)]),
+        (
+            HEAVY | {"pydantic", "attnscope.cli.commands.train"},
+            [command(f"{words} --from", trace) for words in LOOKS],
+        ),
+        (HEAVY, [("import attnscope.render.terminal, attnscope.views", [])]),
+        (
+            TENSORS,
+            [
+                ("import attnscope.cli.commands.train", []),
+                *(command(f"show --head L2H1 --from {trace} -o", file) for file in files),
+                (ROWS, [trace]),
+                command("show --head L1H0 --words", *cached),
+                command("show --head L1H0 -o", tmp_path / "cached.png", *cached),
+            ],
+        ),
+        (
+            LIBRARY,
+            [
+                command("show --head 0.0 --from", tmp_path / "a.npz"),
+                command("compare", *cached),
+                command("export -o", tmp_path / "again", *cached),
+                *([(UNSHOWN, ["browse", *cached, "-o", str(tmp_path)])] if find_spec("textual") else ()),
+            ],
+        ),
+        ({"torch", "numpy", "rich"}, [("import attnscope", [])]),
+        ({"torch", "importlib.metadata"}, [("import attnscope.measures", [])]),
+        ({"transformers", "matplotlib", "scipy", "torch._dynamo"}, [(ENCODER, [])]),
+        ({"torch"}, [(TAB, typed.split()) for typed in TYPED]),
+    ]
+    answers = ask([steps for _, steps in questions], tmp_path / "asked")
+    printed = ""
+    for (without, steps), (modules, out, told) in zip(questions, answers, strict=True):
+        assert not modules & without, steps
         assert (
-            program.startswith("import ") or program == UNSHOWN or "numpy" in modules or "--help" in arguments
+            all("--help" in step[1] or step[0].startswith("import ") for step in steps) or "numpy" in modules
         )
-        assert not re.search("^attnscope: |Error|ended with [^0]", told, re.MULTILINE), (arguments, told)
-    assert all((tmp_path / f"head.{suffix}").exists() for suffix in ("png", "pdf"))
+        assert not re.search("^attnscope: |Error|ended with [^0]", told, re.MULTILINE), (steps, told)
+        printed += out
+    assert {"(9, 9)", *(f"plain,{offered}" for offered in TYPED.values())} <= {*printed.split("\n")}
+    assert all(file.exists() for file in files)

@@ -1,7 +1,7 @@
 """What a command imports: --help answers at once, and a trace or a cached pass needs no torch.
 
-One fresh process forks for each question, so that Python and what all commands import are loaded once. What must
-import no more than others do runs in one fork with them.
+One fresh process forks for each question, so that Python and what all commands import are loaded once.
+Commands of which none may import some modules run in one fork, one after another.
 """
 
 import json
@@ -79,7 +79,7 @@ ENCODER = (
 
 
 def ask(questions, place):
-    """Of each list of programs with arguments: the modules that it imports, what it prints, and its errors."""
+    """Of each list of programs with arguments: the modules they import, what they print, and their errors."""
     place.mkdir()
     subprocess.run(
         [sys.executable, "-c", FORKS, str(place)], input=json.dumps(questions), text=True, check=True

@@ -1,6 +1,7 @@
 """Several processes that train one model: each measures its own batches, and the first one has the sums."""
 
 import json
+import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
@@ -16,12 +17,12 @@ from torch import nn
 import attnscope
 from attnscope.errors import AttnscopeError
 from tests.models.folders import gpt2, mean_entropy
-from tests.questions.corpus.test_processes import launch
+from tests.questions.corpus.test_processes import in_two
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
 TEXTS = ["The cat sat on the mat.", "Words look back, and heads look at words.", "A cat."]
-STEPS, EVERY, FEW = 5, 2, 3
+STEPS, EVERY, FEW = 3, 2, 3
 WATCHED = ("nothing", "batch", "texts", "stop")
 
 
@@ -108,7 +109,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(folder):
     """What each of both processes saw, by how they share a model and what was watched."""
-    ended = launch("tests.notebook.test_processes", folder, "ddp", "fsdp", "tp")
+    command = [sys.executable, "-m", "tests.notebook.test_processes", folder, "ddp", "fsdp", "tp"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(Path(folder, f"seen-{number}.json").read_text()) for number in range(2)]
 
@@ -138,7 +140,7 @@ def assert_entropies(folder, many, heads):
 
 
 def test_the_first_process_has_the_figures_of_all_batches(seen, folder):
-    assert list(seen[0]["batch"]["figures"]) == ["0", "2", "4"]
+    assert list(seen[0]["batch"]["figures"]) == ["0", "2"]
     assert_entropies(folder, [batch(0, number) for number in range(2)], seen[0]["batch"]["figures"]["0"])
     assert seen[1]["batch"]["figures"] == {}
 
@@ -159,5 +161,6 @@ def test_an_alarm_stops_all_processes_in_one_step(seen):
     assert all(one["stop"]["stopped"].startswith("step 0: L0H0 has entropy") for one in seen)
 
 
-if __name__ == "__main__":  # one of the processes
-    main(*sys.argv[1:])
+if __name__ == "__main__":  # a process that has trained nothing, which torch asks of forks that train
+    hf.AutoModelForCausalLM.from_pretrained(sys.argv[1])  # imports for both what they need
+    sys.exit(sum(in_two(main, *sys.argv[1:])))

@@ -1,8 +1,10 @@
 """Processes that share a corpus have the figures of one, bit for bit."""
 
 import json
+import multiprocessing
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -39,17 +41,47 @@ def launch(*arguments):
     return subprocess.run(command, **asked, capture_output=True, text=True, timeout=240)
 
 
+def in_two(work, *arguments):
+    """Do work in two forks, which are placed like processes that torchrun starts.  -> their exit codes"""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def begin(number):
+        os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        work(*arguments)
+
+    forks = [multiprocessing.get_context("fork").Process(target=begin, args=(number,)) for number in range(2)]
+    for each in forks:
+        each.start()
+    for each in forks:
+        each.join(120)
+        each.kill()
+    return [each.exitcode for each in forks]
+
+
+def count(out, checkpoint, dies=None):
+    """A corpus in small windows, its figures in a file; process 1 dies when so many texts were counted."""
+    corpus.WINDOW_TEXTS = 7
+
+    def watch(progress):
+        if dies and torchrun_processes().number == 1 and progress.texts >= dies:
+            raise RuntimeError("the power went out")
+
+    stats = corpus_stats(load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=checkpoint, watch=watch))
+    if torchrun_processes().number == 0:
+        out.write_bytes(pickle.dumps(stats))
+
+
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch):
+def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch, capfd):
     out, kept = tmp_path / "out", tmp_path / "sums.json"
-    died = launch("tests.questions.corpus.test_processes", out, kept, 20)
-    assert died.returncode != 0
-    assert "the power went out" in died.stderr
+    assert in_two(count, out, kept, 20) == [1, 1]
+    assert "the power went out" in capfd.readouterr().err
     assert not out.exists()
     assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
-    went_on = launch("tests.questions.corpus.test_processes", out, kept)
-    assert went_on.returncode == 0, went_on.stderr
+    assert in_two(count, out, kept) == [0, 0]
     monkeypatch.setattr(corpus, "WINDOW_TEXTS", 7)
     found, alone = pickle.loads(out.read_bytes()), corpus_stats(load("own"), ListedTexts(TEXTS))
     assert (found.title, found.ran, found.heads) == (alone.title, alone.ran, alone.heads)
@@ -170,26 +202,3 @@ def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_sh
     monkeypatch.undo()
     monkeypatch.setattr(model, "forkable", False)
     assert workers(model, 8) == 1
-
-
-def main() -> None:
-    """Run by torchrun, ``OUT CHECKPOINT [TEXTS]``: a corpus in small windows, its figures in a file.
-
-    With a number of texts, process 1 dies when so many were counted.
-    """
-    out, checkpoint, *dies = sys.argv[1:]
-    corpus.WINDOW_TEXTS = 7
-
-    def watch(progress) -> None:
-        if dies and torchrun_processes().number == 1 and progress.texts >= int(dies[0]):
-            raise RuntimeError("the power went out")
-
-    stats = corpus_stats(
-        load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=Path(checkpoint), watch=watch)
-    )
-    if torchrun_processes().number == 0:
-        Path(out).write_bytes(pickle.dumps(stats))
-
-
-if __name__ == "__main__":
-    main()

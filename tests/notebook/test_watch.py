@@ -397,8 +397,8 @@ def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
 
 
 def test_a_trainer_that_compiles_runs_the_watched_steps_uncompiled(tmp_path):
+    compiles = {"torch_compile": True, "torch_compile_backend": "eager"}
     with pytest.warns(UserWarning, match="run uncompiled"):
-        compiles = {"torch_compile": True, "torch_compile_backend": "eager"}
         _, log = Transformers(tmp_path).run({"every": 2}, model=KeepsATable(), **compiles)
     assert list(log.figures) == [0, 2]
 

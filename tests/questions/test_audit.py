@@ -23,7 +23,7 @@ from tests.models.folders import gpt2
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
 SIZES["vocab_size"] = 99
-IDS = torch.randint(5, 55, (1, 13), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(5, 55, (1, 6), generator=torch.Generator().manual_seed(1))
 
 
 class Bare(Model):
@@ -37,7 +37,7 @@ class Bare(Model):
 
 
 def audited(module, *arguments, **inputs):
-    """The audit of a module on ids of 13 tokens, or on these tensors."""
+    """The audit of a module on ids of 6 tokens, each of which is a pass, or on these tensors."""
     if not arguments and not inputs:
         inputs = {"input_ids": IDS}
     return audit(Bare(module), ModelInput(inputs, {}, (), arguments=arguments))
@@ -71,9 +71,6 @@ def missing(path):
         yield
     finally:
         Recorder.take = take
-
-
-FEW = IDS[:, :6]  # tokens for models of many functions: each token is a pass
 
 
 def of_family(name):
@@ -113,7 +110,7 @@ def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
 
 
 def test_convolutions_beside_attention_are_named_and_their_layers():
-    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)), input_ids=FEW)
+    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)), input_ids=IDS)
     assert len(seen.sites) == 3
     assert (
         "layers 0-2, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
@@ -132,7 +129,7 @@ def test_state_space_layers_of_a_hybrid_are_named_once():
         attn_layer_offset=1,
         mamba_d_state=8,
     )
-    seen = audited(hf.JambaModel(config), input_ids=FEW)
+    seen = audited(hf.JambaModel(config), input_ids=IDS)
     assert [site.layer for site in seen.sites] == [1]
     assert seen.sentences == (
         "layers 0, 2, layers.*.mamba (JambaMambaMixer), mix tokens by a state-space model as well",
@@ -141,7 +138,7 @@ def test_state_space_layers_of_a_hybrid_are_named_once():
 
 def test_a_model_without_attention_is_audited_too():
     config = hf.FNetConfig(hidden_size=32, num_hidden_layers=3, intermediate_size=64, vocab_size=99)
-    seen = audited(hf.FNetModel(config), input_ids=FEW)
+    seen = audited(hf.FNetModel(config), input_ids=IDS)
     assert seen.sites == ()
     assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(3)]
 
@@ -419,7 +416,7 @@ ATTENDING = {
 }
 MIXING = {
     "convolution": (lambda: turned(nn.Conv1d(16, 16, 3, padding=1)), "a convolution"),
-    "layer": (lambda: turned(nn.Linear(13, 13)), "a matrix product"),
+    "layer": (lambda: turned(nn.Linear(6, 6)), "a matrix product"),
     "sum": (shift, "a sum"),
     None: (lambda: nn.Linear(16, 16), None),
 }
@@ -447,14 +444,14 @@ def test_windows_that_begin_elsewhere_in_each_layer_do_not_mix_by_that(behind):
 
 
 def test_a_sparse_product_is_a_way_to_mix_and_no_failure():
-    edges = torch.eye(13).roll(1, 0).add(torch.eye(13)).to_sparse()
+    edges = torch.eye(6).roll(1, 0).add(torch.eye(6)).to_sparse()
 
     def graph(m, states):
         """Attention, and sums along edges that are kept sparse."""
         return torch.sparse.mm(edges, (states + m.attend(states)[0])[0])[None]
 
     model = nn.Sequential(Of(graph, attend=modules.ListedHeads()))
-    seen = audited(model, torch.randn(1, 13, 16))
+    seen = audited(model, torch.randn(1, 6, 16))
     assert [(mixer.path, mixer.way) for mixer in seen.mixers] == [("0", "a matrix product")]
 
 

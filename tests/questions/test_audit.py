@@ -21,7 +21,7 @@ from tests.capture.lineage import test_pieces, test_standing
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 SIZES["vocab_size"] = 99
 IDS = torch.randint(5, 55, (1, 6), generator=torch.Generator().manual_seed(1))
 
@@ -86,7 +86,7 @@ def nothing_missed(name):
     return of_family(name)
 
 
-CALLS = {"bert": 3, "gpt2": 3, "mistral": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 2}
+CALLS = {"bert": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 2}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -97,8 +97,11 @@ def test_a_model_that_mixes_by_attention_alone_is_said_to(name):
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("bert", 0), ("vit", -1)]
-    + [pytest.param(*each, marks=pytest.mark.nightly) for each in (("t5", -1), ("deberta-v2", 0))],
+    [("bert", 0)]
+    + [
+        pytest.param(*each, marks=pytest.mark.nightly)
+        for each in (("vit", -1), ("t5", -1), ("deberta-v2", 0))
+    ],
 )
 @pytest.mark.slow
 def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
@@ -111,17 +114,17 @@ def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
 
 def test_convolutions_beside_attention_are_named_and_their_layers():
     seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)), input_ids=IDS)
-    assert len(seen.sites) == 3
+    assert len(seen.sites) == 2
     assert (
-        "layers 0-2, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
+        "layers 0-1, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
         "mix tokens by a convolution as well"
     ) in seen.sentences
-    assert {mixer.layer for mixer in seen.mixers} == {0, 1, 2}
+    assert {mixer.layer for mixer in seen.mixers} == {0, 1}
 
 
 def test_state_space_layers_of_a_hybrid_are_named_once():
     config = hf.JambaConfig(
-        **SIZES,
+        **SIZES | {"num_hidden_layers": 3},
         num_key_value_heads=2,
         num_experts=2,
         use_mamba_kernels=False,
@@ -137,10 +140,10 @@ def test_state_space_layers_of_a_hybrid_are_named_once():
 
 
 def test_a_model_without_attention_is_audited_too():
-    config = hf.FNetConfig(hidden_size=32, num_hidden_layers=3, intermediate_size=64, vocab_size=99)
+    config = hf.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=64, vocab_size=99)
     seen = audited(hf.FNetModel(config), input_ids=IDS)
     assert seen.sites == ()
-    assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(3)]
+    assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(2)]
 
 
 def latents(layer):

@@ -96,8 +96,10 @@ def loss_by_hand(module, ids, limited):
     return float(F.cross_entropy(logits, ids[0, 1:-1]))  # [SEP] is not predicted
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(("name", "tokens"), [("gpt2", 48), ("grouped", 48), ("gpt2", 700)])
+@pytest.mark.parametrize(
+    ("name", "tokens", "attention"),
+    [("gpt2", 48, "eager"), ("grouped", 48, "sdpa"), ("grouped", 48, "eager"), ("gpt2", 700, "sdpa")],
+)
 def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
     """With 700 tokens masses come from the fused pass, and fewer copies than heads go through together."""
     path = saved(tmp_path, NETWORKS[name](tokens))

@@ -1,7 +1,7 @@
 """What each part writes to a score, over the families; the logit lens; the score of one pair by dimension."""
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -46,6 +46,18 @@ CAUSAL = {
     "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)),
 }  # fmt: skip
 """Plain, parallel and scaled blocks, norms before and behind, soft caps, experts, a narrower embedding."""
+OTHERS = {
+    "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SIZES, embedding_size=16)),
+    "bert": lambda: "bert",
+    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_layers": 3}, num_decoder_layers=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model of a family by its name, made once and never changed."""
+    every = {**CAUSAL, **OTHERS}
+    return cache(lambda name: load(saved(tmp_path_factory.mktemp(name), every[name]()), predicting=True))
 
 
 def heldout(model, inputs, projection, columns=None):
@@ -97,8 +109,8 @@ EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_heads_feed_forward_parts_embeddings_and_biases_sum_to_the_score(name, tmp_path):
-    model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+def test_heads_feed_forward_parts_embeddings_and_biases_sum_to_the_score(name, made):
+    model = made(name)
     prepared = model.prepare(TEXT)
     seen = direct_effects(model, prepared, "mat", "cat")
     with torch.no_grad():
@@ -152,8 +164,8 @@ def test_a_head_or_a_feed_forward_part_writes_what_is_missing_without_it_while_a
             assert seen.effects.feed_forward[layer] == missing
 
 
-def test_a_word_is_moved_by_what_the_head_writes_to_it(tmp_path):
-    model = load(saved(tmp_path, CAUSAL["gemma2"]()), predicting=True)
+def test_a_word_is_moved_by_what_the_head_writes_to_it(made):
+    model = made("gemma2")
     prepared = model.prepare(TEXT)
     head = Head(1, 2, "decoder")
     (words,) = direct_effects(model, prepared, "mat", None, Head("L1H2")).words
@@ -217,6 +229,7 @@ def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
     assert set(effects.feed_forward) == {0, 1}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cohere2_moe", "gemma3n_text", "jetmoe", "ctrl", "zamba2", "xlstm", "biogpt"]
@@ -260,16 +273,9 @@ def test_each_layer_is_read_as_if_the_model_ended_there(name, text, tmp_path):
         assert [token for token, _ in each.likeliest] == spelled
 
 
-OTHERS = {
-    "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SIZES, embedding_size=16)),
-    "bert": lambda: "bert",
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_layers": 3}, num_decoder_layers=2)),
-}
-
-
 @pytest.mark.parametrize("name", [*CAUSAL, *OTHERS])
-def test_behind_the_last_layer_stands_the_models_own_prediction(name, tmp_path):
-    model = load(saved(tmp_path, {**CAUSAL, **OTHERS}[name]()), predicting=True)
+def test_behind_the_last_layer_stands_the_models_own_prediction(name, made):
+    model = made(name)
     prepared = model.prepare(TEXT)
     seen = logit_lens(model, prepared, "mat", "cat")
     at = place_prediction(model, prepared, "mat")
@@ -292,9 +298,9 @@ def chosen(head: str = f"L{LAYER}H{HEAD}") -> Selection:
 @pytest.mark.parametrize("pair", [(3, 1), (4, 4), (4, 2)])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "own", "own-causal"])
 def test_products_sum_to_the_score_and_the_softmax_of_the_row_is_the_shown_weight(
-    name, pair, tmp_path, monkeypatch
+    name, pair, made, monkeypatch
 ):
-    model = load(name if name.startswith("own") else saved(tmp_path, name))
+    model = load(name) if name.startswith("own") else made(name)
     prepared, given, causal, (at, to) = model.prepare(TEXT), [], name != "own", pair
     with monkeypatch.context() as patched, torch.no_grad():  # what the kernel gets
         Attends(patched, parts=lambda number, *parts: given.append(parts) or parts)

@@ -56,7 +56,13 @@ def model():
     return load("own")
 
 
-@pytest.mark.parametrize("make", [lambda folder: "own", gpt2, t5], ids=["own", "gpt2", "t5"])
+@pytest.fixture(scope="module")
+def alone(model):
+    """The figures of all texts, each in a pass of its own."""
+    return one_by_one(model, TEXTS)
+
+
+@pytest.mark.parametrize("make", [gpt2, t5])
 def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))
     seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(truncate=True))
@@ -77,7 +83,9 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "every", "stop"), [(4, 20.0, 10), (8192, 0.0, 2), (8192, 0.0, 11)])
-def test_a_stopped_run_goes_on_to_the_very_same_bits(model, monkeypatch, tmp_path, window, every, stop):
+def test_a_stopped_run_goes_on_to_the_very_same_bits(
+    model, alone, monkeypatch, tmp_path, window, every, stop
+):
     """Sums are saved after a window, and inside of one when the time has come."""
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
@@ -92,7 +100,7 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(model, monkeypatch, tmp_pat
         return json.loads(file.read_text())["state"]["progress"]
 
     whole = corpus_stats(model, corpus)
-    assert_same(whole.heads, one_by_one(model, TEXTS))
+    assert_same(whole.heads, alone)
     with pytest.raises(KeyboardInterrupt):
         corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=end))
     kept = saved()
@@ -294,10 +302,10 @@ FOLDERS = {name: partial(family, name=name) for name in ("bloom", "mpt", "bert",
 @pytest.mark.parametrize("make", FOLDERS.values(), ids=FOLDERS)
 @pytest.mark.slow
 def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, make):
-    folder = make(tmp_path)
+    model = load(make(tmp_path))
 
     def heads(*texts, **options):
-        stats = corpus_stats(load(folder), ListedTexts(texts), run=CorpusRun(**options))
+        stats = corpus_stats(model, ListedTexts(texts), run=CorpusRun(**options))
         return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
 
     expected = heads(TEXTS[0])

@@ -36,6 +36,10 @@ TEXTS = [
 ]
 
 
+OVER_TEXTS = pytest.mark.parametrize("model", ["own-causal", "bert", "gpt2"], indirect=True)
+"""Small models of both kinds of prediction, and of both kinds of projection."""
+
+
 def by_head(stats, name):
     """The importance of each head, or the loss without it."""
     return {head.address: head.figure(name) for head in stats.heads}
@@ -155,6 +159,7 @@ def test_a_gate_of_one_changes_no_bit(model):
     assert gates.heads == [site.heads for site in record.sites]
 
 
+@OVER_TEXTS
 def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
     alone = [found for text in TEXTS if (found := importance_of(model, text)) is not None]
@@ -168,6 +173,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 
 
 @pytest.mark.slow
+@OVER_TEXTS
 def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), ablation="zero"), "ablation")
     before = [losses for text in TEXTS if (losses := predicted(model, text))]

@@ -73,6 +73,11 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
 
 
+@pytest.fixture(scope="module")
+def minilm():
+    return load(folders.minilm())
+
+
 MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
 
 
@@ -88,8 +93,8 @@ MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?
         ("☃#2", "☃"),
     ],
 )
-def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(part, spelled):
-    prepared = load(folders.minilm()).prepare(MARKED)
+def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(minilm, part, spelled):
+    prepared = minilm.prepare(MARKED)
     (group,) = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
     read = "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group)
     assert read.casefold() == spelled.casefold()
@@ -112,8 +117,8 @@ ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
     ],
 )
 @pytest.mark.parametrize("way", ["{} -> cat", "cat -> {}", "{0} <-> {0}"])
-def test_quotes_are_read_before_arrows_and_numbers(part, spelled, way):
-    prepared = load(folders.minilm()).prepare(ARROWS)
+def test_quotes_are_read_before_arrows_and_numbers(minilm, part, spelled, way):
+    prepared = minilm.prepare(ARROWS)
     question = parse_questions(way.format(part))[0]
     side = question.right if question.left.text == "cat" else question.left
     assert side.text == part
@@ -143,11 +148,10 @@ def test_several_places_are_averaged_and_summed_and_said():
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "(a|aa)+$"])
-def test_an_expression_that_tries_every_way_is_stopped(pattern, monkeypatch):
+def test_an_expression_that_tries_every_way_is_stopped(monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_DEADLINE", "0.2")
     with pytest.raises(SelectionError, match="takes longer than"):
-        TextPart(f"/{pattern}/").tokens((Token("a" * 60 + "b", 0),))
+        TextPart("/(a+)+$/").tokens((Token("a" * 60 + "b", 0),))
 
 
 NO_PATTERNS = {
@@ -295,6 +299,7 @@ def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
         except SelectionError:
             answer = None
         found = {looking.head: looking for looking in answer.heads} if answer else {}
+        words = [group for _, group in groups_of(keys)]
         for own_kind, layers in own.items():
             if kind not in (None, own_kind):
                 continue
@@ -305,7 +310,6 @@ def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
             }
             for layer, stacked in enumerate(layers):
                 for head, weights in enumerate(stacked[0].double().numpy()):
-                    words = [group for _, group in groups_of(keys)]
                     expected = brute(weights, rows, columns, step, words)
                     looking = mine.get((layer, head))
                     assert (looking is None) == (expected is None), (left, right, layer, head)

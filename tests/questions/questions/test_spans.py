@@ -180,7 +180,6 @@ def test_numbers_are_not_written_out_for_who_only_looks(monkeypatch):
 
 # The bundled causal encoder copies from some sixty tokens back: its heads were trained on no longer repeats.
 # Hence ten paragraphs of four words of its vocabulary, a question, and the answer.
-DOCUMENTS = 100
 PARAGRAPHS = 10
 
 
@@ -213,20 +212,22 @@ def copying_heads(model):
 
 
 @pytest.mark.slow
-def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_documents():
+def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_documents(request):
+    """By day in 38 of 40."""
+    documents = 100 if request.config.getoption("whole") else 40
     model = load("own-causal")
     heads = copying_heads(model)
     assert [head.name for head in heads] == ["L1H0", "L1H3"]
     questions = [parse_questions(f"answer -> 'paragraph {number}'")[0] for number in range(PARAGRAPHS)]
     right = 0
-    for seed in range(DOCUMENTS):
+    for seed in range(documents):
         marked, place = document(seed)
         text, parts = read_marks(marked)
         prepared = model.prepare(text)
-        seen = span_maps(model, prepared, spans_of(prepared.tokens, text, parts))
+        seen = span_maps(model, prepared, spans_of(prepared.tokens, text, parts), Selection(layers=(1,)))
         looks = [{each.head: each.weight for each in seen.pair(question).heads} for question in questions]
         right += int(np.argmax([sum(look[head] for head in heads) for look in looks])) == place
-    assert right >= 95
+    assert right >= 0.95 * documents
 
 
 KING = "The king was old. The king said that he would"
@@ -416,7 +417,7 @@ def test_a_file_names_parts_by_their_characters(run, tmp_path):
 
 @pytest.mark.slow
 def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
-    size = 32_768 if request.config.getoption("whole") else 8_192
+    size = 32_768 if request.config.getoption("whole") else 4_096
     folder = folders.gpt2(tmp_path, n_positions=size, n_layer=1, n_head=1, n_embd=8)
     model = load(folder)
     text = "The cat sat on the mat because it was tired. " * (size // 5)

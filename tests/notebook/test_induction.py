@@ -14,7 +14,7 @@ import transformers as hf
 import attnscope
 from tests.tools.readme import ROOT
 
-EVERY, STEPS, HALF = 25, 250, 14
+EVERY, STEPS, HALF = 25, 300, 14
 
 
 def learn(folder):

@@ -302,7 +302,3 @@ def test_what_a_way_collects_is_the_most_of_all_ways():
         found = most_on_way(weights)
         assert found.shape == (2, 3)
         assert found[1, 2] == pytest.approx(most)
-
-
-def test_even_rows_give_a_way_all_its_cells():
-    assert most_on_way(np.full((4, 10), 0.1)) == pytest.approx(13 * 0.1)

@@ -80,33 +80,14 @@ def folder(encoder, tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def text():
-    """Eleven words in a random order, three times over."""
-    words = random.Random(0).sample(WORDS, len(WORDS))
-    return " ".join(words * 3)
-
-
-def seen_heads(model, text):
-    return {head.name: head for head in measure_heads(model, model.prepare(text), Selection()).heads}
-
-
-def test_every_hand_written_head_is_named(folder, text):
-    seen = seen_heads(load(folder), text)
+def test_every_hand_written_head_is_named(folder):
+    model, words = load(folder), random.Random(0).sample(WORDS, len(WORDS))
+    prepared = model.prepare(" ".join(words * 3))
+    seen = {head.name: head for head in measure_heads(model, prepared, Selection()).heads}
     roles = {"L0H0": "previous", "L0H1": "first", "L1H0": "induction", "L1H1": "self"}
     assert {name: head.role.name for name, head in seen.items()} == roles
     for head in seen.values():
         assert head.role.score == pytest.approx(1, abs=1e-5)
-
-
-def test_induction_needs_the_head_below(folder, text):
-    """Without the previous-token head nothing is copied, and the pair is broken."""
-    model = load(folder)
-    with torch.no_grad():
-        model.module.layers[0].self_attn.out_proj.weight.zero_()
-    seen = seen_heads(model, text)
-    assert seen["L1H0"].figures["induction"].value < 0.2
-    assert seen["L1H0"].role.name != "induction"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -106,12 +106,7 @@ def bloom_matrices(writer, layer, rows, head):
     return norm, value, attends.dense.weight[:, rows].T, None, writer.transformer.ln_f
 
 
-MATRICES = {
-    "gpt2": gpt2_matrices,
-    "bloom": bloom_matrices,
-    "llama": llama_matrices,
-    "gemma2": llama_matrices,
-}
+MATRICES = {"gpt2": gpt2_matrices, "bloom": bloom_matrices, "llama": llama_matrices, "gemma2": llama_matrices}
 
 
 @pytest.mark.parametrize("name", MATRICES)

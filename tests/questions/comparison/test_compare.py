@@ -54,8 +54,7 @@ def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(te
 
 
 @pytest.mark.parametrize(
-    ("selection", "part"),
-    [(Selection(layers=(2,)), slice(16, 24)), (Selection(number=5), slice(5, None, 8))],
+    ("selection", "part"), [(Selection(layers=(2,)), slice(16, 24)), (Selection(number=5), slice(5, None, 8))]
 )
 def test_one_layer_and_one_head_number_are_parts_of_the_whole(own, selection, part):
     prepared = own.prepare(TEXT)

@@ -214,7 +214,7 @@ ASKED = {
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
     """A model, and two texts of 128 tokens."""
-    model = load(gpt2(tmp_path_factory.mktemp("long"), n_layer=4, n_positions=128), predicting=True)
+    model = load(gpt2(tmp_path_factory.mktemp("long"), n_layer=3, n_positions=128), predicting=True)
     texts = (f"{TEXT} {'The man saw it. ' * 40}", f"{TEXT.replace('cat', 'mat')} {'The man saw it. ' * 40}")
     pair = TextPair(*(model.prepare(text, limit=Limit(128, truncate=True)) for text in texts))
     assert len(pair.clean.tokens) == 128
@@ -230,7 +230,7 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
     heads = len(ASKED[asked](model, pair, ()).heads)
     for hook in hooks:
         hook.remove()
-    assert heads == 16
+    assert heads == 12
     assert all("forward" not in vars(layer) for layer in layers)
     assert 1 <= len(ran) / len(layers) <= (4 if asked == "estimate" else 1.15 * heads)
 
@@ -240,7 +240,7 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
 def test_memory_is_flat_in_the_number_of_heads(asked, long):
     model, pair = long
     most = []
-    for heads in ([Head("L0H0"), Head("L3H0")], ()):
+    for heads in ([Head("L0H0"), Head("L2H0")], ()):
         gc.collect()
         with LiveBytes(model.writer) as memory:
             ASKED[asked](model, pair, heads)

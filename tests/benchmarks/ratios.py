@@ -9,32 +9,99 @@ a process alone, and takes a quarter of a minute; all of it takes minutes.
 
 import argparse
 import json
+import os
 import re
+import resource
 import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from tests.benchmarks import book, corpus, startup, turns
-from tests.benchmarks.turns import cost, ratio, take_turns
+from attnscope.storage.cache import LOOKS
 from tests.models.folders import minilm
 
 RECORDED = Path(__file__).with_suffix(".json")
 WORSE = 1.1
+TEXT = "The cat sat on the mat because it was tired."
 TORCH = ["-c", "import torch"]
-SHOW = ["-m", "attnscope", "show", startup.TEXT]
+SHOW = ["-m", "attnscope", "show", TEXT]
+PICTURE = """
+import sys
+import matplotlib.pyplot as plt
+import torch
+from transformers import AutoModel, AutoTokenizer
+folder, text, out = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+inputs = tokenizer(text, return_tensors="pt")
+with torch.no_grad():
+    attention = model(**inputs, output_attentions=True).attentions[2][0, 5]
+labels = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+plt.imshow(attention)
+plt.xticks(range(len(labels)), labels, rotation=90)
+plt.yticks(range(len(labels)), labels)
+plt.savefig(out)
+"""
+"""The script that draws one head today."""
+
+READ = """
+import sys
+import torch
+from transformers import AutoModel, AutoTokenizer
+folder, book, tokens = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModel.from_pretrained(folder).eval()
+text = open(book, encoding="utf-8").read()
+inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=int(tokens))
+assert inputs["input_ids"].shape[1] == int(tokens), "the book is shorter than that"
+with torch.inference_mode():
+    model(**inputs, use_cache=False)
+"""
+"""The script that reads a text once, and looks at nothing."""
+
+
+def cost(work: Callable[[], object]) -> float:
+    """How many seconds some work in this process takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def process(
+    arguments: Sequence[str],
+    folder: str,
+    *,
+    fresh: bool = False,
+    wall: bool = False,
+    threads: int | None = None,
+) -> float:
+    """Processor time of one process, or its wall clock, with bytecode as an installed package has it.
+
+    ``fresh``: nothing is kept yet, so that the model runs; machine code that was compiled stays.
+    """
+    kept = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
+    given = os.environ | kept | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    given.pop("PYTHONDONTWRITEBYTECODE", None)
+    if fresh:
+        shutil.rmtree(Path(folder) / LOOKS, ignore_errors=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, *arguments]
+    taken = cost(lambda: subprocess.run(command, check=True, capture_output=True, env=given))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return taken if wall else after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def paired(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> float:
-    """The median ratio of two times that are taken in turns."""
-    return ratio(take_turns({"ours": ours, "theirs": theirs}, rounds), "ours", "theirs")
-
-
-def process(arguments: list[str], folder: str, *, fresh: bool = False, wall: bool = False) -> float:
-    """Processor time of one process, or its wall clock."""
-    return turns.process(arguments, Path(folder), fresh=fresh)[0 if wall else 1]
+    """The median ratio of two times that are taken in turns, so that a busy neighbour slows both; the first
+    round is not counted."""
+    pairs = [(ours(), theirs()) for _ in range(1 + rounds)]
+    return statistics.median(mine / other for mine, other in pairs[1:])
 
 
 def starts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
@@ -47,8 +114,8 @@ def starts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
 
 def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     """The rest: pictures, long texts, a corpus, and a Swin."""
-    looks = startup.first_looks(folder)
-    png, script = (looks[name] for name in ("the same with -o head.png", startup.RIVAL))
+    png = [*SHOW, "-m", minilm(), "--head", "L2H5", "-o", f"{folder}/head.png"]
+    script = ["-c", PICTURE, minilm(), TEXT, f"{folder}/script.png"]
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
     yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
@@ -78,32 +145,68 @@ def pictures(folder: str, tokens: int = 512) -> float:
     return made / process(TORCH, folder, wall=True)
 
 
+def build(shape: str, tokens: int):
+    """A random model of twelve layers, long enough for the text; the Llama's 32 heads are small, and share
+    8 of keys."""
+    import torch
+    from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    if shape == "gpt2":
+        return GPT2Model(GPT2Config(n_positions=tokens))
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
+    return LlamaModel(LlamaConfig(**sizes, max_position_embeddings=tokens))
+
+
 def long_text(shape: str, tokens: int) -> float:
-    """Whole processes on two threads, by the clock."""
+    """Whole processes on two threads, by the clock; the tokenizer is trained on the text."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
     with tempfile.TemporaryDirectory() as name:
-        folder, cache, text = Path(name) / "model", Path(name) / "cache", write_book(name)
-        book.save(folder, shape, 12, tokens, text)
-        script = ["-c", book.SCRIPT, str(folder), str(text), str(tokens)]
-        stats = ["-m", "attnscope", "stats", "--file", str(text), "--max-tokens", str(tokens)]
-        stats += ["-m", str(folder), "--pooled", f"{name}/maps.npz"]
-        return paired(*(partial(book.seconds, each, 2, cache) for each in (stats, script)), rounds=1)
+        folder, text = f"{name}/model", str(write_book(name))
+        trained = ByteLevelBPETokenizer()
+        trained.train([text], vocab_size=30000, show_progress=False)
+        PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer).save_pretrained(folder)
+        build(shape, tokens).save_pretrained(folder)
+        stats = ["-m", "attnscope", "stats", "--file", text, "--max-tokens", str(tokens)]
+        ways = [*stats, "-m", folder, "--pooled", f"{name}/maps.npz"], ["-c", READ, folder, text, str(tokens)]
+        timed = (partial(process, way, f"{name}/cache", fresh=True, wall=True, threads=2) for way in ways)
+        return paired(*timed, rounds=1)
 
 
 def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
-    """500 sentences through MiniLM, on two threads."""
+    """500 sentences through MiniLM, on two threads; the model alone runs on the batches that are made."""
     import torch
 
     from attnscope.models import load
+    from attnscope.models.inputs import batches
+    from attnscope.questions.corpus import corpus_stats
+    from attnscope.storage.corpus import ListedTexts
+    from tests.benchmarks.loop import by_loop
 
     torch.set_num_threads(2)
     model = load(minilm())
     found = re.split(r"(?<=[.?!])\s+", " ".join(" ".join(topics.values()).split()))
     sentences = [sentence for sentence in found if 20 < len(sentence) < 300][:500]
-    batches = partial(cost, corpus.batched(model, sentences))
-    ours = partial(cost, partial(corpus.measure, model, sentences))
-    loop = partial(cost, partial(corpus.by_loop, model, sentences))
+    made = [batch.prepared.inputs for batch in batches(model.prepare_all([(one,) for one in sentences]))]
+
+    @torch.inference_mode()
+    def batched() -> None:
+        for inputs in made:
+            model.module(**inputs)
+
+    ours = partial(cost, lambda: corpus_stats(model, ListedTexts(sentences)))
+    loop = partial(cost, partial(by_loop, model.name, sentences))
+    looped = by_loop(model.name, sentences)
+    for head in corpus_stats(model, ListedTexts(sentences)).heads:  # the loop does the same work
+        for name in looped.keys() & head.figures.keys():
+            value, even = looped[name][:, head.site.layer, head.head]
+            assert abs(value - head.figures[name].value) + abs(even - head.figures[name].baseline) < 1e-3
     yield "500 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
-    yield "500 sentences, MiniLM, to the bare pass in batches", paired(ours, batches, rounds)
+    bare = partial(cost, batched)
+    yield "500 sentences, MiniLM, to the bare pass in batches", paired(ours, bare, rounds)
 
 
 def swin(rounds: int) -> float:

@@ -66,14 +66,15 @@ def browsed(heads, *keys: str, size=(80, 24), folder=".", act=None):
     return asyncio.run(go())
 
 
-def chosen(heads, key: str, count: int) -> list:
-    """The head that is chosen after each press of a key."""
+def stages(heads, *steps: str) -> list:
+    """What is chosen, whether it is open, the pinned token and the screen after each of some steps of keys."""
     found = []
 
     async def act(app, pilot):
-        for _ in range(count):
-            await pilot.press(key)
-            found.append(app.head)
+        for keys in steps:
+            await pilot.press(*keys.split())
+            await pilot.pause()
+            found.append((app.head, app.opened, app.pinned, screen(app)))
 
     browsed(heads, act=act)
     return found
@@ -87,30 +88,33 @@ def test_it_begins_with_all_heads_and_names_the_chosen_one(heads):
         assert name in shown
 
 
-@pytest.mark.parametrize(
-    ("keys", "state"),
-    [
-        ("right right down", {"head": ("encoder", 1, 2)}),
-        ("left up", {"head": ("encoder", 3, 7)}),
-        (f"{'down ' * 4}{'right ' * 8}", {"head": ("encoder", 0, 0)}),
-        ("enter down right", {"head": ("encoder", 1, 1), "opened": True}),
-        ("enter escape", {"opened": False}),
-        ("j j k", {"pinned": 0}),
-        ("k", {"pinned": 12}),
-        ("j j right down", {"pinned": 1}),
-        ("j escape", {"pinned": None, "opened": True}),
-    ],
-)
-def test_arrows_go_round_and_a_pin_stays_with_another_head_and_is_let_go_first(heads, keys, state):
-    app, shown = browsed(heads, *keys.split())
-    assert {name: getattr(app, name) for name in state} == state
-    if app.opened:
-        assert shown.splitlines()[0].strip().startswith("L{}H{}".format(*app.head[1:]))
+STEPS = {
+    "right right down": ((1, 2), False, None),
+    "left left left up": ((0, 7), False, None),
+    "up": ((3, 7), False, None),
+    "down right": ((0, 0), False, None),
+    "enter down right": ((1, 1), True, None),
+    "k": ((1, 1), True, 12),
+    "j j k": ((1, 1), True, 0),
+    "j right down": ((2, 2), True, 1),
+    "escape": ((2, 2), True, None),
+    "escape left": ((2, 1), False, None),
+    "j": ((2, 1), True, 0),
+}
+"""One after another: layer and head, whether it is open, and the pinned token."""
+
+
+def test_arrows_go_round_and_a_pin_stays_with_another_head_and_is_let_go_first(heads):
+    for (keys, state), (head, opened, pinned, shown) in zip(
+        STEPS.items(), stages(heads, *STEPS), strict=True
+    ):
+        assert (head[1:], opened, pinned) == state, keys
+        assert not opened or shown.splitlines()[0].strip().startswith("L{}H{}".format(*head[1:])), keys
 
 
 def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
     worth = [("encoder", head.layer, head.head) for head in heads.worth]
-    found = chosen(heads, "n", 6)
+    found = [head for head, *_ in stages(heads, *["n"] * 6)]
     assert (found[:2], found[5]) == (worth[:2], worth[0])
     figures = heads.figures.items()
     roleless = {site: [replace(each, role=None) for each in row] for site, row in figures}
@@ -164,9 +168,8 @@ def test_a_picture_that_cannot_be_saved_is_told_and_ends_nothing(heads, tmp_path
 
 
 def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
-    _, shown = browsed(heads, "question_mark")
+    shown, closed = (screen for *_, screen in stages(heads, "question_mark", "escape right"))
     assert "let go of the token, then back to the overview" in " ".join(shown.split())
-    _, closed = browsed(heads, "question_mark", "escape", "right")
     assert closed.splitlines()[0].strip().startswith("L0H1")
 
 
@@ -185,7 +188,7 @@ def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
 def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_only(tmp_path):
     pair = load(t5(tmp_path))
     heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Selection())
-    assert [kind for kind, _, _ in chosen(heads, "tab", 3)] == ["decoder", "cross", "encoder"]
+    assert [head[0] for head, *_ in stages(heads, *["tab"] * 3)] == ["decoder", "cross", "encoder"]
     _, shown = browsed(heads, "tab", "tab", "j")
     assert "looks at" in shown
     assert "is looked at by" not in shown

@@ -119,8 +119,6 @@ ANSWERED = {
     "info ./gpt2 --copying": "own logit rises most",
     "align tone.wav TEXT -m ./whisper --rank": "forward",
     "align tone.wav -m ./whisper --generate 4": "generated 4 tokens, greedy, from token 4 on",
-    "logits TEXT -m own-causal --by layer": "after each layer",
-    "ablate TEXT -m own-causal": "without the head",
     "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' --text TEXT": (
         "ok L2H1.previous > 0.8",
         "ok count(previous > 0.5) >= 2",

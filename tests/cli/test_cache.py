@@ -201,11 +201,9 @@ def add_below(folder):
 FILES = {
     **{
         f"a byte of {name}": lambda folder, name=name: change_byte(folder / name)
-        for name in (
-            ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json", "large.bin"]
-        )
+        for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json")
     },
-    "a byte of large weights": lambda folder: change_byte(folder / "large.bin"),
+    "a byte of large.bin": lambda folder: change_byte(folder / "large.bin"),
     "a mapped byte": lambda folder: change_mapped(folder / "model.safetensors"),
     "the time of large weights": lambda folder: os.utime(folder / "large.bin", (1, 1)),
     "large weights that are others": lambda folder: replace_file(folder / "large.bin"),

@@ -16,7 +16,6 @@ from attnscope.cli.commands import find_command
 from attnscope.cli.waiting import waiting
 from attnscope.measures import MEASURES
 from attnscope.models import load
-from attnscope.models.inputs import Limit
 from attnscope.progress import listening, tell
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -262,7 +261,7 @@ def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
     "words",
-    [("schema", "compare"), ("check", "any.previous > 0", "--from", "a.trace")],
+    [("skill",), ("check", "any.previous > 0", "--from", "a.trace")],
     ids=["text", "table"],
 )
 def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, words):
@@ -306,9 +305,7 @@ def test_every_token_that_is_written_is_told(heard):
 
 def test_every_pass_of_the_predictions_is_told(heard):
     model = load("own", predicting=True)
-    measure_heads(
-        model, model.prepare(" ".join([CAT] * 30), limit=Limit(truncate=True)), Selection(), importance=True
-    )
+    measure_heads(model, model.prepare(" ".join([CAT] * 8)), Selection(), importance=True)
     passes = [told for told in heard if told[0] == "pass"]
     assert [done for _, done, _ in passes] == list(range(1, passes[-1][2] + 1))
 

@@ -30,8 +30,8 @@ ASKED = {
     "patch TEXT --with-text OTHER": "|--fast",
     "circuit pairs.tsv -m own-causal": "",
     "logits TEXT -m ./gpt2": "--by head|--by layer",
-    "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt": "",
-    "info": "own TEXT|own TEXT --audit|./gpt2 --copying|./t5",
+    "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt --limit 1 --keep 0.5": "",
+    "info": "own TEXT|./gpt2 --copying|./t5",
     "align tone.wav TEXT -m ./whisper": "|--rank",
     "export TEXT --format png,npz --layers 0 --heads 1 -o made/described --force": "",
 }

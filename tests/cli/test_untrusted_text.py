@@ -45,15 +45,16 @@ def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, tmp_path,
     path = planted(form, tmp_path)
     show = ("show", "--from", path, "--head", "L0H0")
     outputs = {"terminal": run(*show).out, "json": run(*show, "--json").out}
-    for suffix in ("svg", "pdf", "png"):
-        assert run(*show, "-o", tmp_path / f"o.{suffix}").code == 0
     assert run("show", "--from", path, "-o", tmp_path / "o.html").code == 0
-    outputs["svg"] = (tmp_path / "o.svg").read_text("utf-8")
     outputs["page"] = (tmp_path / "o.html").read_text("utf-8")
+    assert "<script>alert(1)" not in outputs["page"]
+    if form == "npz":  # a picture is drawn of what was read, whatever it was read from
+        for suffix in ("svg", "pdf", "png"):
+            assert run(*show, "-o", tmp_path / f"o.{suffix}").code == 0
+        outputs["svg"] = (tmp_path / "o.svg").read_text("utf-8")
+        assert b"owned" not in (tmp_path / "o.pdf").read_bytes().partition(b"/Info")[2]
     for name, text in outputs.items():
         assert not steering(text), name
-    assert b"owned" not in (tmp_path / "o.pdf").read_bytes().partition(b"/Info")[2]
-    assert "<script>alert(1)" not in outputs["page"]
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = run(*show).out
     assert "\x1b]" not in coloured
@@ -105,7 +106,7 @@ def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_pat
         run("show", "-m", folder, "--image", path, *form) for form in ([], ["--json"], ["--head", "L0H0"])
     ]
     assert [ran.code for ran in outputs] == [0, 0, 0], outputs
-    for name in ("o.svg", "o.html", "o.pdf"):
+    for name in ("o.svg", "o.html", "o.pdf") if suffix == "png" else ("o.html",):
         head = [] if name == "o.html" else ["--head", "L0H0"]
         outputs.append(run("show", "-m", folder, "--image", path, *head, "-o", tmp_path / name))
         assert b"owned" not in (tmp_path / name).read_bytes().replace(b"owned\\", b"")

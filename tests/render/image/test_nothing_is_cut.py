@@ -62,7 +62,7 @@ def views() -> dict[str, object]:
         "curves": curves(),
         "curves through points": replace(curves(), along="% of the cache that is kept"),
         "stack": stack_of(10),
-        "long stack": stack_of(300),
+        "long stack": stack_of(120),
     }
 
 

@@ -136,12 +136,27 @@ def stored(values: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
-    """Start Chromium with a profile of its own; it ends with the block."""
+def launched() -> Iterator[Any]:
+    """Start Chromium; it ends with the block."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         shown = {"args": ["--disable-gpu"], "ignore_default_args": ["--hide-scrollbars"]}
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, **shown)
-        yield Browser(chromium.new_context(no_viewport=True, offline=True).new_page())
+        yield chromium
         chromium.close()
+
+
+@contextlib.contextmanager
+def profile(chromium: Any) -> Iterator[Browser]:
+    """A page with a profile of its own."""
+    context = chromium.new_context(no_viewport=True, offline=True)
+    yield Browser(context.new_page())
+    context.close()
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """Start Chromium for one page."""
+    with launched() as chromium, profile(chromium) as page:
+        yield page

@@ -1,14 +1,21 @@
-"""A browser for the tests of a file."""
+"""A browser for the tests of this folder, and a profile for those of a file."""
 
 import pytest
 
-from tests.render.page.browser import browser
+from tests.render.page.browser import launched, profile
+
+
+@pytest.fixture(scope="package")
+def process():
+    """One browser; no longer, since others cannot run a loop beside it."""
+    with launched() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    """One browser, with a profile of its own."""
-    with browser() as found:
+def chromium(process):
+    """A page with a profile of its own."""
+    with profile(process) as found:
         yield found
 
 

@@ -15,7 +15,7 @@ from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.render.colour import _lab
 from attnscope.render.page import save_page
-from tests.render.page.browser import MARKS, browser, write_page
+from tests.render.page.browser import MARKS, write_page
 from tests.render.screen import tokens
 from tests.render.test_colour import BLIND, linear
 
@@ -90,10 +90,9 @@ def pages(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with browser() as found:
-        found.page.add_init_script(RECORDED)
-        yield found
+def chromium(chromium):
+    chromium.page.add_init_script(RECORDED)
+    return chromium
 
 
 def opened(chromium, path, size=SIZES[0], dark=False):

@@ -67,7 +67,7 @@ def browsed(heads, *keys: str, size=(80, 24), folder=".", act=None):
 
 
 def stages(heads, *steps: str) -> list:
-    """What is chosen, whether it is open, the pinned token and the screen after each of some steps of keys."""
+    """After each of some steps of keys: what is chosen, whether it is open, the pinned token, the screen."""
     found = []
 
     async def act(app, pilot):

@@ -139,8 +139,8 @@ def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, fill, ask
 def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long):
     run("stats", "-f", long, "--truncate")
     assert came_from_there(run("stats", "-f", long, "--truncate", "--top", "2"))
-    assert not came_from_there(run("show", "--head", "L1H0", "-f", long, "--truncate"))
-    assert came_from_there(run("show", "--head", "L1H0", "-f", long, "--truncate"))
+    assert not came_from_there(run("show", "--token", "7", "-f", long, "--truncate"))
+    assert came_from_there(run("show", "--token", "7", "-f", long, "--truncate"))
     assert not came_from_there(run("stats", "--sort", "coverage90", "-f", long, "--truncate"))
     assert len(list(looks.iterdir())) == 2
 

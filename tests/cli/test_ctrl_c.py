@@ -30,7 +30,7 @@ ROOMS = (
 )  # fmt: skip
 """Where files are written, and whoever asks for it; what only computes can be stopped anywhere."""
 
-FEW = 97
+FEW = 193
 """One of so many moments is tried; each with ``--whole``, which takes a quarter of an hour."""
 
 

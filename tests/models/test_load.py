@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ import transformers
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.huggingface.load import pick_class
 from attnscope.models.inputs import Limit
 from attnscope.network import Encoder, EncoderConfig, load_encoder, save_encoder
 from tests.models.folders import gpt2, minilm, t5
 from tests.models.hostile import folder
+from tests.questions.intervention.shapes import saved
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,32 @@ def test_an_encoder_decoder_reads_source_and_target_or_without_one_the_text_as_a
     assert (queries[0].text, queries[0].special) == ("<pad>", True)
     assert len(queries) == prepared.inputs["decoder_input_ids"].shape[1]
     assert "the decoder reads the text itself" in model.prepare("The cat sat.").notes[0]
+
+
+SMALL = {"emb_dim": 32, "n_layers": 2, "n_heads": 4}
+WRITERS = {
+    "masked, under another name": lambda: transformers.FlaubertWithLMHeadModel(
+        transformers.FlaubertConfig(vocab_size=8192, **SMALL)
+    ),
+    "masked": lambda: transformers.XLMWithLMHeadModel(transformers.XLMConfig(vocab_size=8192, **SMALL)),
+    "causal": lambda: transformers.XLMWithLMHeadModel(
+        transformers.XLMConfig(vocab_size=8192, causal=True, **SMALL)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_class_that_writes_in_both_ways_is_asked_as_its_config_says(kind, tmp_path):
+    model = load(saved(tmp_path, WRITERS[kind]()), predicting=True)
+    assert (model.objective.mask is None) == (kind == "causal")
+
+
+def test_every_type_that_writes_text_gets_a_class_that_has_it():
+    automatic = transformers.AutoModelForSeq2SeqLM
+    for kind, made in automatic._model_mapping.items():
+        with suppress(ImportError, ValueError):  # of types whose default config needs another package
+            config = kind(architectures=[made.__name__])
+            assert kind in pick_class(config, generative=False, predicting=True)._model_mapping
 
 
 def test_a_pair_without_a_separator_is_noted(causal):

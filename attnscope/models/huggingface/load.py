@@ -149,7 +149,8 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     saved, of_text = config.architectures or (), has(library.AutoModelForSeq2SeqLM)
     speaks = sounds.was_saved_as(speech, config) or (has(speech) and not of_text)
     bare = has(library.AutoModelForCTC) or not (generative or predicting)
-    causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
+    next_word, several = library.AutoModelForCausalLM, library.AutoModelForMultimodalLM
+    causal = has(next_word) and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in saved)
     masked = predicting and has(library.AutoModelForMaskedLM) and not causal
     rows = (
         (config.is_encoder_decoder and speaks, speech),  # its head tells the language of the sound
@@ -158,9 +159,10 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
         (bare, library.AutoModel),
         (config.is_encoder_decoder and (of_text or not has(seeing)), library.AutoModelForSeq2SeqLM),
         (has(seeing), seeing),
-        (sounds.stands_for_sounds(config), library.AutoModelForMultimodalLM),
+        (sounds.stands_for_sounds(config) and has(several), several),
         (masked, library.AutoModelForMaskedLM),
-        (True, library.AutoModelForCausalLM),
+        (of_text and not has(next_word), library.AutoModelForSeq2SeqLM),  # some that hear are only there
+        (True, next_word),
     )
     return next(automatic for fits, automatic in rows if fits)
 

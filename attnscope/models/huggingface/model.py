@@ -313,12 +313,21 @@ class HuggingFaceModel(Model):
         if self.writer is None:
             raise ModelError(f"{self.name} was loaded without its output head: load it with predicting=True")
         mask = None
-        if type(self.writer).__name__.endswith("ForMaskedLM"):
+        if self._fills_masks():
             mask = self.reader.tokenizer.mask_token_id
             if mask is None:
                 raise ModelError(f"{self.name} predicts masked tokens, but its tokenizer has no mask token")
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         return Objective(side, mask, self.reader.vocabulary)
+
+    def _fills_masks(self) -> bool:
+        """Whether the model with its head was made for masked tokens; XLM's class says so in its config."""
+        from transformers import AutoModelForMaskedLM
+
+        kind, config = type(self.writer), self.writer.config
+        listed = AutoModelForMaskedLM._model_mapping.get(type(config), None) is kind
+        other = self.encoder_decoder or getattr(config, "causal", False)
+        return kind.__name__.endswith("ForMaskedLM") or (listed and not other)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""

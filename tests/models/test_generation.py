@@ -210,7 +210,7 @@ def test_what_does_not_write_says_so(folder_of, tmp_path):
 
 def test_more_tokens_than_there_are_positions_are_refused(folder_of):
     model = load(folder_of("llama"), generative=True)
-    prompt = model.prepare(TEXT)
+    prompt = model.prepare(f"{TEXT} " * 4)
     left = 64 - len(prompt.tokens)
     assert len(model.generate(prompt, left).tokens) == 64
     with pytest.raises(InputError, match=f"there is room for {left} more, not for {left + 1}"):

@@ -79,7 +79,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
         ), page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
 def test_its_search_answers_from_the_disk(built):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -58,10 +59,14 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path) for path in SOURCES}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def imports(path: Path, anywhere: bool = True):
     """Every absolute name that a file imports; only those of its first level unless ``anywhere``."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for node in ast.walk(tree) if anywhere else tree.body:
+    for node in ast.walk(parsed(path)) if anywhere else parsed(path).body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +114,7 @@ def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
 def test_no_two_classes_have_one_name():
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not {name: found for name, found in places.items() if len(found) > 1}

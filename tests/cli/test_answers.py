@@ -72,7 +72,9 @@ ANSWERED = {
         for suffix in (".npz", ".safetensors", ".json", ".csv", ".html")
     },
     "stats TEXT -m own-causal --faithful --top 2 --target mat": ("and 11 more", "'mat'"),
-    "stats TEXT -m own-causal --faithful -o made/ways.svg": "saved made/ways-deletion.svg",
+    "stats TEXT -m own-causal --faithful -o made/ways.svg": (
+        "saved made/ways-deletion.svg saved made/ways-insertion.svg"
+    ),
     # compare
     "compare TEXT --csv": "one,other,",
     "compare L0H1 L2H3 -f texts.txt --line 1": "L0H1 − L2H3",
@@ -109,7 +111,6 @@ ANSWERED = {
     },
     "flow --image a.png -m ./vit --token CLS": "[CLS] is made of",
     "flow --image a.png -m ./vit --token CLS -o made/lit.png": "saved made/lit.png",
-    "flow 'The cat sat' -m own-causal --faithful -o made/ways.png": "saved made/ways-insertion.png",
     # info, align, check, export
     "info own": "512 positions",
     "info --defaults": "set in",

@@ -130,16 +130,6 @@ def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):
 MAT = "The cat sat on the mat."
 
 
-def test_a_folder_is_filled_and_a_line_says_so(run, tmp_path):
-    ran = run("export", MAT, "-o", tmp_path / "out", "--layers", "1-2", "--heads", "0,3", "--dpi", "40")
-    assert (ran.code, ran.out) == (0, "")
-    assert f"saved 7 files and manifest.json in {tmp_path / 'out'}" in ran.err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "L01.png", "L01H00.png", "L01H03.png", "L02.png", "L02H00.png", "L02H03.png",
-        "manifest.json", "overview.png",
-    ]  # fmt: skip
-
-
 def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     arguments = ("export", MAT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--dpi", "40")
     run(*arguments)

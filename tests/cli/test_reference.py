@@ -243,20 +243,19 @@ def write(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "typed"),
+    ("whose", "setting", "typed"),
     [
-        ('model = "own-causal"', ("-m", "own-causal")),
-        ("hide-special = true", ("--hide-special",)),
-        ("hide_special = true", ("--hide-special",)),
-        ("max-tokens = 5", ("--max-tokens", "5")),
-        ('scale = "row"', ("--scale", "row")),
-        ("quiet = true\nmax-tokens = 5", ("-q", "--max-tokens", "5")),
+        ("users", 'model = "own-causal"', "-m own-causal"),
+        ("project", "hide-special = true", "--hide-special"),
+        ("users", "hide_special = true", "--hide-special"),
+        ("project", "max-tokens = 5", "--max-tokens 5"),
+        ("users", 'scale = "row"', "--scale row"),
+        ("project", "quiet = true\nmax-tokens = 5", "-q --max-tokens 5"),
     ],
 )
-@pytest.mark.parametrize("users_own", [False, True])
-def test_a_setting_is_a_default_of_its_option(run, write, setting, typed, users_own):
-    wanted = run("show", TEXT, "--head", "L1H1", *typed)
-    write(**{"users" if users_own else "project": setting})
+def test_a_setting_is_a_default_of_its_option(run, write, whose, setting, typed):
+    wanted = run("show", TEXT, "--head", "L1H1", *typed.split())
+    write(**{whose: setting})
     ran = run("show", TEXT, "--head", "L1H1")
     assert wanted.code == ran.code == 0
     assert ran.out == wanted.out

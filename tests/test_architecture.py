@@ -64,9 +64,9 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-def imports(path: Path, anywhere: bool = True):
-    """Every absolute name that a file imports; only those of its first level unless ``anywhere``."""
-    for node in ast.walk(parsed(path)) if anywhere else parsed(path).body:
+def imports(path: Path):
+    """Every absolute name that a file imports."""
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -71,6 +71,10 @@ ROWS = (
     "from attnscope.attention import Head; from attnscope.storage.trace import read_trace\n"
     "import sys; print(read_trace(sys.argv[1]).weights(Head('L2H1')).shape)"
 )
+OUR_MAPS = (
+    "from attnscope.render.colour import choose_map, terminal_colours, table\n"
+    "for signed in (True, False): table(choose_map(None, signed=signed)); terminal_colours('ember')"
+)
 ENCODER = (
     "from attnscope import network\n"
     "encoder, _ = network.load_encoder(network.folder_of('own'))\n"
@@ -109,7 +113,7 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
             HEAVY | {"pydantic", "attnscope.cli.commands.train"},
             [command(f"{words} --from", trace) for words in LOOKS],
         ),
-        (HEAVY, [("import attnscope.render.terminal, attnscope.views", [])]),
+        (HEAVY, [("import attnscope.render.terminal, attnscope.views", []), (OUR_MAPS, [])]),
         (
             TENSORS,
             [

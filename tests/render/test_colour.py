@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -78,15 +75,6 @@ def test_a_diverging_map_is_for_differences_alone() -> None:
             assert choose_map(turned, signed=True) == turned
             with pytest.raises(SelectionError, match=f"{turned} is a map for differences.*such as ember"):
                 choose_map(turned, signed=False)
-
-
-def test_the_maps_of_our_own_need_no_matplotlib() -> None:
-    program = (
-        "import sys; from attnscope.render.colour import choose_map, terminal_colours, table\n"
-        "for signed in (True, False): table(choose_map(None, signed=signed)); terminal_colours('ember')\n"
-        "assert 'matplotlib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("name", ["ember", "cividis", "Blues", "gray"])  # viridis has too few

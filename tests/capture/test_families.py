@@ -100,6 +100,7 @@ LAID_OUT = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EXACT)
 def test_every_attention_that_a_model_reports_is_captured_exactly_and_no_more(name):
     result = attempt(name)

@@ -49,6 +49,7 @@ def _sum_of_states(output):
     return (last * torch.linspace(-1, 2, last.numel()).view_as(last)).sum()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ALL)
 def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
     family = ALL[name]

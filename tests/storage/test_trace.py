@@ -49,7 +49,9 @@ def tiny(name: str) -> tuple[Model, ModelInput]:
     return Given(name, module, None), ModelInput(tensors, {}, (), settings=others)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *TYPES])
+@pytest.fixture(
+    scope="module", params=[*FAMILIES, *(pytest.param(kind, marks=pytest.mark.sweep) for kind in TYPES)]
+)
 def pair(request, tmp_path_factory):
     """A model with its input, and the trace of it, read from its file."""
     model, prepared = tiny(request.param)

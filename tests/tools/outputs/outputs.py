@@ -1,11 +1,11 @@
 """Record what every command of attnscope prints and writes, and compare two such records.
 
-    python outputs.py record FOLDER [--checkout DIR] [--only REGEX] [--go-on] [--processes]
+    python outputs.py record FOLDER [--checkout DIR] [--only REGEX]
     python outputs.py compare A B
 
 So that a refactoring can be shown to change nothing: record before and after it, and compare. ``inputs.py``
 makes the models and files that the commands read. Most commands run in forks of one process that has torch
-loaded already, which prints the same and is many times as fast; with ``--processes`` each has its own.
+loaded already, which prints the same and is many times as fast.
 
 The commands are the lines of ``commands.txt``, as one types them behind the name. An indented line goes on in
 the folder of the line above it, and reads what that one wrote; every other one begins in an empty folder with
@@ -133,8 +133,8 @@ def recorded(asked: argparse.Namespace) -> None:
     """Make what the commands read, run them all, and write what they print and write."""
     folder, checkout, scratch = asked.folder.resolve(), asked.checkout.resolve(), asked.scratch
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()) and not asked.go_on:
-        raise SystemExit(f"{folder} is not empty: name another folder, or give --go-on")
+    if any(folder.iterdir()):
+        raise SystemExit(f"{folder} is not empty: name another folder")
     lines = [line for chain in chains(asked.only) for line in chain]
     models = {name for line in lines for name in re.findall(r"models/([\w-]+)", line.text)}
     _load(checkout, models)
@@ -145,17 +145,14 @@ def recorded(asked: argparse.Namespace) -> None:
     names, run, seconds = {str(checkout): "<checkout>", str(scratch): "<scratch>"}, scratch / "run", {}
     for chain in chains(asked.only):
         places = [folder / name_of(line) for line in chain]
-        if all((place / "command.json").is_file() for place in places):
-            continue
-        for place in (*places, run):
-            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
         for place in PLACES:
             (run / place).symlink_to(scratch / place)
         for line, into in zip(chain, places, strict=True):
             began, before = time.monotonic(), _stamps(run)
             into.mkdir()
-            code = _run(line, run, into, asked.processes)
+            code = _run(line, run, into)
             if code < 0:
                 raise SystemExit(f"killed by signal {-code}, or after {LONGEST} seconds: {line.text}")
             for stream in ("stdout", "stderr"):
@@ -193,12 +190,12 @@ def _load(checkout: Path, models: set[str]) -> None:
     sys.modules["torch"].manual_seed(0)  # ViLT draws the order of its patches
 
 
-def _run(line: Line, run: Path, into: Path, processes: bool) -> int:
+def _run(line: Line, run: Path, into: Path) -> int:
     """Run a command in the folder ``run``; returns its exit code."""
     given = os.devnull if line.stdin is None else run / line.stdin
     with (into / "stdout").open("wb") as out, (into / "stderr").open("wb") as err:
         keys, launch = line.special.get("KEYS"), shlex.split(line.special.get("LAUNCH", ""))
-        if keys is None and (processes or launch or "ALONE" in line.special):
+        if keys is None and (launch or "ALONE" in line.special):
             start = ["-m", "torch.distributed.run", *launch] if launch else []
             start += ["-m", "attnscope", *line.argv] if line.argv[:1] != ["python"] else line.argv[1:]
             start, environment = [sys.executable, *start], {**os.environ, **line.environment}
@@ -403,8 +400,6 @@ def main() -> None:
         options.add_argument("folder", type=Path)
         options.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[3])
         options.add_argument("--only", default="", help="only chains with a command that matches this")
-        options.add_argument("--go-on", action="store_true", help="a recording that was interrupted")
-        options.add_argument("--processes", action="store_true", help="a process for every command")
     options.add_argument("--scratch", type=Path)
     options = verbs.add_parser("compare")
     options.add_argument("records", nargs=2, type=Path)

@@ -230,10 +230,6 @@ def ask_row_by_row(self, q, k, v):
     return torch.stack([torch.einsum("bhj,bhje->bhe", weights, v) for weights in rows], 2)
 
 
-def add_pairs(self, q, k, v):
-    return self.many(torch.tanh(q[:, :, :, None] + k[:, :, None]))[..., 0].softmax(-1) @ v
-
-
 def weigh_by_a_layer(self, q, k, v):
     """A layer makes the weights of each token, one output for each key (a dense synthesizer)."""
     return self.dense(q).softmax(-1) @ v

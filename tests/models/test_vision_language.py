@@ -243,21 +243,23 @@ LIES = [  # a family, the settings of its pictures, or of itself, that lie, and 
     ("idefics3", True, {"max_image_size": {"longest_edge": 0}}, REFUSED),
     ("idefics3", False, {"image_seq_len": 10**8}, TOO_MUCH),
     ("gemma3", False, {"image_seq_length": 10**8}, TOO_MUCH),  # while it is built
-    ("llava_next", True, {"image_grid_pinpoints": [[10**6, 10**6]]}, TOO_MUCH),
     ("llava_next", True, {"crop_size": {"height": 10**9, "width": 10**9}}, TOO_MUCH),
-    ("mllama", True, {"max_image_tiles": 10**9}, TOO_MUCH),
     ("qwen2_vl", True, {"min_pixels": 10**12}, TOO_MUCH),
     ("qwen2_vl", True, {"temporal_patch_size": 10**9}, TOO_MUCH),
     ("qwen2_vl", True, {"merge_size": 0}, REFUSED),
     ("qwen2_vl", True, {"merge_size": -1}, UNREAD),
     ("qwen2_vl", True, {"patch_size": 0}, REFUSED),
 ]
+GROWN = [  # the same, where memory fills bit by bit
+    ("llava_next", True, {"image_grid_pinpoints": [[10**6, 10**6]]}, TOO_MUCH),
+    ("mllama", True, {"max_image_tiles": 10**9}, TOO_MUCH),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pictures", "settings", "sentence"),
-    [case(*lie) for lie in LIES],
+    [*(case(*lie) for lie in LIES), *(pytest.param(*lie, marks=pytest.mark.nightly) for lie in GROWN)],
 )
 def test_sizes_and_tiles_without_end_are_a_sentence(
     name, pictures, settings, sentence, folder_of, tmp_path, picture, little_memory

@@ -65,15 +65,15 @@ def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
 
 
 def is_causal(attention: Attention) -> bool:
-    """Whether, in a few rows, no query sees a later key, and later ones see more than the first.
+    """Whether, in a few rows, no query sees a later one's key, and later ones see more than the first.
 
     (Padding may mask later keys, but for all rows alike.)
     """
-    count = len(attention.queries)
-    if attention.offset is None or count < 2:
+    count, offset = len(attention.queries), attention.offset
+    if offset is None or count < 2:
         return False
     for row in sorted({round(step * (count - 1) / 7) for step in range(8)}):
-        if bool(attention.allowed(row, row + 1)[..., row + attention.offset + 1 :].any()):
+        if bool(attention.allowed(row, row + 1)[..., row + offset + 1 : offset + count].any()):
             return False
     first, last = attention.allowed(0, 1), attention.allowed(count - 1, count)
     return bool((last & ~first).any())
@@ -85,7 +85,8 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
     Equal lengths mean 0. Otherwise a causal mask tells: the row whose last open key lies furthest right
     of its own number sees itself there (a static cache has empty keys after that). Under an open mask the
     queries are the last keys, if a cache holds the earlier ones. Several queries without a cache have no
-    position among the keys: one of both was pooled.
+    position among the keys: one of both was pooled. Keys behind those of the queries' own tokens, as
+    compressed ones, leave every query its own key from 0 on.
     """
     queries, keys = len(attention.queries), len(attention.keys)
     if queries == keys:
@@ -97,7 +98,12 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
     if queries > 1 and not cached and bool((last == keys - 1).all()):
         return None
     furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
-    return max(0, min(furthest, keys - queries))
+    found, opened = max(0, min(furthest, keys - queries)), allowed.flatten(0, 1).any(0)  # [query, key]
+
+    def see_themselves(offset: int) -> bool:
+        return bool((opened.diagonal(offset)[:queries] | (last < 0)).all())
+
+    return 0 if found and see_themselves(0) and not see_themselves(found) else found
 
 
 def heads_of(module: object) -> int | None:

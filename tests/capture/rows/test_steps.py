@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch import nn
+from torch.nn import functional as F
 
 import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
@@ -234,3 +236,23 @@ def test_steps_on_a_ring_buffer_are_passes_of_their_own():
     np.testing.assert_allclose(maps[0][3], rows[1][0], atol=1e-6)
     for mine, theirs in zip(maps[1:], rows[2:], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+class Summaries(nn.Module):
+    """Causal attention, of texts of six, that also sees the mean of each earlier three."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        keys = self.kv(x)
+        keys = torch.cat([keys, keys.unflatten(1, (-1, 3)).mean(2)], 1)[:, None]
+        ends = torch.cat([torch.arange(6), torch.tensor([2, 5])])  # the last token of each key
+        mask = ends <= torch.arange(6)[:, None]
+        return F.scaled_dot_product_attention(self.q(x)[:, None], keys, keys, attn_mask=mask)
+
+
+def test_queries_begin_at_their_own_keys_where_others_stand_behind_the_text():
+    maps = observe(Summaries(), torch.randn(1, 6, 8))[1]
+    assert [(each.queries, each.keys, each.site.kind) for each in maps] == [(range(6), range(8), "decoder")]

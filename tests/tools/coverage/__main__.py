@@ -48,6 +48,10 @@ PADDED = (
     "its windows are padded, and what they weigh on the padding stands at no position of the map: the rows "
     "sum to what is left, and a note beside the picture says so"
 )
+SINK = (
+    "its eager attention takes the sink's share off the output, and not off the weights that it returns; "
+    "those shown have it taken off, and reproduce the output"
+)
 
 KNOWN = {
     "aimv2": f"in its text tower, {OPEN}",
@@ -62,6 +66,8 @@ KNOWN = {
     "diffusion_gemma": rounding("1.1e-5", "2.9e-6", LEFT),
     "gemma4": rounding("1.2e-5", "2.3e-6", LEFT),
     "gemma4_text": rounding("1.2e-5", "2.3e-6", LEFT),
+    "granite_swa": SINK,
+    "granitemoe_swa": SINK,
     "grounding-dino": TEXT,
     "mm-grounding-dino": TEXT,
     "lw_detr_vit": "its report has patches in the order of windows; put in that of the picture, it is equal",

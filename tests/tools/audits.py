@@ -50,6 +50,7 @@ KNOWN = {
     "patchtst": "all values are scaled by their mean and deviation over time",
     "qwen2_5_omni_audio_encoder": "two frames become one",
     "sam": "masks are products of the states of two streams",
+    "sam2": "as sam; why norms and projections of its mask decoder are named, which mix nothing, is open",
     "sam3_lite_text_text_model": "as owlv2",
     "sam3_tracker": "masks are products of the states of two streams",
     "segformer": "the feed-forward network of each layer holds a convolution over neighbours",
@@ -61,6 +62,7 @@ KNOWN = {
     "uvdoc_backbone": "a sum of two convolutions that give one place to different pixels",
     "video_llama_3_vision": "four patches are averaged to one",
     "voxtral_realtime": "four frames are put side by side, and added to a token of the text",
+    "wavtokenizer": "group norms take in all of time, and the last layer adds frames that overlap",
     "xclip": "as owlv2; frames are averaged",
     "xclip_text_model": "as owlv2",
 }

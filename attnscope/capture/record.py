@@ -32,6 +32,11 @@ def tolerance(dtype: object) -> float:
     return TOLERANCES.get(str(dtype).removeprefix("torch."), 1e-4)
 
 
+def beyond_rounding(difference: float | None, dtype: object) -> bool:
+    """Whether weights differ from the kernel's by more than rounding; not if they were not compared."""
+    return difference is not None and not difference <= tolerance(dtype)
+
+
 @record("an attention call", kw_only=True)
 class SiteRecord:
     """One attention call, without its weights; see ``Attention`` for its fields.
@@ -76,7 +81,7 @@ class SiteRecord:
     @property
     def differs(self) -> bool:
         """Whether the weights differ from the kernel's by more than rounding."""
-        return self.difference is not None and not self.difference <= tolerance(self.dtype)
+        return beyond_rounding(self.difference, self.dtype)
 
     @staticmethod
     def of(attention: Attention, step: int = 0) -> SiteRecord:

@@ -98,10 +98,11 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
     if queries > 1 and not cached and bool((last == keys - 1).all()):
         return None
     furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
-    found, opened = max(0, min(furthest, keys - queries)), allowed.flatten(0, 1).any(0)  # [query, key]
+    found = max(0, min(furthest, keys - queries))
 
     def see_themselves(offset: int) -> bool:
-        return bool((opened.diagonal(offset)[:queries] | (last < 0)).all())
+        own = allowed.diagonal(offset, -2, -1).flatten(0, 1).any(0)[:queries]
+        return bool((own | (last < 0)).all())
 
     return 0 if found and see_themselves(0) and not see_themselves(found) else found
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
-from attnscope.capture.record import FUSED, tolerance
+from attnscope.capture.record import FUSED, beyond_rounding
 from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing
 from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
@@ -227,7 +227,7 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
         return None, replace(capture, refusal=str(refusal))
     computed = replace(capture, source="kernel", kernel=FUSED, statistics=statistics)
     computed = computed.proved(call.value, output)
-    if computed.difference is not None and computed.difference > tolerance(call.query.dtype):
+    if beyond_rounding(computed.difference, call.query.dtype):
         reason = f"rows of its output differ from the formula by {computed.difference:.2g}"
         return None, replace(capture, refusal=reason)
     return output, computed
@@ -288,7 +288,7 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
             opened = (weights != 0).any(1, keepdim=True)
         capture = Capture.of_weights(weights, opened, "kernel", frame.kernel)
         capture = capture.proved(frame.value, output)
-        if capture.difference is not None and capture.difference > tolerance(weights.dtype):
+        if beyond_rounding(capture.difference, weights.dtype):
             capture = _recomputed(frame, output) or capture  # a sink may be taken off the output alone
         if isinstance(capture.read, HeldRows):
             made = formula(frame, _causalities(frame)[0])
@@ -314,7 +314,7 @@ def _recomputed(frame: Frame, output: Tensor | None) -> Capture | None:
     """The attention by the formula; None if it does not reproduce the output, [batch, head, query, size]."""
     for causal in _causalities(frame):
         capture = Capture.of_call(formula(frame, causal), frame.kernel).proved(frame.value, output)
-        if capture.difference is not None and capture.difference <= tolerance(frame.query.dtype):
+        if capture.difference is not None and not beyond_rounding(capture.difference, frame.query.dtype):
             return capture
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys, RowSource, SomeHeads
-from attnscope.capture.record import tolerance
+from attnscope.capture.record import beyond_rounding, tolerance
 from attnscope.fused.runs import opens
 
 MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand, row by row
@@ -290,7 +290,7 @@ def compare_rows(
 def join_differences(differences: Sequence[float | None], dtype: torch.dtype) -> float | None:
     """The error of parts of one attention: None if one is unknown, unless another is wrong."""
     most = max((each for each in differences if each is not None), default=None)
-    return most if None not in differences or (most is not None and not most <= tolerance(dtype)) else None
+    return most if None not in differences or beyond_rounding(most, dtype) else None
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

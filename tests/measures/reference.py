@@ -30,34 +30,23 @@ class Case:
         return Case(even, self.allowed, self.keys, self.offset, self.queries)
 
 
-def entropy(case, b, h, i):
-    if case.allowed[b, h, i].sum() < 2:
-        return None
-    return -sum(a * math.log(a) for a in case.weights[b, h, i] if a > 0)
+def chosen(of_row):
+    """What ``of_row`` says of a row's weights and its number of open keys, where two are open or more."""
+
+    def value(case, b, h, i):
+        count = case.allowed[b, h, i].sum()
+        return of_row(case.weights[b, h, i], count) if count > 1 else None
+
+    return value
 
 
-def spread(case, b, h, i):
-    value = entropy(case, b, h, i)
-    return None if value is None else value / math.log(case.allowed[b, h, i].sum())
+def entropy(row):
+    return -sum(a * math.log(a) for a in row if a > 0)
 
 
-def span(case, b, h, i):
-    value = entropy(case, b, h, i)
-    return None if value is None else math.exp(value)
-
-
-def confidence(case, b, h, i):
-    return max(case.weights[b, h, i]) if case.allowed[b, h, i].sum() > 1 else None
-
-
-def coverage90(case, b, h, i):
-    if case.allowed[b, h, i].sum() < 2:
-        return None
-    row = sorted(case.weights[b, h, i], reverse=True)
-    held, keys = 0.0, 0
-    while held < (0.9 - 1e-6) * sum(row) or keys == 0:
-        held, keys = held + row[keys], keys + 1
-    return keys
+def coverage90(row):
+    held = np.cumsum(sorted(row, reverse=True))
+    return next(number for number, sum_ in enumerate(held, 1) if sum_ >= (0.9 - 1e-6) * held[-1])
 
 
 def distance2d(case, b, h, i):
@@ -76,10 +65,6 @@ def monotonic(case, b, h, i):
         return None
     here, before = ([j for j, a in enumerate(row) if a == max(row)] for row in case.weights[b, h, [i, i - 1]])
     return sum(j >= k for j in here for k in before) / (len(here) * len(before))
-
-
-def sink(case, b, h, i):
-    return 1 - sum(case.weights[b, h, i])
 
 
 def distance(case, b, h, i):
@@ -116,55 +101,47 @@ def retrieval(case, b, h, i):
     return len(set(copies) & set(largest)) / len(largest) if open_ else None
 
 
+def on(wanted, if_any=False):
+    """The weight on all keys that are ``wanted``; if asked, of rows alone to which one of them is open."""
+
+    def value(case, b, h, i):
+        keys = [j for j in range(case.weights.shape[-1]) if wanted(case, b, i, j)]
+        if if_any and not case.allowed[b, h, i, keys].any():
+            return None
+        return case.weights[b, h, i, keys].sum()
+
+    return value
+
+
 def window(sink, recent):
-    def value(case, b, h, i):
-        near = (j < sink or abs(case.offset + i - j) < recent for j in range(case.weights.shape[-1]))
-        return sum(a for a, kept in zip(case.weights[b, h, i], near, strict=True) if kept)
-
-    return value
+    return on(lambda case, b, i, j: j < sink or abs(case.offset + i - j) < recent)
 
 
-def special(case, b, h, i):
-    return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if token.special)
+def is_punctuation(case, b, i, j):
+    token = case.keys[b][j]
+    return not token.special and {unicodedata.category(c)[0] for c in token.text.strip()} == {"P"}
 
 
-def punctuation(case, b, h, i):
-    def is_meant(token):
-        kinds = {unicodedata.category(character)[0] for character in token.text.strip()}
-        return not token.special and kinds == {"P"}
-
-    return sum(a for a, token in zip(case.weights[b, h, i], case.keys[b], strict=True) if is_meant(token))
-
-
-def _pairs(wanted):
-    def value(case, b, h, i):
-        chosen = [j for j in case.allowed[b, h, i].nonzero()[0].tolist() if wanted(case, b, i, j)]
-        return sum(case.weights[b, h, i, j] for j in chosen) if chosen else None
-
-    return value
-
-
-def _is_duplicate(case, b, i, j):
+def is_duplicate(case, b, i, j):
     return j != case.offset + i and case.keys[b][j].id == case.queries[b][i].id
 
 
-def _is_induction(case, b, i, j):
-    before = j - 1
-    return before >= 0 and before < case.offset + i and case.keys[b][before].id == case.queries[b][i].id
+def is_induction(case, b, i, j):
+    return 0 < j <= case.offset + i and case.keys[b][j - 1].id == case.queries[b][i].id
 
 
-def _is_other_segment(case, b, i, j):
+def is_other_segment(case, b, i, j):
     return case.keys[b][j].segment != case.queries[b][i].segment
 
 
 ROWS: dict[str, Row] = {
-    "entropy": entropy,
-    "normalized_entropy": spread,
-    "effective_keys": span,
-    "confidence": confidence,
-    "coverage90": coverage90,
+    "entropy": chosen(lambda row, count: entropy(row)),
+    "normalized_entropy": chosen(lambda row, count: entropy(row) / math.log(count)),
+    "effective_keys": chosen(lambda row, count: math.exp(entropy(row))),
+    "confidence": chosen(lambda row, count: max(row)),
+    "coverage90": chosen(lambda row, count: coverage90(row)),
     "monotonic": monotonic,
-    "no_key": sink,
+    "no_key": lambda case, b, h, i: 1 - sum(case.weights[b, h, i]),
     "max_logit": lambda case, b, h, i: None,  # weights alone have no scores
     "distance": distance,
     "offset": offset,
@@ -174,12 +151,12 @@ ROWS: dict[str, Row] = {
     "next": at(1),
     "first": first,
     "sink_rate": sink_rate,
-    "special": special,
-    "punctuation": punctuation,
-    "duplicate": _pairs(_is_duplicate),
-    "induction": _pairs(_is_induction),
+    "special": on(lambda case, b, i, j: case.keys[b][j].special),
+    "punctuation": on(is_punctuation),
+    "duplicate": on(is_duplicate, if_any=True),
+    "induction": on(is_induction, if_any=True),
     "retrieval": retrieval,
-    "segment": _pairs(_is_other_segment),
+    "segment": on(is_other_segment, if_any=True),
 }
 
 WINDOWS = {"window=3+5": window(3, 5), "window=0+1": window(0, 1), "window=40+40": window(40, 40)}
@@ -210,9 +187,8 @@ WORDS = ["the", "cat", "sat", ",", "mat", "...", "on", "!", "dog"]
 
 def random_text(rng, length, pair=False):
     """A text with repeats and punctuation, between two special tokens; of two segments if asked."""
-    picks = rng.integers(0, len(WORDS), length)
-    segments = [int(pair and 2 * n > length) for n in range(length)]
-    middle = [Token(WORDS[n], 100 + int(n), segment=part) for n, part in zip(picks, segments, strict=True)]
+    picks = enumerate(rng.integers(0, len(WORDS), length).tolist())
+    middle = [Token(WORDS[n], 100 + n, segment=int(pair and 2 * at > length)) for at, n in picks]
     return (Token("[CLS]", 1, special=True), *middle[1:-1], Token("[SEP]", 2, special=True))
 
 
@@ -233,10 +209,10 @@ def shown(read, shape, axes, offset=0, kind="encoder", layer=0, dtype=torch.floa
     return Attention(*facts, *axes, offset, dtype, read, statistics)
 
 
-def attention(case, dtype=torch.float32, layer=0, labelled=True):
+def attention(case, dtype=torch.float32, layer=0):
     """The case as capture would hand it out; the axes show the first text, the rest is for ``label``."""
     weights = torch.from_numpy(case.weights).to(dtype)
-    axes = [tuple(case.queries[0]), tuple(case.keys[0])] if labelled else map(range, weights.shape[2:])
+    axes = tuple(case.queries[0]), tuple(case.keys[0])
     kind = "cross" if case.offset is None else "encoder"
     read = HeldRows(weights, torch.from_numpy(case.allowed.copy()))
     return shown(read, weights.shape[:2], axes, case.offset, kind, layer, dtype)

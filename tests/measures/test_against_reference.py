@@ -15,54 +15,43 @@ from .reference import CROSS, ROWS, WINDOWS, Case, attention, figure, random_row
 LENGTH, HEADS, BATCH = 23, 3, 2
 
 
-def masks():
-    query, key = np.indices((LENGTH, LENGTH))
-    causal = key <= query
-    padded = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
-    padded[1, :, :, -4:] = False
-    a_mask_a_head = np.stack([causal, causal & (query - key < 4), causal | (key == 5)])[None]
-    return {
-        "bidirectional": np.ones((1, 1, LENGTH, LENGTH), bool),
-        "causal": causal[None, None],
-        "sliding window": (causal & (query - key < 5))[None, None],
-        "padded": padded,
-        "a mask a head": a_mask_a_head,
-        "a closed row": (np.ones((LENGTH, LENGTH), bool) & (query != 7))[None, None],
-    }
-
-
 def cases():
     rng = np.random.default_rng(0)
-    texts = [random_text(rng, LENGTH) for _ in range(BATCH)]
-    pairs = [random_text(rng, LENGTH, pair=True) for _ in range(BATCH)]
-    made = {}
-    for name, mask in masks().items():
-        mask = np.broadcast_to(mask, (BATCH, *mask.shape[1:]))
-        made[name] = Case(random_rows(rng, mask, HEADS, sink=False), mask, texts)
-    causal = made["causal"].allowed
-    made["no_key"] = Case(random_rows(rng, causal, HEADS, sink=True), causal, texts)
-    open_ = np.ones((BATCH, 1, LENGTH, LENGTH), bool)
-    made["text pair"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pairs)
+    texts, pairs = ([random_text(rng, LENGTH, pair) for _ in range(BATCH)] for pair in (False, True))
     grid = [Token(f"{n // 5},{n % 5}", (1 << 20) + n) for n in range(LENGTH - 1)]
-    pictures = [(Token("[CLS]", 1, special=True), *grid)] * BATCH
-    made["patches"] = Case(random_rows(rng, open_, HEADS, sink=False), open_, pictures)
-    step = np.broadcast_to(masks()["causal"][:, :, 15:], (BATCH, 1, LENGTH - 15, LENGTH))
-    made["cached step"] = Case(random_rows(rng, step, HEADS, sink=False), step, texts, offset=15)
-    across = np.ones((BATCH, 1, 11, LENGTH), bool)
-    queries = [random_text(rng, 11) for _ in range(BATCH)]
-    made["cross"] = Case(random_rows(rng, across, HEADS, False), across, texts, None, queries)
-    return made
+    query, key = np.indices((LENGTH, LENGTH))
+    causal, open_ = key <= query, np.ones((LENGTH, LENGTH), bool)
+    padded = np.stack([open_, open_ & (key < LENGTH - 4)])[:, None]
+    a_mask_a_head = np.stack([causal, causal & (query - key < 4), causal | (key == 5)])
+
+    def case(mask, texts=texts, *others, sink=False):
+        mask = np.broadcast_to(mask, (BATCH, *mask.shape[-3:]) if mask.ndim > 2 else (BATCH, 1, *mask.shape))
+        return Case(random_rows(rng, mask, HEADS, sink), mask, texts, *others)
+
+    return {
+        "bidirectional": case(open_),
+        "causal": case(causal),
+        "sliding window": case(causal & (query - key < 5)),
+        "padded": case(padded),
+        "a mask a head": case(a_mask_a_head),
+        "a closed row": case(open_ & (query != 7)),
+        "no_key": case(causal, sink=True),
+        "text pair": case(open_, pairs),
+        "patches": case(open_, [(Token("[CLS]", 1, special=True), *grid)] * BATCH),
+        "cached step": case(causal[15:], texts, 15),
+        "cross": case(open_[:11], texts, None, [random_text(rng, 11) for _ in range(BATCH)]),
+    }
 
 
 CASES = cases()
 
 
 def measure(case, rows, dtype=torch.float32):
+    given = attention(case, dtype)
     measured = Measurement((*MEASURES, *WINDOWS), block_elements=rows * case.weights[:, :, 0].size)
-    kind = attention(case).site.kind
-    measured.label({kind: (case.queries, case.keys)})
-    measured.observe(attention(case, dtype))
-    return measured
+    measured.label({given.site.kind: (case.queries, case.keys)})
+    measured.observe(given)
+    return measured.figures()
 
 
 def bound(name):
@@ -79,37 +68,20 @@ def test_the_reference_knows_every_measure():
 def test_every_figure_and_baseline_equals_the_reference(name):
     case = CASES[name]
     known, by_chance = (cache(partial(figure, each)) for each in (case, case.even()))
-    for head in (head for rows in (1, 4, LENGTH, 1000) for head in measure(case, rows).figures()):
+    for head in (head for rows in (1, 4, LENGTH, 1000) for head in measure(case, rows)):
         for measure_name in (*MEASURES, *WINDOWS):
-            if measure_name == "max_logit":
-                assert "only weights are known" in head.absent[measure_name]
-                continue
-            if name == "cross" and measure_name not in CROSS:
-                assert "two sequences" in head.absent[measure_name]
-                continue
-            value = known(measure_name, head.head)
+            across = name == "cross" and measure_name not in (*CROSS, "max_logit")
+            value = None if across else known(measure_name, head.head)
             if value is None:
+                reason = "two sequences" if across else "there are none"
+                reason = "only weights are known" if measure_name == "max_logit" else reason
+                assert reason in head.absent[measure_name]
                 assert measure_name not in head.figures
-                assert "there are none" in head.absent[measure_name]
                 continue
-            baseline = by_chance(measure_name, head.head)
             found = head.figures[measure_name]
             assert found.rows == value[1]
-            assert abs(found.value - value[0]) <= 1e-5 * bound(measure_name), measure_name
-            assert abs(found.baseline - baseline[0]) <= 1e-5 * bound(measure_name), measure_name
-
-
-def test_roles_leave_out_rows_with_one_open_key():
-    query, key = np.indices((6, 6))
-    causal = (key <= query)[None, None]
-    weights = np.where(query == key, 0.4, 0.6 / np.maximum(query, 1)) * causal  # row 0 holds 0.4 on itself
-    weights[..., 0, 0] = 1.0
-    rng = np.random.default_rng(1)
-    measured = Measurement()
-    measured.observe(attention(Case(weights[0][None], causal, [random_text(rng, 6)])))
-    (head,) = measured.figures()
-    assert head.figures["self"].value == pytest.approx(0.5)
-    assert head.role.name != "self"
+            for mean, wanted in ((found.value, value), (found.baseline, by_chance(measure_name, head.head))):
+                assert abs(mean - wanted[0]) <= 1e-5 * bound(measure_name), measure_name
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
@@ -117,7 +89,7 @@ def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
     case = CASES["causal"]
     weights = torch.from_numpy(case.weights).to(dtype).double().numpy()
     rounded = Case(weights, case.allowed, case.keys, case.offset)
-    for head in measure(case, 1000, dtype).figures():
+    for head in measure(case, 1000, dtype):
         for name in ("entropy", "previous", "distance"):
             exact, true = figure(rounded, name, head.head), figure(case, name, head.head)
             assert head.figures[name].value == pytest.approx(exact[0], abs=1e-5 * bound(name))
@@ -128,17 +100,14 @@ def test_nan_in_the_weights_is_never_hidden():
     case = CASES["bidirectional"]
     weights = case.weights.copy()
     weights[0, 1, 3, 4] = np.nan
-    heads = measure(Case(weights, case.allowed, case.keys), 1000).figures()
-    assert np.isnan(heads[1].figures["entropy"].value)
-    assert np.isnan(heads[1].figures["no_key"].value)
-    assert np.isfinite(heads[0].figures["entropy"].value)
+    whole, spoilt, _ = measure(Case(weights, case.allowed, case.keys), 1000)
+    assert all(np.isnan(spoilt.figures[name].value) for name in ("entropy", "no_key"))
+    assert np.isfinite(whole.figures["entropy"].value)
 
 
 def test_nothing_is_written_into_the_rows():
-    noise = torch.Generator().manual_seed(0)
-    allowed = (torch.rand(1, 1, 6, 9, generator=noise) < 0.7) | (torch.arange(9) == 0)
-    scores = 10 * torch.randn(2, 3, 6, 9, generator=noise, dtype=torch.float64)
-    block = Block(scores.masked_fill(~allowed, -torch.inf).softmax(-1), allowed, 2)
+    case = CASES["padded"]
+    block = Block(torch.from_numpy(case.weights), torch.from_numpy(case.allowed.copy()), 2)
     before, mask = block.rows.clone(), block.allowed.clone()
     for measure_ in MEASURES.values():
         if measure_.missing(["positions"]) is None:
@@ -166,24 +135,30 @@ def head_of(weights, allowed=None, ids=None):
     return measured.figures()[0]
 
 
-def test_even_rows_are_their_own_baseline():
-    causal = np.tril(np.ones((SIZE, SIZE), bool))
-    for allowed in (causal, np.ones_like(causal)):
+CAUSAL = np.tril(np.ones((SIZE, SIZE), bool))
+
+
+def test_even_rows_are_their_own_baseline_with_figures_of_closed_form():
+    for allowed in (CAUSAL, np.ones_like(CAUSAL)):
         head = head_of(allowed / allowed.sum(-1, keepdims=True), allowed)
         for found in head.figures.values():
             assert found.value == pytest.approx(found.baseline, rel=1e-6, abs=1e-6)
         assert head.figures["normalized_entropy"].value == pytest.approx(1)
         assert head.role.name == "broad"
-
-
-def test_an_even_row_over_n_keys_has_entropy_log_n_and_span_n():
-    figures = head_of(np.full((SIZE, SIZE), 1 / SIZE)).figures
-    assert figures["entropy"].value == pytest.approx(math.log(SIZE))
-    assert figures["effective_keys"].value == pytest.approx(SIZE)
-    assert figures["confidence"].value == pytest.approx(1 / SIZE)
-    assert figures["distance"].value == pytest.approx((SIZE**2 - 1) / (3 * SIZE))
-    assert figures["offset"].value == pytest.approx(0, abs=1e-6)
+    wanted = {"entropy": math.log(SIZE), "effective_keys": SIZE, "confidence": 1 / SIZE}
+    wanted["distance"] = (SIZE**2 - 1) / (3 * SIZE)
+    assert {name: head.figures[name].value for name in wanted} == pytest.approx(wanted)
+    assert head.figures["offset"].value == pytest.approx(0, abs=1e-6)
     assert head_of(np.full((10, 10), 0.1)).figures["coverage90"].value == 9
+
+
+def test_roles_leave_out_rows_with_one_open_key():
+    weights = CAUSAL * 0.54 / np.maximum(np.arange(SIZE), 1)[:, None]
+    np.fill_diagonal(weights, [1.0, *[0.46] * (SIZE - 1)])
+    head = head_of(weights, CAUSAL)
+    assert head.figures["self"].value == pytest.approx((1 + 0.46 * (SIZE - 1)) / SIZE)
+    assert head.figures["self"].value > 0.5
+    assert head.role.name == "none"
 
 
 EYE = np.eye(SIZE)

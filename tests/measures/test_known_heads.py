@@ -112,10 +112,6 @@ SENTENCES = (
     "Water boils at one hundred degrees Celsius.",
     "The old bridge collapsed after the heavy storm.",
     "We walked along the river until it was dark.",
-    "My neighbour grows tomatoes in a small garden.",
-    "The teacher explained the problem once more, slowly.",
-    "Nobody knew where the letter had come from.",
-    "He opened the window and listened to the rain.",
     "Trains from the north are late again this morning.",
 )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.attention import HeldRows
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, Measurement
 from attnscope.measures.measurement import Sums
@@ -25,8 +26,8 @@ def texts():
     return cases
 
 
-def observed(cases, dtype=torch.float32):
-    measured = Measurement(tuple(MEASURES))
+def observed(cases, dtype=torch.float32, measured=None):
+    measured = measured or Measurement(tuple(MEASURES))
     for case in cases:
         for layer in (0, 1):
             measured.observe(attention(case, dtype, layer))
@@ -79,8 +80,8 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one():
     batch = Case(weights, first.allowed[:1], [*first.keys, *second.keys])
     together = Measurement(tuple(MEASURES))
     together.label({"encoder": (batch.queries, batch.keys)})
-    together.observe(attention(batch, torch.float64))
-    together.observe(attention(batch, torch.float64, layer=1))
+    for layer in (0, 1):
+        together.observe(attention(batch, torch.float64, layer))
     assert_alike(together, observed([first, second], torch.float64))
     case = texts()[0]  # a label of another length is not used
     together.observe(attention(case, layer=2))
@@ -91,16 +92,13 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one():
 def test_sums_go_through_json_and_come_back_to_the_last_bit():
     cases = texts()
     saved = json.dumps(observed(cases[:2]).state())
-    resumed = Measurement.from_state(json.loads(saved))
-    for case in cases[2:]:
-        for layer in (0, 1):
-            resumed.observe(attention(case, layer=layer))
+    resumed = observed(cases[2:], measured=Measurement.from_state(json.loads(saved)))
     assert json.dumps(resumed.state()) == json.dumps(observed(cases).state())
 
 
 def test_axes_without_tokens_have_no_token_figures_and_without_their_measures_there_are_no_roles():
     measured = Measurement(["entropy", "special", "previous"])
-    measured.observe(attention(texts()[0], labelled=False))
+    measured.observe(replace(attention(texts()[0]), queries=range(9), keys=range(9)))
     head = measured.figures()[0]
     assert head.absent == {"special": "special needs tokens, and this axis holds bare positions"}
     assert (list(head.figures), head.role) == (["entropy", "previous"], None)
@@ -113,30 +111,19 @@ def test_an_unknown_measure_names_the_nearest_one_and_other_measures_do_not_merg
         Measurement(["entropy"]).merge(Measurement(["effective_keys"]))
 
 
-def test_rows_are_read_in_blocks_of_bounded_size():
-    case = texts()[1]
-    given = attention(case)
-    read: list[int] = []
+def test_rows_are_read_in_blocks_of_bounded_size_and_keep_no_gradients(monkeypatch):
+    read, rows = [], HeldRows.rows
 
-    class Watched:
-        def rows(self, start, stop, heads):
-            read.append((stop - start) * 2 * 14)
-            return given.rows(start, stop)
+    def watched(self, start, stop, heads):
+        read.append((stop - start) * 2 * 14)
+        return rows(self, start, stop, heads)
 
-        def allowed(self, start, stop):
-            return given.allowed(start, stop)
-
-    Measurement(block_elements=100).observe(replace(given, read=Watched()))
+    monkeypatch.setattr(HeldRows, "rows", watched)
+    held, measured = attention(texts()[1]), Measurement(block_elements=100)
+    held.read.weights.requires_grad_()
+    measured.observe(held)
     assert sum(read) == 14 * 14 * 2
     assert max(read) <= 100
-
-
-def test_gradients_are_not_kept():
-    case = texts()[0]
-    held = attention(case)
-    held.read.weights.requires_grad_()  # type: ignore[attr-defined]
-    measured = Measurement()
-    measured.observe(held)
     assert not any(sums.numbers.requires_grad for sums in measured._sums.values())
 
 
@@ -162,39 +149,30 @@ def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
                 assert head.figures[name].baseline == pytest.approx(expected[0], abs=1e-9), name
 
 
-def sums_of(rows, values, lone_rows=None, lone_values=None):
-    """One measure of one head; an entry a text. The baseline is a tenth of the value."""
+def figures_of(rows, values, lone=(0.0, 0.0)):
+    """One measure of one head of some texts, over all rows and over those with a choice.
 
-    def part(rows, values):
-        stacked = np.stack([rows, values, np.asarray(values) / 10]).astype(float)
-        return torch.from_numpy(stacked)[:, None, :, None]  # [rows|value|baseline, measure, text, head]
-
-    nothing = np.zeros(len(rows))
-    lone = part(nothing if lone_rows is None else lone_rows, nothing if lone_values is None else lone_values)
-    return Sums.of_texts(part(rows, values), lone)
-
-
-def figure_of(sums, lone=True):
-    ((figure,),) = sums.figures(lone)
-    return figure
+    Some rows of each text may have no choice, ``lone``. A baseline is a tenth of its value.
+    """
+    numbers = np.empty((2, 3, 1, len(rows), 1))  # [choice|lone, rows|value|baseline, measure, text, head]
+    for part, (count, total) in zip(numbers, ((rows, values), lone), strict=True):
+        for row, each in zip(part, (count, total, np.divide(total, 10)), strict=True):
+            row[0, :, 0] = each
+    sums = Sums.of_texts(*torch.from_numpy(numbers))
+    return [sums.figures(every)[0][0] for every in (True, False)]
 
 
 def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean_and_one_has_none():
     means = np.array([0.2, 0.5, 0.1, 0.7])
-    figure = figure_of(sums_of(np.full(4, 10.0), 10 * means))
-    assert figure.error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
-    assert figure_of(sums_of([3.0], [1.0])).error is None
-    assert figure_of(sums_of([3.0, 3.0], [1.0, 2.0])).error == pytest.approx(1 / 6)
-    assert figure_of(sums_of([3.0, 3.0], [1.5, 1.5])).error == pytest.approx(0, abs=1e-12)
-    assert figure_of(sums_of([3.0, 0.0], [1.0, 0.0])).error is None, "a text without rows is no text"
-    assert figure_of(sums_of([0.0], [0.0])) is None
+    assert figures_of([10] * 4, 10 * means)[0].error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
+    assert figures_of([3], [1])[0].error is None
+    assert figures_of([3, 3], [1.5, 1.5])[0].error == pytest.approx(0, abs=1e-12)
+    assert figures_of([3, 0], [1, 0])[0].error is None, "a text without rows is no text"
+    assert figures_of([0], [0])[0] is None
 
 
 def test_rows_without_a_choice_count_unless_they_are_left_out():
-    sums = sums_of([2.0, 2.0], [1.0, 0.5], [1.0, 1.0], [1.0, 1.0])
-    everything, chosen = figure_of(sums), figure_of(sums, lone=False)
-    assert (everything.value, everything.rows) == (pytest.approx(3.5 / 6), 6)
-    assert (chosen.value, chosen.rows) == (pytest.approx(1.5 / 4), 4)
-    assert everything.baseline == pytest.approx(0.35 / 6)
-    assert chosen.baseline == pytest.approx(0.15 / 4)
+    everything, chosen = figures_of([2, 2], [1, 0.5], lone=(1, 1))
+    assert (everything.value, everything.baseline, everything.rows) == pytest.approx((3.5 / 6, 0.35 / 6, 6))
+    assert (chosen.value, chosen.baseline, chosen.rows) == pytest.approx((1.5 / 4, 0.15 / 4, 4))
     assert chosen.error is None

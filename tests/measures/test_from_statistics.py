@@ -4,6 +4,7 @@ What statistics tell equals brute force: see ``tests/fused/test_fused_pass.py``.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,30 +42,23 @@ def measure(text, names, asked=None, offset=0):
     measured.observe(shown(read, (1, HEADS), (text, text), offset, statistics=statistics))
 
 
-@pytest.fixture
-def text():
-    return random_text(np.random.default_rng(3), 97)
+TEXT, PAIR = (random_text(np.random.default_rng(3), 97, pair) for pair in (False, True))
 
 
-def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs(text):
-    assert fused_request(DEFAULT, [text]) is not None
-    assert fused_request((*DEFAULT, "coverage90"), [text]) is None
+def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs():
+    """Such as those of segments, where a text has two."""
+    assert None not in (fused_request(DEFAULT, [TEXT]), fused_request(("entropy", "special"), [PAIR]))
+    assert fused_request((*DEFAULT, "coverage90"), [TEXT]) is fused_request(("segment",), [PAIR]) is None
+    measure(PAIR, ("entropy", "special"))
     with pytest.raises(AssertionError, match="statistics were not used"):
-        measure(text, ("coverage90",))
+        measure(TEXT, ("coverage90",))
 
 
-def test_a_pair_of_segments_is_left_to_the_rows_where_segments_are_measured():
-    pair = random_text(np.random.default_rng(3), 97, pair=True)
-    assert fused_request(("segment",), [pair]) is None
-    assert fused_request(("entropy", "special"), [pair]) is not None
-    measure(pair, ("entropy", "special"))
-
-
-def test_pairs_of_another_text_and_statistics_for_other_positions_are_never_used(text):
-    measure(text, ("duplicate",))
+def test_pairs_of_another_text_and_statistics_for_other_positions_are_never_used():
+    measure(TEXT, ("duplicate",))
     for given in ({"asked": random_text(np.random.default_rng(4), 97)}, {"offset": 4}):
         with pytest.raises(AssertionError, match="statistics were not used"):
-            measure(text, ("duplicate",), **given)
+            measure(TEXT, ("duplicate",), **given)
 
 
 SCALE, AXES = 0.7, (range(LENGTH), range(LENGTH))
@@ -100,48 +94,45 @@ def by_hand(call):
         scores = call.softcap * np.tanh(scores / call.softcap)
     for bias in call.biases:
         scores = scores + bias.numpy()
-    for mask in call.masks:
+    for mask in (*call.masks, *[CAUSAL] * (call.diagonal == 0)):
         scores = np.where(mask.numpy(), scores, -np.inf)
-    if call.diagonal == 0:
-        scores = np.where(CAUSAL.numpy(), scores, -np.inf)
     return scores.max((0, 2, 3)).tolist()
 
 
-def measured(call, how, parts=1):
-    """All heads of a call, read from the fused pass, from scores or from held weights."""
-    read = scored = ScoredRows(call)
-    if how == "held":
-        read = HeldRows(scored.rows(0, LENGTH, None), scored.allowed(0, LENGTH), call)
-    statistics = statistics_of(call, fused_request(MEASURED, [])) if how == "fused" else None
-    one = Measurement(MEASURED, block_elements=LENGTH * LENGTH * HEADS * BATCH // parts)
+def measured(read, statistics=None):
+    """All heads of a call, in blocks of a fifth of it."""
+    one = Measurement(MEASURED, block_elements=LENGTH * LENGTH * HEADS * BATCH // 5)
     one.observe(shown(read, (BATCH, HEADS), AXES, statistics=statistics))
     return one
 
 
-def tops(one):
-    return [head.figures["max_logit"].value for head in one.figures()]
+def held(call):
+    scored = ScoredRows(call)
+    return HeldRows(scored.rows(0, LENGTH, None), scored.allowed(0, LENGTH), call)
 
 
-@pytest.mark.parametrize("how", ["fused", "rows", "held"])
+def fused(call):
+    return measured(ScoredRows(call), statistics_of(call, fused_request(MEASURED, [])))
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_the_largest_score_of_any_row(name, how):
-    one = measured(CALLS[name], how, parts=5)
-    assert tops(one) == pytest.approx(by_hand(CALLS[name]), rel=1e-5)
-    figure = one.figures()[0].figures["max_logit"]
-    assert (figure.baseline, figure.rows, figure.texts) == (0.0, LENGTH * BATCH, BATCH)
+def test_it_is_the_largest_score_of_any_row_from_the_fused_pass_from_scores_and_from_weights(name):
+    call = CALLS[name]
+    for one in (fused(call), measured(ScoredRows(call)), measured(held(call))):
+        found = [head.figures["max_logit"] for head in one.figures()]
+        assert [figure.value for figure in found] == pytest.approx(by_hand(call), rel=1e-5)
+        assert (found[0].baseline, found[0].rows, found[0].texts) == (0.0, LENGTH * BATCH, BATCH)
 
 
 def test_parts_of_a_corpus_keep_the_largest_and_survive_being_written_down():
     one, other = CALLS["causal"], CALLS["bidirectional"]
-    both = measured(one, "rows")
-    both.merge(Measurement.from_state(json.loads(json.dumps(measured(other, "fused").state()))))
+    both = measured(ScoredRows(one))
+    both.merge(Measurement.from_state(json.loads(json.dumps(fused(other).state()))))
     wanted = np.maximum(by_hand(one), by_hand(other))
-    assert tops(both) == pytest.approx(wanted.tolist(), rel=1e-5)
+    tops = [head.figures["max_logit"].value for head in both.figures()]
+    assert tops == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
 def test_scores_that_do_not_make_the_weights_are_not_believed():
-    call = CALLS["causal"]
-    weights = ScoredRows(call).rows(0, LENGTH, None).sqrt()
-    one = Measurement(MEASURED)
-    one.observe(shown(HeldRows(weights, CAUSAL, call), (BATCH, HEADS), AXES))
-    assert "only weights are known" in one.figures()[0].absent["max_logit"]
+    other = replace(held(CALLS["causal"]), weights=held(CALLS["causal"]).weights.sqrt())
+    assert "only weights are known" in measured(other).figures()[0].absent["max_logit"]

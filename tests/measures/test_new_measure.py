@@ -4,14 +4,14 @@ import csv
 import io
 
 import pytest
-import torch
+from transformers import AutoTokenizer
 
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES, explain, fused_request, measure
 from attnscope.measures.block import is_punctuation
 from attnscope.measures.forms import AtKey, OfWeights
-from tests.models.folders import gpt2
+from tests.models.folders import eager, gpt2
 
 LINE = "The cat sat on the mat because it was tired."
 LONG = LINE * 60
@@ -40,12 +40,8 @@ def new_measures(monkeypatch):
 
 def eager_means(folder, text):
     """Both measures of each head from the model's own weights.  -> {name: [head]}"""
-    import transformers
-
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
-    with torch.inference_mode():
-        weights = model(**inputs, output_attentions=True).attentions[0][0].double()  # [head, query, key]
+    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    weights = eager(folder, **inputs).attentions[0][0].double()  # [head, query, key]
     skip, median = weights.diagonal(-2, 1, 2), weights[:, 1:].median(-1).values
     return {"skip": skip.mean(-1).tolist(), "median": median.mean(-1).tolist()}
 
@@ -71,62 +67,41 @@ def test_only_what_the_fused_pass_can_tell_goes_through_it(run, folder):
         assert fused_request([name], []) is None
 
 
-def test_it_selects_heads_and_explains_itself(run, folder):
+def test_it_selects_heads_explains_itself_and_has_a_standard_error_over_a_corpus(run, folder, tmp_path):
     middle = sorted(eager_means(folder, LINE)["skip"])[2]
-    answer = run.json("stats", LINE, "-m", folder, "--where", f"skip>={middle - 1e-6}")
-    assert len(answer["heads"]) == 2
+    (tmp_path / "texts.txt").write_text(f"{LINE}\nThe dog ran to the park.\n{LONG}\n", "utf-8")
+    assert len(run.json("stats", LINE, "-m", folder, "--where", f"skip>={middle - 1e-6}")["heads"]) == 2
+    for head in run.json("stats", "--texts", tmp_path / "texts.txt", "-m", folder, "--sort", "skip")["heads"]:
+        figure = head["figures"]["skip"]
+        assert (figure["texts"], figure["error"] > 0) == (3, True)
     explained = run("stats", "--explain", "skip").out
     assert explained.startswith("skip: Weight on the token before the previous one.\n  formula   A[i, i-2]\n")
     assert "average   over rows whose key exists\n" in explained
     assert "skip" in run("stats", "--list").out
 
 
-def test_a_corpus_has_it_with_its_standard_error(run, folder, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text(f"{LINE}\nThe dog ran to the park.\n{LONG}\n", "utf-8")
-    for head in run.json("stats", "--texts", texts, "-m", folder, "--sort", "skip")["heads"]:
-        figure = head["figures"]["skip"]
-        assert (figure["texts"], figure["error"] > 0) == (3, True)
-
-
-def test_an_offset_is_the_previous_and_the_next_token_at_one_place(run):
-    asked = ("stats", LINE, "--where", "offset=-1>=0 and offset=+1>=0 and offset=0>=0", "--csv")
+def test_an_offset_is_measured_claimed_explained_and_drawn(run):
+    same = {"offset=-1": "previous", "offset=+1": "next", "offset=0": "self"}
+    asked = "stats", LINE, "--where", " and ".join(f"{name}>=0" for name in same), "--csv"
     for row in csv.DictReader(io.StringIO(run(*asked).out)):
-        assert row["offset=-1"] == row["previous"]
-        assert row["offset=+1"] == row["next"]
-        assert row["offset=0"] == row["self"]
-
-
-def test_an_offset_can_be_claimed_explained_and_drawn(run):
+        assert {name: row[other] for name, other in same.items()} == {name: row[name] for name in same}
     assert run("check", "L2H1.offset=-1 > 0.9", "--text", LINE).code == 0
     assert run("check", "any.offset=-2 > 0.9", "--text", LINE).code == 1
     assert "A[i, i-2]" in run("stats", "--explain", "offset=-2").out
     assert "offset=-2 · encoder" in run("stats", LINE, "--map", "offset=-2").out
-
-
-def test_a_distance_beyond_the_text_has_no_figure_and_says_why(run):
     run("stats", LINE, "--map", "offset=-400").refuses(
         "offset=-400 cannot be drawn: offset=-400 is taken over rows for which that key exists"
     )
 
 
-@pytest.mark.parametrize("name", MEASURES)
-def test_a_measure_explains_its_formula_unit_rows_and_source(name):
-    text = explain(name)
-    entry = MEASURES[name]
-    for part in (entry.formula, entry.unit, entry.bounds, entry.rows, entry.source, entry.summary):
-        assert part
-        assert part in text
-
-
-def test_roles_explain_their_thresholds_as_defined():
+def test_every_measure_explains_its_formula_unit_rows_and_source_and_every_role_its_threshold():
+    for name, entry in MEASURES.items():
+        for part in (entry.formula, entry.unit, entry.bounds, entry.rows, entry.source, entry.summary):
+            assert part
+            assert part in explain(name), name
     assert all(map(explain, ROLES))
-    for name, told in (("previous", "least 0.5"), ("first", "least 0.6"), ("induction", "least 0.4")):
-        assert f"at {told}" in explain(name)
-    assert "exceeds 0.9" in explain("broad")
-
-
-def test_an_unknown_name_says_what_exists():
+    told = {"previous": "at least 0.5", "first": "at least 0.6", "broad": "exceeds 0.9"}
+    assert all(words in explain(name) for name, words in told.items())
     roles = f"; roles are {', '.join(ROLES)}; weighings are norm"
     with pytest.raises(SelectionError, match=rf"did you mean 'normalized_entropy'.*{roles}"):
         explain("normalised_entropy")
@@ -151,9 +126,7 @@ def test_an_explanation_reads_as_a_whole():
 
 
 def test_what_counts_as_punctuation():
-    for text in (".", " ,", "...", "—", "?!", "。", "(", "„"):
-        assert is_punctuation(Token(text, 0)), text
-    for text in ("", " ", "a.", "cat", "$", "😀", "'s", "1"):
-        assert not is_punctuation(Token(text, 0)), text
-    assert not is_punctuation(Token("<>", 0, special=True))
+    marks = {".", " ,", "...", "—", "?!", "。", "(", "„"}
+    others = {"", " ", "a.", "cat", "$", "😀", "'s", "1"}
+    assert {text for text in marks | others if is_punctuation(Token(text, 0))} == marks
     assert not is_punctuation(Token("...", 0, special=True))

@@ -1,16 +1,19 @@
 """Figures of some rows alone, of special tokens by name, and of the way that the largest keys go."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import HeldRows
+from attnscope.attention import Token
 from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.measures.reference import shown
+from tests.capture.observing import Keep
+from tests.measures.reference import Case, attention
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
 
@@ -27,14 +30,9 @@ def prepared(model):
 
 def weights_of(model, prepared):
     """Every layer's weights, by its number.  [head, query, key]"""
-    layers = {}
-
-    class Whole:
-        def observe(self, attention):
-            layers[attention.site.layer] = attention.weights()[0].double().numpy()
-
-    model.run(prepared, [Whole()])
-    return layers
+    keep = Keep()
+    model.run(prepared, [keep])
+    return {kept.site.layer: kept.weights[0].double().numpy() for kept in keep.maps}
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +40,11 @@ def weights(model, prepared):
     return weights_of(model, prepared)
 
 
-def observed(rows, block=1 << 21, kind="encoder", allowed=None):
-    rows = torch.as_tensor(np.array(rows), dtype=torch.float64)[None]
-    open_ = torch.ones(rows.shape).bool() if allowed is None else torch.as_tensor(allowed)[None, None]
-    measured, axes = Measurement(["monotonic"], block), map(range, rows.shape[2:])
-    offset = None if kind == "cross" else 0
-    measured.observe(shown(HeldRows(rows, open_), rows.shape[:2], axes, offset, kind, dtype=rows.dtype))
+def monotonic(rows, block=1 << 21, offset=0, allowed=True):
+    """Figures of rows [head, query, key], queries on the keys' sequence or, without an offset, on another."""
+    queries, keys = ([[Token("", place) for place in range(size)]] for size in rows.shape[1:])
+    measured = Measurement(["monotonic"], block)
+    measured.observe(attention(Case(rows[None], np.array(allowed), keys, offset, queries), torch.float64))
     return [head.figures["monotonic"] for head in measured.figures()]
 
 
@@ -62,17 +59,15 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
 
 
 def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
-    size = len(prepared.tokens)
-    whole = measure_heads(model, prepared, Selection()).heads
-    ranges = range(9), range(9, size)
-    parts = [measure_heads(model, prepared, Selection(), rows=rows).heads for rows in ranges]
-    for head, one, other in zip(whole, *parts, strict=True):
+    ranges = None, range(9), range(9, len(prepared.tokens))
+    heads = [measure_heads(model, prepared, Selection(), rows=rows).heads for rows in ranges]
+    for whole, *parts in zip(*heads, strict=True):
         for name in ("entropy", "previous", "special", "duplicate", "induction", "offset"):
-            pair = [each.figures[name] for each in (one, other) if name in each.figures]
+            pair = [each.figures[name] for each in parts if name in each.figures]
             rows = sum(figure.rows for figure in pair)
-            assert rows == head.figures[name].rows
+            assert rows == whole.figures[name].rows
             total = sum(figure.value * figure.rows for figure in pair) / rows
-            assert total == pytest.approx(head.figures[name].value, abs=1e-6)
+            assert total == pytest.approx(whole.figures[name].value, abs=1e-6)
 
 
 def test_rows_that_do_not_exist_are_met_with_those_that_do(run):
@@ -130,27 +125,24 @@ def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
     for each in seen.heads:
         assert each.figures["[CLS]"].value > 0
         assert "</s>" not in each.figures
-        told = "</s> is taken over rows of texts that have such a token, and there are none"
-        assert each.absent["</s>"] == told
+        assert "rows of texts that have such a token, and there are none" in each.absent["</s>"]
     assert ("fused" in seen.ran) == (times > 1)
 
 
 def test_monotonic_counts_the_rows_whose_largest_key_does_not_go_back():
     rows = np.eye(6)[[[0, 1, 1, 3, 2, 5], [5, 4, 3, 2, 1, 0]]]
-    for block in (1 << 21, 12, 24):  # blocks of all rows, of one, of two
-        for kind in ("encoder", "cross"):
-            one, other = observed(rows, block, kind)
-            assert (one.value, one.rows) == (pytest.approx(4 / 5), 5)
-            assert other.value == 0
-            assert one.baseline == pytest.approx(7 / 12)  # (n + 1) / 2n
+    for block, offset in product((1 << 21, 12, 24), (0, None)):  # blocks of all rows, of one, of two
+        one, other = monotonic(rows, block, offset)
+        assert (one.value, one.rows) == (pytest.approx(4 / 5), 5)
+        assert other.value == 0
+        assert one.baseline == pytest.approx(7 / 12)  # (n + 1) / 2n
 
 
 def test_the_baseline_of_monotonic_is_that_of_keys_drawn_anew_each_row():
     random = np.random.default_rng(0)
-    (found,) = observed(random.random((1, 4000, 5)))
+    (found,) = monotonic(random.random((1, 4000, 5)))
     assert found.value == pytest.approx(found.baseline, abs=0.02)
     allowed = np.tril(np.ones((300, 300), bool))
-    rows = np.where(allowed, random.random((300, 300)), 0)
-    (found,) = observed(rows[None], allowed=allowed)
+    (found,) = monotonic(np.where(allowed, random.random((1, 300, 300)), 0), allowed=allowed)
     exact = np.mean([(np.add.outer(np.arange(i + 1), -np.arange(i)) >= 0).mean() for i in range(1, 300)])
     assert found.baseline == pytest.approx(exact)

@@ -7,19 +7,35 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Heads(nn.Module):
-    """Queries, keys and values of some heads by one projection; ``attend`` makes their output."""
+class Kernel(nn.Module):
+    """One call of torch's kernel."""
 
-    def __init__(self, size=16, heads=4):
+    def forward(self, *given, **options):
+        return F.scaled_dot_product_attention(*given, **options)
+
+
+class Heads(nn.Module):
+    """Queries, keys and values of some heads by one projection, mixed in some way; it keeps weights."""
+
+    def __init__(self, way=None, size=16, heads=4):
         super().__init__()
-        self.heads, self.qkv = heads, nn.Linear(size, 3 * size)
+        self.way, self.heads, self.qkv, self.kept = way, heads, nn.Linear(size, 3 * size), []
+
+    def keep(self, weights):
+        """The weights, [text, head, query, key], which a recording must show."""
+        self.kept.append(weights)
+        return weights
 
     def split(self, x):
         """-> three of [text, head, position, size]"""
         return [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
 
+    def attend(self, q, k, v):
+        return self.way(self, q, k, v)
+
     def forward(self, x):
-        return self.attend(*self.split(x)).transpose(1, 2).flatten(2)
+        mixed = self.attend(*self.split(x))
+        return mixed.transpose(1, 2).flatten(2) if mixed.ndim == 4 else mixed
 
 
 class Softmaxed(Heads):

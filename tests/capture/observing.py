@@ -55,3 +55,24 @@ def observe(model, *given, call=None, **named):
     )
     assert not record.failures
     return record, keep.maps, outputs[1]
+
+
+def check_kept(model, maps, paths=None):
+    """Every map of a module is what it kept of its weights itself; ``paths``: where else it is looked for."""
+    for path, module in model.named_modules():
+        if hasattr(module, "kept"):
+            shown = [kept.weights for kept in maps if kept.site.name == (paths or {}).get(path, path)]
+            kept = module.kept[len(module.kept) // 2 :]  # of the recorded pass
+            assert len(shown) == len(kept), path
+            for mine, theirs in zip(shown, kept, strict=True):
+                torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+def check_parts(attention):
+    """Some rows of some heads, and what is open to them, are those of the whole map."""
+    whole, count = attention.weights(), len(attention.queries)
+    opened = attention.allowed(0, count)
+    for start, stop in [(0, 1), (3, 8), (4, 4), (count - 1, count), (count, count)]:
+        assert torch.equal(attention.rows(start, stop), whole[:, :, start:stop])
+        assert torch.equal(attention.rows(start, stop, [1, 0, 1]), whole[:, [1, 0, 1], start:stop])
+        assert torch.equal(attention.allowed(start, stop), opened[:, :, start:stop])

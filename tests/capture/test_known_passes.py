@@ -17,29 +17,26 @@ SIZE, HEADS = 16, 2
 
 
 class Attend(Heads):
-    """Attention by torch's kernel over what ``turn`` makes of the states."""
+    """Attention in some way over what ``turn`` makes of the states."""
 
-    def __init__(self, turn=None):
-        super().__init__(SIZE, HEADS)
+    def __init__(self, turn=None, way=None):
+        super().__init__(way or by_the_kernel, SIZE, HEADS)
         self.embed, self.turn = nn.Embedding(50, SIZE), turn or nn.Identity()
 
     def forward(self, ids):
         return super().forward(self.turn(self.embed(ids)))
 
-    def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q, k, v)
+
+def by_the_kernel(self, q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
 
 
-class Handwritten(Attend):
-    def attend(self, q, k, v):
-        return (q @ k.mT / (SIZE // HEADS) ** 0.5).softmax(-1) @ v
+def by_hand(self, q, k, v):
+    return (q @ k.mT / (SIZE // HEADS) ** 0.5).softmax(-1) @ v
 
 
-class SomeAsk(Attend):
-    """Only the third and fourth position ask."""
-
-    def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q[:, :, 2:4], k, v)
+def at_two_positions(self, q, k, v):
+    return F.scaled_dot_product_attention(q[:, :, 2:4], k, v)
 
 
 class Runs:
@@ -80,7 +77,7 @@ class Runs:
 
 SHAPES = [(1, 9), (3, 7), (2, 12), (5, 11), (4, 6)]
 FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
-    "one shape, of which some rows ask": (SomeAsk, [(2, 9)] * 3, "ynn"),
+    "one shape, of which some rows ask": (lambda: Attend(way=at_two_positions), [(2, 9)] * 3, "ynn"),
     "all lengths, after two that differ": (Attend, SHAPES, "yynnn"),
     "an order that hangs on the length": (
         lambda: Attend(lambda x: x.roll(x.shape[1] // 10, 1)),
@@ -97,7 +94,7 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
         SHAPES,
         "yyynn",
     ),
-    "attention that no kernel computed": (Handwritten, SHAPES, "yyyyy"),
+    "attention that no kernel computed": (lambda: Attend(way=by_hand), SHAPES, "yyyyy"),
     **{name: (FAMILIES[name].build, SHAPES, "yy?nn") for name in ("bert", "gpt2", "llama")},
     "own": (lambda: load("own").module, SHAPES, "yynnn"),
 }

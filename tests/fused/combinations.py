@@ -105,32 +105,38 @@ def combination(seed):
     return Combination(call, open_keys, texts, words)
 
 
-def brute_force(made):
+def spread(tensor, call):
+    """The keys or values of a call in float64, one for each query head."""
+    return tensor.double().repeat_interleave(call.query.shape[1] // tensor.shape[1], 1)
+
+
+def brute_force(call):
     """The weights in float64.  -> [batch, head, query, key]"""
-    call = made.call
-    key = call.key.double().repeat_interleave(call.query.shape[1] // call.key.shape[1], 1)
-    scores = call.query.double() @ key.mT * call.scale
+    scores = call.query.double() @ spread(call.key, call).mT * call.scale
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     for bias in call.biases:
-        scores = scores + bias.double()
-    grown = scores.masked_fill(~made.open_keys, -math.inf)
+        scores = (scores + bias.double()).masked_fill(bias <= torch.finfo(bias.dtype).min, -math.inf)
+    for mask in call.masks:
+        scores = scores.masked_fill(~mask, -math.inf)
+    if call.diagonal is not None:
+        past = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(call.diagonal)
+        scores = scores.masked_fill(~past, -math.inf)
     if call.sinks is None:
-        return grown.softmax(-1)
-    sink = call.sinks.double().view(1, -1, 1, 1).expand(*grown.shape[:3], 1)
-    return torch.cat([grown, sink], -1).softmax(-1)[..., :-1]
+        return scores.softmax(-1)
+    sink = call.sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
 
 
 def check(seed, verdict):
     """Hold output and every figure of one combination against brute force, by the pass and by rows."""
     made = combination(seed)
-    call, weights = made.call, brute_force(made)
+    call, weights = made.call, brute_force(made.call)
     request = fused_request(MEASURED, made.texts)
     with torch.inference_mode():
         output, statistics = FusedPass(request, shortest=1).attend(call)
     assert output.dtype == call.query.dtype
-    value = call.value.double().repeat_interleave(call.query.shape[1] // call.value.shape[1], 1)
-    wanted = weights @ value
+    wanted = weights @ spread(call.value, call)
     allowed = EXACT + ROUNDING.get(call.query.dtype, 0.0) * wanted.abs()
     assert bool(((output.double() - wanted).abs() <= allowed).all()), made.words
     case = Case(weights.numpy(), made.open_keys.numpy(), made.texts)

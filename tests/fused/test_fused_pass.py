@@ -8,26 +8,25 @@ import pytest
 import torch
 
 from attnscope.attention import AttentionCall
-from attnscope.axes import edges
-from attnscope.capture.rows.kernels import sdpa_call
 from attnscope.fused import fused_pass, weigh
-from attnscope.fused.fused_pass import FusedPass, Refusal, Worker, attend
+from attnscope.fused.fused_pass import FusedPass, Refusal, Worker
 from attnscope.fused.request import Pairs, Request
-from attnscope.fused.runs import find_matches, open_runs
 from tests.fused import combinations
+from tests.fused.combinations import brute_force, spread
 
 BATCH, HEADS, SIZE = 2, 4, 16
 
 
 def request_of(ids=None, cells=None):
-    """Everything that can be asked for; ``ids`` are the labels of the pairs, [text, token]."""
+    """Everything that can be asked for; ``ids`` are the labels of the pairs, [token]."""
     asked = Request(cells=cells)
     asked.at |= {"own": lambda row: row, "before": lambda row: row - 1, "after": lambda row: row + 1}
     asked.at |= {"start": torch.zeros_like, "none": lambda row: row.new_full(row.shape, -1)}
     asked.gaps |= {"far": torch.abs, "ahead": lambda gap: gap, "square": torch.square}
     if ids is not None:
-        follows = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)
-        asked.pairs |= {"same": Pairs(ids, ids, itself=False), "follows": Pairs(ids, follows, ahead=False)}
+        follows = torch.nn.functional.pad(ids[None, :-1], (1, 0), value=-1)
+        asked.pairs["same"] = Pairs(ids[None], ids[None], itself=False)
+        asked.pairs["follows"] = Pairs(ids[None], follows, ahead=False)
     return asked
 
 
@@ -38,54 +37,29 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(weigh, name, size)
 
 
-def inputs(queries, keys, key_heads=HEADS, sharp=1.0):
+def call_of(name="causal", queries=131, keys=None, key_heads=HEADS, dtype=torch.float32, **extras):
+    """A random call that leaves those keys open which ``name`` says."""
+    keys = keys or queries
     torch.manual_seed(queries * 1000 + keys)
-    query = sharp * torch.randn(BATCH, HEADS, queries, SIZE)
-    return query, torch.randn(BATCH, key_heads, keys, SIZE), torch.randn(BATCH, key_heads, keys, SIZE)
-
-
-def mask_of(name, queries, keys):
-    """The keys that are open, [text or 1, 1, query, key]; None: all."""
-    row, key = torch.arange(queries)[:, None], torch.arange(keys)
-    if name == "whole":
-        return None
-    if name == "padded":
-        return torch.stack([key < keys - 7, key >= 5])[:, None, None].expand(-1, 1, queries, -1)
-    open_ = {
-        "causal": key <= row,
-        "window": (key <= row) & (row - key < 21),
-        "both ways": (row - key).abs() < 9,
+    query = torch.randn(BATCH, HEADS, queries, SIZE, dtype=dtype)
+    key, value = torch.randn(2, BATCH, key_heads, keys, SIZE, dtype=dtype)
+    row, place = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    opened = {
+        "causal": place <= row,
+        "window": (place <= row) & (row - place < 21),
+        "both ways": (row - place).abs() < 9,
+        "padded": torch.stack([place < keys - 7, place >= 5])[:, None].expand(-1, queries, -1),
     }
-    return open_[name][None, None]
+    masks = (opened[name].view(-1, 1, queries, keys),) if name in opened else ()
+    return AttentionCall(query, key, value, **{"scale": SIZE**-0.5, "masks": masks, **extras})
 
 
-def call_of(query, key, value, mask=None, is_causal=False, **options):
-    """What torch's kernel would receive."""
-    return sdpa_call((query, key, value, mask), {"is_causal": is_causal, **options}, len(query))
-
-
-def weights_of(query, key, open_, softcap=None, bias=None, sinks=None):
-    """The full weights in float64.  -> [batch, head, query, key]"""
-    key = key.double().repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = query.double() @ key.mT / math.sqrt(query.shape[-1])
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias.double()
-    if open_ is not None:
-        scores = scores.masked_fill(~open_, -torch.inf)
-    if sinks is not None:
-        sink = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-    return scores.softmax(-1)
-
-
-def check(output, found, weights, value, ids=None):
-    """Every number of the statistics against the weights."""
-    value = value.double().repeat_interleave(weights.shape[1] // value.shape[1], 1)
+def check(done, call, ids=None):
+    """Every number of the output and the statistics against the weights."""
+    (output, found), weights = done, brute_force(call)
     queries, keys = weights.shape[-2:]
     row, key = torch.arange(queries)[:, None], torch.arange(keys)
-    assert torch.allclose(output.double(), weights @ value, atol=1e-5)
+    assert torch.allclose(output.double(), weights @ spread(call.value, call), atol=1e-5)
     entropy = torch.special.entr(weights).sum(-1)
     assert torch.allclose(found.entropy.double(), entropy, atol=1e-5 * math.log(keys))
     assert torch.allclose(found.largest.double(), weights.amax(-1), atol=1e-5)
@@ -99,7 +73,7 @@ def check(output, found, weights, value, ids=None):
         atol = 1e-5 * queries * float(number.abs().max())
         assert torch.allclose(found.gaps[name], wanted, atol=atol, rtol=1e-5), name
     if found.map is not None:
-        check_map(found, weights)
+        check_map(found.map, weights)
     if ids is not None:
         same = ids[:, None] == ids
         follows = torch.nn.functional.pad(same[:, :-1], (1, 0))
@@ -111,41 +85,41 @@ def check(output, found, weights, value, ids=None):
 
 
 def check_map(found, weights):
-    rows, keys = found.map.row_edges, found.map.key_edges
-    summed = np.add.reduceat(np.add.reduceat(weights.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
-    assert np.allclose(found.map.total, summed, atol=1e-5 * max(np.diff(rows)))
+    """The weights and the open pairs of every cell."""
+    rows, keys = found.row_edges, found.key_edges
+    total, pairs = (
+        np.add.reduceat(np.add.reduceat(each.numpy(), rows[:-1], axis=-2), keys[:-1], axis=-1)
+        for each in (weights, (weights[:, 0] > 0).long())
+    )
+    assert np.allclose(found.total, total, atol=1e-5 * max(np.diff(rows)))
+    assert np.array_equal(np.broadcast_to(found.pairs, pairs.shape), pairs)
 
 
-def fused(query, key, value, open_=None, ids=None, cells=None, scale=SIZE**-0.5, bias=None, **extras):
-    """Output and statistics of attention over the open keys; ``ids`` are the labels of the pairs."""
-    runs = open_runs(open_, query.shape[2], key.shape[2], False)
-    request = request_of(ids, cells)
-    matches = find_matches(request.pairs, runs, BATCH)
-    return attend(AttentionCall(query, key, value, scale, **extras), runs, bias, request, matches)
+def fused(call, ids=None, cells=None):
+    """Output and statistics of a call; ``ids`` are the labels of the pairs."""
+    return FusedPass(request_of(ids, cells), shortest=1).attend(call)
 
 
-@pytest.mark.parametrize("cells", [None, 7, 40, 300])
-@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
-@pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded"])
-def test_output_and_statistics_equal_the_full_computation(name, key_heads, cells):
-    query, key, value = inputs(131, 131, key_heads)
-    open_, ids = mask_of(name, 131, 131), torch.randint(0, 9, (131,))
-    output, found = fused(query, key, value, open_, ids[None], cells)
-    assert output.dtype == torch.float32
-    check(output, found, weights_of(query, key, open_), value, ids)
+MASKS = ["whole", "causal", "window", "both ways", "padded"]
+SHAPES = [  # a mask, queries and keys, heads of keys, and cells of a map
+    *(
+        (name, 131, 131, heads, cells)
+        for name in MASKS
+        for heads in (4, 2, 1)
+        for cells in (None, 7, 40, 300)
+    ),
+    *(("causal", size, size, HEADS, 16) for size in (2, 31, 48, 49, 96, 97, 200)),
+    ("causal", 60, 150, HEADS, 20),
+]
 
 
-@pytest.mark.parametrize("size", [2, 31, 48, 49, 96, 97, 200])
-def test_any_length_is_exact(size):
-    query, key, value = inputs(size, size)
-    open_ = mask_of("causal", size, size)
-    check(*fused(query, key, value, open_, cells=16), weights_of(query, key, open_), value)
-
-
-def test_more_keys_than_queries_are_exact():
-    query, key, value = inputs(60, 150)
-    open_ = (torch.arange(150) <= torch.arange(60)[:, None] + 90)[None, None]
-    check(*fused(query, key, value, open_, cells=20), weights_of(query, key, open_), value)
+@pytest.mark.parametrize(("name", "queries", "keys", "key_heads", "cells"), SHAPES)
+def test_output_and_statistics_equal_the_full_computation(name, queries, keys, key_heads, cells):
+    call = call_of(name, queries, keys, key_heads)
+    ids = torch.randint(0, 9, (keys,)) if queries == keys else None
+    done = fused(call, ids, cells)
+    assert done[0].dtype == torch.float32
+    check(done, call, ids)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +127,10 @@ def test_more_keys_than_queries_are_exact():
     [*((sharp, torch.float32, 1e-4) for sharp in (3.0, 10.0, 30.0)), (1.0, torch.float64, 1e-12)],
 )
 def test_sharp_rows_stay_exact_and_float64_agrees_to_the_last_digits(sharp, dtype, atol):
-    query, key, value = (tensor.to(dtype) for tensor in inputs(131, 131, sharp=sharp))
-    output, found = fused(query, key, value, mask_of("causal", 131, 131))
-    weights = weights_of(query, key, mask_of("causal", 131, 131))
-    assert torch.allclose(output.double(), weights @ value.double(), atol=atol / 10 if atol < 1e-9 else atol)
+    call = call_of(dtype=dtype, scale=sharp * SIZE**-0.5)
+    (output, found), weights = fused(call), brute_force(call)
+    expected = weights @ spread(call.value, call)
+    assert torch.allclose(output.double(), expected, atol=atol / 10 if atol < 1e-9 else atol)
     assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=atol)
 
 
@@ -180,10 +154,10 @@ def threads():
 
 def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads(threads):
     results = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        results.append(fused(*inputs(131, 131), mask_of("causal", 131, 131), cells=10))
-        assert torch.get_num_threads() == threads
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(fused(call_of(), cells=10))
+        assert torch.get_num_threads() == count
     assert_same_bits(*results)
 
 
@@ -197,19 +171,19 @@ def test_when_one_thread_fails_the_others_end(monkeypatch, threads):
     monkeypatch.setattr(Worker, "run", fail)
     torch.set_num_threads(2)
     with pytest.raises(RuntimeError, match="no memory"):
-        fused(*(tensor.repeat(1, 8, 1, 1) for tensor in inputs(131, 131)))
+        fused(call_of())
     assert torch.get_num_threads() == 2
-    assert len(begun) <= 2  # of 32 heads of two texts
+    assert len(begun) <= 2  # of 4 heads of two texts
 
 
 @pytest.mark.parametrize("how", ["gone", "broken"])
 def test_without_torchs_interpreter_the_bits_are_the_same(how, monkeypatch):
-    ids, given = torch.randint(5, (1, 131)), inputs(131, 131, key_heads=2)
-    extras = {"bias": torch.randn(1, HEADS, 131, 131), "softcap": 3.0, "sinks": torch.randn(HEADS)}
+    bias, sinks = torch.randn(1, HEADS, 131, 131), torch.randn(HEADS)
+    ids, extras = torch.randint(5, (131,)), {"biases": (bias,), "softcap": 3.0, "sinks": sinks}
 
     def results():
         weigh.scripted.cache_clear()
-        return fused(*given, mask_of("causal", 131, 131), ids, 10, 0.3, **extras)
+        return fused(call_of("whole", key_heads=2, diagonal=0, scale=0.3, **extras), ids, 10)
 
     scripted = results()
     assert isinstance(weigh.scripted(), torch.jit.ScriptFunction)
@@ -223,80 +197,60 @@ def test_without_torchs_interpreter_the_bits_are_the_same(how, monkeypatch):
     assert_same_bits(scripted, plain)
 
 
-@pytest.mark.parametrize("name", ["whole", "causal", "window"])
-def test_open_pairs_of_a_map_are_counted(name):
-    open_, cut = mask_of(name, 50, 50), edges(50, 8)[:-1]
-    _, found = fused(*inputs(50, 50), open_, cells=8)
-    full = np.ones((50, 50)) if open_ is None else open_[0, 0].numpy().astype(float)
-    assert np.array_equal(found.map.pairs[0], np.add.reduceat(np.add.reduceat(full, cut, 0), cut, 1))
+ALONE = {  # a mask and what else is given; the last two no kernel takes
+    **{name: (name, {}) for name in MASKS},
+    "causal by hint": ("whole", {"diagonal": 0}),
+    "bias": ("whole", {"biases": (torch.randn(1, HEADS, 100, 100),)}),
+    "softcap": ("whole", {"softcap": 2.0}),
+    "sinks": ("whole", {"sinks": torch.arange(4.0)}),
+}
 
 
 @pytest.mark.parametrize("count", [5, 48, 49])  # the last in tiles
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
-@pytest.mark.parametrize("name", ["whole", "causal", "window", "both ways", "padded", "bias"])
+@pytest.mark.parametrize("name", ALONE)
 def test_a_map_alone_and_its_output_equal_the_full_computation(name, key_heads, count, monkeypatch):
     monkeypatch.setattr(fused_pass, "NUMBERS", 5000)  # so that heads come in steps
-    query, key, value = inputs(100, 100, key_heads)
-    open_ = None if name == "bias" else mask_of(name, 100, 100)
-    bias = torch.randn(1, HEADS, 100, 100) if name == "bias" else None
-    mask = bias if name == "bias" else None if name == "causal" else open_
-    cells = (0, *range(7, 6 + count), 100)
-    request = Request(cells=cells, map_alone=True)
-    output, found = FusedPass(request, shortest=1).attend(call_of(query, key, value, mask, name == "causal"))
-    weights = weights_of(query, key, open_, bias=bias)
-    values = value.double().repeat_interleave(HEADS // key_heads, 1)
-    assert torch.allclose(output.double(), weights @ values, atol=1e-5)
-    check_map(found, weights)
+    mask, extras = ALONE[name]
+    call, cells = call_of(mask, 100, key_heads=key_heads, **extras), (0, *range(7, 6 + count), 100)
+    output, found = FusedPass(Request(cells=cells, map_alone=True), shortest=1).attend(call)
+    weights = brute_force(call)
+    assert torch.allclose(output.double(), weights @ spread(call.value, call), atol=1e-5)
+    check_map(found.map, weights)
     assert found.map.key_edges == cells
-    assert torch.allclose(found.map.total.sum((-1, -2)), torch.tensor(100.0))
     assert torch.equal(found.only([1, 3]).map.total, found.map.total[:, [1, 3]])
 
 
-@pytest.mark.parametrize("extras", [{"softcap": 2.0}, {"sinks": torch.arange(4.0)}])
-def test_a_map_alone_of_scores_that_no_kernel_takes_is_exact(extras):
-    query, key, value = inputs(60, 60)
-    call = replace(call_of(query, key, value), **extras)
-    _, found = FusedPass(Request(cells=(0, 11, 60), map_alone=True), shortest=1).attend(call)
-    check_map(found, weights_of(query, key, None, **extras))
-
-
-def test_the_fused_pass_finds_pairs_and_keeps_what_layers_share(monkeypatch):
-    query, key, value = inputs(131, 131)
-    ids = torch.randint(0, 9, (131,))
-    asked = []
-    plain = fused_pass.open_runs
+def test_what_layers_share_is_read_once(monkeypatch):
+    asked, plain = [], fused_pass.open_runs
     monkeypatch.setattr(fused_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
-    engine = FusedPass(request_of(ids[None], cells=8), shortest=1)
-    weights = weights_of(query, key, mask_of("causal", 131, 131))
+    call, ids = call_of("whole", diagonal=0), torch.randint(0, 9, (131,))
+    engine = FusedPass(request_of(ids, cells=8), shortest=1)
     for _layer in range(3):
-        done = engine.attend(call_of(query, key, value, is_causal=True))
-        check(*done, weights, value, ids)
+        check(engine.attend(call), call, ids)
     assert len(asked) == 1
 
 
 def test_what_it_cannot_do_is_left_to_the_kernel():
-    query, key, value = inputs(131, 131)
-    engine = FusedPass(shortest=100)
+    engine, call = FusedPass(shortest=100), call_of("whole")
     holes = torch.rand(1, 1, 131, 131) < 0.5
     masked_row = torch.ones(1, 1, 131, 131, dtype=torch.bool)
     masked_row[..., 5, :] = False
     a_head = torch.ones(1, HEADS, 131, 131, dtype=torch.bool)
     a_head[:, 1, :, 7:] = False
     run = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
-    engine.attend(call_of(query, key, value))
-    for call, reason in (
-        (call_of(query, key, value, holes), run),
-        (call_of(query, key, value, masked_row), run),
-        (call_of(query, key, value, a_head), run),
-        (call_of(query, key, value, dropout_p=0.1), "it drops weights at random"),
-        (call_of(query[:, :, :1], key, value), "it has a single query"),
-        (call_of(*(each.to(torch.complex64) for each in (query, key, value))), "it computes in complex64"),
-        (call_of(query, key.double(), value), "its tensors are of several types"),
-        (call_of(query, key[:, :, :50], value[:, :, :50]), "it has fewer than 100 keys"),
-        (call_of(query.clone().requires_grad_(), key, value), "its gradient is asked for"),
+    engine.attend(call)
+    for change, reason in (
+        *(({"masks": (mask,)}, run) for mask in (holes, masked_row, a_head)),
+        ({"dropout": 0.1}, "it drops weights at random"),
+        ({"query": call.query[:, :, :1]}, "it has a single query"),
+        ({"query": call.query.to(torch.complex64)}, "it computes in complex64"),
+        ({"key": call.key.double()}, "its tensors are of several types"),
+        ({"key": call.key[:, :, :50], "value": call.value[:, :, :50]}, "it has fewer than 100 keys"),
+        ({"query": call.query.clone().requires_grad_()}, "its gradient is asked for"),
     ):
         with pytest.raises(Refusal, match=f"^{reason}$"):
-            engine.attend(call)
+            engine.attend(replace(call, **change))
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -14,6 +14,8 @@ from attnscope.questions.selection import Selection
 from tests.capture.tiny import FAMILIES
 
 LENGTH, WHOLE = 70, Selection()
+IDS = torch.randint(0, 50, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+TEXT = tuple(Token(f"w{id_}", id_) for id_ in IDS[0].tolist())
 
 
 def build(name):
@@ -23,25 +25,28 @@ def build(name):
     return FAMILIES[name].build("eager" if name in ("gemma2", "gpt-oss") else None)
 
 
+def watch(model, observers, fused=None):
+    """The output of a pass and its record."""
+    axes = dict.fromkeys(("encoder", "decoder"), (TEXT, TEXT))
+    with torch.inference_mode(), recording(model, observers, axes, fused) as record:
+        return model(input_ids=IDS).last_hidden_state, record
+
+
+def fused_for_cells(cells):
+    return FusedPass(fused_request(DEFAULT, [TEXT], cells=cells), shortest=1)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "bert", "t5", "gemma2", "gpt-oss"])
 def test_models_give_the_same_outputs_figures_and_maps(name):
-    torch.manual_seed(0)
     model = build(name)
-    ids = torch.randint(0, 50, (1, LENGTH))
-    text = tuple(Token(f"w{id_}", id_) for id_ in ids[0].tolist())
-    axes = dict.fromkeys(("encoder", "decoder"), (text, text))
     beside, pool = Measurement(), WHOLE.coarsen(12, even=True)
-    with torch.inference_mode(), recording(model, [beside, pool], axes):
-        expected = model(input_ids=ids).last_hidden_state
     streamed, maps = Measurement(), WHOLE.coarsen(12, even=True)
-    request = fused_request(DEFAULT, [text], cells=12)
-    fused = FusedPass(request, shortest=1)
-    with torch.inference_mode(), recording(model, [streamed, maps], axes, fused) as record:
-        output = model(input_ids=ids).last_hidden_state
+    expected, _ = watch(model, [beside, pool])
+    output, record = watch(model, [streamed, maps], fused_for_cells(12))
     assert [site.kernel for site in record.sites] == [FUSED] * len(record.sites) != []
     assert torch.allclose(output, expected, atol=1e-4)
     with torch.inference_mode():  # nothing stays behind
-        assert torch.equal(model(input_ids=ids).last_hidden_state, expected)
+        assert torch.equal(model(input_ids=IDS).last_hidden_state, expected)
     for one, other in zip(beside.figures(), streamed.figures(), strict=True):
         assert one.site == other.site
         assert list(one.figures) == list(other.figures)
@@ -59,48 +64,33 @@ def test_models_give_the_same_outputs_figures_and_maps(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_short_texts_are_left_to_the_kernel_bit_for_bit(name):
-    torch.manual_seed(0)
     model = build(name)
-    ids = torch.randint(0, 50, (1, LENGTH))
     with torch.inference_mode():
-        expected = model(input_ids=ids).last_hidden_state
-        measured = Measurement()
-        with recording(model, [measured], fused=FusedPass()) as record:
-            output = model(input_ids=ids).last_hidden_state
+        expected = model(input_ids=IDS).last_hidden_state
+    output, record = watch(model, [Measurement()], FusedPass())
     assert {site.refusal for site in record.sites} == {"it has fewer than 512 keys"}
     assert torch.equal(output, expected)
 
 
 def test_a_map_of_other_cells_is_pooled_from_rows():
-    torch.manual_seed(0)
     model = build("gpt2")
-    ids = torch.randint(0, 50, (1, LENGTH))
     maps, plain = WHOLE.coarsen(9, even=True), WHOLE.coarsen(9, even=True)
     highest = WHOLE.coarsen(12, even=True, how="max")
-    fused = FusedPass(Request(cells=12), shortest=1)
-    with torch.inference_mode(), recording(model, [maps, highest], fused=fused):
-        model(input_ids=ids)
-    with torch.inference_mode(), recording(model, [plain]):
-        model(input_ids=ids)
+    watch(model, [maps, highest], FusedPass(Request(cells=12), shortest=1))
+    watch(model, [plain])
     assert torch.equal(maps.maps[0].values, plain.maps[0].values)
     assert bool((highest.maps[0].values >= 0).all())
     assert highest.maps[0].values.shape[-1] == 12
 
 
 def test_some_heads_of_a_fused_pass_need_no_rows(monkeypatch):
-    torch.manual_seed(0)
     model = build("llama")
-    text = tuple(Token(f"w{i % 7}", i % 7) for i in range(LENGTH))
-    ids = torch.tensor([[token.id for token in text]])
-    every, some = Measurement(), Measurement()
-    every_map, some_maps = WHOLE.coarsen(12, even=True), WHOLE.coarsen(12, even=True)
-    chosen = SharedRows([some, some_maps], lambda site, count: [3, 1] if site.layer == 1 else None)
-    with torch.inference_mode(), recording(model, [every, every_map], {"decoder": (text, text)}):
-        model(input_ids=ids)
+    every, every_map = Measurement(), WHOLE.coarsen(12, even=True)
+    some, some_maps = Measurement(), WHOLE.coarsen(12, even=True)
+    watch(model, [every, every_map])
     monkeypatch.setattr(Attention, "rows", lambda *_: pytest.fail("a row was computed"))
-    fused = FusedPass(fused_request(DEFAULT, [text], cells=12), shortest=1)
-    with torch.inference_mode(), recording(model, [chosen], {"decoder": (text, text)}, fused):
-        model(input_ids=ids)
+    chosen = SharedRows([some, some_maps], lambda site, count: [3, 1] if site.layer == 1 else None)
+    watch(model, [chosen], fused_for_cells(12))
     beside = {figures.head: figures for figures in every.figures() if figures.site.layer == 1}
     for figures, head in zip(some.figures(), (3, 1), strict=True):
         for name, figure in figures.figures.items():

@@ -1,28 +1,24 @@
 """Models that write into tensors which they used before: every call is measured on what it held then."""
 
-import math
-from dataclasses import replace
+from copy import deepcopy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from attnscope.attention import Token
 from attnscope.capture import FUSED, recording
 from attnscope.capture.observers import SharedRows
+from attnscope.capture.rows.kernels import sdpa_call
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.runs import digest
 from attnscope.measures import DEFAULT, Measurement, fused_request
+from tests.capture.modules import Kernel
 from tests.capture.observing import Keep
-from tests.fused.test_fused_pass import call_of, check, inputs, mask_of, request_of, weights_of
+from tests.fused.combinations import brute_force
+from tests.fused.test_fused_pass import call_of, check, request_of
 
 HEADS, LENGTH, WIDTH = 4, 131, 8
-
-
-class Kernel(nn.Module):
-    def forward(self, *given):
-        return F.scaled_dot_product_attention(*given)
 
 
 class Rewriting(nn.Module):
@@ -42,7 +38,7 @@ class Rewriting(nn.Module):
     def forward(self, ids):
         noise = torch.Generator().manual_seed(int(ids.sum()))
         for number, name in enumerate(self.names):
-            opened = mask_of(name, LENGTH, LENGTH)
+            (opened,) = call_of(name).masks
             if self.additive:
                 self.mask.zero_().masked_fill_(~opened, -torch.inf)
                 if self.own_heads:  # rows of a later head that no sample would meet
@@ -51,17 +47,10 @@ class Rewriting(nn.Module):
                 self.mask.copy_(opened)
             for buffer in (self.query, self.key, self.value):
                 buffer.copy_(torch.randn(buffer.shape, generator=noise))
-            self.held.append([each.clone() for each in (self.query, self.key, self.mask)])
-            self.layers[number](self.query, self.key, self.value, self.mask)
+            given = self.query, self.key, self.value, self.mask
+            self.held.append(sdpa_call([each.clone() for each in given], {}, 1))
+            self.layers[number](*given)
         return self.value
-
-
-def weigh(query, key, mask):
-    """The plain softmax, in float64."""
-    scores = query.double() @ key.double().mT / math.sqrt(WIDTH)
-    opened = mask if mask.dtype == torch.bool else mask > -1e9
-    bias = 0 if mask.dtype == torch.bool else mask.double().masked_fill(~opened, 0)
-    return (scores + bias).masked_fill(~opened, -torch.inf).softmax(-1)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -80,9 +69,8 @@ def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own
         observers = [SharedRows([measured])] if fused else [measured, keep]
         with torch.inference_mode(), recording(model, observers, {}, engine) as record:
             model(ids)
-        assert len(record.sites) == len(model.names)
-        assert {site.kernel == FUSED for site in record.sites} == {fused}
-        weights = [weigh(*held) for held in model.held]
+        assert [site.kernel == FUSED for site in record.sites] == [fused] * len(model.names)
+        weights = [brute_force(held) for held in model.held]
         assert len(measured.figures()) == HEADS * len(model.names)
         for head in measured.figures():
             rows = weights[head.site.layer][0, head.head]
@@ -94,79 +82,71 @@ def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own
 
 
 def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():
-    query, key, value = inputs(LENGTH, LENGTH)
     engine, sinks = FusedPass(request_of(), shortest=1), torch.zeros(HEADS)
+    call = call_of(sinks=sinks)
     for level in (0.0, 3.0, -2.0):
         sinks.fill_(level)
-        call = replace(call_of(query, key, value, is_causal=True), sinks=sinks)
-        weights = weights_of(query, key, mask_of("causal", LENGTH, LENGTH), sinks=sinks)
-        check(*engine.attend(call), weights, value)
+        check(engine.attend(call), call)
 
 
 SIZE = 300
+CAUSAL = torch.ones(SIZE, SIZE, dtype=torch.bool).tril().repeat(1, HEADS, 1, 1)
+MASKS = {
+    "bool": CAUSAL,
+    **{
+        str(dtype): torch.zeros(CAUSAL.shape, dtype=dtype).masked_fill(~CAUSAL, -torch.inf)
+        for dtype in (torch.float32, torch.bfloat16)
+    },
+}
 
 
-def masks():
-    causal = torch.ones(SIZE, SIZE, dtype=torch.bool).tril().expand(1, HEADS, SIZE, SIZE)
-    return {
-        "bool": causal.clone(),
-        "float32": torch.zeros(causal.shape).masked_fill(~causal, -torch.inf),
-        "bfloat16": torch.zeros(causal.shape, dtype=torch.bfloat16).masked_fill(~causal, -torch.inf),
-    }
-
-
-@pytest.mark.parametrize("dtype", masks())
-def test_one_cell_of_any_head_and_row_tells_two_masks_apart(dtype):
-    mask = masks()[dtype]
-    seen = {digest(mask)}
+def other_cells(mask):
+    """One cell of any head and row is another one."""
     for number in range(200):
-        head, row, key = number % HEADS, (37 * number) % SIZE, (101 * number) % SIZE
         changed = mask.clone()
-        changed[0, head, row, key] = not changed[0, head, row, key] if dtype == "bool" else number + 1.0
-        seen.add(digest(changed))
-    assert len(seen) == 201
-    assert digest(mask.clone()) in seen
+        place = 0, number % HEADS, (37 * number) % SIZE, (101 * number) % SIZE
+        changed[place] = not changed[place] if mask.dtype == torch.bool else number + 1.0
+        yield changed
 
 
-@pytest.mark.parametrize("dtype", masks())
-def test_the_same_cells_at_other_places_are_another_mask(dtype):
-    mask = masks()[dtype]
-    moved = [
-        mask.flip(1).flip(2),
-        mask.flip(3),
-        mask.roll(1, 2),
-        mask.roll(1, 3),
-        mask.roll(2, 3),
-        mask.roll(64, 2),
-        mask.transpose(2, 3),
-        torch.cat([mask[:, :2], mask[:, 2:].roll(8, 3)], 1),
-    ]
-    assert len({digest(each) for each in (mask, *moved)}) == len(moved) + 1
+def other_places(mask):
+    """The same cells stand at other places."""
+    yield from (mask.flip(1).flip(2), mask.flip(3), mask.transpose(2, 3))
+    yield from (mask.roll(by, axis) for by, axis in ((1, 2), (1, 3), (2, 3), (64, 2)))
+    yield torch.cat([mask[:, :2], mask[:, 2:].roll(8, 3)], 1)
 
 
-def test_signs_alone_tell_two_biases_apart():
+def other_signs(bias):
     """Pairs of sign bits cancel in a sum of products modulo 2⁶⁴."""
-    bias = torch.randn(1, HEADS, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    seen = {digest(bias)}
     for number in range(100):
         changed = bias.clone()
         changed.view(-1)[[2 * number + 1, 2 * number + 3 + 2 * SIZE]] *= -1
-        seen.add(digest(changed))
-    assert len(seen) == 101
+        yield changed
 
 
-def test_what_repeats_itself_is_read_once_and_differs_from_what_does_not():
-    row = torch.arange(SIZE).float()
-    assert digest(row.expand(1, 1, SIZE, SIZE)) == digest(row.clone().expand(1, 1, SIZE, SIZE))
-    assert digest(row.expand(1, 1, SIZE, SIZE)) != digest(row.expand(1, 1, SIZE, SIZE).clone())
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 65_536 * 8 - 1, 65_536 * 8, 65_536 * 8 + 1])
-def test_any_number_of_bytes_counts_to_the_last(count):
-    data = torch.zeros(count, dtype=torch.uint8)
-    seen = {digest(data)}
-    for place in (0, count // 2, count - 1)[: min(count, 3)]:
+def other_bytes(data):
+    """The first byte, the last one or one between is another one."""
+    for place in {0, len(data) // 2, len(data) - 1} if len(data) else ():
         changed = data.clone()
         changed[place] = 200
-        seen.add(digest(changed))
-    assert len(seen) == 1 + len({0, count // 2, count - 1} if count else ())
+        yield changed
+
+
+BIAS = torch.randn(1, HEADS, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+ROW = torch.arange(SIZE).float().expand(1, 1, SIZE, SIZE)
+DIFFERENT = [
+    *((mask, others) for mask in MASKS.values() for others in (other_cells, other_places)),
+    (BIAS, other_signs),
+    (ROW, lambda row: [row.clone()]),  # which repeats itself no more
+    *(
+        (torch.zeros(count, dtype=torch.uint8), other_bytes)
+        for count in (0, 1, 7, 8, 9, 65_536 * 8 - 1, 65_536 * 8, 65_536 * 8 + 1)
+    ),
+]
+
+
+@pytest.mark.parametrize(("tensor", "others"), DIFFERENT)
+def test_equal_tensors_have_one_digest_and_others_have_others(tensor, others):
+    made = [digest(tensor), *map(digest, others(tensor))]
+    assert len(set(made)) == len(made)
+    assert digest(deepcopy(tensor)) == made[0]

@@ -18,6 +18,7 @@ from attnscope.questions.audit_pass import find_tensors, with_tensors
 from tests.capture import modules
 from tests.capture.hooks.test_kernels import Flexible, is_past
 from tests.capture.lineage import test_pieces, test_standing
+from tests.capture.placing.ways import Stream
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
@@ -191,10 +192,10 @@ def test_queries_that_choose_among_the_streams_of_their_own_token_are_not_moved_
 
 
 def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
-    layer = test_pieces.BetweenChannels(None, "softmax")
+    layer = Stream(test_pieces.between_channels)
     seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
     assert seen.sentences == (
-        "layer 0, * (BetweenChannels), mixes tokens by attention from channel to channel as well",
+        "layer 0, * (Stream), mixes tokens by attention from channel to channel as well",
     )
 
 

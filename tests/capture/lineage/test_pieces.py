@@ -9,8 +9,9 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
 from attnscope.capture.record import Seeing
-from tests.capture.modules import Heads
-from tests.capture.observing import observe
+from tests.capture.modules import Heads, Kernel
+from tests.capture.observing import check_kept, check_parts, observe
+from tests.capture.placing.ways import Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs, tiny
 
 SIZE, HEADS, COUNT = 16, 4, 12
@@ -84,39 +85,14 @@ PIECES = [
 ]
 
 
-class Attending(Heads):
-    """Attention with one projection for all, whose core is computed in some way."""
+def in_pieces(core, kernel="softmax"):
+    """A layer that keeps its plain weights, and computes its output in some pieces by some kernel."""
 
-    def __init__(self, core, kernel):
-        super().__init__()
-        self.out, self.core, self.kernel = nn.Linear(SIZE, SIZE), core, kernel
+    def way(self, q, k, v):
+        self.keep((q @ k.mT / 2).softmax(-1))
+        return core(KERNELS[kernel], q, k, v)
 
-    def attend(self, *heads):
-        return self.core(KERNELS[self.kernel], *heads)
-
-    def forward(self, x):
-        return self.out(super().forward(x))
-
-
-class Layers(nn.Module):
-    """Two such layers behind each other, with a norm and a shortcut each."""
-
-    def __init__(self, core, kernel):
-        super().__init__()
-        self.layers = nn.ModuleList(Attending(core, kernel) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(SIZE) for _ in range(2))
-        self.embed = nn.Embedding(9, SIZE)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + layer(norm(x))
-        return x
-
-
-def plain_weights(layer, x):
-    query, key, _ = layer.split(x)
-    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+    return Stream(way)
 
 
 @pytest.fixture(autouse=True)
@@ -127,89 +103,51 @@ def seed():
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("core", PIECES, ids=lambda core: core.__name__)
 def test_pieces_of_one_attention_are_one_map(core, kernel):
-    model, ids = Layers(core, kernel).eval(), torch.randint(9, (2, COUNT))
-    inputs = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].clone()))
-    record, maps, _ = observe(model, ids)
-    with torch.inference_mode():
-        expected = [plain_weights(layer, x) for layer, x in zip(model.layers, inputs[:2], strict=True)]
-    assert [(s.site.layer, s.site.name, s.batch, s.heads) for s in record.sites] == [
-        (0, "layers.0", 2, HEADS),
-        (1, "layers.1", 2, HEADS),
-    ]
-    for kept, weights, site in zip(maps, expected, record.sites, strict=True):
-        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
-        assert kept.allowed.all()
+    record, maps, _ = observe(model := Chain(layers=[in_pieces(core, kernel) for _ in range(2)]), X)
+    check_kept(model, maps)
+    for layer, (site, kept) in enumerate(zip(record.sites, maps, strict=True)):
+        assert (site.site.layer, site.site.name, site.batch, site.heads) == (layer, f"layers.{layer}", 2, 4)
         assert (site.site.kind, site.offset, kept.queries, kept.keys) == ("encoder", 0, range(12), range(12))
+        assert kept.allowed.all()
+    assert record.notes == []
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_some_rows_of_some_heads_are_read_alone(kernel):
-    def read(attention):
-        whole, opened = attention.weights(), attention.allowed(0, COUNT)
-        assert torch.equal(attention.rows(3, 8, [2, 0, 2]), whole[:, [2, 0, 2], 3:8])
-        assert torch.equal(attention.allowed(3, 8), opened[:, :, 3:8])
-
-    model = Attending(chunked_queries, kernel)
-    with torch.inference_mode(), recording(model.eval(), [Seeing(read)]) as record:
+    with (
+        torch.inference_mode(),
+        recording(model := in_pieces(chunked_queries, kernel), [Seeing(check_parts)]) as record,
+    ):
         model(X)
     assert (len(record.sites), record.failures) == (1, [])
 
 
-def causal_chunks(kernel, query, key, value):
-    outputs = []
-    for start in range(0, COUNT, 4):
-        scores = query[:, :, start : start + 4] @ key.mT / 2
-        future = torch.arange(COUNT) > torch.arange(start, start + 4)[:, None]
-        outputs.append(scores.masked_fill(future, -torch.inf).softmax(-1) @ value)
-    return torch.cat(outputs, 2)
-
-
-def growing_keys(kernel, query, key, value):
-    parts = [kernel(query[:, :, n - 4 : n], key[:, :, :n], value[:, :, :n]) for n in range(4, COUNT + 1, 4)]
-    return torch.cat(parts, 2)
+def between_channels(self, q, k, v):
+    """Attention from channel to channel, as in models of images."""
+    return ((F.normalize(q.mT, dim=-1) @ F.normalize(k.mT, dim=-1).mT).softmax(-1) @ v.mT).mT
 
 
 PLACE = torch.arange(COUNT)
-MASKED = {  # which keys are open to which queries, the kind, and where the first query stands
-    causal_chunks: (PLACE[:, None] >= PLACE, "decoder", 0),
-    growing_keys: (PLACE[:, None] // 4 >= PLACE // 4, "encoder", 0),
-}
 
 
-@pytest.mark.parametrize("core", MASKED, ids=lambda core: core.__name__)
-def test_pieces_that_have_some_keys_alone_are_placed(core):
-    record, (kept,), _ = observe(model := Attending(core, "sdpa"), X)
-    query, key, _ = model.split(X)
-    opened, kind, offset = MASKED[core]
-    weights = (query @ key.mT / 2).masked_fill(~opened, -torch.inf).softmax(-1).detach()
-    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
-    assert torch.equal(kept.allowed.expand(2, HEADS, -1, -1), opened.expand(2, HEADS, -1, -1))
-    assert (record.sites[0].site.kind, record.sites[0].offset) == (kind, offset)
+def causal_chunks(self, q, k, v):
+    chunks = []
+    for rows, places in zip(q.split(4, 2), PLACE.split(4), strict=True):
+        chunks.append((rows @ k.mT).masked_fill(places[:, None] < PLACE, -torch.inf).softmax(-1))
+    self.keep(torch.cat(chunks, 2))
+    return torch.cat([weights @ v for weights in chunks], 2)
 
 
-def test_the_last_row_alone_stands_where_it_belongs():
-    def last(kernel, query, key, value):
-        return kernel(query[:, :, 5:7], key, value).mean(2, keepdim=True)
-
-    record, (kept,), _ = observe(Attending(last, "sdpa"), X)
-    assert (record.sites[0].offset, kept.queries, kept.keys) == (5, range(5, 7), range(COUNT))
-
-
-class BetweenChannels(Attending):
-    """Attention from channel to channel, as in models of images."""
-
-    def forward(self, x):
-        query, key, value = (t.mT for t in self.split(x))
-        weights = (F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).mT).softmax(-1)
-        return self.out((weights @ value).permute(0, 3, 1, 2).flatten(2))
+def growing_keys(self, q, k, v):
+    later = PLACE[:, None] // 4 < PLACE // 4
+    self.keep((q @ k.mT / 2).masked_fill(later, -torch.inf).softmax(-1))
+    parts = [(q[:, :, n - 4 : n], k[:, :, :n], v[:, :, :n]) for n in range(4, COUNT + 1, 4)]
+    return torch.cat([F.scaled_dot_product_attention(*part) for part in parts], 2)
 
 
-def test_channels_are_no_tokens():
-    record, maps, _ = observe(nn.Sequential(BetweenChannels(None, "softmax")), X)
-    assert not maps
-    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("0", CHANNELS)]
+def two_rows_alone(self, q, k, v):
+    self.keep((q[:, :, 5:7] @ k.mT / 2).softmax(-1))
+    return F.scaled_dot_product_attention(q[:, :, 5:7], k, v).mean(2, keepdim=True)
 
 
 class OneAfterTheOther(nn.Module):
@@ -218,9 +156,9 @@ class OneAfterTheOther(nn.Module):
     def __init__(self):
         super().__init__()
         self.parts = nn.ParameterList(torch.randn(3, SIZE, SIZE) / 4 for _ in range(3))
+        self.kept = []
 
     def forward(self, x):
-        self.kept = []
         for part in self.parts:
             query, key, value = (x @ matrix for matrix in part)
             self.kept.append((query @ key.mT).softmax(-1)[:, None])
@@ -233,8 +171,8 @@ class HeadsOfTheirOwn(nn.Module):
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
-        self.dtype = dtype
-        self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) for _ in range(HEADS))
+        self.dtype, self.kept = dtype, []
+        self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) / 4 for _ in range(HEADS))
 
     def forward(self, x):
         weights, outputs = [], []
@@ -242,7 +180,7 @@ class HeadsOfTheirOwn(nn.Module):
             query, key, value = ((x.to(self.dtype) @ matrix.to(self.dtype)).float() for matrix in part)
             weights.append((query @ key.mT).softmax(-1))
             outputs.append(weights[-1] @ value)
-        self.kept = [torch.stack(weights, 1)]
+        self.kept.append(torch.stack(weights, 1))
         return torch.cat(outputs, -1)
 
 
@@ -251,77 +189,15 @@ class ClassToken(nn.Module):
 
     def __init__(self, alone):
         super().__init__()
-        self.token, self.alone = nn.Parameter(torch.randn(1, 1, SIZE)), alone
+        self.token, self.alone, self.kept = nn.Parameter(torch.randn(1, 1, SIZE)), alone, []
         self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
 
     def forward(self, x):
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
         states = self.q(x[:, 0][:, None] if self.alone else x), self.k(x), self.v(x)
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in states)
-        self.kept = [(q @ k.mT).softmax(-1)]
+        self.kept.append((q @ k.mT).softmax(-1))
         return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
-
-
-class FiveAxes(nn.Module):
-    """Queries in five axes, of which nobody knows where they come from."""
-
-    def forward(self, x):
-        return F.scaled_dot_product_attention(*(torch.as_strided(x, (2, 3, 2, 2, 4), (48, 16, 8, 4, 1)),) * 3)
-
-
-def test_axes_that_nothing_tells_are_named():
-    record, maps, _ = observe(nn.Sequential(FiveAxes()), torch.randn(2, 3, SIZE))
-    assert not maps
-    assert [layer.reason for layer in record.without_attention] == [AXES.format(5)]
-
-
-def plain_heads(kernel, *heads):
-    return kernel(*heads)
-
-
-class Frames(Attending):
-    """Attention within frames, in an order that no torch function of this tool's knowledge made."""
-
-    def forward(self, x):
-        parts = torch.as_strided(x, (8, 3, SIZE), (3 * SIZE, SIZE, 1))
-        return super().forward(parts)
-
-
-def test_one_sentence_says_of_all_layers_that_their_parts_cannot_be_placed():
-    model = nn.Sequential(*(Frames(plain_heads, "softmax") for _ in range(3)))
-    record, *_ = observe(model, X)
-    assert [site.batch for site in record.sites] == [8] * 3
-    (note,) = record.notes
-    assert note.startswith("attention in 8 parts, more than there are texts")
-    assert note.endswith("with the positions of that part: * (3 of them)")
-
-
-class PaddedWindows(Heads):
-    """Attention inside of windows of five, the last of which is filled up with zeros."""
-
-    def attend(self, q, k, v):
-        self.kept = (q @ k.mT / 2).softmax(-1)
-        return self.kept @ v
-
-    def forward(self, x):
-        windows = F.pad(x, (0, 0, 0, -x.shape[1] % 5)).unflatten(1, (-1, 5)).flatten(0, 1)
-        return super().forward(windows).unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
-
-
-def test_what_goes_to_the_padding_of_windows_is_said():
-    model = nn.Sequential(*(PaddedWindows() for _ in range(2)))
-    record, maps, *_ = observe(model, torch.randn(2, 8, SIZE))
-    (note,) = record.notes
-    assert note.startswith("windows that are padded")
-    assert note.endswith("sum to less than 1: * (2 of them)")
-    last = model[0].kept.unflatten(0, (2, 2))[:, 1, :, :3, :3]  # its last two keys are padding
-    torch.testing.assert_close(maps[0].weights[:, :, 5:, 5:], last)
-    torch.testing.assert_close(maps[0].weights[:, :, :5].sum(-1), torch.ones(2, HEADS, 5))
-
-
-def test_whole_attention_needs_no_note():
-    record, *_ = observe(nn.Sequential(Attending(plain_heads, "softmax")), X)
-    assert record.notes == []
 
 
 class Joint(nn.Module):
@@ -329,7 +205,7 @@ class Joint(nn.Module):
 
     def __init__(self, chunk=17):
         super().__init__()
-        self.chunk = chunk
+        self.chunk, self.kept = chunk, []
         self.own, self.other = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, 3 * SIZE)
 
     def forward(self, x, encoder_hidden_states):
@@ -337,58 +213,22 @@ class Joint(nn.Module):
         q, k, v = (
             torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
         )
-        self.kept = [(q @ k.mT / 2).softmax(-1)]
+        self.kept.append((q @ k.mT / 2).softmax(-1))
         return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(self.chunk, 2)], 2)
 
 
-def test_two_sequences_that_attend_as_one_in_chunks_are_named():
-    record, maps, _ = observe(Joint(chunk=5), X, encoder_hidden_states=OTHER)
-    assert (maps, record.sites) == ([], [])
-    assert [layer.reason for layer in record.without_attention] == [JOINED]
-
-
-class Memory(Attending):
+class Memory(Heads):
     """Keys and values that were learned stand in front of those of the text; queries have a bias for each."""
 
     def __init__(self):
-        super().__init__(None, "softmax")
+        super().__init__()
         self.memory, self.bias = nn.Parameter(torch.randn(2, 1, HEADS, 3, 4)), nn.Linear(4, COUNT + 3)
 
-    def forward(self, x):
-        query, *sides = self.split(x)
-        more = self.memory.expand(-1, len(x), -1, -1, -1)
+    def attend(self, q, *sides):
+        more = self.memory.expand(-1, len(q), -1, -1, -1)
         key, value = (torch.cat(pair, 2) for pair in zip(more, sides, strict=True))
         future = torch.ones(COUNT, COUNT + 3).triu(4).bool()
-        self.kept = [(query @ key.mT + self.bias(query)).masked_fill(future, -torch.inf).softmax(-1)]
-        return self.kept[0] @ value
-
-
-KEEPING = {  # what a module is given, the kind of its attention, where it begins, and how many keys it has
-    "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
-    "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
-    "cast projections of one input": (lambda: HeadsOfTheirOwn(torch.float64), [X], "encoder", 0, COUNT),
-    "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
-    "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
-    "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),
-    "learned keys in front": (Memory, [X], "decoder", 3, COUNT + 3),
-}
-
-
-@pytest.mark.parametrize("name", KEEPING)
-def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
-    made, given, kind, offset, keys = KEEPING[name]
-    model = made()
-    record, maps, _ = observe(model, *given)
-    assert len(maps) == len(model.kept)
-    for site, kept, weights in zip(record.sites, maps, model.kept, strict=True):
-        torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
-        assert (site.site.kind, site.offset, site.heads, site.keys) == (kind, offset, weights.shape[1], keys)
-
-
-def test_more_rows_than_are_followed_are_said(monkeypatch):
-    monkeypatch.setattr("attnscope.capture.lineage.layout.MOST", HEADS)
-    record, *_ = observe(nn.Sequential(Attending(chunked_queries, "softmax")), X)
-    assert any("rows are not followed" in note for note in record.notes)
+        return self.keep((q @ key.mT + self.bias(q)).masked_fill(future, -torch.inf).softmax(-1)) @ value
 
 
 class Patches(nn.Module):
@@ -396,7 +236,7 @@ class Patches(nn.Module):
 
     def __init__(self, pad):
         super().__init__()
-        self.attend, self.narrow, self.pad = Attending(plain_heads, "softmax"), nn.Linear(3 * 9, SIZE), pad
+        self.attend, self.narrow, self.pad = Stream(attend), nn.Linear(3 * 9, SIZE), pad
 
     def forward(self, picture):
         if self.pad == "unfold":
@@ -407,12 +247,95 @@ class Patches(nn.Module):
         return self.attend(self.narrow(patches))
 
 
-@pytest.mark.parametrize("pad", ["unfold", "pad"])
-def test_patches_that_begin_with_padding_are_tokens_like_the_others(pad):
-    model = Patches(pad)
-    _, (kept,), _ = observe(model, torch.randn(2, 3, 9, 9))
-    assert kept.weights.shape == (2, HEADS, 25, 25)
-    torch.testing.assert_close(kept.weights.sum(-1), torch.ones(2, HEADS, 25))
+PICTURE = torch.randn(2, 3, 9, 9)
+PLACED = {  # what a module is given, the kind of its attention, where it begins, and how many keys it has
+    "causal chunks": (lambda: Stream(causal_chunks), [X], "decoder", 0, COUNT),
+    "pieces with more and more keys": (lambda: Stream(growing_keys), [X], "encoder", 0, COUNT),
+    "two rows alone": (lambda: Stream(two_rows_alone), [X], "encoder", 5, COUNT),
+    "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
+    "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
+    "cast projections of one input": (lambda: HeadsOfTheirOwn(torch.float64), [X], "encoder", 0, COUNT),
+    "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
+    "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
+    "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),
+    "learned keys in front": (Memory, [X], "decoder", 3, COUNT + 3),
+    "padded patches": (lambda: Patches("pad"), [PICTURE], "encoder", 0, 25),
+    "patches that are padded when they are cut": (lambda: Patches("unfold"), [PICTURE], "encoder", 0, 25),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
+    made, given, kind, offset, keys = PLACED[name]
+    record, maps, _ = observe(model := made(), *given)
+    check_kept(model, maps)
+    for site, kept in zip(record.sites, maps, strict=True):
+        count = kept.weights.shape[2]
+        assert (site.site.kind, site.offset, site.heads) == (kind, offset, kept.weights.shape[1])
+        assert (kept.queries, kept.keys) == (range(offset, offset + count), range(keys))
+        assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
+
+
+class FiveAxes(nn.Module):
+    """Queries in five axes, of which nobody knows where they come from."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(*(torch.as_strided(x, (2, 3, 2, 2, 4), (48, 16, 8, 4, 1)),) * 3)
+
+
+NAMED = {  # what stands at no tokens, what it is given, and the reason
+    "channels": (lambda: Stream(between_channels), [X], CHANNELS),
+    "axes that nothing tells": (FiveAxes, [X[:, :3].contiguous()], AXES.format(5)),
+    "two sequences that attend as one in chunks": (lambda: Joint(chunk=5), [X, OTHER], JOINED),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_cannot_be_placed_is_named_with_the_reason(name):
+    made, given, reason = NAMED[name]
+    record, *_ = observe(made(), *given)
+    assert record.sites == []
+    assert [layer.reason for layer in record.without_attention] == [reason]
+
+
+class Frames(Stream):
+    """Attention within frames, in an order that no torch function of this tool's knowledge made."""
+
+    def forward(self, x):
+        return super().forward(torch.as_strided(x, (8, 3, SIZE), (3 * SIZE, SIZE, 1)))
+
+
+def test_one_sentence_says_of_all_layers_that_their_parts_cannot_be_placed():
+    record, *_ = observe(nn.Sequential(*(Frames(attend) for _ in range(3))), X)
+    assert [site.batch for site in record.sites] == [8] * 3
+    (note,) = record.notes
+    assert note.startswith("attention in 8 parts, more than there are texts")
+    assert note.endswith("with the positions of that part: * (3 of them)")
+
+
+class PaddedWindows(Heads):
+    """Attention inside of windows of five, the last of which is filled up with zeros."""
+
+    def forward(self, x):
+        windows = F.pad(x, (0, 0, 0, -x.shape[1] % 5)).unflatten(1, (-1, 5)).flatten(0, 1)
+        return super().forward(windows).unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
+
+
+def test_what_goes_to_the_padding_of_windows_is_said():
+    model = nn.Sequential(*(PaddedWindows(attend) for _ in range(2)))
+    record, maps, *_ = observe(model, torch.randn(2, 8, SIZE))
+    (note,) = record.notes
+    assert note.startswith("windows that are padded")
+    assert note.endswith("sum to less than 1: * (2 of them)")
+    last = model[0].kept[-1].unflatten(0, (2, 2))[:, 1, :, :3, :3]  # its last two keys are padding
+    torch.testing.assert_close(maps[0].weights[:, :, 5:, 5:], last)
+    torch.testing.assert_close(maps[0].weights[:, :, :5].sum(-1), torch.ones(2, HEADS, 5))
+
+
+def test_more_rows_than_are_followed_are_said(monkeypatch):
+    monkeypatch.setattr("attnscope.capture.lineage.layout.MOST", HEADS)
+    record, *_ = observe(nn.Sequential(in_pieces(chunked_queries)), X)
+    assert any("rows are not followed" in note for note in record.notes)
 
 
 def test_the_second_layer_of_a_model_of_transformers_is_not_followed(monkeypatch):
@@ -440,39 +363,26 @@ class Mixed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.known = FAMILIES["bert"].build()
-        self.narrow = nn.Linear(32, SIZE)
-        self.chunked = nn.ModuleList(Attending(chunked_queries, "softmax") for _ in range(2))
+        self.known, self.narrow = FAMILIES["bert"].build(), nn.Linear(32, SIZE)
+        self.chunked = Chain(layers=[in_pieces(chunked_queries) for _ in range(2)])
 
     def forward(self, ids):
-        states = self.narrow(self.known(ids).last_hidden_state)
-        for layer in self.chunked:
-            self.given = states
-            states = layer(states)
-        return states
+        return self.chunked(self.narrow(self.known(ids).last_hidden_state))
 
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_chunks_behind_layers_of_transformers_are_put_together(passes):
     model, ids = Mixed(), torch.randint(4, 99, (2, COUNT))
     _, maps, _ = observe(model, call=lambda: [model(ids) for _ in range(passes)])
-    *_, kept = maps
     assert len(maps) == 5 * passes
-    with torch.inference_mode():
-        torch.testing.assert_close(kept.weights, plain_weights(model.chunked[1], model.given))
-
-
-class Bare(nn.Module):
-    def forward(self, *given):
-        return F.scaled_dot_product_attention(*given, enable_gqa=True)
+    check_kept(model, maps)
 
 
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("keys", [1, 5])
 @pytest.mark.parametrize(("heads", "group"), [(1, 2), (2, 1), (2, 2), (3, 1)])
 def test_heads_of_a_bare_kernel_are_heads(heads, group, queries, keys):
-    torch.manual_seed(0)
     query, key = torch.randn(2, heads * group, queries, 4), torch.randn(2, heads, keys, 4)
     unit = torch.eye(keys).expand(2, heads, keys, keys)  # the output is the weights
-    _, (kept,), weights = observe(Bare(), query, key, unit)
+    _, (kept,), weights = observe(Kernel(), query, key, unit, enable_gqa=True)
     assert torch.allclose(kept.weights, weights, atol=1e-6)

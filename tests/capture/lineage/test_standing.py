@@ -7,7 +7,8 @@ from torch import nn
 
 from attnscope.capture.hooks.softmax import MEMORY
 from tests.capture.modules import Heads
-from tests.capture.observing import observe
+from tests.capture.observing import check_kept, observe
+from tests.capture.placing.ways import attend
 
 SIZE, COUNT = 8, 4
 """Features, and the number of tokens, of streams, of experts, of slots and of heads."""
@@ -86,24 +87,12 @@ INSIDE = [
 ]
 
 
-class Attend(Heads):
-    """Attention of two heads that keeps its weights."""
-
-    def __init__(self):
-        super().__init__(SIZE, 2)
-        self.kept = []
-
-    def attend(self, q, k, v):
-        self.kept.append((q @ k.mT).softmax(-1))
-        return self.kept[-1] @ v
-
-
 class Model(nn.Module):
-    """Attention beside a mixture of some kind."""
+    """Attention beside a mixture of some kind; ``kept`` are the weights with which it asks tokens itself."""
 
     def __init__(self, way):
         super().__init__()
-        self.way, self.attend = way, Attend()
+        self.way, self.attend, self.kept = way, Heads(attend, SIZE, 2), []
         self.mixing = nn.Parameter(torch.randn(3, COUNT * COUNT, SIZE * COUNT))
         self.scale, self.base = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(COUNT, COUNT))
         self.table = nn.Parameter(torch.randn(COUNT, SIZE))
@@ -113,8 +102,11 @@ class Model(nn.Module):
         self.one, self.over = nn.Linear(SIZE, 1), nn.Linear(COUNT, COUNT)
         self.torchs = nn.MultiheadAttention(SIZE, 2, batch_first=True)
 
+    def keep(self, weights):
+        self.kept.append(weights[:, None])
+        return weights
+
     def forward(self, x):
-        self.attend.kept.clear()
         return self.way(self, x)
 
 
@@ -122,17 +114,17 @@ STATES = torch.randn(2, COUNT, SIZE, generator=torch.Generator().manual_seed(0))
 
 
 def observe_way(way):
+    """The record of a model, whose maps are those that it kept."""
     torch.manual_seed(0)
-    model = Model(way)
-    return model, *observe(model, STATES)[:2]
+    record, maps, _ = observe(model := Model(way), STATES)
+    check_kept(model, maps)
+    return record
 
 
 @pytest.mark.parametrize("way", INSIDE, ids=lambda way: way.__name__)
 def test_what_mixes_inside_of_each_token_is_not_shown_as_attention_over_tokens(way):
-    model, record, maps = observe_way(way)
+    record = observe_way(way)
     assert {site.site.name for site in record.sites} == {"attend"}
-    for mine, theirs in zip(maps, model.attend.kept, strict=True):
-        torch.testing.assert_close(mine.weights, theirs)
     named = [layer.reason for layer in record.without_attention if "not from token to token" in layer.reason]
     assert bool(named) == (way.__name__.endswith(("by_attention", "torchs_kernel", "layer_of_torch")))
 
@@ -141,26 +133,24 @@ def slots(m, x):
     """Soft mixture of experts: slots gather tokens, by scores with what was learned; tokens gather slots."""
     x = m.attend(x)
     scores = torch.einsum("btd,sd->bts", x, F.normalize(m.table, dim=-1))
-    m.kept = scores.softmax(1).transpose(1, 2)
-    made = m.v(m.kept @ x)
-    return scores.softmax(-1) @ made
+    return scores.softmax(-1) @ m.v(m.keep(scores.softmax(1).transpose(1, 2)) @ x)
 
 
 def heads_that_pool(m, x):
-    m.kept = m.router(torch.tanh(m.q(m.attend(x)))).softmax(1).transpose(1, 2)
-    return m.kept @ x
+    return m.keep(m.router(torch.tanh(m.q(m.attend(x)))).softmax(1).transpose(1, 2)) @ x
 
 
 def a_learned_query(m, x):
-    m.kept = (m.table @ m.k(m.attend(x)).mT).softmax(-1)
-    return m.kept @ m.v(x)
+    return m.keep((m.table @ m.k(m.attend(x)).mT).softmax(-1)) @ m.v(x)
 
 
 @pytest.mark.parametrize("way", [slots, heads_that_pool, a_learned_query], ids=lambda way: way.__name__)
 def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
-    model, record, maps = observe_way(way)
-    assert [site.site.kind for site in record.sites] == ["encoder", "cross"]
-    torch.testing.assert_close(maps[1].weights[:, 0], model.kept)
+    record = observe_way(way)
+    assert [(site.site.name, site.site.kind) for site in record.sites] == [
+        ("attend", "encoder"),
+        ("", "cross"),
+    ]
 
 
 class AdaptedAttention(nn.Module):
@@ -168,7 +158,7 @@ class AdaptedAttention(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner, self.prompts = Attend(), nn.Parameter(torch.randn(1, 3, SIZE))
+        self.inner, self.prompts = Heads(attend, SIZE, 2), nn.Parameter(torch.randn(1, 3, SIZE))
         self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
 
     def forward(self, x):
@@ -192,6 +182,4 @@ def tokens_of_a_mean(m, x):
 
 @pytest.mark.parametrize("way", [tokens_of_all_tokens, tokens_of_a_mean], ids=lambda way: way.__name__)
 def test_tokens_that_were_made_of_all_tokens_are_tokens(way):
-    model, record, maps = observe_way(way)
-    assert [(site.site.name, site.site.kind) for site in record.sites] == [("attend", "encoder")]
-    torch.testing.assert_close(maps[0].weights, model.attend.kept[0])
+    assert [(site.site.name, site.site.kind) for site in observe_way(way).sites] == [("attend", "encoder")]

@@ -1,10 +1,12 @@
 """Where in a model attention can hide × how its numbers can lie: each cell is shown exactly, or named."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from tests.capture.observing import observe
+from tests.capture.observing import check_kept, observe
 from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Chain, Stream, attend, join
 
 
@@ -19,41 +21,32 @@ class Attention(Stream):
         return super().forward(join(x, self.inner(x)))
 
 
-class Outside(nn.Module):
-    """A model that runs a part's code in its own forward, where no module is called."""
+class Around(nn.Module):
+    """A model that runs a part in some way."""
 
-    def __init__(self, part):
+    def __init__(self, run, way):
         super().__init__()
-        self.before, self.part = Stream(attend), part
+        self.run, self.before, self.part = run, Stream(attend), Stream(way)
 
     def forward(self, x):
-        return self.part.forward(join(x, self.before(x)))
+        return self.run(self, x)
 
 
-class Twice(nn.Module):
-    """One module that is called twice."""
-
-    def __init__(self, part):
-        super().__init__()
-        self.part = part
-
-    def forward(self, x):
-        return join(join(x, self.part(x)), self.part(x / 2))
+def in_its_own_forward(model, x):
+    """No module is called."""
+    return model.part.forward(join(x, model.before(x)))
 
 
-class Bare(nn.Module):
-    """Attention, and something behind it, without a residual."""
+def twice(model, x):
+    return join(join(x, model.part(x)), model.part(x / 2))
 
-    def __init__(self, part):
-        super().__init__()
-        self.before, self.part = Stream(attend), part
 
-    def forward(self, x):
-        return self.part(self.before(x))
+def without_a_residual(model, x):
+    return model.part(model.before(x))
 
 
 PLACES = {
-    "the model itself": (lambda way: Stream(way), [""]),
+    "the model itself": (Stream, [""]),
     "in a sequence": (lambda way: nn.Sequential(nn.Linear(SIZE, SIZE), Stream(way)), ["1"]),
     "in a list": (lambda way: Chain(layers=[Stream(way), Stream(way)]), ["layers.0", "layers.1"]),
     "beside attention": (lambda way: Chain(first=Stream(attend), second=Stream(way)), ["second"]),
@@ -67,9 +60,9 @@ PLACES = {
         ["other.0", "other.1"],
     ),
     "inside of attention": (lambda way: nn.Sequential(Attention(Stream(way))), ["0.inner"]),
-    "in the model's own forward": (lambda way: Outside(Stream(way)), [""]),
-    "in a module that runs twice": (lambda way: Twice(Stream(way)), ["part"]),
-    "behind attention without a residual": (lambda way: Bare(Stream(way)), ["part"]),
+    "in the model's own forward": (partial(Around, in_its_own_forward), [""]),
+    "in a module that runs twice": (partial(Around, twice), ["part"]),
+    "behind attention without a residual": (partial(Around, without_a_residual), ["part"]),
     "beside torch's own attention": (
         lambda way: Chain(
             first=nn.TransformerEncoderLayer(SIZE, HEADS, 8, batch_first=True), second=Stream(way)
@@ -77,17 +70,6 @@ PLACES = {
         ["second"],
     ),
 }
-
-
-def check_shown(model, maps, moved):
-    """Every map of a module is what it kept itself."""
-    for path, stream in model.named_modules():
-        if isinstance(stream, Stream):
-            shown = [kept.weights for kept in maps if kept.site.name == moved.get(path, path)]
-            kept = stream.kept[len(stream.kept) // 2 :]  # of the recorded pass
-            assert len(shown) == len(kept), path
-            for mine, theirs in zip(shown, kept, strict=True):
-                torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
 EACH_REASON = {reason: way for way, reason in NAMED}
@@ -109,7 +91,7 @@ CELLS = [
 def test_weights_are_shown_exactly_wherever_they_are(way, place):
     torch.manual_seed(0)
     record, maps, _ = observe(model := PLACES[place][0](way), STATES)
-    check_shown(model, maps, {"part": ""} if place == "in the model's own forward" else {})
+    check_kept(model, maps, {"part": ""} if place == "in the model's own forward" else None)
     assert not record.without_attention
     assert all(site.difference < 1e-6 for site in record.sites)
 
@@ -119,7 +101,7 @@ def test_what_has_no_weights_to_show_is_named_with_its_reason_wherever_it_is(way
     torch.manual_seed(0)
     make, paths = PLACES[place]
     record, maps, _ = observe(model := make(way), STATES)
-    check_shown(model, maps, {})
+    check_kept(model, maps)
     named = {(layer.name, layer.reason) for layer in record.without_attention}
     named |= {place for places in record.places.values() for place in places}
     assert named == {(path, reason) for path in paths}

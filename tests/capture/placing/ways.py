@@ -8,35 +8,29 @@ from attnscope.capture.lineage.layout import JOINED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING
+from tests.capture.modules import Heads
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
 EACH = SIZE // HEADS
 STATES = torch.randn(TEXTS, COUNT, SIZE)
 
 
-class Stream(nn.Module):
-    """Queries, keys and values of some heads; its name says nothing. ``kept`` are its weights."""
+class Stream(Heads):
+    """Attention whose name says nothing, with what its ways need."""
 
     def __init__(self, way):
-        super().__init__()
-        self.qkv, self.out, self.way = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, SIZE), way
+        super().__init__(way)
+        self.out = nn.Linear(SIZE, SIZE)
         self.shorter, self.table = nn.Linear(COUNT, 3, bias=False), nn.Parameter(torch.randn(HEADS, EACH))
         self.one, self.many, self.both = nn.Linear(EACH, 1), nn.Linear(EACH, 3), nn.Linear(2 * EACH, EACH)
         self.dense, self.mixing = nn.Linear(EACH, COUNT), nn.Parameter(torch.randn(5, COUNT))
         self.static = nn.Parameter(torch.randn(HEADS, COUNT, COUNT))
         self.distances = nn.Parameter(torch.randn(2 * COUNT, EACH))
         self.line, self.conv = nn.Linear(HEADS, HEADS), nn.Conv2d(HEADS, HEADS, 1)
-        self.kept = []
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        mixed = self.way(self, q, k, v)
-        return self.out(mixed.transpose(1, 2).flatten(2)) if mixed.ndim == 4 else mixed
-
-    def keep(self, weights):
-        """The weights, [text, head, query, key], which a recording must show."""
-        self.kept.append(weights)
-        return weights
+        mixed = super().forward(x)
+        return self.out(mixed) if mixed.shape == x.shape else mixed
 
 
 def join(x, made):

@@ -1,7 +1,5 @@
 """The browser, driven by keys and clicks as a person would; also of models that see or hear."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Views made from nothing, consoles to print them on, and pictures read back from what was printed."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Colour maps: even in lightness, and apart for colour-blind readers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

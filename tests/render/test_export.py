@@ -1,7 +1,5 @@
 """A folder of everything: what is in it, that it is true, and that nobody loses anything."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Real pixels in a terminal that shows them; cells everywhere else."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

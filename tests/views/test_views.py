@@ -1,7 +1,5 @@
 """Heatmap, Grid, TokenView, HeadMap: values, limits and notes, before anything is drawn."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Images by their facts: the array is the head, row 0 is on top, labels and limits are right."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Pictures of every width: no text leaves its figure or stands on another, and lines are as long as fits."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import cache

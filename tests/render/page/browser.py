@@ -1,7 +1,5 @@
 """A headless Chromium, driven by Playwright in its own protocol; tests skip where there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shutil

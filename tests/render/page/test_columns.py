@@ -1,7 +1,5 @@
 """A token in every head of the layer, one text of a pair, and the strongest lines of a layer, in Chromium."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

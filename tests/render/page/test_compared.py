@@ -1,7 +1,5 @@
 """Several heads on one token, the view as a picture of its own, and the page under a finger."""
 
-from __future__ import annotations
-
 import base64
 import io
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """The page in headless Chromium, opened from its file with the network off; thumbnails of long texts."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 

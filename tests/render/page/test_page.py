@@ -1,7 +1,5 @@
 """The page as a file: what is in it, how exact it is, and that nothing foreign can run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Pages of pictures and sounds: a word lights what it looks at, and a part of a picture lights the words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

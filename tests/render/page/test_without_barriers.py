@@ -1,7 +1,5 @@
 """The page by keyboard alone, for a screen reader, in both themes and at every size; no text on another."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Terminal pictures, read back from what reaches the terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Text in columns: cut, filled and upright, in every script."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -19,10 +19,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if find_spec("playwright") is None:
     CHROMIUM = None
 
-MARKS = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"),
-]
+MISSING = "no chromium on this machine (apt-get install chromium)"
+MARKS = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 """Of a file whose tests need a browser."""
 
 
@@ -75,6 +73,16 @@ class Browser:
     def box(self, element: str) -> list[float]:
         """Left, top, right and bottom of an element in the window."""
         return self.run(f"((b) => [b.left, b.top, b.right, b.bottom])({element}.getBoundingClientRect())")
+
+    def inside(self, name: str, x: str, y: str) -> list[float]:
+        """A place in an element, by its id and the page's own numbers, in the window."""
+        left, top, *_ = self.box(f"element('{name}')")
+        return self.run(f"[{left} + {x}, {top} + {y}]")
+
+    def over_cell(self, row: int, column: int) -> list[float]:
+        """The middle of a cell of the map, in the window."""
+        x, y = f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.tall"
+        return self.inside("picture", x, y)
 
     def run(self, *scripts: str) -> Any:
         """The value of the last of some expressions in the page; promises are waited for."""

@@ -35,11 +35,6 @@ def path(tmp_path_factory):
     return write_page(tmp_path_factory.mktemp("page") / "page.html", {"encoder": layers}, "a pair")
 
 
-def open_head(page, layer: int, number: int) -> None:
-    page.run(f"openHead({layer}, {number})")
-    page.until(f"headName() === 'L{layer}H{number}' && current.row === {layer} && current.head === {number}")
-
-
 def point_at(page, token: int) -> None:
     """Move the pointer over a token of the list."""
     left, top, right, bottom = page.box(f"document.querySelectorAll('.text [role=option]')[{token}]")
@@ -47,17 +42,14 @@ def point_at(page, token: int) -> None:
     page.until(f"layered.shown?.token === {token}")
 
 
-def band(page, head: int, token: int) -> tuple[float, float]:
-    """Where the cell of a head and a token is in the window."""
-    left, top, *_ = page.box("element('bands')")
-    x, y = f"layered.labels + {head + 0.5} * layered.cell", f"layered.top + {token + 0.5} * ROW"
-    return page.run(f"[{left} + {x}, {top} + {y}]")
+BAND = "layered.labels + {} * layered.cell", "layered.top + {} * ROW"
+"""Where the cell of a head and a token is."""
 
 
 def colours(page) -> np.ndarray:
     """The colours of all cells.  [token, head, channel]"""
-    at = "layered.labels + (head + 0.5) * layered.cell, layered.top + (token + 0.5) * ROW, 1, 1"
-    pixel = f"element('bands').getContext('2d').getImageData({at}).data"
+    at = ", ".join(BAND).format("(head + 0.5)", "(token + 0.5)")
+    pixel = f"element('bands').getContext('2d').getImageData({at}, 1, 1).data"
     row = f"Array.from({{ length: {HEADS} }}, (_, head) => [...{pixel}])"
     return np.array(page.run(f"Array.from({{ length: {COUNT} }}, (_, token) => {row})"))[..., :3]
 
@@ -65,8 +57,7 @@ def colours(page) -> np.ndarray:
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("scale", ["auto", "fixed"])
 def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
-    open_head(opened, 1, 2)
-    opened.run(f"restyle({{ scale: '{scale}' }})", f"pin(0, '{side}')")
+    opened.run("openHead(1, 2)", f"restyle({{ scale: '{scale}' }})", f"pin(0, '{side}')")
     point_at(opened, 5)
     all_heads = np.stack([head(1, number) for number in range(HEADS)], -1)  # [query, key, head]
     expected = all_heads[5] if side == "query" else all_heads[:, 5]
@@ -94,11 +85,13 @@ def test_a_chosen_token_is_shown_too_and_its_strongest_are_told(opened) -> None:
 
 def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
     point_at(opened, 2)
-    opened.move(*band(opened, 3, 6))
+    x, y = BAND
+    place = opened.inside("bands", x.format(3.5), y.format(6.5))
+    opened.move(*place)
     opened.until("!element('tip').hidden")
     name, *_, weight = opened.text("tip").split()
     assert (name, float(weight)) == ("L0H3", pytest.approx(head(0, 3)[2, 6], abs=6e-4))
-    opened.click(*band(opened, 3, 6))
+    opened.click(*place)
     opened.until("element('name').textContent === 'L0H3 · encoder'")
 
 
@@ -106,7 +99,6 @@ def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
 def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) -> None:
     parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}
     opened.run("tick(0, 1)")
-    opened.until("compared.length === 1")
     choose = "element('between').value = '{}', element('between').dispatchEvent(new Event('change'))"
     opened.run(choose.format(between))
     opened.until(f"current.axes === axesBetween(0, '{between}').axes && compared.length === 1")
@@ -128,7 +120,6 @@ def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
 
 def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> None:
     opened.run("changeMode('lines')", "tickLayer()")
-    opened.until(f"compared.length === {HEADS}")
     strengths = np.stack([head(0, number) for number in range(HEADS)], 1).reshape(COUNT, -1)
     drawn = strengths >= 0.1
     assert drawn.sum(-1).max() > 5

@@ -44,21 +44,22 @@ def shown(page) -> np.ndarray:
     return np.array(rows).reshape(page.run("[current.rows, current.columns]"))
 
 
-def inside(page, name: str, x: str, y: str) -> list[float]:
-    """A place in an element, in the window."""
-    return page.run(f"((box) => [box.left + {x}, box.top + {y}])(element('{name}').getBoundingClientRect())")
+def cells(page) -> np.ndarray:
+    """The pixels in the middle of all cells of the map, row after row.  [cell, channel]"""
+    spots = [page.over_cell(row, column) for row in range(COUNT) for column in range(COUNT)]
+    picture = page.pixels()
+    return np.array([picture[int(y), int(x)] for x, y in spots])
 
 
-def over_cell(page, row: int, column: int) -> list[float]:
-    x, y = f"map.left + {column + 0.5} * map.cell", f"map.top + {row + 0.5} * map.tall"
-    return inside(page, "picture", x, y)
-
-
-def test_it_opens_the_first_head_and_says_what_it_shows(opened) -> None:
+def test_it_opens_the_first_head_says_what_it_shows_and_has_the_colours_of_its_weights(opened) -> None:
     assert opened.text("name") == "L0H0 · encoder"
     assert opened.text("title") == "<i>a model</i>"
     assert "untrained" in opened.text("notes")
-    np.testing.assert_allclose(shown(opened), stored(heads(0)[0]), atol=1e-7)
+    first = stored(heads(0)[0])
+    np.testing.assert_allclose(shown(opened), first, atol=1e-7)
+    opened.move(1, 1)
+    opened.until("!waiting && state.pointer === null")
+    np.testing.assert_allclose(cells(opened), table("ember")[steps(first.ravel())], atol=3)
 
 
 def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_path) -> None:
@@ -68,16 +69,20 @@ def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_
     kinds = {"cross": [(0, weights(cross, TEXT[:3], moments))]}
     chromium.open_anew(write_page(tmp_path / "wide.html", kinds), 1300)
     assert chromium.run("[map.cell < 4, map.tall]") == [True, 14]
-    chromium.click(*over_cell(chromium, 2, 150))
+    chromium.click(*chromium.over_cell(2, 150))
     assert chromium.run("[state.side, state.token]") == ["query", 2]
     assert chromium.run("wholeMap().width - map.left - map.cell * 299.5") >= 5.4
     assert chromium.run("element('stage').scrollWidth <= element('stage').clientWidth")
     assert chromium.troubles == []
 
 
-def test_a_link_opens_a_head(chromium, path) -> None:
+def test_a_link_opens_a_head_and_one_that_is_stored_as_differences_comes_back(chromium, path) -> None:
+    values = heads(2)[3]
+    packed_head = pack(Code().bytes_of(values, np.ones_like(values, bool)))
+    assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
     chromium.open(path, "#encoder-L2H3")
     chromium.until("element('name').textContent === 'L2H3 · encoder'")
+    np.testing.assert_allclose(shown(chromium), stored(values), atol=1e-7)
     chromium.run("location.hash = '#decoder-L0H1'")
     chromium.until("element('name').textContent === 'L0H1 · decoder'")
     found = shown(chromium)
@@ -85,17 +90,9 @@ def test_a_link_opens_a_head(chromium, path) -> None:
     np.testing.assert_allclose(found[CAUSAL], stored(heads(0)[1] * CAUSAL)[CAUSAL], atol=1e-7)
 
 
-def test_heads_that_are_stored_as_differences_come_back(opened) -> None:
-    packed_head = pack(Code().bytes_of(heads(0)[3], np.ones((COUNT, COUNT), bool)))
-    assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
-    opened.run("openHead(0, 3)")
-    opened.until("element('name').textContent === 'L0H3 · encoder'")
-    np.testing.assert_allclose(shown(opened), stored(heads(0)[3]), atol=1e-7)
-
-
 def test_a_click_on_a_thumbnail_opens_its_head(opened) -> None:
     x, y = (f"overview.{side} + {at} * overview.pitch" for side, at in (("left", 2.5), ("top", 1.5)))
-    opened.click(*inside(opened, "grid", x, y))
+    opened.click(*opened.inside("grid", x, y))
     opened.until("element('name').textContent === 'L2H2 · encoder'")
     np.testing.assert_allclose(shown(opened), stored(heads(2)[2]), atol=1e-7)
 
@@ -108,23 +105,11 @@ def test_keys_move_over_layers_and_heads_and_stop_at_the_edge(opened) -> None:
 
 
 def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
-    opened.move(*over_cell(opened, 5, 1))
+    opened.move(*opened.over_cell(5, 1))
     opened.until("!element('tip').hidden")
     text = opened.text("tip").replace("\u2068", "").replace("\u2069", "")
     value = stored(heads(0)[0])[5, 1]
     assert text == f"sat 5 → <b>cat</b> 1  {value:.{5 if value < 0.01 else 3}f}"
-
-
-def test_pixels_have_the_colours_of_their_weights(opened) -> None:
-    opened.press("Escape")
-    opened.move(1, 1)
-    opened.until("!waiting && state.pointer === null")
-    spots = [over_cell(opened, row, column) for row in range(COUNT) for column in range(COUNT)]
-    picture = opened.pixels()
-    levels = np.clip(stored(heads(0)[0]), 0, 1).ravel()
-    expected = table("ember")[steps(levels)]
-    found = np.array([picture[int(y), int(x)] for x, y in spots])
-    np.testing.assert_allclose(found, expected, atol=3)
 
 
 def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(chromium, tmp_path) -> None:
@@ -134,19 +119,16 @@ def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(ch
     assert chromium.text("direction") == "rows look at columns; hidden below 0.1: blank"
     faint = (values[0] < 0.1).ravel()
     assert 0 < faint.sum() < faint.size
-    spots = [over_cell(chromium, row, column) for row in range(COUNT) for column in range(COUNT)]
     for dark, ground in ((False, (255, 255, 255)), (True, (22, 22, 26))):
         chromium.dark(dark)
         chromium.until(f"getComputedStyle(document.body).backgroundColor === 'rgb{ground}'")
         chromium.until("!waiting")
-        picture = chromium.pixels()
-        found = np.array([picture[int(y), int(x)] for x, y in spots])
-        np.testing.assert_array_equal(np.abs(found - ground).max(-1) <= 3, faint)
+        np.testing.assert_array_equal(np.abs(cells(chromium) - ground).max(-1) <= 3, faint)
     assert chromium.troubles == []
 
 
 def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
-    opened.click(*over_cell(opened, 3, 0))
+    opened.click(*opened.over_cell(3, 0))
     opened.until("state.token === 3")
     assert opened.text("token") == "猫 (token 3) in L0H0"
     values = stored(heads(0)[0])
@@ -172,7 +154,7 @@ def test_cross_attention_lists_one_side_only(opened) -> None:
 def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> None:
     opened.press("l")
     assert opened.run("state.mode") == "lines"
-    opened.click(*inside(opened, "strokes", "lines.right + 20", "4 + 2.5 * LINE"))
+    opened.click(*opened.inside("strokes", "lines.right + 20", "4 + 2.5 * LINE"))
     opened.until("state.token === 2 && state.side === 'key'")
     column = "element('strokes').getContext('2d').getImageData(lines.left + 20, 0, 2, 160)"
     assert opened.run(f"new Uint32Array({column}.data.buffer).some((pixel) => pixel)")
@@ -180,16 +162,10 @@ def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> Non
 
 def test_scales_change_what_full_colour_means(opened) -> None:
     high = "element('high').textContent"
-    assert opened.run(high) == "1"  # the weights are strong, so that the automatic scale is 0 to 1
-    opened.press("s")
-    assert opened.run("state.scale") == "fixed"
-    opened.press("s")
-    assert opened.run(high) == "each row's largest"
-    opened.press("s")
-    largest, _, words = opened.run(high).partition(", ")
-    assert float(largest) == pytest.approx(stored(heads(0)[0]).max(), abs=0.01)
-    assert words == "this head's largest"
-    opened.press("s")
+    largest = f"{stored(heads(0)[0]).max():.2f}, this head's largest"
+    for found in (["auto", "1"], ["fixed", "1"], ["row", "each row's largest"], ["head", largest]):
+        assert opened.run(f"[state.scale, {high}]") == found
+        opened.press("s")
     assert opened.run("state.scale") == "auto"
 
 
@@ -200,14 +176,6 @@ def test_light_and_dark_follow_the_system_until_they_are_chosen(opened) -> None:
     opened.until(f"{ground} === 'rgb(22, 22, 26)'")
     opened.press("d")
     assert opened.run(ground) == "rgb(255, 255, 255)"
-
-
-def test_a_phone_needs_no_scrolling_sideways(opened) -> None:
-    opened.size(390, 844, 2)
-    opened.until("document.documentElement.clientWidth === 390")
-    opened.until("document.documentElement.scrollWidth <= 390")
-    opened.press("l")
-    opened.until("document.documentElement.scrollWidth <= 390")
 
 
 def test_only_what_is_in_view_is_drawn(opened) -> None:

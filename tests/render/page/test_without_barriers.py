@@ -192,8 +192,12 @@ def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -
 @pytest.mark.parametrize(("text", "size"), every(["mixed", "short", "long"]))
 def test_no_text_lies_on_another_or_leaves_the_window(chromium, pages, text, size) -> None:
     page = opened(chromium, pages / f"{text}.html", size)
+    left, top, right, bottom = page.box("element('board')")  # the thumbnails are in the first window
+    assert 0 <= left < right
+    assert 0 <= top < bottom <= size[1]
     for act in (lambda _: None, show_all):
         act(page)
+        assert page.run("document.documentElement.scrollWidth") <= size[0]
         boxes = page.run(VISIBLE)
         assert len(boxes) > 30
         assert max(right for _, _, _, right, _ in boxes) <= size[0]

@@ -9,6 +9,7 @@ from attnscope.render.colour import blend
 from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import MARKS, write_page
 from tests.render.page.test_page import PATCHES, QUARTERS, WHITE, WORDS, field
+from tests.render.page.test_without_barriers import every
 
 pytestmark = MARKS
 
@@ -133,11 +134,7 @@ def test_the_picture_is_walked_with_keys_and_said(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [(1400, 900), pytest.param((400, 844), marks=pytest.mark.nightly)], ids=str)
-@pytest.mark.parametrize(
-    "name",
-    ["text", "sound", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("across", "alone"))],
-)
+@pytest.mark.parametrize(("name", "size"), every(["text", "sound", "alone", "across"]))
 def test_axe_finds_nothing(opened, name, size):
     page = opened(name, size)
     for step in ("null", "pin(1)"):

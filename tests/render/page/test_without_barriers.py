@@ -93,8 +93,10 @@ def chromium(chromium):
     return chromium
 
 
-def opened(chromium, path, size=SIZES[0], dark=False):
-    chromium.open_anew(path, *size, dark)
+@pytest.fixture
+def short(chromium, pages):
+    """The page of a short text in a wide window."""
+    chromium.open_anew(pages / "short.html")
     return chromium
 
 
@@ -115,108 +117,104 @@ def every(names):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["short", "wide", "cross"]))
 def test_axe_finds_nothing(chromium, pages, name, size) -> None:
-    page = opened(chromium, pages / f"{name}.html", size, dark=size != SIZES[0])
+    chromium.open_anew(pages / f"{name}.html", *size, dark=size != SIZES[0])
     for act in (lambda _: None, show_all):
-        act(page)
-        assert page.violations() == []
-    assert page.troubles == []
+        act(chromium)
+        assert chromium.violations() == []
+    assert chromium.troubles == []
 
 
-def test_every_control_is_reached_with_tab(chromium, pages) -> None:
-    page = opened(chromium, pages / "short.html")
-    show_all(page)
-    wanted = page.run(
+def test_every_control_is_reached_with_tab(short) -> None:
+    show_all(short)
+    wanted = short.run(
         "(window.wanted = [...document.querySelectorAll("
         "'select, button, input, [tabindex=\"0\"]')].filter((one) => one.checkVisibility())).length"
     )
-    page.run("document.activeElement.blur()")
+    short.run("document.activeElement.blur()")
     for _ in range(wanted + 2):
-        page.press("Tab")
-        page.run("wanted = wanted.filter((one) => one !== document.activeElement)")
-    assert page.run("wanted.map((one) => one.outerHTML)") == []
+        short.press("Tab")
+        short.run("wanted = wanted.filter((one) => one !== document.activeElement)")
+    assert short.run("wanted.map((one) => one.outerHTML)") == []
 
 
-def test_the_overview_is_walked_and_ticked_with_keys(chromium, pages) -> None:
-    page = opened(chromium, pages / "short.html")
-    page.run("openKind(0, 1, 2)")
-    page.until("headName() === 'L1H2'")
-    page.run("document.querySelector('[role=gridcell][tabindex=\"0\"]').focus()")
-    page.press("ArrowRight")
-    page.until("document.activeElement.getAttribute('aria-label')?.startsWith('L1H3, ')")
-    assert page.run("document.activeElement.getAttribute('aria-current')") == "true"
-    page.until("element('live').textContent.startsWith('L1H3')")
-    page.press(" ")
-    page.until("document.activeElement.getAttribute('aria-selected') === 'true'")
-    assert page.text("live") == "L1H3 ticked"
+def test_the_overview_is_walked_and_ticked_with_keys(short) -> None:
+    short.run("openKind(0, 1, 2)")
+    short.until("headName() === 'L1H2'")
+    short.run("document.querySelector('[role=gridcell][tabindex=\"0\"]').focus()")
+    short.press("ArrowRight")
+    short.until("document.activeElement.getAttribute('aria-label')?.startsWith('L1H3, ')")
+    assert short.run("document.activeElement.getAttribute('aria-current')") == "true"
+    short.until("element('live').textContent.startsWith('L1H3')")
+    short.press(" ")
+    short.until("document.activeElement.getAttribute('aria-selected') === 'true'")
+    assert short.text("live") == "L1H3 ticked"
 
 
-def test_the_map_is_walked_cell_by_cell_and_says_each_weight(chromium, pages) -> None:
-    page = opened(chromium, pages / "short.html")
-    page.run("element('stage').focus()")
+def test_the_map_is_walked_cell_by_cell_and_says_each_weight(short) -> None:
+    short.run("element('stage').focus()")
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        page.press(key)
-    assert page.run("[state.pointer.row, state.pointer.column]") == [0, 2]
-    weight = page.run("WEIGHT[current.bytes[2]]")
-    said = page.text("live")
+        short.press(key)
+    assert short.run("[state.pointer.row, state.pointer.column]") == [0, 2]
+    weight = short.run("WEIGHT[current.bytes[2]]")
+    said = short.text("live")
     assert said.startswith("[CLS] 0 → cat 2")
     assert float(said.split()[-1]) == pytest.approx(weight, abs=6e-4)
-    assert page.run("element('tip').hidden") is False
-    page.press("Enter")
-    assert page.run("[state.token, state.side]") == [0, "query"]
+    assert short.run("element('tip').hidden") is False
+    short.press("Enter")
+    assert short.run("[state.token, state.side]") == [0, "query"]
 
 
-def test_the_text_is_a_list_in_which_tokens_are_chosen(chromium, pages) -> None:
-    page = opened(chromium, pages / "short.html")
-    assert page.run("document.querySelector('.text').textContent") == f"[CLS] {CAT[:-1]} . [SEP]"
-    page.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
-    page.press("ArrowRight")
-    page.press("ArrowRight")
-    assert page.run("document.activeElement.textContent") == "cat"
-    assert page.run("[state.token, document.activeElement.getAttribute('aria-selected')]") == [2, "true"]
-    assert page.text("live").startswith("cat (token 2)")
+def test_the_text_is_a_list_in_which_tokens_are_chosen(short) -> None:
+    assert short.run("document.querySelector('.text').textContent") == f"[CLS] {CAT[:-1]} . [SEP]"
+    short.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
+    short.press("ArrowRight")
+    short.press("ArrowRight")
+    assert short.run("document.activeElement.textContent") == "cat"
+    assert short.run("[state.token, document.activeElement.getAttribute('aria-selected')]") == [2, "true"]
+    assert short.text("live").startswith("cat (token 2)")
 
 
 def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:
     axis = tokens("[CLS]", "جلست", "القطة", "هنا")
     field = weights(np.full((1, 4, 4), 0.25), axis, axis)
-    page = opened(chromium, write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
+    chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     words = "[...document.querySelectorAll('.text [role=option]')]"
-    places = page.run(f"{words}.map((one) => one.getBoundingClientRect().left)")
+    places = chromium.run(f"{words}.map((one) => one.getBoundingClientRect().left)")
     assert places == sorted(places, reverse=True)
-    page.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
-    page.press("ArrowLeft")
-    assert page.run("document.activeElement.textContent") == "جلست"
+    chromium.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
+    chromium.press("ArrowLeft")
+    assert chromium.run("document.activeElement.textContent") == "جلست"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "size"), every(["mixed", "short", "long"]))
 def test_no_text_lies_on_another_or_leaves_the_window(chromium, pages, text, size) -> None:
-    page = opened(chromium, pages / f"{text}.html", size)
-    left, top, right, bottom = page.box("element('board')")  # the thumbnails are in the first window
+    chromium.open_anew(pages / f"{text}.html", *size)
+    left, top, right, bottom = chromium.box("element('board')")  # the thumbnails are in the first window
     assert 0 <= left < right
     assert 0 <= top < bottom <= size[1]
     for act in (lambda _: None, show_all):
-        act(page)
-        assert page.run("document.documentElement.scrollWidth") <= size[0]
-        boxes = page.run(VISIBLE)
+        act(chromium)
+        assert chromium.run("document.documentElement.scrollWidth") <= size[0]
+        boxes = chromium.run(VISIBLE)
         assert len(boxes) > 30
         assert max(right for _, _, _, right, _ in boxes) <= size[0]
         assert min(left for _, left, *_ in boxes) >= 0
         assert overlapping(boxes) == []
         for name in ("picture", "strokes"):
-            written = page.run(f"element('{name}').checkVisibility() ? element('{name}').written : []")
+            written = chromium.run(f"element('{name}').checkVisibility() ? element('{name}').written : []")
             assert all(left >= 0 and top >= 0 for _, left, top, *_ in written if top > -20)
             assert overlapping(written) == []
 
 
 def overlapping(boxes: list) -> list[tuple[str, str]]:
     """Texts of which one lies on the other by more than a pixel both ways."""
-
-    def shared(one: list, other: list, low: int) -> float:
-        return min(one[low + 2], other[low + 2]) - max(one[low], other[low])
-
-    pairs = itertools.combinations(boxes, 2)
-    return [(one[0], other[0]) for one, other in pairs if min(shared(one, other, low) for low in (1, 2)) > 1]
+    found = []
+    for (one, *box), (other, *theirs) in itertools.combinations(boxes, 2):
+        across, down = (min(box[low + 2], theirs[low + 2]) - max(box[low], theirs[low]) for low in (0, 1))
+        if min(across, down) > 1:
+            found.append((one, other))
+    return found
 
 
 def themes() -> list[dict[str, str]]:

@@ -15,14 +15,10 @@ from PIL import Image
 
 from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
-from attnscope.models import load
-from attnscope.questions.head import one_head
-from attnscope.questions.selection import Selection
-from attnscope.questions.stats import overview
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, encode_png, save_image
 from attnscope.render.image import sheet as fonts
-from attnscope.render.image.maps import MASKED, _beside_dots, _overlap, mosaic
+from attnscope.render.image.maps import MASKED, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
 from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
@@ -55,8 +51,8 @@ def test_a_heatmap_holds_the_weights_with_row_0_on_top(head) -> None:
         assert "L0H1" in [text.get_text() for text in figure.texts]
     assert warned == []
     with drawing(heatmap(head, signed=True)) as (figure, _):
-        assert map_of(figure).get_clim() == (-1, 1)
-        assert map_of(figure).get_cmap().name == "attnscope-tide"
+        image = map_of(figure)
+    assert (image.get_clim(), image.get_cmap().name) == ((-1, 1), "attnscope-tide")
 
 
 @pytest.mark.parametrize("scale", ["head", "row"])
@@ -70,18 +66,15 @@ def test_the_pixels_of_a_png_are_the_colours_of_the_weights(scale: str, least: f
         box = figure.axes[0].get_position()
         picture = imread(io.BytesIO(encode(figure, "png")))[..., :3]
     tall, wide = picture.shape[:2]
-    colours = table("viridis")[steps(view.levels())] / 255
-    for i in range(6):
-        for j in range(6):
-            y = round((1 - box.y1 + box.height * (i + 0.5) / 6) * tall)
-            x = round((box.x0 + box.width * (j + 0.5) / 6) * wide)
-            if j > i:
-                assert np.ptp(picture[y, x]) < 0.02  # grey, as no weight is
-                assert picture[y, x].min() > 0.7
-            elif head.values[i, j] < least:
-                assert picture[y, x].min() == 1  # the white of the paper
-            else:
-                np.testing.assert_allclose(picture[y, x], colours[i, j], atol=2.5 / 255)
+    shares = (np.arange(6) + 0.5) / 6
+    rows = np.round((1 - box.y1 + box.height * shares) * tall).astype(int)
+    columns = np.round((box.x0 + box.width * shares) * wide).astype(int)
+    found, masked, hidden = picture[np.ix_(rows, columns)], ~head.allowed, view.hidden
+    assert np.ptp(found[masked], -1).max() < 0.02  # grey, as no weight is
+    assert found[masked].min() > 0.7
+    assert (found[hidden] == 1).all()  # the white of the paper
+    drawn, colours = ~(masked | hidden), table("viridis")[steps(view.levels())] / 255
+    np.testing.assert_allclose(found[drawn], colours[drawn], atol=2.5 / 255)
 
 
 def test_the_caption_tells_readings_and_notes() -> None:
@@ -111,10 +104,7 @@ def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
     pitch = tall / count * 72 * (shown[1] - shown[0])
     assert pitch >= READABLE - 1e-9
     assert 6 <= size <= pitch
-    if len(shown) < count:
-        assert texts[1] == f"{shown[1]} t{shown[1]}"
-    else:
-        assert texts[1] == "t1"
+    assert texts[1] == (f"{shown[1]} t{shown[1]}" if len(shown) < count else "t1")
 
 
 def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
@@ -206,17 +196,14 @@ def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypat
 
 def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(tmp_path, monkeypatch) -> None:
     path = renamed_font(tmp_path / "tiny.ttf", "Tiny Sans", "猫犬")
-    manager = font_manager.fontManager
-    monkeypatch.setattr(manager, "ttflist", list(manager.ttflist))
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path)])
     fonts._font_files.cache_clear()
     try:
         made = {}
         for label in ("猫", "猫猫", "鳥"):
-            with drawing(heatmap(weights(np.eye(2), tokens(label, "犬"), tokens("a", "b")))) as (
-                figure,
-                warned,
-            ):
+            view = heatmap(weights(np.eye(2), tokens(label, "犬"), tokens("a", "b")))
+            with drawing(view) as (figure, warned):
                 made[label] = encode(figure, "png", 100), [sentence.split(",")[0] for sentence in warned]
         assert made["猫"][0] != made["猫猫"][0]
         assert [told for _, told in made.values()] == [[], [], ["no installed font can draw CJK (鳥)"]]
@@ -236,14 +223,12 @@ def renamed_font(path, family: str, characters: str):
     return path
 
 
-def test_a_font_that_has_the_script_is_chosen(monkeypatch) -> None:
+def test_of_fonts_that_have_the_script_as_many_are_chosen_as_are_needed(monkeypatch) -> None:
     monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
-    real = fonts._characters
-    found = {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
+    real, found = fonts._characters, {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
     monkeypatch.setattr(fonts, "_characters", lambda path: found.get(path) or real(path))
-    assert fonts.families(["cat"]) == (["DejaVu Sans"], [])
-    assert fonts.families(["猫"]) == (["DejaVu Sans", "Some Sans"], [])
-    assert fonts.families(["猫犬"]) == (["DejaVu Sans", "Some Sans", "A Serif"], [])
+    for text, chosen in (("cat", []), ("猫", ["Some Sans"]), ("猫犬", ["Some Sans", "A Serif"])):
+        assert fonts.families([text]) == (["DejaVu Sans", *chosen], [])
 
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
@@ -280,15 +265,14 @@ def test_a_png_holds_the_colours_without_transparency_the_dots_per_inch_and_no_d
 
 
 def test_tokens_that_a_model_wrote_are_bold_and_have_a_line_above_each_thumbnail():
-    model = load("own-causal")
-    generated = model, model.generate(model.prepare("The king said that he would"), 8)
-    view = one_head(*generated, Selection().of("L1H1")).heatmap
-    with drawing(view) as (figure, _):
+    head = random_head(15, causal=True)
+    with drawing(replace(heatmap(head), written=7)) as (figure, _):
         labels = [text for text in figure.axes[0].texts if text.get_gid() in (ROW, LABEL_COLUMN)]
         bold = [text.get_fontweight() == "bold" for text in labels]
-        assert bold == [place.start >= 7 for place in view.weights.queries] * 2
+        assert bold == [place.start >= 7 for place in head.queries] * 2
         assert any("bold tokens: written by the model" in text.get_text() for text in figure.texts)
-    view = overview(*generated, Selection()).grids["decoder"]
+    stack = replace(head, values=np.stack([head.values] * 4))
+    view = replace(grid([(layer, stack) for layer in range(2)]), written=7)
     with drawing(view) as (figure, _):
         (lines,) = figure.axes[0].collections
         spans = [path.vertices[:, 0] for path in lines.get_paths()]
@@ -302,9 +286,9 @@ def test_tokens_that_a_model_wrote_are_bold_and_have_a_line_above_each_thumbnail
         assert not any("written" in text.get_text() for text in figure.texts)
 
 
-def curves(*values: tuple[float | None, ...]) -> Curves:
-    drawn = tuple(Curve(f"L{number}H0", one, (0.2,) * len(one)) for number, one in enumerate(values))
-    return Curves("previous", "share", tuple(range(0, 10 * len(values[0]) + 1, 10)), drawn)
+def curves(*values: tuple[float | None, ...], **said) -> Curves:
+    drawn = tuple(Curve(f"L{number}H10", one, (0.2,) * len(one)) for number, one in enumerate(values))
+    return Curves("previous", "share", tuple(range(0, 10 * len(values[0]) + 1, 10)), drawn, **said)
 
 
 def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
@@ -338,8 +322,9 @@ def test_bars_of_parts_stand_one_behind_the_other_as_wide_as_their_shares():
         bars = [(bar.get_x(), bar.get_width()) for bar in figure.axes[0].patches]
         letters = [text.get_text() for text in figure.axes[0].texts]
         said = [text.get_text() for text in figure.texts]
-    assert np.allclose(np.array(bars).reshape(3, 2, 2)[..., 1].T, shares)
-    assert np.allclose(np.array(bars).reshape(3, 2, 2)[2, :, 0], shares[:, :2].sum(1))
+    left, wide = np.array(bars).reshape(3, 2, 2).T
+    assert np.allclose(wide, shares)
+    assert np.allclose(left, shares.cumsum(1) - shares)
     assert "A" in letters
     assert said[0].replace("\n", " ") == view.legend
     assert view.legend.startswith("A [CLS] 0.30 · B text 0.2")
@@ -364,18 +349,6 @@ def test_the_table_holds_nearness_and_the_plane_its_points():
         assert [(frame.x0, frame.width) for frame in frames] == [(-0.5, 6), (5.5, 14)]
     with drawing(view.table) as (alone, _):  # as that of two models
         assert np.allclose(images(alone)[0].get_array(), view.table.nearness())
-
-
-def test_names_stand_apart_where_there_is_room():
-    view = all_heads(24)
-    at = (view.points - view.points.min(0)) * 70
-    places = _beside_dots(at, view.names, 6.0)
-    boxes = []
-    for (x, y), (right, up), name in zip(at, places, view.names, strict=True):
-        wide = 0.64 * 6 * len(name)
-        boxes.append(np.array([x + right - wide / 2, y + up - 3, x + right + wide / 2, y + up + 3]))
-    covered = [_overlap(box, np.array(boxes[:i] + boxes[i + 1 :])) for i, box in enumerate(boxes)]
-    assert np.mean([area > 0 for area in covered]) < 0.2
 
 
 def test_two_heads_and_their_difference():

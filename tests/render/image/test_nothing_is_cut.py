@@ -3,7 +3,8 @@
 import time
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from attnscope.errors import OutputError
 from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image
 from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
-from attnscope.views import Measured, Overlay, TokenView, grid, head_row, heatmap, token_view
-from attnscope.views.charts import Curve, Curves, Stack
-from attnscope.views.heads import DistanceMap, distance_map, head_map
+from attnscope.views import Measured, Overlay, grid, head_row, heatmap, token_view
+from attnscope.views.charts import Stack
+from attnscope.views.heads import distance_map, head_map
+from tests.render.image.test_images import curves
 from tests.render.screen import all_heads, bare, pair, random_head, tokens
 
 WIDTHS = (1, 2, 3.3, 7, 10)
@@ -31,73 +33,53 @@ FIGURES = "entropy effective_keys confidence distance previous self next first s
 
 @cache
 def views() -> dict[str, object]:
-    head = random_head(13, causal=True)
+    head, said = random_head(13, causal=True), {"title": LONG, "subtitle": LONG, "notes": (LONG,)}
     heads = {f"cross L{seed}H10": random_head(13, seed=seed) for seed in range(7)}
     named = [heatmap(each, title=name, subtitle="weak induction") for name, each in heads.items()]
-    stack = bare(np.stack([head.values] * 8))
+    stack, alone = (bare(np.stack([head.values] * count)) for count in (8, 1))
     readings = tuple(Measured(name, 12.345, 0.0021, "tokens") for name in FIGURES.split())
+    token = token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,))
+    overlay = Overlay(np.zeros((48, 80, 3), np.uint8), *[np.full((3, 5), 1 / 15)] * 2, (1, 2))
+    matched = [f"L{number}H11" for number in range(12)]
+    course = curves(*((None, *[0.3 - 0.03 * number] * 9) for number in range(8)), **said)
     return {
-        "head": heatmap(head, title=LONG, subtitle=LONG, notes=(LONG,), readings=readings),
+        "head": heatmap(head, readings=readings, **said),
         "long head": heatmap(random_head(200), title="L0H1", readings=readings),
         "grid": grid([(layer, stack) for layer in range(4)], title=LONG, subtitle=LONG),
-        "token": token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,)),
+        "token": token,
         "map": head_map({0: [0.5] * 8, 1: [0.25] * 8}, "previous", title=LONG, unit="share"),
         "by layer": head_map({0: [12.3] * 8, 1: [5.25] * 8}, "distance", unit="tokens", by_layer=True),
         "change": head_map({0: [0.5] * 8}, "change", title=LONG, unit="thousandths of a nat"),
-        "overlay": focus_on_a_picture(),
+        "overlay": replace(token, label="a" * 18, overlays=(overlay,)),
         "written": replace(grid([(0, stack)], title=LONG), written=7),
         "written head": replace(heatmap(head, title=LONG), written=7),
-        "parts": heatmap(random_head(3), title=LONG, subtitle=LONG, notes=(LONG,)),
-        "matches": matched(),
+        "parts": heatmap(random_head(3), **said),
+        "matches": distance_map(np.full((12, 12), 0.3), matched, matched, **said, matched=True),
         "heads": all_heads(32),
-        "depth": replace(
-            grid((layer, replace(stack, values=head.values[None])) for layer in range(6)), each="a layer"
-        ),
+        "depth": replace(grid((layer, alone) for layer in range(6)), each="a layer"),
         "pair": pair(label="$x$"),
         "long pair": pair(40),
         "several heads": head_row(named[:3], title=LONG),
         "many heads": replace(head_row(named), notes=(LONG,)),
-        "curves": curves(),
-        "curves through points": replace(curves(), along="% of the cache that is kept"),
-        "stack": stack_of(10),
-        "long stack": stack_of(120),
+        "curves": course,
+        "curves through points": replace(course, along="% of the cache that is kept"),
+        **{f"stack of {count}": stack_of(count, **said) for count in (10, 120)},
     }
 
 
-def curves() -> Curves:
-    edges = tuple(range(0, 1100, 100))
-    drawn = [Curve(f"L{number}H11", (None, *[0.3 - 0.03 * number] * 9), (0.1,) * 10) for number in range(8)]
-    return Curves("previous", "share", edges, tuple(drawn), title=LONG, subtitle=LONG, notes=(LONG,))
-
-
-def stack_of(count: int) -> Stack:
+def stack_of(count: int, **said) -> Stack:
     shares = np.random.default_rng(0).dirichlet(np.ones(7), count)
-    parts, labels = [f"{part} a part that has a name" for part in range(7)], ["unbelievably"] * count
-    return Stack(tuple(parts), tuple(labels), shares, title=LONG, subtitle=LONG, notes=(LONG,))
-
-
-def focus_on_a_picture() -> TokenView:
-    pixels, map_ = np.zeros((48, 80, 3), np.uint8), np.full((3, 5), 1 / 15)
-    shown = Overlay(pixels, map_, map_, (1, 2))
-    view = token_view(random_head(16), query=3, key=3, title=LONG, notes=(LONG,))
-    return replace(view, label="a" * 18, overlays=(shown,))
-
-
-def matched() -> DistanceMap:
-    names = [f"L{number}H11" for number in range(12)]
-    return distance_map(np.full((12, 12), 0.3), names, names, title=LONG, subtitle=LONG, matched=True)
+    parts = [f"{part} a part that has a name" for part in range(7)]
+    return Stack(parts, ["unbelievably"] * count, shares, **said)
 
 
 def boxes(figure) -> list[tuple[str, Bbox]]:
     """Every text that is seen, and where it stands."""
     figure.canvas.draw()
     sides = [side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if not side.get_visible()]
-    hidden = {id(text) for side in sides for text in side.findobj(Text)}
-    return [
-        (text.get_text(), text.get_window_extent())
-        for text in figure.findobj(Text)
-        if text.get_text().strip() and id(text) not in hidden
-    ]
+    hidden = {text for side in sides for text in side.findobj(Text)}
+    texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text not in hidden]
+    return [(text.get_text(), text.get_window_extent()) for text in texts]
 
 
 @pytest.mark.sweep
@@ -109,8 +91,8 @@ def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> N
         seen = boxes(figure)
         wide, tall = figure.bbox.size
     for text, box in seen:
-        inside = box.x0 > -1 and box.y0 > -1 and box.x1 < wide + 1 and box.y1 < tall + 1
-        assert inside, (text, box, wide, tall)
+        assert -1 < box.x0 < box.x1 < wide + 1, (text, box, wide)
+        assert -1 < box.y0 < box.y1 < tall + 1, (text, box, tall)
     for (text, box), (other, theirs) in combinations(seen, 2):
         across = min(box.x1, theirs.x1) - max(box.x0, theirs.x0)
         down = min(box.y1, theirs.y1) - max(box.y0, theirs.y0)
@@ -119,22 +101,19 @@ def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> N
 
 
 def test_chinese_labels_of_columns_stand_upright() -> None:
-    axis = tokens("\u732b\u304c", "cat")
+    axis = tokens("猫が", "cat")
     with drawing(heatmap(weights(np.eye(2), axis, axis))) as (figure, _):
         columns = [text for text in figure.axes[0].texts if text.get_gid() == "column"]
-    turned = [(text.get_text(), text.get_rotation()) for text in columns]
-    assert turned == [("\u732b\n\u304c", 0), ("cat", 90)]
+    assert [(text.get_text(), text.get_rotation()) for text in columns] == [("猫\nが", 0), ("cat", 90)]
 
 
 def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
     field = bare(np.array([[1.0, 0.0], [0.25, 0.75]]))
-    with drawing(heatmap(field), annotate=True) as (figure, warned):
-        written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
-    assert written == ["1.00", ".25", ".75"]
-    assert warned == []
-    with drawing(heatmap(random_head(200)), annotate=True) as (figure, warned):
-        assert not [text for text in figure.axes[0].texts if text.get_gid() == "weight"]
-    assert "no weights are written" in warned[0]
+    for head, expected in ((field, ["1.00", ".25", ".75"]), (random_head(200), [])):
+        with drawing(heatmap(head), annotate=True) as (figure, warned):
+            written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
+        assert written == expected
+        assert ["no weights are written" in each for each in warned] == [True] * (not expected)
 
 
 def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_asked_for() -> None:
@@ -148,24 +127,16 @@ def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_a
 
 
 @pytest.fixture
-def drawn(monkeypatch) -> list[str]:
-    """The titles of the heads that were drawn in full."""
-    titles: list[str] = []
-
-    class Counted(draw.SharedSheet):
-        def __init__(self, view, *given) -> None:
-            titles.append(view.title)
-            super().__init__(view, *given)
-
-    monkeypatch.setattr(draw, "SharedSheet", Counted)
-    return titles
+def drawn(monkeypatch) -> Mock:
+    """Counts the heads that are drawn in full."""
+    monkeypatch.setattr(draw, "SharedSheet", Mock(wraps=draw.SharedSheet))
+    return draw.SharedSheet
 
 
 def picture(head: int, count: int = 5, causal: bool = True, **changes):
-    field = random_head(count, seed=head, causal=causal)
-    reading = Measured("entropy", 0.1 * head, 1.5, "nats")
     words = {"title": f"L0H{head}", "subtitle": "x" * (head + 1), "notes": (f"note {head}",)}
-    return replace(heatmap(field, readings=(reading,), **words), **changes)
+    words["readings"] = (Measured("entropy", 0.1 * head, 1.5, "nats"),)
+    return replace(heatmap(random_head(count, seed=head, causal=causal), **words), **changes)
 
 
 @pytest.mark.parametrize(("width", "dpi"), [(None, 60), (1, 150), (3.3, 150), (10, 150)])
@@ -177,15 +148,15 @@ def test_files_are_the_same_as_from_save_and_one_head_is_drawn(width, dpi, tmp_p
         assert album.save(view, tmp_path / f"{head}.png") == []
         save_image(view, tmp_path / "alone.png", dpi=dpi, width=width)
         assert (tmp_path / f"{head}.png").read_bytes() == (tmp_path / "alone.png").read_bytes(), head
-    assert len(drawn) == 1
-
-
-NOTES = ("a note", "another")
+    assert drawn.call_count == 1
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("count", 6), ("causal", False), ("title", ""), ("notes", NOTES), ("scale", "row"), ("signed", True)],
+    [
+        *(("count", 6), ("causal", False), ("title", ""), ("notes", ("a note", "another"))),
+        *(("scale", "row"), ("signed", True)),
+    ],
 )
 def test_what_differs_in_more_than_its_cells_is_drawn_anew(name, value, tmp_path, drawn) -> None:
     album, other = Album(dpi=60), picture(1, **{name: value})
@@ -193,7 +164,7 @@ def test_what_differs_in_more_than_its_cells_is_drawn_anew(name, value, tmp_path
     album.save(other, tmp_path / "second.png")
     save_image(other, tmp_path / "alone.png", dpi=60)
     assert (tmp_path / "second.png").read_bytes() == (tmp_path / "alone.png").read_bytes()
-    assert len(drawn) == 2
+    assert drawn.call_count == 2
 
 
 def test_other_views_and_formats_are_saved_too(tmp_path) -> None:
@@ -239,19 +210,15 @@ def test_a_title_that_fits_stays_in_one_line_and_bold_letters_are_no_wider_than_
     assert len(wrap_inches(TITLE, 11, inches(TITLE, 11))) == 2
 
 
-def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot():
+def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot_or_what_closes_a_text():
     lines = wrap_inches(TITLE, 11, 3.3)
     assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
-    every = [line for width in (3, 4, 5) for line in wrap_inches(TITLE, 11, width)]
-    assert not any(line.startswith("·") or line.endswith("·") for line in every)
     parts = ["L2H1 · own · “The cat sat on the mat because…”", "encoder attention"]
     assert wrap_inches(TITLE, 11, 4.2) == parts
-
-
-def test_what_closes_a_text_does_not_begin_a_line():
-    for width in (3.2, 3.3, 3.4, 3.5, 3.6):
-        lines = wrap_inches("L2H1 · “猫は疲れていたのでマットの上に座った。” · encoder attention", 11, width)
-        assert not any(line[0] in "。”·" for line in lines)
+    chinese = "L2H1 · “猫は疲れていたのでマットの上に座った。” · encoder attention"
+    for title, width in product((TITLE, chinese), (3, 3.2, 3.3, 3.4, 3.5, 3.6, 4, 5)):
+        lines = wrap_inches(title, 11, width)
+        assert not any(line[0] in "。”·" or line[-1] == "·" for line in lines)
 
 
 @pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
@@ -266,9 +233,8 @@ def test_a_line_that_begins_within_a_text_from_right_to_left_still_runs_from_lef
     title = "L2H1 · own · “جلست القطة على السجادة لأنها كانت متعبة…” · encoder attention"
     lines = wrap_title(title, 11, 3.3).split("\n")
     assert len(lines) > 1
-    last = lines[-1]
-    assert last.endswith(" · encoder attention")
-    begun, whole = ink(last.removesuffix("encoder attention")), ink(last)
+    assert lines[-1].endswith(" · encoder attention")
+    begun, whole = ink(lines[-1].removesuffix("encoder attention")), ink(lines[-1])
     wide = np.flatnonzero(begun.any(0)).max()
     assert (whole[:, :wide] == begun[:, :wide]).all()
     assert whole[:, wide:].any()

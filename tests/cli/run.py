@@ -39,7 +39,7 @@ def numbers(ran) -> str:
         assert file["bytes"]
     if "notes" in answer:
         answer["notes"] = [note for note in answer["notes"] if not re.match("from .*trace", note)]
-    return json.dumps(answer)
+    return json.dumps(answer, ensure_ascii=False)
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -1,7 +1,6 @@
 """What holds of every command: how it starts, what it says while it works, and how it ends."""
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -78,21 +77,34 @@ def ctrl_c():
 
 
 @pytest.mark.subprocess
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_with_130_and_no_word_even_while_python_imports(tmp_path):
-    # click stands for what is imported first: here it is a file that is interrupted
-    (tmp_path / "click.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from attnscope.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+@pytest.mark.parametrize(
+    ("imported", "program", "code"),
+    [
+        ("click", "from attnscope.__main__ import main; main()", 130),
+        (
+            "torch",
+            "from attnscope import cli; cli.app = lambda: __import__('torch'); cli.main()",
+            -signal.SIGINT,
+        ),
+    ],
+)
+def test_a_ctrl_c_during_an_import_ends_the_process_without_a_word(tmp_path, imported, program, code):
+    (tmp_path / f"{imported}.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nprint('went on')"
+    )
+    begin = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may be ignored here
+    )
+    command = [sys.executable, "-c", f"{begin}\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); {program}"]
+    ended = subprocess.run(command, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, b"", b"")
 
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(start):
     def app():
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+            signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
             raise TypeError("incompatible function arguments") from None
 
@@ -105,8 +117,7 @@ def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(start):
 def test_a_ctrl_c_that_python_swallows_comes_again(start, capsys):
     class Collected:
         def __del__(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+            signal.raise_signal(signal.SIGINT)
 
     def app():
         Collected()
@@ -115,25 +126,6 @@ def test_a_ctrl_c_that_python_swallows_comes_again(start, capsys):
     with pytest.raises(KeyboardInterrupt):
         start(app)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.nightly
-@pytest.mark.subprocess
-@pytest.mark.slow
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("after", [0.2, 1.5, 4.0])
-def test_ctrl_c_twice_is_ctrl_c(tmp_path, after):
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "attnscope", "export", "The cat sat. " * 30, "-o", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(after)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode in (0, 130, -signal.SIGINT), told
-    assert b"Traceback" not in told
-    assert not list(out.glob("*.draft*"))
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -146,8 +138,7 @@ def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, start, pressed)
     def app():
         open_file = CutOff()
         if pressed:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+            signal.raise_signal(signal.SIGINT)
         del open_file
 
     heard = []
@@ -157,33 +148,15 @@ def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, start, pressed)
     assert heard == ([] if pressed else ["it is open"])
 
 
-@pytest.mark.subprocess
-def test_a_ctrl_c_while_torch_is_imported_ends_the_process_without_a_word(tmp_path):
-    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('went on')")
-    program = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it may be ignored here
-        "from attnscope import cli; cli.app = lambda: __import__('torch'); cli.main()"
-    )
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": path},
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
-
-
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(start):
     cleaned = []
 
     def app():
         try:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+            signal.raise_signal(signal.SIGINT)
         finally:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             cleaned.append(True)
 
     with pytest.raises(KeyboardInterrupt):
@@ -204,26 +177,19 @@ def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run,
 @pytest.mark.subprocess
 @pytest.mark.slow
 def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path):
-    folder = gpt2(tmp_path / "gpt2")
-    for words in (
-        ("show", "The cat sat.", "--head", "L1H1"),
-        ("stats", "The cat sat.", "--csv"),
-        ("train", "--help"),
-        ("stats", "The cat sat.", "-m", folder),
-    ):
-        plain, stripped = (
-            subprocess.run(
-                [sys.executable, *flags, "-m", "attnscope", *words], capture_output=True, text=True
-            )
-            for flags in ([], ["-OO"])
-        )
-        assert plain.returncode == 0
-        if folder in words:  # the library cannot do without docstrings
-            assert stripped.returncode == 2
-            assert stripped.stderr.count("\n") == 1
-            assert stripped.stderr.endswith("run python without -OO\n")
-        else:
-            assert (stripped.returncode, stripped.stdout) == (0, plain.stdout), words
+    def ended(*words):
+        command = [sys.executable, *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    for words in (("show", "The cat sat.", "--head", "L1H1"), ("train", "--help")):
+        plain = ended("-m", "attnscope", *words)
+        assert plain[0] == 0
+        assert ended("-OO", "-m", "attnscope", *words) == plain
+    folder = gpt2(tmp_path / "gpt2")  # the library cannot do without docstrings
+    code, _, told = ended("-OO", "-m", "attnscope", "stats", "The cat sat.", "-m", folder)
+    assert (code, told.count("\n")) == (2, 1)
+    assert told.endswith("run python without -OO\n")
 
 
 def test_a_docstring_that_python_left_out_is_read_from_the_source(run, monkeypatch):
@@ -327,12 +293,6 @@ def test_nothing_is_shown_where_standard_error_is_no_terminal(capsys):
         tell("layer", 3, 12)
         print("what a model prints")
     assert capsys.readouterr() == ("", "what a model prints\n")
-
-
-def test_what_is_told_when_nobody_waits_is_lost():
-    with waiting("a model"):
-        pass
-    tell("layer", 1, 2)
 
 
 def test_quiet_has_neither_notes_nor_progress_and_verbose_says_how_long_each_step_took(run, tmp_path):

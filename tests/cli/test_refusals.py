@@ -12,8 +12,8 @@ ONE_HEAD = "only valid with one head"
 TRACE = "is a trace and predicts nothing: give the model itself"
 
 REFUSED = {
-    "show": "give a text",
-    "show ''": "the text is empty: give at least one word",
+    "show": "give a text, --file FILE, or -",
+    "show '  '": "the text is empty: give at least one word",
     "show TEXT -f file": "not both",
     "show -f nowhere.txt": "no such file: nowhere.txt",
     "show TEXT --nonsense": "no option --nonsense",

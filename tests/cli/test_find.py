@@ -2,13 +2,12 @@
 
 import json
 import re
+from itertools import takewhile
 
 import jsonschema
 import numpy as np
 import pytest
 
-from tests.models.images import picture
-from tests.models.vision_language import vision_language
 from tests.questions.gold import treebank
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -27,20 +26,19 @@ def test_json_and_csv_hold_every_head_of_every_question(run):
 
 
 def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
-    shares = []
-    for typed in (["+1 -> cat", TEXT], ["-1 -> cat", TEXT, "--top", "3"], ["--", "-1 -> cat", TEXT]):
-        ran = run("find", "--json", *typed)
-        assert ran.code == 0, ran.err
-        (question,) = json.loads(ran.out)["questions"]
-        assert question["question"] == typed[typed[0] == "--"]
-        shares.append({(each["layer"], each["head"]): each["weight"] for each in question["heads"]})
-    assert shares[1] == shares[2] != shares[0]
+    begun = (
+        ["--json", "+1 -> cat", TEXT],
+        ["-1 -> cat", TEXT, "--json"],
+        ["--json", "--", "-1 -> cat", TEXT],
+    )
+    ahead, back, marked = (json.loads(run("find", *typed).out)["questions"] for typed in begun)
+    assert [each["question"] for each in (*ahead, *back)] == ["+1 -> cat", "-1 -> cat"]
+    assert back == marked
+    assert back[0]["heads"] != ahead[0]["heads"]
 
 
 def test_options_keep_values_that_begin_with_a_minus(run):
-    ran = run("stats", "--sort", "offset=-2", "- a list of cats", "--top", "1", "--json")
-    assert ran.code == 0
-    assert len(json.loads(ran.out)["heads"]) == 1
+    assert len(run.json("stats", "--sort", "offset=-2", "- a list of cats", "--top", "1")["heads"]) == 1
     assert run("show", "--token", "-1", "-5 degrees").err.startswith("attnscope: no token '-1'")
     assert run("spans", TEXT, "--pair", "-1 -> 2").err.startswith("attnscope: no part '-1'")
     assert "no option --nosuch: " in run("find", "it -> cat", TEXT, "--nosuch").err
@@ -48,10 +46,8 @@ def test_options_keep_values_that_begin_with_a_minus(run):
 
 
 def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
-    asked = ("find", '"x -> y" -> cat', "The map x -> y of the cat", "--json")
-    ran = run(*asked)
-    assert ran.code == 0
-    assert [each["question"] for each in json.loads(ran.out)["questions"]] == ['"x -> y" -> cat']
+    (question,) = run.json("find", '"x -> y" -> cat', "The map x -> y of the cat")["questions"]
+    assert question["question"] == '"x -> y" -> cat'
 
 
 ANSWERS = '{"text": "The cat sat on the mat.", "pairs": [[1, 0, "article"], [5, 4, "article"], [2, 1]]}\n'
@@ -131,33 +127,24 @@ def test_one_head_is_that_head_and_no_mean(run):
     assert run("spans", TWO, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
 
 
-def test_json_and_arrays_hold_every_layer(run, tmp_path):
+def test_json_and_arrays_hold_every_layer_and_looks_at_arrays_name_the_text_once(run, tmp_path):
     layers = run.json("flow", TEXT)["layers"]
     assert [each["layer"] for each in layers] == [0, 1, 2, 3]
     run("flow", TEXT, "-o", tmp_path / "flow.npz")
     with np.load(tmp_path / "flow.npz") as maps:
         np.testing.assert_allclose(maps["encoder.03"][0], layers[3]["weights"], atol=1e-6)
+    for command in (["show"], ["stats"], ["find", "it -> cat"]):
+        title = run(*command, "--from", tmp_path / "flow.npz").out.splitlines()[0]
+        assert title.count("“The cat sat") == 1
 
 
-def test_maps_that_were_saved_name_the_text_once(run, tmp_path):
-    run("flow", TEXT, "-o", tmp_path / "flow.npz")
-    commands = (["show"], ["stats"], ["find", "it -> cat"])
-    looks = [run(*command, "--from", tmp_path / "flow.npz").out for command in commands]
-    assert [look.splitlines()[0].count("“The cat sat") for look in looks] == [1, 1, 1]
-
-
-def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, tmp_path):
-    folder = vision_language(tmp_path / "llava", "llava")
-    image = picture(tmp_path / "picture.png")
-    asked = ("flow", "what is on the mat ?", "-m", folder, "--image", image)
-    assert "attends in 2 parts: attention cannot be followed through it" not in flat(run(*asked).out)
-    both = run(*asked, "--image", image, "--token", "mat")
-    assert "decoder attention" in both.out
-    assert "attends in 2 parts: attention cannot be followed through it" in flat(both.out)
-
-
-def flat(text):
-    return " ".join(text.split())
+def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, llava, picture):
+    told = "attends in 2 parts: attention cannot be followed through it"
+    asked = ("flow", "what is on the mat ?", "-m", llava, "--image", picture)
+    assert told not in " ".join(run(*asked).out.split())
+    both = run(*asked, "--image", picture, "--token", "mat").out
+    assert "decoder attention" in both
+    assert told in " ".join(both.split())
 
 
 def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp_path):
@@ -172,24 +159,23 @@ OWN = ("-m", "own-causal")
 
 
 def test_flow_lists_every_way_with_random_orders_among_them(run):
-    printed = run("flow", BEGUN, *OWN, "--faithful").out
-    title, prediction, _, header, alone, *lines = printed.splitlines()
+    title, prediction, _, header, alone, *lines = run("flow", BEGUN, *OWN, "--faithful").out.splitlines()
     assert title.startswith("which tokens the prediction depends on · own-causal · “The cat sat on the”")
     assert prediction.startswith("the prediction: ")
     assert header.split() == ["order", "by", "deletion", "insertion", "first"]
     assert alone.startswith("one at a time")
-    listed = lines[: next(number for number, line in enumerate(lines) if line.startswith("·"))]
-    areas = [float(line[23:].split()[0]) for line in listed if not line.startswith("random")]
-    assert areas == sorted(areas)
-    names = {line[:23].strip() for line in listed}
+    listed = takewhile(lambda line: not line.startswith("·"), lines)
+    areas = {line[:23].strip(): float(line[23:].split()[0]) for line in listed}
+    del areas["random order"]
+    assert list(areas.values()) == sorted(areas.values())
     weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
-    methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
-    assert names == weighings | methods | {"random order"}
+    assert areas.keys() == weighings | {
+        f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")
+    }
 
 
 def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
-    asked = ("stats", BEGUN, *OWN, "--faithful", "--weigh", "norm", "--layer", "1", "--json")
-    seen = json.loads(run(*asked).out)
+    seen = run.json("stats", BEGUN, *OWN, "--faithful", "--weigh", "norm", "--layer", "1")
     assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     assert seen["weigh"] == "norm"
     areas = [each["deletion_area"] for each in seen["ranked"]]
@@ -202,24 +188,15 @@ OTHER = "The dog sat on the very old mat because it was tired."
 def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tmp_path):
     even = {f"encoder.0{layer}": np.full((2, n, n), 1 / n, np.float32) for layer, n in enumerate((6, 3))}
     np.savez(tmp_path / "pooled.npz", **even)
-    both = [str(tmp_path / "pooled.npz"), "--with-trace", str(tmp_path / "pooled.npz")]
-    refused = run("compare", "--from", *both)
-    assert (refused.code, refused.out) == (2, "")
-    assert "layer 1 sees 3 × 3 tokens of 6 × 6, which cannot be aligned: choose others" in refused.err
-    assert run("compare", "--from", *both, "--layer", "0").code == 0
-
-
-def compared(run, *arguments):
-    ran = run("compare", *arguments, "--json")
-    assert (ran.code, ran.err) == (0, "")
-    return json.loads(ran.out)
+    asked = ("compare", "--from", tmp_path / "pooled.npz", "--with-trace", tmp_path / "pooled.npz")
+    run(*asked).refuses("layer 1 sees 3 × 3 tokens of 6 × 6, which cannot be aligned: choose others")
+    assert run(*asked, "--layer", "0").code == 0
 
 
 def test_texts_that_are_too_long_for_a_command_to_copy_are_compared_as_others_are(run):
     long = f"{TEXT} {'The dog barked at the moon. ' * 12}"
     other = long.replace("sat", "ran")
-    changed = compared(run, long, "--with-text", other)["heads"]
-    assert any(head["change"] for head in changed)
+    assert any(head["change"] for head in run.json("compare", long, "--with-text", other)["heads"])
     assert run("compare", long, "--head", "3").out.startswith("4 heads compared")
 
 
@@ -245,10 +222,9 @@ def test_arrays_are_saved(run, tmp_path, arguments, names):
 
 
 def test_the_kind_of_attention_stays_in_the_commands_that_are_offered(run, pair_folder):
-    target = "A small tokenizer"
-    out = run("compare", TEXT, "--second", target, "-m", pair_folder, "--kind", "cross").out
-    (line, *_) = (line for line in out.splitlines() if "attnscope compare" in line)
+    asked = ("compare", TEXT, "--second", "A small tokenizer", "-m", pair_folder, "--kind", "cross")
+    (line, *_) = (line for line in run(*asked).out.splitlines() if "attnscope compare" in line)
     assert "--kind cross" in line
-    one, other = line.split()[-2:]
-    found = compared(run, TEXT, one, other, "--second", target, "-m", pair_folder, "--kind", "cross")
-    assert (found["kind"], found["heads"]) == ("cross", [one, other])
+    heads = line.split()[-2:]
+    found = run.json(*asked, *heads)
+    assert (found["kind"], found["heads"]) == ("cross", heads)

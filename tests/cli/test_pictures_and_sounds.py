@@ -1,7 +1,6 @@
 """Pictures and sounds, alone and in a text, as a user meets them."""
 
 import io
-import json
 import re
 import sys
 
@@ -9,11 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope.attention import Head
+from attnscope.attention import Head, Token
+from attnscope.axes import HEARD, places
 from attnscope.models import load
+from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
 from attnscope.render.colour import blend, resize
+from attnscope.render.image import drawing as drawn
+from attnscope.render.image.sheet import labels
 from attnscope.render.terminal import print_view
 from tests.capture.observing import Keep
 from tests.models import speech
@@ -21,49 +24,35 @@ from tests.tools import sounds
 
 
 def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
-    ran = run("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
-    assert ran.code == 0
-    assert "1,2 looks at" in ran.out
-    assert "1,2 is looked at by" in ran.out
-    assert "\x1b" not in ran.out
-    rows = [line for line in ran.out.splitlines() if line.count("│") == 4]
-    assert len(rows) == 4
+    asked = ("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
+    out, answer = run(*asked).out, run.json(*asked)
+    assert "1,2 looks at" in out
+    assert "1,2 is looked at by" in out
+    assert "\x1b" not in out
+    rows = [line for line in out.splitlines() if line.count("│") == 4]
     assert [row.count("××") for row in rows] == [0, 2, 0, 0]
-    answer = run.json("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
     heaviest = np.unravel_index(np.argmax(answer["patches"][0]["looks_at"]), (4, 4))
     if heaviest != (1, 2):
         cell = rows[heaviest[0]].split("│")[1][2 * heaviest[1] :][:2]
         assert cell == "██"
 
 
-def coloured(view, width=80):
-    out = io.StringIO()
-    console = Console(
-        file=out, force_terminal=True, color_system="truecolor", width=width, legacy_windows=False
-    )
-    print_view(view, console)
-    return out.getvalue()
-
-
-def test_a_terminal_shows_the_picture_where_it_is_looked_at(vit, picture):
-    model = load(vit)
+def test_a_terminal_of_any_width_shows_the_picture_where_it_is_looked_at(vit, picture):
+    model, printed = load(vit), {}
     view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
-    out = coloured(view)
+    for width in (40, 80, 160):
+        how = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}
+        console = Console(file=io.StringIO(), width=width, **how)
+        print_view(view, console)
+        printed[width] = console.file.getvalue()
+        plain = re.sub(r"\x1b\[[\d;]*m", "", printed[width])
+        assert max(map(len, plain.splitlines())) <= width
     levels = view.overlays[0].looks_at / view.overlays[0].looks_at.max()
     pixels = blend(resize(view.overlays[0].pixels, 38, 38), resize(levels, 38, 38), "ember")
     for row, column in ((0, 0), (20, 11), (36, 37)):
-        red, green, blue = pixels[row, column]
-        under = pixels[row + 1, column]
-        assert f"\x1b[38;2;{red};{green};{blue};48;2;{under[0]};{under[1]};{under[2]}m" in out
-    assert out.count("▀") == 2 * 19 * 38
-
-
-@pytest.mark.parametrize("width", [40, 80, 160])
-def test_no_line_is_wider_than_the_terminal(vit, picture, width):
-    model = load(vit)
-    view = one_token(model, model.prepare_image(picture), Selection(token="3,0"))
-    for line in coloured(view, width).splitlines():
-        assert len(re.sub(r"\x1b\[[\d;]*m", "", line)) <= width
+        above, below = (";".join(map(str, pixels[at, column])) for at in (row, row + 1))
+        assert f"\x1b[38;2;{above};48;2;{below}m" in printed[80]
+    assert printed[80].count("▀") == 2 * 19 * 38
 
 
 def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():
@@ -90,10 +79,8 @@ ABOUT = "what is on the mat ?"
 
 def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, llava, drawing):
     asked = ["show", ABOUT, "--image", drawing, "--image", drawing, "-m", llava, "--token", "mat"]
-    ran = run(*asked)
-    assert "image 1: mat looks at" in ran.out
-    assert "image 2: mat looks at" in ran.out
-    answer = run.json(*asked)
+    out, answer = run(*asked).out, run.json(*asked)
+    assert all(f"image {number}: mat looks at" in out for number in (1, 2))
     assert [shown["picture"] for shown in answer["patches"]] == ["image 1", "image 2"]
     boxes = [bar["box"] for bar in answer["looks_at"] if bar["text"].startswith("image")]
     assert boxes
@@ -101,10 +88,9 @@ def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, 
 
 
 def test_one_of_two_images_can_be_asked_about(run, llava, drawing):
-    asked = ["--image", drawing, "--image", drawing, "-m", llava, "--json"]
-    both, one = (json.loads(run("find", q, ABOUT, *asked).out) for q in ("mat -> image", "mat -> image 2"))
-    weights = [answer["questions"][0]["heads"][0] for answer in (both, one)]
-    assert weights[1]["weight"] < weights[0]["weight"]
+    asked = (ABOUT, "--image", drawing, "--image", drawing, "-m", llava)
+    both, one = (run.json("find", question, *asked) for question in ("mat -> image", "mat -> image 2"))
+    assert one["questions"][0]["heads"][0]["weight"] < both["questions"][0]["heads"][0]["weight"]
 
 
 def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing):
@@ -122,18 +108,14 @@ def test_without_soundfile_it_says_what_to_install(run, hubert, tone, monkeypatc
 
 
 def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_path):
-    kept = tmp_path / "sound.trace"
-    asked = ["show", "The cat sat.", "--audio", tone, "-m", whisper]
-    assert run(*asked).out.index("cross-attention") < run(*asked).out.index("encoder attention")
+    asked, kept = ("show", "The cat sat.", "--audio", tone, "-m", whisper), tmp_path / "sound.trace"
     run(*asked, "--keep", kept)
-    out = run("show", "--from", kept).out
-    assert out.index("cross-attention") < out.index("encoder attention")
+    for looked in (asked, ("show", "--from", kept)):
+        out = run(*looked).out
+        assert out.index("cross-attention") < out.index("encoder attention")
 
 
 def test_the_spectrogram_stands_above_the_picture(whisper, tone):
-    from attnscope.questions.head import one_head
-    from attnscope.render.image import drawing
-
     model = load(whisper)
     prepared = model.prepare_audio(tone, "The cat sat.")
     view = one_head(model, prepared, "cross L0H1").heatmap
@@ -141,7 +123,7 @@ def test_the_spectrogram_stands_above_the_picture(whisper, tone):
     pairs = (features[:, ::2] + features[:, 1::2]) / 2
     levels = (pairs - pairs.min()) / (pairs.max() - pairs.min())
     np.testing.assert_allclose(view.bands, levels, atol=1e-6)
-    with drawing(view) as (figure, _):
+    with drawn(view) as (figure, _):
         shapes = [one.images[0].get_array().shape for one in figure.axes if one.images]
         whole, strip = (figure.axes[shapes.index(shape)] for shape in (view.values.shape, levels.shape))
         assert strip.get_position().y0 >= whole.get_position().y1
@@ -151,10 +133,6 @@ def test_the_spectrogram_stands_above_the_picture(whisper, tone):
 
 
 def test_long_sounds_have_round_seconds_along_their_axis():
-    from attnscope.attention import Token
-    from attnscope.axes import HEARD, places
-    from attnscope.render.image.sheet import labels
-
     axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
     shown, texts, _ = labels(axis, 0.005)
     assert texts == [f"{second} s" for second in range(20, 50)]
@@ -173,8 +151,11 @@ def given(tmp_path_factory):
 
 def test_heads_that_listen_are_found(run, given):
     found = run.json("find", "cat -> sound", "--text", "what is the cat", *given)
-    heads = found["questions"][0]["heads"]
-    listening = {(head["layer"], head["head"]): head["weight"] for head in heads if head["kind"] == "decoder"}
+    listening = {
+        (head["layer"], head["head"]): head["weight"]
+        for head in found["questions"][0]["heads"]
+        if head["kind"] == "decoder"
+    }
     model, keep = load(given[-1]), Keep(lambda site: range(32) if site.kind == "decoder" else None)
     prepared = model.prepare_audio(given[1], "what is the cat")
     model.run(prepared, [keep])

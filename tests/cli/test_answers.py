@@ -35,6 +35,8 @@ ANSWERED = {
         "saved made/all-encoder.png saved made/all-decoder.png saved made/all-cross.png"
     ),
     "show --from negative.npz -o made/odd.png": "saved made/odd.png",
+    "show --from heads.npz -o made/again.html": "saved made/again.html",
+    "show --from a.trace": "attnscope show --from a.trace --head L0H7",
     "show TEXT --weigh norm": f"attnscope show --weigh norm '{WORDS['TEXT']}' --head",
     "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
     "show --image a.png -m ./vit --token 0,3 -o made/patch.pdf": "saved made/patch.pdf",

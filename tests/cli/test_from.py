@@ -1,16 +1,14 @@
 """``--from``, ``--keep``, and ``export``; test_every_architecture.py asks every command of a trace."""
 
 import json
-import shutil
+import re
 
 import click
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from attnscope.cli.options import parse_numbers
 from tests.cli.run import numbers
-from tests.models.images import picture, vision
 
 TEXT = "The cat sat on the mat because it was tired."
 
@@ -21,34 +19,25 @@ def heads(run, tmp_path):
     return tmp_path / "heads.npz"
 
 
-@pytest.mark.parametrize("arguments", [["--head", "L1H3"], ["--layer", "0"], ["--token", "cat"], ["--json"]])
+@pytest.mark.parametrize("arguments", [["--head", "L1H3"], ["--layer", "0"], ["--token", "cat"]])
 def test_a_file_shows_what_the_model_showed(run, heads, arguments):
-    def lines(ran):
-        assert ran.code == 0
-        told = (
-            "weights recomputed from",
-            "weights as the file",
-            "its inputs",
-            "attnscope show",
-            "… --head",
-            '"notes"',
-        )
-        return [line for line in ran.out.splitlines() if not any(words in line for words in told)]
-
-    assert lines(run("show", "--from", heads, *arguments)) == lines(run("show", TEXT, *arguments))
+    told = "weights (recomputed from|as the file)|its inputs|attnscope show|… --head"
+    there, live = (
+        [line for line in run("show", *words, *arguments).out.splitlines() if not re.search(told, line)]
+        for words in (("--from", heads), (TEXT,))
+    )
+    assert there == live != []
 
 
-def test_the_command_beside_a_head_opens_it_from_the_file(run, heads):
-    out = run("show", "--from", heads).out
-    assert f"attnscope show --from {heads} --head L0H7" in out.replace("\n", " ")
+def test_its_json_is_that_of_the_model_but_for_its_calls(run, heads):
+    there, live = run.json("show", "--from", heads), run.json("show", TEXT)
+    assert there | {"sites": ()} == live | {"sites": ()}
 
 
-@pytest.mark.parametrize("suffix", ["png", "npz", "html"])
-def test_everything_can_be_saved_again(run, heads, tmp_path, suffix):
-    assert run("show", "--from", heads, "-o", tmp_path / f"again.{suffix}").code == 0
-    if suffix == "npz":
-        with np.load(heads) as first, np.load(tmp_path / "again.npz") as second:
-            np.testing.assert_array_equal(first["encoder.03"], second["encoder.03"])
+def test_it_can_be_saved_again(run, heads, tmp_path):
+    assert run("show", "--from", heads, "-o", tmp_path / "again.npz").code == 0
+    with np.load(heads) as first, np.load(tmp_path / "again.npz") as second:
+        np.testing.assert_array_equal(first["encoder.03"], second["encoder.03"])
 
 
 @pytest.mark.parametrize("arguments", [["--head", "L0H1"], ["--token", "0"], []])
@@ -66,29 +55,29 @@ def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp
     assert "not finite numbers: 2" in ran.out
 
 
-def test_labels_name_the_rows_of_a_file_and_nothing_else(run, heads, tmp_path):
-    labels = tmp_path / "labels.txt"
-    labels.write_text("\n".join(f"joint{n}" for n in range(4)))
-    np.savez(tmp_path / "weights.npz", np.full((1, 4, 4), 0.25, np.float32))
-    ran = run("show", "--from", tmp_path / "weights.npz", "--labels", labels, "--head", "L0H0", "--json")
-    assert json.loads(ran.out)["keys"] == [f"joint{n}" for n in range(4)]
+def test_labels_name_the_rows_of_a_file(run, tmp_path):
+    labels, weights = tmp_path / "labels.txt", tmp_path / "weights.npz"
+    labels.write_text("hip\nknee\nfoot")
+    np.savez(weights, np.full((1, 3, 3), 1 / 3, np.float32))
+    shown = run.json("show", "--from", weights, "--labels", labels, "--head", "L0H0")
+    assert shown["keys"] == ["hip", "knee", "foot"]
 
 
 def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
     weights = np.full((1, 2, 60, 60), 1 / 60, np.float32)
     weights[0, 0, 5, 3] = np.inf
     np.savez(tmp_path / "odd.npz", weights)
-    ran = run("stats", "--from", tmp_path / "odd.npz", "--by-position", "entropy", "--json")
-    broken = next(curve for curve in json.loads(ran.out)["curves"] if curve["head"] == "L0H0")
+    asked = ("stats", "--from", tmp_path / "odd.npz", "--by-position", "entropy")
+    (broken,) = (curve for curve in run.json(*asked)["curves"] if curve["head"] == "L0H0")
     assert broken["values"][2] is None
     assert broken["values"][0] == pytest.approx(np.log(60), abs=1e-4)
-    assert run("stats", "--from", tmp_path / "odd.npz", "--by-position", "entropy").code == 0
+    assert run(*asked).code == 0
 
 
 OTHER = "The dog sat on the mat because it was tired."
 
 
-def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, causal_folder):
+def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
     one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
     run("show", TEXT, "--keep", one)
     run("show", OTHER, "--keep", two)
@@ -98,22 +87,16 @@ def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path, c
     assert numbers(run("compare", TEXT, "--with-trace", two, "--json")) == live
     drift = run.json("compare", "--from", one, "--with-trace", one)
     assert max(drift["drift"]) == 0
-    ran = run("compare", "--from", one, "--with-trace", three)
-    assert "the models have no kind of attention in common" in ran.err
+    run("compare", "--from", one, "--with-trace", three).refuses("have no kind of attention in common")
 
 
-def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder):
-    other = shutil.copytree(causal_folder, tmp_path / "later")
-    weights = load_file(other / "model.safetensors")
-    save_file(
-        {name: one * 1.01 for name, one in weights.items()}, other / "model.safetensors", {"format": "pt"}
-    )
-    for name, folder in (("one", causal_folder), ("two", other)):
+def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder, chat_folder):
+    for name, folder in (("one", causal_folder), ("two", chat_folder)):
         assert run("show", TEXT, "-m", folder, "--keep", tmp_path / f"{name}.trace").code == 0
-    live = numbers(run("compare", TEXT, "-m", causal_folder, "--with-model", other, "--json"))
-    two = ["--from", tmp_path / "one.trace", "--with-trace", tmp_path / "two.trace"]
-    assert numbers(run("compare", *two, "--json")) == live
-    assert max(json.loads(live)["drift"]) > 0
+    live = run("compare", TEXT, "-m", causal_folder, "--with-model", chat_folder, "--json")
+    there = run("compare", "--from", tmp_path / "one.trace", "--with-trace", tmp_path / "two.trace", "--json")
+    assert numbers(there) == numbers(live)
+    assert max(json.loads(live.out)["drift"]) > 0
 
 
 def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
@@ -121,9 +104,8 @@ def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
     assert numbers(ran) == numbers(run("ablate", TEXT, "--importance", "--json"))
 
 
-def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path):
-    file = picture(tmp_path / "a.png")
-    run("show", "--image", file, "-m", vision(tmp_path / "vit", "vit"), "--keep", tmp_path / "a.trace")
+def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path, picture, vit):
+    run("show", "--image", picture, "-m", vit, "--keep", tmp_path / "a.trace")
     run("spans", "--from", tmp_path / "a.trace").refuses("holds no plain text to cut")
 
 

@@ -25,6 +25,7 @@ REFUSED = {
     "show TEXT --scale log": "'log' is not one of",
     "show TEXT --cmap RdBu": "RdBu is a map for differences",
     "browse TEXT --cmap RdBu": "RdBu is a map for differences",
+    "browse TEXT -m no-such-model": "browse needs a terminal",
     "find 'it -> cat' TEXT -o a.npz": "its name must end in .png, .svg, .pdf",
     "compare L1H0 --composition -m own-causal -o a.npz": "its name must end in .png, .svg, .pdf",
     "show TEXT --cmap embre": "no colour map 'embre': did you mean 'ember'?",
@@ -239,6 +240,16 @@ REFUSED = {
     "track x --texts texts.txt --measure entropie": "entropy",
     "track 'nowhere-*' --texts texts.txt": "no checkpoint matches nowhere-*",
     "track empty --texts texts.txt": "no checkpoint matches empty/*-[0-9]*",
+    # train
+    "train texts.txt -o made/m --heads 3": "3 heads do not divide a width of ",
+    "train none.txt -o made/m": "none.txt cannot be read: No such file",
+    "train texts.txt -o made/m --device tpu": "no device 'tpu' here: this machine has ",
+    "train texts.txt -o made/m --steps 1 --minutes 1": "not both",
+    "train texts.txt -o made/m --steps 0": "--steps",
+    "train texts.txt -o made/m --tokenizer unigram": "'unigram' is not one of",
+    "train texts.txt -o made/m --short 2": "--short",
+    "train texts.txt -o made/m --predicted 0": "--guessed",
+    "train texts.txt -o made/m --repeats 1.5": "--repeats",
     # names that are nearly those of something
     "show TEXT -m own-casual --offline": "did you mean 'own-causal'?",
     "show TEXT --kind encdoer": "did you mean 'encoder'?",
@@ -283,8 +294,8 @@ REFUSED = {
 
 
 def files_below(place):
-    """Every file with its size."""
-    return {path: path.stat().st_size for path in place.rglob("*") if path.is_file()}
+    """Every folder, and every file with its size."""
+    return {path: path.is_file() and path.stat().st_size for path in place.rglob("*")}
 
 
 @pytest.mark.parametrize(("typed", "sentence"), REFUSED.items(), ids=REFUSED)

@@ -1,7 +1,6 @@
 """``attnscope show`` as a user meets it, of generated text and of a chat, too; and how ``browse`` starts."""
 
 import builtins
-import json
 import re
 import shlex
 import sys
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 
 from tests.models import folders
-from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
 
 def test_the_command_beside_a_head_opens_that_head(run):
-    out = run("show", TEXT, "-m", minilm()).out
+    out = run("show", TEXT, "-m", folders.minilm()).out
     command = next(line.strip() for line in out.splitlines() if line.strip().startswith("attnscope show"))
     words = shlex.split(command)
     opened = run(*words[1:])
@@ -30,10 +28,10 @@ LONG = "The cat sat on the mat because it was tired. " * 8
 
 
 def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
-    whole = np.array(run.json("show", LONG, "--head", "L1H0")["weights"], float)
-    part = run.json("show", LONG, "--head", "L1H0", "--zoom", "40-52")
+    all_, part = (run.json("show", LONG, "--head", "L1H0", *zoom) for zoom in ((), ("--zoom", "40-52")))
+    whole = np.array(all_["weights"], float)
     np.testing.assert_array_equal(np.array(part["weights"], float), whole[40:53, 40:53])
-    assert part["queries"] == run.json("show", LONG, "--head", "L1H0")["queries"][40:53]
+    assert part["queries"] == all_["queries"][40:53]
     rest = 1 - whole[40:53, 40:53].sum() / whole[40:53].sum()
     assert f"tokens 40-52 alone: other tokens take {rest:.0%} of its attention" in part["notes"]
     assert "other tokens take" in run("show", LONG, "--zoom", "40-52").out
@@ -106,8 +104,8 @@ def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
 
 
 def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
-    asked = ["show", TEXT, "-m", "own-causal", "--head", "L1H0", "--json"]
-    whole, some = (json.loads(run(*asked, *more).out) for more in ([], ["--min-weight", "0.1"]))
+    asked = ("show", TEXT, "-m", "own-causal", "--head", "L1H0")
+    whole, some = (run.json(*asked, *more) for more in ((), ("--min-weight", "0.1")))
     values = np.array(whole["weights"], float)  # not a number where masked
     np.testing.assert_array_equal(np.array(some["hidden"]), values < 0.1)
     np.testing.assert_array_equal(np.array(some["weights"], float), np.where(values < 0.1, np.nan, values))
@@ -119,13 +117,12 @@ def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
 
 
 def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, chat_folder):
-    asked = ("--chat", "--system", "Be a mat.", "--head", "L0H0", "--json")
-    command = ["show", "The cat", "-m", chat_folder, *asked]
-    read = "".join(json.loads(run(*command).out)["queries"])
+    asked = ("show", "The cat", "-m", chat_folder, "--chat", "--system", "Be a mat.", "--head", "L0H0")
+    read = "".join(run.json(*asked)["queries"])
     assert read.startswith("<|system|>")
     assert read.index("mat") < read.index("user")
     assert "assistant" not in read
-    written = json.loads(run(*command, "--generate", "4").out)
+    written = run.json(*asked, "--generate", "4")
     assert "assistant" in "".join(written["queries"])
     assert any("generated 4 tokens" in note for note in written["notes"])
 
@@ -136,23 +133,18 @@ def test_a_template_that_refuses_is_quoted(run, tmp_path):
 
 
 def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):
-    ran = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4")
-    read, wrote = ran.out.splitlines()[0].split(" │ ")
+    asked = ("show", "Once upon a time", "-m", "own-causal")
+    out, one = (run(*asked, "--generate", "4", *more).out for more in ((), ("--head", "L0H0")))
+    read, wrote = out.splitlines()[0].split(" │ ")
     assert read.split()[-4:] == ["Once", "upon", "a", "time"]
     assert wrote
-    one = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4", "--head", "L0H0")
-    assert one.out.splitlines()[0].split(" │ ") == [read, wrote]
-    assert "bold, from token 5 on: written by the model" in " ".join(one.out.split())
-    assert " │ " not in run("show", "Once upon a time", "-m", "own-causal").out
-
-
-def test_thumbnails_have_a_line_above_what_the_model_wrote(run):
-    out = run("show", "Once upon a time", "-m", "own-causal", "--generate", "4").out
-    (names,) = (line for line in out.splitlines() if line.startswith("   H0"))
+    assert one.splitlines()[0].split(" │ ") == [read, wrote]
+    assert "bold, from token 5 on: written by the model" in " ".join(one.split())
+    (names,) = (line for line in out.splitlines() if line.startswith("   H0"))  # thumbnails
     assert names.split() == [word for head in range(4) for word in (f"H{head}", 8 * "━")]
     assert names.index("━") - names.index("H0") == 10  # two columns each: [CLS] Once upon a time
     assert "━ above columns: written by the model, from token 5 on" in " ".join(out.split())
-    assert "━" not in run("show", "Once upon a time", "-m", "own-causal").out
+    assert not re.search(" │ |━", run(*asked).out)
 
 
 MAT = "The cat sat on the mat."
@@ -163,12 +155,6 @@ def terminal(monkeypatch):
     """Tests have no terminal: browse as if they had."""
     browse = import_module("attnscope.cli.commands.browse")
     monkeypatch.setattr(browse, "has_terminal", lambda: True)
-
-
-def test_without_a_terminal_it_ends_in_a_sentence(run):
-    ran = run("browse", MAT, "-m", "no-such-model")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("attnscope: browse needs a terminal")
 
 
 def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monkeypatch):
@@ -182,11 +168,8 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monk
     for name in [name for name in sys.modules if name.startswith("attnscope.browser")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    ran = run("browse", MAT)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        "attnscope: browsing needs Textual, which is not installed: pip install 'attnscope[browse]'\n"
-    )
+    ran = run("browse", MAT).refuses("Textual, which is not installed: pip install 'attnscope[browse]'")
+    assert ran.err.startswith("attnscope: browsing needs")
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, terminal, tmp_path):

@@ -1,8 +1,8 @@
 """An audit names the modules that mix tokens outside the attention that is shown, by what, and no others."""
 
-import contextlib
 from collections import UserDict
 from functools import cache
+from unittest import mock
 
 import pytest
 import torch
@@ -22,9 +22,8 @@ from tests.capture.placing.ways import Stream
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-SIZES["vocab_size"] = 99
 IDS = torch.randint(5, 55, (1, 6), generator=torch.Generator().manual_seed(1))
+STATES = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 class Bare(Model):
@@ -38,10 +37,87 @@ class Bare(Model):
 
 
 def audited(module, *arguments, **inputs):
-    """The audit of a module on ids of 6 tokens, each of which is a pass, or on these tensors."""
-    if not arguments and not inputs:
-        inputs = {"input_ids": IDS}
+    """The audit of a module on these tensors."""
     return audit(Bare(module), ModelInput(inputs, {}, (), arguments=arguments))
+
+
+def missing(path):
+    """A capture that misses whatever attends at one module."""
+    take = Recorder.take
+
+    def take_others(recorder, capture, name, *more):
+        if name != path:
+            return take(recorder, capture, name, *more)
+        recorder.seen += 1  # so that nobody looks for it in what the module returns
+
+    return mock.patch.object(Recorder, "take", take_others)
+
+
+@cache
+def of_family(name, missed=None):
+    """The audit of a family, with a capture that may miss one module."""
+    tiny = FAMILIES[name]
+    fields = inputs(tiny.inputs, batch=1, length=6)
+    fields.pop("attention_mask", None)
+    with missing(missed):
+        return audited(tiny.build(), **fields)
+
+
+ALL_SHOWN = "all mixing between tokens goes through the attention that is shown"
+CALLS = {"bert": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 2}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_that_mixes_by_attention_alone_is_said_to(name):
+    assert of_family(name).sentences == (f"{ALL_SHOWN}: {CALLS[name]} attention calls",)
+
+
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("vit", "t5", "deberta-v2")]
+
+
+@pytest.mark.parametrize("name", ["bert", *NIGHTLY])
+@pytest.mark.slow
+def test_one_layer_that_the_capture_misses_is_named_exactly(name):
+    path = of_family(name).sites[-1].name
+    seen = of_family(name, path)
+    assert [mixer.path for mixer in seen.mixers] == [path]
+    assert seen.sentences[-1] == f"1 of {CALLS[name]} attention calls were not captured"
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+MAMBA = {"num_key_value_heads": 2, "num_experts": 2, "use_mamba_kernels": False, "mamba_d_state": 8}
+OTHERS = {  # more of the config, the layers that attend, and what mixes tokens besides
+    "ConvBert": (
+        {"embedding_size": 32},
+        [0, 1],
+        [
+            f"layers 0-1, encoder.layer.*.attention.{module}, mix tokens by a convolution as well"
+            for module in ("self (ConvBertSelfAttention)", "self.key_conv_attn_layer (SeparableConv1D)")
+        ],
+    ),
+    "Jamba": (
+        {"num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 1, **MAMBA},
+        [1],
+        ["layers 0, 2, layers.*.mamba (JambaMambaMixer), mix tokens by a state-space model as well"],
+    ),
+    "FNet": (
+        {},
+        [],
+        [
+            "layers 0-1, encoder.layer.*.fourier.self (FNetBasicFourierTransform), mix tokens by "
+            "a Fourier transform as well"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_layers_that_mix_beside_attention_or_without_any_are_named_once(name):
+    more, attend, said = OTHERS[name]
+    config = getattr(hf, f"{name}Config")(**SIZES | {"vocab_size": 99} | more)
+    seen = audited(getattr(hf, f"{name}Model")(config), input_ids=IDS)
+    assert [site.layer for site in seen.sites] == attend
+    assert list(seen.sentences) == said
 
 
 class Of(nn.Module):
@@ -57,186 +133,39 @@ class Of(nn.Module):
         return self.run(self, *given, **named)
 
 
-@contextlib.contextmanager
-def missing(path):
-    """A capture that misses whatever attends at one module."""
-    take = Recorder.take
-
-    def take_others(recorder, capture, name, *more):
-        if name != path:
-            return take(recorder, capture, name, *more)
-        recorder.seen += 1  # so that nobody looks for it in what the module returns
-
-    Recorder.take = take_others
-    try:
-        yield
-    finally:
-        Recorder.take = take
+def torchs(size=16, heads=2):
+    return nn.MultiheadAttention(size, heads, batch_first=True)
 
 
-def of_family(name):
-    tiny = FAMILIES[name]
-    fields = inputs(tiny.inputs, batch=1, length=6)
-    fields.pop("attention_mask", None)
-    return audited(tiny.build(), **fields)
+def turned(layer):
+    """A layer over positions instead of features."""
+    return Of(lambda m, states: m.layer(states.mT).mT, layer=layer)
 
 
-@cache
-def nothing_missed(name):
-    """The audit of a family with all of its capture, made once."""
-    return of_family(name)
+def convolved():
+    return turned(nn.Conv1d(16, 16, 3, padding=1))
 
 
-CALLS = {"bert": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 2}
+def shift():
+    return Of(lambda m, states: states + states.roll(1, 1))
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_model_that_mixes_by_attention_alone_is_said_to(name):
-    said = "all mixing between tokens goes through the attention that is shown"
-    assert nothing_missed(name).sentences == (f"{said}: {CALLS[name]} attention calls",)
+class Sort(nn.Module):
+    """States in the order of their experts."""
+
+    def forward(self, states, scores):
+        chosen = scores.argmax(-1)
+        order = chosen.argsort(stable=True)
+        return states[order], order, torch.bincount(chosen, minlength=3).tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("bert", 0)]
-    + [
-        pytest.param(*each, marks=pytest.mark.nightly)
-        for each in (("vit", -1), ("t5", -1), ("deberta-v2", 0))
-    ],
-)
-@pytest.mark.slow
-def test_one_layer_that_the_capture_misses_is_named_exactly(name, place):
-    sites = nothing_missed(name).sites
-    with missing(sites[place].name):
-        seen = of_family(name)
-    assert [mixer.path for mixer in seen.mixers] == [sites[place].name]
-    assert seen.sentences[-1] == f"1 of {len(sites)} attention calls were not captured"
-
-
-def test_convolutions_beside_attention_are_named_and_their_layers():
-    seen = audited(hf.ConvBertModel(hf.ConvBertConfig(**SIZES, embedding_size=32)), input_ids=IDS)
-    assert len(seen.sites) == 2
-    assert (
-        "layers 0-1, encoder.layer.*.attention.self.key_conv_attn_layer (SeparableConv1D), "
-        "mix tokens by a convolution as well"
-    ) in seen.sentences
-    assert {mixer.layer for mixer in seen.mixers} == {0, 1}
-
-
-def test_state_space_layers_of_a_hybrid_are_named_once():
-    config = hf.JambaConfig(
-        **SIZES | {"num_hidden_layers": 3},
-        num_key_value_heads=2,
-        num_experts=2,
-        use_mamba_kernels=False,
-        attn_layer_period=3,
-        attn_layer_offset=1,
-        mamba_d_state=8,
-    )
-    seen = audited(hf.JambaModel(config), input_ids=IDS)
-    assert [site.layer for site in seen.sites] == [1]
-    assert seen.sentences == (
-        "layers 0, 2, layers.*.mamba (JambaMambaMixer), mix tokens by a state-space model as well",
-    )
-
-
-def test_a_model_without_attention_is_audited_too():
-    config = hf.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=64, vocab_size=99)
-    seen = audited(hf.FNetModel(config), input_ids=IDS)
-    assert seen.sites == ()
-    assert [mixer.path for mixer in seen.mixers] == [f"encoder.layer.{n}.fourier.self" for n in range(2)]
-
-
-def latents(layer):
-    """Learned queries that look at a text and then, unseen by any capture, go through a layer."""
-    parts = {"embed": nn.Embedding(99, 16), "queries": nn.Parameter(torch.randn(5, 16)), "layer": layer}
-    attend = nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def run(m, ids):
-        states = m.embed(ids)
-        return m.layer(m.read(m.queries.expand(len(ids), -1, -1), states, states)[0])
-
-    return Of(run, **parts, read=attend)
-
-
-def test_what_mixes_learned_queries_is_named():
-    assert audited(latents(nn.Linear(16, 16)), IDS).complete
-    seen = audited(latents(turned(nn.Linear(5, 5))), IDS)
-    assert [mixer.path for mixer in seen.mixers] == ["layer"]
-
-
-@pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
-def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
-    monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
-    torch.manual_seed(0)
-    assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
-
-
-def test_queries_that_choose_among_the_streams_of_their_own_token_are_not_moved_by_hand():
-    def choose(m, *layers):
-        states = torch.stack(layers, 2)  # [text, token, layer, feature]
-        query = m.query.expand(*states.shape[:2], 1, -1)
-        return nn.functional.scaled_dot_product_attention(query, m.key(states), states)[:, :, 0]
-
-    def streams(m, states):
-        """Each token asks its own states of two layers, behind attention over the tokens."""
-        return states + m.choose(states, m.layers(m.attend(states, states, states)[0]))
-
-    torch.manual_seed(0)
-    asks = Of(choose, query=nn.Parameter(torch.randn(1, 16)), key=nn.Linear(16, 16))
-    attend = nn.MultiheadAttention(16, 2, batch_first=True)
-    model = Of(streams, choose=asks, attend=attend, layers=nn.Linear(16, 16))
-    seen = audited(model.eval(), torch.randn(1, 9, 16))
-    assert seen.complete
-    assert [site.name for site in seen.sites] == ["attend"]
-
-
-def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
-    layer = Stream(test_pieces.between_channels)
-    seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
-    assert seen.sentences == (
-        "layer 0, * (Stream), mixes tokens by attention from channel to channel as well",
-    )
-
-
-def test_states_as_numbers_are_audited_like_ids():
-    states = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
-    assert audited(nn.Sequential(nn.Linear(16, 16)), states).complete
-    assert [mixer.path for mixer in audited(nn.Sequential(shift()), states).mixers] == ["0"]
-
-
-def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
-    model = FAMILIES["bert"].build()
-    with torch.inference_mode():
-        before = model(IDS).last_hidden_state
-        audited(model)
-        assert torch.equal(model(IDS).last_hidden_state, before)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_an_input_without_tokens_is_refused():
-    with pytest.raises(InputError, match="a text of several tokens"):
-        audit(Bare(nn.Linear(3, 3)), ModelInput({"x": torch.ones(1, 3)}, {}, ()))
-
-
-def test_a_recorded_pass_is_refused(tmp_path):
-    model = load(gpt2(tmp_path), generative=True)
-    with pytest.raises(InputError, match="give a text, not a recorded pass"):
-        audit(model, model.generate(model.prepare("The cat"), 2))
-
-
-@pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_own_models_mix_by_attention_alone(name):
-    model = load(name)
-    assert audit(model, model.prepare("The cat sat.")).complete
-
-
-def test_kernels_that_modules_call_themselves_are_held():
-    seen = audited(nn.Sequential(Flexible(is_open=is_past)).eval(), torch.randn(1, 7, 16))
-    assert (len(seen.sites), seen.complete) == (1, True)
-
-
-# by what tokens mix beside and behind attention
+def put_back(m, states):
+    """Tokens are sorted by their experts, which run on one stretch each, and put back into their order."""
+    flat = states.flatten(0, 1)
+    sorted_states, order, counts = m.sort(flat, m.router(flat))
+    parts = zip(m.experts, sorted_states.split(counts), strict=True)
+    made = torch.cat([expert(part) for expert, part in parts])
+    return torch.zeros_like(flat).index_add(0, order, made).view_as(states)
 
 
 class Reader(nn.Module):
@@ -245,15 +174,16 @@ class Reader(nn.Module):
     def __init__(self, meet):
         super().__init__()
         self.embed, self.grams = nn.Embedding(99, 16), nn.Embedding(99, 16)
-        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.join, self.behind = nn.Linear(32, 16), nn.Linear(16, 16)
-        self.recur = nn.GRU(16, 16, batch_first=True)
-        self.meet = meet
+        self.attend, self.recur = torchs(), nn.GRU(16, 16, batch_first=True)
+        self.join, self.behind, self.router = nn.Linear(32, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.sort, self.meet = Sort(), meet
+        self.routed = Of(put_back, sort=Sort(), router=self.router, experts=experts)
 
-    def forward(self, ids):
-        states = self.embed(ids)
+    def forward(self, input_ids, **given):
+        states = self.embed(input_ids)
         states = states + self.attend(states, states, states, need_weights=False)[0]
-        return self.behind(self.meet(self, ids, states))
+        return self.behind(self.meet(self, input_ids, states, *given.values()))
 
 
 def mean_of_words(m, ids, states):
@@ -288,13 +218,206 @@ WAYS = {
         "ids that are made of several tokens",
     ),
     "mean by a product": (mean_by_a_product, SELF, "a matrix product"),
+    "sorted": (
+        lambda m, ids, states: m.sort(states[0], m.router(states[0]))[0],
+        "sort (Sort)",
+        "a choice among tokens",
+    ),
+    "sorted and put back": (lambda m, ids, states: m.routed(states), None, None),
+    "moved": (lambda m, ids, states: states.roll(1, 1).flip(1), None, None),
 }
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_the_function_that_mixes_tokens_gives_the_way_its_name(name):
+def test_the_function_that_mixes_tokens_gives_the_way_its_name_and_what_moves_them_mixes_none(name):
+    torch.manual_seed(0)
     meet, where, way = WAYS[name]
-    assert audited(Reader(meet), IDS).sentences == (f"{where} mixes tokens by {way} as well",)
+    said = f"{where} mixes tokens by {way} as well" if way else f"{ALL_SHOWN}: 1 attention call"
+    assert audited(Reader(meet), IDS).sentences == (said,)
+
+
+@pytest.mark.parametrize("name", ["merge_sizes", "timesteps", "t_cond"])
+def test_what_is_said_of_all_tokens_is_no_token(name):
+    model = Reader(lambda m, ids, states, sizes: states * sizes.float().sum())
+    seen = audited(model, input_ids=IDS, **{name: torch.tensor([2, 3])})
+    assert seen.complete, seen.sentences
+
+
+def first(m, states):
+    return m.attend(states)[0]
+
+
+def side_by_side(m, states):
+    return first(m, states).flatten(1, 2).transpose(1, 2).flatten(2)
+
+
+ATTENDING = {
+    "kernel": (torchs, lambda m, states: m.attend(states, states, states)[0]),
+    "softmax": (modules.softmaxed, first),
+    "einsum": (modules.SequenceFirst, lambda m, states: first(m, states.transpose(0, 1)).transpose(0, 1)),
+    "single heads": (lambda: modules.ListedHeads(heads=2), first),
+    "layers": (lambda: modules.ListedLayers(layers=2), first),
+    "grouped": (lambda: modules.GroupedByAxis("einsum"), side_by_side),
+}
+MIXING = {
+    "convolution": (convolved, "a convolution"),
+    "layer": (lambda: turned(nn.Linear(6, 6)), "a matrix product"),
+    "sum": (shift, "a sum"),
+    None: (lambda: nn.Linear(16, 16), None),
+}
+
+
+@pytest.mark.parametrize(
+    ("attending", "mixing"),
+    [*((attending, "convolution") for attending in ATTENDING)]
+    + [("softmax", mixing) for mixing in ("layer", "sum", None)],
+)
+def test_what_mixes_behind_attention_is_named_and_nothing_else(attending, mixing):
+    torch.manual_seed(0)
+    (attend, run), (behind, way) = ATTENDING[attending], MIXING[mixing]
+    layers = nn.Embedding(99, 16), Of(run, attend=attend()), nn.LayerNorm(16), behind()
+    seen = audited(nn.Sequential(*layers), IDS)
+    assert seen.sites
+    assert [(mixer.path, mixer.way) for mixer in seen.mixers] == ([("3", way)] if way else [])
+
+
+def windows(begin):
+    """Attention in windows of four tokens, which begin so many tokens later."""
+
+    def run(m, states):
+        q, k, v = m.qkv(states.roll(-begin, 1).unflatten(1, (-1, 4))).chunk(3, -1)
+        return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).roll(begin, 1)
+
+    return Of(run, qkv=nn.Linear(16, 48))
+
+
+def shifted_windows(last):
+    return nn.Sequential(nn.Linear(16, 16), windows(0), windows(2), last)
+
+
+def latents(layer):
+    """Learned queries that look at a text and then, unseen by any capture, go through a layer."""
+
+    def run(m, states):
+        return m.layer(m.attend(m.queries.expand(len(states), -1, -1), states, states)[0])
+
+    return Of(run, queries=nn.Parameter(torch.randn(5, 16)), layer=layer, attend=torchs())
+
+
+def streams():
+    """Each token asks its own states of two layers, behind attention over the tokens."""
+
+    def choose(m, *layers):
+        states = torch.stack(layers, 2)  # [text, token, layer, feature]
+        query = m.query.expand(*states.shape[:2], 1, -1)
+        return nn.functional.scaled_dot_product_attention(query, m.key(states), states)[:, :, 0]
+
+    def run(m, states):
+        return states + m.choose(states, m.layers(m.attend(states, states, states)[0]))
+
+    asks = Of(choose, query=nn.Parameter(torch.randn(1, 16)), key=nn.Linear(16, 16))
+    return Of(run, choose=asks, attend=torchs(), layers=nn.Linear(16, 16))
+
+
+def along_edges():
+    """Attention, and sums along edges that are kept sparse."""
+    edges = torch.eye(16).roll(1, 0).add(torch.eye(16)).to_sparse()
+
+    def run(m, states):
+        return torch.sparse.mm(edges, (states + first(m, states))[0])[None]
+
+    return nn.Sequential(Of(run, attend=modules.ListedHeads(heads=2)))
+
+
+def total():
+    return nn.Sequential(nn.Linear(16, 16), Of(lambda m, states: (states.sum(), states)))
+
+
+BUILT = {  # how many attention calls there are, and which modules mix besides, by what
+    "a layer": (lambda: nn.Linear(16, 16), 0, []),
+    "a sum": (lambda: nn.Sequential(shift()), 0, [("0", "a sum")]),
+    "a number for a whole batch": (total, 0, [("1", "pooling")]),
+    "learned queries": (lambda: latents(nn.Linear(16, 16)), 1, []),
+    "learned queries, mixed": (lambda: latents(turned(nn.Linear(5, 5))), 1, [("layer", "a matrix product")]),
+    "a choice among streams of a token": (streams, 1, []),
+    "a kernel that modules call themselves": (lambda: nn.Sequential(Flexible(is_open=is_past)), 1, []),
+    "windows that begin elsewhere": (lambda: shifted_windows(nn.Linear(16, 16)), 2, []),
+    "windows, mixed": (lambda: shifted_windows(convolved()), 2, [("3", "a convolution")]),
+    "a sparse product": (along_edges, 1, [("0", "a matrix product")]),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_states_as_numbers_are_audited_like_ids(name):
+    torch.manual_seed(0)
+    build, calls, mixers = BUILT[name]
+    seen = audited(build().eval(), STATES)
+    assert len(seen.sites) == calls
+    assert [(mixer.path, mixer.way) for mixer in seen.mixers] == mixers
+
+
+@pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
+def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
+    monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
+    torch.manual_seed(0)
+    assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
+
+
+def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
+    layer = Stream(test_pieces.between_channels)
+    seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
+    assert seen.sentences == (
+        "layer 0, * (Stream), mixes tokens by attention from channel to channel as well",
+    )
+
+
+class Layer(nn.Linear):
+    """A layer of each token alone."""
+
+
+@pytest.mark.parametrize(("much", "little", "blamed"), [(2e-6, 2e-6, []), (1e-4, 1e-7, ["leak"])])
+def test_what_is_less_than_rounding_mixes_nothing_though_a_layer_sums_it(much, little, blamed):
+    """Behind attention the last token gets a little of what two others hold, each in its own feature."""
+    torch.manual_seed(0)
+    shares = torch.full((2, 64), little)
+    shares[0, 0] = shares[1, 1] = much
+
+    def leak(m, states):
+        mixed = states.clone()
+        mixed[:, -1] += (states[:, :2].abs().sum(-1, keepdim=True) * shares).sum(1)
+        return m.layer(mixed)
+
+    def run(m, ids):
+        states = m.embed(ids)
+        return m.leak(states + m.attend(states, states, states, need_weights=False)[0])
+
+    layer = Layer(64, 64, bias=False)
+    nn.init.constant_(layer.weight, 1 / 64)
+    model = Of(run, embed=nn.Embedding(99, 64), leak=Of(leak, layer=layer), attend=torchs(64, 4))
+    assert [mixer.path for mixer in audited(model, IDS).mixers] == blamed
+
+
+def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
+    model = FAMILIES["bert"].build()
+    with torch.inference_mode():
+        before = model(IDS).last_hidden_state
+        audited(model, IDS)
+        assert torch.equal(model(IDS).last_hidden_state, before)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_input_without_tokens_and_a_recorded_pass_are_refused(tmp_path):
+    with pytest.raises(InputError, match="a text of several tokens"):
+        audited(nn.Linear(3, 3), x=torch.ones(1, 3))
+    model = load(gpt2(tmp_path), generative=True)
+    with pytest.raises(InputError, match="give a text, not a recorded pass"):
+        audit(model, model.generate(model.prepare("The cat"), 2))
+
+
+@pytest.mark.parametrize("name", ["own", "own-causal"])
+def test_own_models_mix_by_attention_alone(name):
+    model = load(name)
+    assert audit(model, model.prepare("The cat sat.")).complete
 
 
 class Parts(tuple):
@@ -308,188 +431,3 @@ def test_tensors_in_classes_of_a_model_are_found_and_put_as_in_lists():
     put = with_tensors(value, iter([third, first]))
     assert type(put) is Parts
     assert [id(each) for each in find_tensors(put)] == [id(third), id(first)]
-
-
-def test_functions_that_only_move_numbers_mix_nothing():
-    turned = audited(Reader(lambda m, ids, states: states.roll(1, 1).flip(1)), IDS)
-    assert turned.complete, turned.sentences
-
-
-def test_a_number_for_a_whole_batch_is_no_failure():
-    total = Of(lambda m, states: (states.sum(), states))
-    seen = audited(nn.Sequential(nn.Linear(16, 16), total), torch.randn(1, 5, 16))
-    assert seen.sentences == ("layer 1, * (Of), mixes tokens by pooling as well",)
-
-
-@pytest.mark.parametrize("name", ["merge_sizes", "timesteps", "t_cond"])
-def test_what_is_said_of_all_tokens_is_no_token(name):
-    def scaled(m, **given):
-        return m.read(given["input_ids"]) * given[name].float().sum()
-
-    model = Of(scaled, read=Reader(lambda m, ids, states: states))
-    seen = audited(model, input_ids=IDS, **{name: torch.tensor([2, 3])})
-    assert seen.complete, seen.sentences
-
-
-class Routed(nn.Module):
-    """Tokens are sorted by their experts, which run on one stretch each, and put back into their order."""
-
-    def __init__(self):
-        super().__init__()
-        self.router, self.sort = nn.Linear(16, 3), Sort()
-        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, states):
-        flat = states.flatten(0, 1)
-        sorted_states, order, counts = self.sort(flat, self.router(flat))
-        parts = sorted_states.split(counts)
-        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
-        return torch.zeros_like(flat).index_add(0, order, made).view_as(states)
-
-
-class Sort(nn.Module):
-    """States in the order of their experts."""
-
-    def forward(self, states, scores):
-        chosen = scores.argmax(-1)
-        order = chosen.argsort(stable=True)
-        return states[order], order, torch.bincount(chosen, minlength=3).tolist()
-
-
-def test_tokens_that_a_module_sorts_and_puts_back_are_not_mixed():
-    reader = Reader(lambda m, ids, states: m.routed(states))
-    torch.manual_seed(0)
-    reader.routed = Routed()
-    seen = audited(reader, IDS)
-    assert seen.complete, seen.sentences
-
-
-def test_tokens_that_a_module_sorts_and_leaves_so_are_mixed():
-    reader = Reader(lambda m, ids, states: m.routed(states[0], m.behind(states[0])[:, :3])[0])
-    reader.routed = Sort()
-    assert audited(reader, IDS).sentences == ("routed (Sort) mixes tokens by a choice among tokens as well",)
-
-
-class Behind(nn.Module):
-    """Attention, and something behind it; no residual."""
-
-    def __init__(self, attend, behind):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.attend = nn.Embedding(99, 16), attend()
-        self.norm, self.behind = nn.LayerNorm(16), behind()
-
-    def forward(self, ids):
-        return self.behind(self.norm(self.mixed(self.embed(ids))))
-
-    def mixed(self, states):
-        if isinstance(self.attend, modules.SequenceFirst):
-            return self.attend(states.transpose(0, 1))[0].transpose(0, 1)
-        if isinstance(self.attend, nn.MultiheadAttention):
-            return self.attend(states, states, states)[0]
-        mixed = self.attend(states)[0]
-        return mixed.flatten(1, 2).transpose(1, 2).flatten(2) if mixed.ndim == 5 else mixed
-
-
-def turned(layer):
-    """A layer over positions instead of features."""
-    return Of(lambda m, states: m.layer(states.mT).mT, layer=layer)
-
-
-def shift():
-    return Of(lambda m, states: states + states.roll(1, 1))
-
-
-def windows(begin):
-    """Attention in windows of four tokens, which begin so many tokens later."""
-
-    def run(m, states):
-        q, k, v = m.qkv(states.roll(-begin, 1).unflatten(1, (-1, 4))).chunk(3, -1)
-        return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).roll(begin, 1)
-
-    return Of(run, qkv=nn.Linear(16, 48))
-
-
-ATTENDING = {
-    "kernel": lambda: nn.MultiheadAttention(16, 2, batch_first=True),
-    "softmax": lambda: modules.Softmaxed(modules.SOFTMAXES["torch.softmax"]),
-    "einsum": modules.SequenceFirst,
-    "single heads": lambda: modules.ListedHeads(heads=2),
-    "layers": lambda: modules.ListedLayers(layers=2),
-    "grouped": lambda: modules.GroupedByAxis("einsum"),
-}
-MIXING = {
-    "convolution": (lambda: turned(nn.Conv1d(16, 16, 3, padding=1)), "a convolution"),
-    "layer": (lambda: turned(nn.Linear(6, 6)), "a matrix product"),
-    "sum": (shift, "a sum"),
-    None: (lambda: nn.Linear(16, 16), None),
-}
-
-
-@pytest.mark.parametrize(
-    ("attending", "mixing"),
-    [*((attending, "convolution") for attending in ATTENDING)]
-    + [("softmax", mixing) for mixing in ("layer", "sum", None)],
-)
-def test_what_mixes_behind_attention_is_named_and_nothing_else(attending, mixing):
-    behind, way = MIXING[mixing]
-    seen = audited(Behind(ATTENDING[attending], behind), IDS)
-    assert seen.sites
-    assert [(mixer.path, mixer.way) for mixer in seen.mixers] == ([("behind", way)] if way else [])
-
-
-@pytest.mark.parametrize("behind", [False, True])
-def test_windows_that_begin_elsewhere_in_each_layer_do_not_mix_by_that(behind):
-    torch.manual_seed(0)
-    last = turned(nn.Conv1d(16, 16, 3, padding=1)) if behind else nn.Linear(16, 16)
-    layers = nn.Linear(16, 16), windows(0), windows(2), last
-    seen = audited(nn.Sequential(*layers), torch.randn(1, 16, 16))
-    assert [mixer.path for mixer in seen.mixers] == ["3"] * behind
-
-
-def test_a_sparse_product_is_a_way_to_mix_and_no_failure():
-    edges = torch.eye(6).roll(1, 0).add(torch.eye(6)).to_sparse()
-
-    def graph(m, states):
-        """Attention, and sums along edges that are kept sparse."""
-        return torch.sparse.mm(edges, (states + m.attend(states)[0])[0])[None]
-
-    model = nn.Sequential(Of(graph, attend=modules.ListedHeads(heads=2)))
-    seen = audited(model, torch.randn(1, 6, 16))
-    assert [(mixer.path, mixer.way) for mixer in seen.mixers] == [("0", "a matrix product")]
-
-
-WIDE = 64
-
-
-class Layer(nn.Linear):
-    """A layer of each token alone."""
-
-
-def leaking(much, little):
-    """Attention, and a leak behind it.
-
-    It adds to the last token a little of what two others hold, each in a feature of its own, and sums it.
-    """
-    torch.manual_seed(0)
-    shares = torch.full((2, WIDE), little)
-    shares[0, 0] = shares[1, 1] = much
-
-    def leak(m, x):
-        mixed = x.clone()
-        mixed[:, -1] += (x[:, :2].abs().sum(-1, keepdim=True) * shares).sum(1)
-        return m.layer(mixed)
-
-    def run(m, ids):
-        x = m.embed(ids)
-        return m.leak(x + m.attend(x, x, x, need_weights=False)[0])
-
-    embed, layer = nn.Embedding(99, WIDE), Layer(WIDE, WIDE, bias=False)
-    nn.init.constant_(layer.weight, 1 / WIDE)
-    attend = nn.MultiheadAttention(WIDE, 4, batch_first=True)
-    return Of(run, embed=embed, leak=Of(leak, layer=layer), attend=attend)
-
-
-@pytest.mark.parametrize(("much", "little", "blamed"), [(2e-6, 2e-6, []), (1e-4, 1e-7, ["leak"])])
-def test_what_is_less_than_rounding_mixes_nothing_though_a_layer_sums_it(much, little, blamed):
-    assert [mixer.path for mixer in audited(leaking(much, little), IDS).mixers] == blamed

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
 
-from attnscope.attention import Token
+from attnscope.attention import Head, Token
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
@@ -29,8 +28,7 @@ from attnscope.questions.parts import (
     spans_of_roles,
 )
 from attnscope.questions.selection import Selection
-from attnscope.questions.spans import of_spans, span_maps, written_looks
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
 from tests.models import folders
 from tests.models.images import picture
@@ -54,9 +52,12 @@ def rows_of(model, prepared):
 
 
 def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
-    parts = list(cut_text(TEXT, "sentence"))
-    assert [TEXT[begin : begin + 4] for _, begin in parts] == ["The ", "It w", '"Who', "The "]
-    assert parts[1][0] == "2 It was tired because it…"
+    assert list(cut_text(TEXT, "sentence")) == [
+        ("1 The cat sat on the mat.", 0),
+        ("2 It was tired because it…", 24),
+        ('3 "Who slept?" he said!', 54),
+        ("4 The cat did.", 76),
+    ]
 
 
 @pytest.mark.parametrize(("way", "count"), [("line", 2), ("paragraph", 2), ("sentence", 4)])
@@ -76,15 +77,19 @@ def test_marks_name_parts_and_are_not_read_by_the_model():
     assert text == "The cat slept. It rained. Who slept?"
     spans = spans_of(load("own").prepare(text).tokens, text, parts)
     assert [span.name for span in spans] == ["[CLS]", "fact", "rest 2", "question", "[SEP]"]
-    with pytest.raises(InputError, match="no marks"):
-        read_marks("nothing is marked [[here]]")
+    endless = "[[a: " * 100_000  # is read at once
+    text, parts = read_marks(f"{endless}[[fact: A cat.]]")
+    assert text.endswith("A cat.")
+    assert [name for name, _ in parts] == ["", "fact"]
+    for unmarked in ("nothing is marked [[here]]", endless):
+        with pytest.raises(InputError, match="no marks"):
+            read_marks(unmarked)
 
 
 def test_the_texts_of_a_pair_are_parts():
     prepared = load(folders.minilm()).prepare("The cat sat.", "The dog barked.")
-    assert [span.name for span in segments(prepared.tokens)] == [
-        "[CLS]", "first text", "[SEP]", "second text", "[SEP]#2",
-    ]  # fmt: skip
+    names = [span.name for span in segments(prepared.tokens)]
+    assert names == ["[CLS]", "first text", "[SEP]", "second text", "[SEP]#2"]
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
@@ -145,14 +150,6 @@ def test_a_deep_indent_leaves_no_token_behind():
     assert spans[1:3] == (Span("1 one two", 1, 3), Span("2 three four", 3, 5))
 
 
-def test_marks_that_never_end_are_read_at_once():
-    with pytest.raises(InputError, match="no marks"):
-        read_marks("[[a: " * 100_000)
-    text, parts = read_marks("[[a: " * 100_000 + "[[fact: A cat.]]")
-    assert text.endswith("A cat.")
-    assert [name for name, _ in parts] == ["", "fact"]
-
-
 def test_parts_behind_the_last_token_are_never_cut():
     text = "A cat sat. " * 5000
     cut = cut_text(text, "sentence")
@@ -168,16 +165,6 @@ def test_marks_and_files_of_parts_without_end_are_refused(monkeypatch):
             read(many)
 
 
-def test_numbers_are_not_written_out_for_who_only_looks(monkeypatch):
-    def never(result):
-        raise AssertionError("nobody asked for the numbers")
-
-    monkeypatch.setattr("attnscope.questions.answer.plain", never)
-    _, _, maps = looks_of("own", "line")
-    with pytest.raises(AssertionError, match="nobody asked"):
-        _ = of_spans(maps).numbers
-
-
 # The bundled causal encoder copies from some sixty tokens back: its heads were trained on no longer repeats.
 # Hence ten paragraphs of four words of its vocabulary, a question, and the answer.
 PARAGRAPHS = 10
@@ -186,10 +173,8 @@ PARAGRAPHS = 10
 @cache
 def words():
     """Words that are one token each, longer ones, which carry more than grammar."""
-    file = Path("attnscope/pretrained/own-causal/tokenizer.json")
-    return sorted(
-        word for word in Tokenizer.from_file(str(file)).get_vocab() if word.isalpha() and len(word) > 3
-    )
+    known = load("own-causal").reader.tokenizer.get_vocab()
+    return sorted(word for word in known if word.isalpha() and len(word) > 3)
 
 
 def document(seed):
@@ -198,17 +183,10 @@ def document(seed):
     drawn = chosen.sample(words(), 4 * PARAGRAPHS)
     paragraphs = [drawn[4 * number : 4 * number + 4] for number in range(PARAGRAPHS)]
     place = chosen.randrange(PARAGRAPHS)
-    fact = paragraphs[place]
+    fact = " ".join(paragraphs[place])
     parts = [f"[[paragraph {number}: {' '.join(each)}.]]" for number, each in enumerate(paragraphs)]
-    parts += [f"[[question: {' '.join(fact[:2])}?]]", f"[[answer: {' '.join(fact)}.]]"]
+    parts += [f"[[question: {' '.join(paragraphs[place][:2])}?]]", f"[[answer: {fact}.]]"]
     return "\n\n".join(parts), place
-
-
-def copying_heads(model):
-    """The heads with the strongest induction on words at random that come twice: found, not known."""
-    drawn = random.Random(-1).sample(words(), 40)
-    heads = measure_heads(model, model.prepare(" ".join(drawn * 2)), Selection()).heads
-    return [head.address for head in heads if head.role and head.role.name == "induction"]
 
 
 @pytest.mark.slow
@@ -216,8 +194,7 @@ def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_docume
     """By day in 38 of 40."""
     documents = 100 if request.config.getoption("whole") else 40
     model = load("own-causal")
-    heads = copying_heads(model)
-    assert [head.name for head in heads] == ["L1H0", "L1H3"]
+    heads = Head("decoder L1H0"), Head("decoder L1H3")  # with the strongest induction
     questions = [parse_questions(f"answer -> 'paragraph {number}'")[0] for number in range(PARAGRAPHS)]
     right = 0
     for seed in range(documents):
@@ -254,14 +231,11 @@ def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
         written_looks(model, prompt, parts)
 
 
-MESSAGES = [
-    Message("system", "You are a cat."),
-    Message("user", "Who slept?"),
-    Message("tool", "the  mat"),
-    Message("assistant", "A cat."),
-    Message("user", "Who slept?"),
-]
+TALK = ("system", "You are a cat."), ("user", "Who slept?"), ("tool", "the  mat"), ("assistant", "A cat.")
+MESSAGES = [Message(*said) for said in (*TALK, TALK[1])]
 SAID = [asdict(message) for message in MESSAGES]
+ANSWER = {"role": "assistant", "content": "A cat."}
+ANSWERED = [*SAID[:2], ANSWER]
 
 
 def test_messages_are_parts_by_their_roles():
@@ -282,11 +256,19 @@ def test_messages_are_parts_by_their_roles():
         spans_of_roles(tokens[:8], MESSAGES)
 
 
-def test_a_chat_is_one_message_or_all_of_them_as_json():
-    for text in ("Hello", "[1] is a note [2]", '{"quoted" is a word'):
-        assert read_chat(text) == ([{"role": "user", "content": text}], {})
-    assert read_chat(json.dumps(SAID)) == (SAID, {})
-    assert read_chat("Hello", "Be kind.")[0][0] == {"role": "system", "content": "Be kind."}
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        *((text, [{"role": "user", "content": text}]) for text in ("Hello", "[1] a note", '{"a" is a word')),
+        (SAID, SAID),
+        ({"messages": SAID[:2], "response": "A cat."}, ANSWERED),
+        ({"messages": SAID[:2], "answer": {"choices": [{"message": ANSWER}]}}, ANSWERED),
+        ({"messages": SAID[:2], "choices": [{"message": ANSWER}]}, ANSWERED),
+        ({"messages": [*SAID[:2], ANSWER | {"content": [{"type": "text", "text": "A cat."}]}]}, ANSWERED),
+    ],
+)
+def test_a_chat_is_one_message_or_all_of_them_with_the_answer_that_was_served(text, messages):
+    assert read_chat(text if isinstance(text, str) else json.dumps(text)) == (messages, {})
 
 
 @pytest.mark.parametrize(
@@ -322,25 +304,12 @@ def test_roles_come_from_the_chat_template(run, chat):
     assert run(*asked, "--chat").code == 2
 
 
-SERVED = [
-    {"messages": SAID[:2], "response": "A cat."},
-    {"messages": SAID[:2], "answer": {"choices": [{"message": {"role": "assistant", "content": "A cat."}}]}},
-    {"messages": SAID[:2], "choices": [{"message": {"role": "assistant", "content": "A cat."}}]},
-    {"messages": [*SAID[:2], {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]},
-]
-
-
-ANSWERED = [*SAID[:2], {"role": "assistant", "content": "A cat."}]
-
-
-@pytest.mark.parametrize("line", SERVED, ids=["text", "served", "choices", "parts"])
-def test_an_answer_that_was_served_is_the_last_message(line):
-    assert read_chat(json.dumps(line))[0] == ANSWERED
+SERVED = [json.dumps({"messages": SAID[:2], "response": answer}) + "\n" for answer in ("A cat.", "The mat.")]
 
 
 def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
-    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + json.dumps(SERVED[0]) + "\n")
+    log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + SERVED[0])
     asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
     answer = run.json("spans", *asked, "--by", "role", "--written")
     tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
@@ -358,21 +327,19 @@ def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
 
 def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
-    lines = (*SERVED[:3], {"text": "no chat"}, ["broken"])
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + json.dumps(SERVED[0])[:-30])
-    ran = run("stats", "--texts", log, "--chat", "-m", chat, "--json")
-    answer = json.loads(ran.out)
-    asked = ("--chat", "-m", chat, "--json")
-    read = [json.loads(run("stats", "-f", log, "--line", n, *asked).out)["heads"] for n in "123"]
-    for many, *ones in zip(answer["heads"], *read, strict=True):
+    log.write_text("".join([*SERVED, '{"text": "no chat"}\n["broken"]\n', SERVED[0][:-30]]))
+    asked = ("--chat", "-m", chat)
+    ran = run("stats", "--texts", log, *asked, "--json")
+    read = [run.json("stats", "-f", log, "--line", number, *asked)["heads"] for number in (1, 2)]
+    for many, *ones in zip(json.loads(ran.out)["heads"], *read, strict=True):
         assert len({(each["layer"], each["head"]) for each in (many, *ones)}) == 1
         figures = [each["figures"]["entropy"] for each in ones]
         rows = sum(each["rows"] for each in figures)
         mean = sum(each["value"] * each["rows"] for each in figures) / rows
         assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
-        assert many["figures"]["entropy"]["texts"] == 3
-    assert all(f"skipped line {number}" in ran.err for number in (4, 5, 6))
-    assert run("show", "-f", log, "--line", "6", "--chat", "-m", chat).code == 2
+        assert many["figures"]["entropy"]["texts"] == 2
+    assert all(f"skipped line {number}" in ran.err for number in (3, 4, 5))
+    assert run("show", "-f", log, "--line", "5", *asked).code == 2
 
 
 def test_tools_and_documents_reach_the_template(run, tmp_path):
@@ -433,20 +400,16 @@ def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
     with torch.inference_mode():
         states = block.ln_1(eager.wte(prepared.inputs["input_ids"]) + eager.wpe(torch.arange(size)))
         query, key, _ = block.attn.c_attn(states)[0].double().split(8, -1)
-    rows = np.zeros((len(cut), len(cut)))
-    even = np.zeros_like(rows)
+    expected = np.zeros((2, len(cut), len(cut)))  # of weights, and of even ones
     for number, span in enumerate(cut):
         for start in range(span.start, span.stop, 1024):
             stop = min(start + 1024, span.stop)
             scores = query[start:stop] @ key.T / 8**0.5
             ahead = torch.arange(size) > torch.arange(start, stop)[:, None]
-            weights = scores.masked_fill(ahead, float("-inf")).softmax(-1).numpy()
-            share = (~ahead).double().numpy() / np.arange(start + 1, stop + 1)[:, None]
-            rows[number] += np.add.reduceat(weights, edges[:-1], axis=-1).sum(0) / (span.stop - span.start)
-            even[number] += np.add.reduceat(share, edges[:-1], axis=-1).sum(0) / (span.stop - span.start)
-    np.testing.assert_allclose(seen.weights[0], rows, atol=1e-6)
-    np.testing.assert_allclose(seen.baseline[0], even, atol=1e-6)
-    np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-6)
+            both = torch.stack([scores, torch.zeros_like(scores)]).masked_fill(ahead, -torch.inf).softmax(-1)
+            expected[:, number] += np.add.reduceat(both.numpy(), edges[:-1], axis=-1).sum(1)
+        expected[:, number] /= span.stop - span.start
+    np.testing.assert_allclose([seen.weights[0], seen.baseline[0]], expected, atol=1e-6)
 
 
 def test_an_image_and_its_text_are_parts(run, tmp_path):

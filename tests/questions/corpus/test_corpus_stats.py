@@ -11,11 +11,14 @@ from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.models.inputs import Limit, batches
 from attnscope.questions.corpus import CorpusRun, corpus_stats, windows
+from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 from attnscope.storage.files import write_checkpoint
+from attnscope.storage.gold import read_gold
 from tests.cli.test_every_architecture import family
 from tests.models.folders import gpt2, t5
+from tests.questions.gold import treebank
 from tests.test_text import HOSTILE, steering
 
 TEXTS = [
@@ -82,15 +85,26 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("window", "every", "stop"), [(4, 20.0, 10), (8192, 0.0, 2), (8192, 0.0, 11)])
+@pytest.mark.parametrize(
+    ("asked", "window", "every", "stop"),
+    [("stats", 4, 20.0, 10), ("stats", 8192, 0.0, 2), ("stats", 8192, 0.0, 11), ("gold", 8192, 0.0, 7)],
+)
 def test_a_stopped_run_goes_on_to_the_very_same_bits(
-    model, alone, monkeypatch, tmp_path, window, every, stop
+    model, alone, monkeypatch, tmp_path, asked, window, every, stop
 ):
     """Sums are saved after a window, and inside of one when the time has come."""
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
     monkeypatch.setattr("attnscope.questions.corpus.EVERY", every)
-    file, corpus, counted = tmp_path / "sums.json", ListedTexts([*TEXTS, "too long " * 600]), []
+    corpus, bank = ListedTexts([*TEXTS, "too long " * 600]), tmp_path / "bank.conllu"
+    bank.write_text(treebank.conllu() * 3, "utf-8")
+    file, counted = tmp_path / "sums.json", []
+
+    def ask(**how):
+        if asked == "gold":
+            return find_gold(model, read_gold(bank), held_out=True, run=CorpusRun(**how))
+        stats = corpus_stats(model, corpus, run=CorpusRun(**how))
+        return stats.heads, stats.title, stats.ran, stats.notes
 
     def end(progress):
         if progress.texts >= stop:
@@ -99,10 +113,11 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(
     def saved():
         return json.loads(file.read_text())["state"]["progress"]
 
-    whole = corpus_stats(model, corpus)
-    assert_same(whole.heads, alone)
+    whole = ask()
+    if asked == "stats":
+        assert_same(whole[0], alone)
     with pytest.raises(KeyboardInterrupt):
-        corpus_stats(model, corpus, run=CorpusRun(checkpoint=file, watch=end))
+        ask(checkpoint=file, watch=end)
     kept = saved()
     if every:
         assert (kept["texts"], kept["batches"], kept["entries"]) == (8, 0, 8)
@@ -110,12 +125,9 @@ def test_a_stopped_run_goes_on_to_the_very_same_bits(
         assert 0 < kept["texts"] < len(TEXTS)
         assert kept["batches"] > 0
         assert (kept["entries"], kept["skipped"]) == (0, 0)  # counted again with the window
-    run = CorpusRun(checkpoint=file, watch=lambda now: counted.append(now.texts))
-    finished = CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
-    for found in [corpus_stats(model, corpus, run=each) for each in (run, finished)]:
-        assert (found.heads, found.title, found.ran) == (whole.heads, whole.title, whole.ran)
-        assert found.notes == whole.notes
+    assert ask(checkpoint=file, watch=lambda now: counted.append(now.texts)) == whole
     assert min(counted) > kept["texts"]
+    assert ask(checkpoint=file, watch=lambda now: pytest.fail("a pass ran")) == whole
     assert saved()["batches"] == 0
 
 
@@ -201,26 +213,19 @@ def test_a_limit_stops_after_so_many_texts(model):
     assert_same(seen.heads, one_by_one(model, TEXTS[:5]))
 
 
-@pytest.mark.parametrize(
-    ("texts", "layers", "sentence"),
-    [
-        ([" ", ""], None, "the list holds no text that own can read"),
-        (TEXTS, (9,), "no layer 9: this model has layers 0-3"),
-    ],
-)
-def test_a_corpus_without_a_readable_text_and_a_layer_that_does_not_exist_are_refused(
-    model, texts, layers, sentence
-):
-    with pytest.raises((InputError, SelectionError), match=sentence):
-        corpus_stats(model, ListedTexts(texts), Selection(layers=layers))
+def test_a_corpus_without_a_readable_text_and_a_layer_that_does_not_exist_are_refused(model):
+    with pytest.raises(InputError, match="the list holds no text that own can read"):
+        corpus_stats(model, ListedTexts([" ", ""]))
+    with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
+        corpus_stats(model, ListedTexts(TEXTS), Selection(layers=(9,)))
 
 
-def tampered(file, change):
+def tampered(file, change, **how):
     """The same file with another state, under a checksum that fits."""
     content = json.loads(file.read_text())
     change(content["state"])
     write_checkpoint(file, content["of"], content["state"])
-    return CorpusRun(checkpoint=file)
+    return CorpusRun(checkpoint=file, **how)
 
 
 def site(state):
@@ -250,10 +255,10 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(CHANGES)))
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(model, sums, number):
-    part, name, lie = CHANGES[number]
-
+@pytest.mark.parametrize(("part", "name", "lie"), CHANGES)
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(
+    model, sums, part, name, lie
+):
     def change(state):
         part(state)[name] = lie
         if lie is GONE:
@@ -331,27 +336,25 @@ def test_a_text_file_has_a_text_a_line_blank_lines_are_none_and_a_damaged_one_ha
     assert done[-1] == read_corpus(path).size == path.stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("{", "it is not JSON"),
-        ("[" * 100_000, "it is not JSON"),
-        ("[1]", "no field 'text'"),
-        ('{"body": "x", "id": 1}', "no field 'text': it has body, id"),
-        ('{"text": 5}', "it holds int, not text"),
-        ('{"text": null}', "it holds NoneType, not text"),
-        ('{"text": "  "}', "the text is empty"),
-        ('{"text": "\\ud800"}', "it holds half a character (a lone surrogate)"),
-    ],
-)
-def test_what_is_wrong_with_a_json_line_is_said(tmp_path, line, fault):
-    path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"text": "one"}}\n{line}\n', "utf-8")
-    assert read(path) == [("line 1", "one", ""), ("line 2", "", fault)]
+JSON = {
+    '{"text": "one"}': "",
+    "{": "it is not JSON",
+    "[" * 100_000: "it is not JSON",
+    "[1]": "no field 'text'",
+    '{"body": "x", "id": 1}': "no field 'text': it has body, id",
+    '{"text": 5}': "it holds int, not text",
+    '{"text": null}': "it holds NoneType, not text",
+    '{"text": "  "}': "the text is empty",
+    '{"text": "\\ud800"}': "it holds half a character (a lone surrogate)",
+}
 
 
-def test_the_field_of_json_lines_can_be_named(tmp_path):
+def test_the_field_of_json_lines_is_read_and_what_is_wrong_with_one_is_said(tmp_path):
     path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(JSON), "utf-8")
+    assert read(path) == [
+        (f"line {n}", "" if fault else "one", fault) for n, fault in enumerate(JSON.values(), 1)
+    ]
     path.write_text(json.dumps({"body": "tea\nfor two"}), "utf-8")
     assert read(path, field="body") == [("line 1", "tea\nfor two", "")]
 
@@ -361,11 +364,8 @@ def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path)
     files = {"b.txt": b"two\nlines\n", "inside/c.txt": b"\xff", "a.txt": b"one", "d.md": b""}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    assert read(tmp_path) == [
-        ("a.txt", "one", ""),
-        ("b.txt", "two\nlines", ""),
-        ("inside/c.txt", "", "byte 0 is not UTF-8 text"),
-    ]
+    damaged = ("inside/c.txt", "", "byte 0 is not UTF-8 text")
+    assert read(tmp_path) == [("a.txt", "one", ""), ("b.txt", "two\nlines", ""), damaged]
 
 
 def test_parquet_has_a_text_a_row(tmp_path, monkeypatch):
@@ -382,19 +382,17 @@ def test_parquet_has_a_text_a_row(tmp_path, monkeypatch):
         read_corpus(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("none.txt", "no such file or folder"),
-        ("a.csv", "cannot tell what texts"),
-        ("empty", "holds no .txt file"),
-    ],
-)
-def test_what_is_no_corpus_is_refused(tmp_path, name, sentence):
+def test_what_is_no_corpus_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=sentence):
-        read_corpus(tmp_path / name)
+    refused = {
+        "none.txt": "no such file or",
+        "a.csv": "cannot tell what texts",
+        "empty": "holds no .txt file",
+    }
+    for name, sentence in refused.items():
+        with pytest.raises(InputError, match=sentence):
+            read_corpus(tmp_path / name)
 
 
 def test_corpora_that_differ_have_other_fingerprints(tmp_path):

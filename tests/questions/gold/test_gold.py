@@ -13,9 +13,9 @@ from attnscope.models import load
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
-from attnscope.storage.files import write_checkpoint
 from attnscope.storage.gold import read_gold
 from tests.models import folders
+from tests.questions.corpus.test_corpus_stats import tampered
 from tests.questions.corpus.test_processes import launch
 from tests.questions.gold import treebank
 
@@ -290,34 +290,6 @@ def test_alignments_need_a_model_of_two_texts(tmp_path, own):
         find_gold(own, read_gold(tmp_path / "texts", alignments=tmp_path / "links"))
 
 
-@pytest.fixture(scope="module")
-def thrice(tmp_path_factory):
-    """The treebank three times over, so that it has batches of several texts."""
-    file = tmp_path_factory.mktemp("bank") / "small.conllu"
-    file.write_text(treebank.conllu() * 3, "utf-8")
-    return file
-
-
-def test_a_run_that_stops_goes_on_to_the_very_same_figures(own, thrice, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.questions.corpus.EVERY", 0.0)
-    whole = find_gold(own, read_gold(thrice), held_out=True)
-    kept = tmp_path / "sums.json"
-
-    def stop(progress):
-        if progress.texts > 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        find_gold(own, read_gold(thrice), held_out=True, run=CorpusRun(checkpoint=kept, watch=stop))
-    assert 0 < json.loads(kept.read_text())["state"]["progress"]["texts"] <= 6
-    seen = []
-    run = CorpusRun(checkpoint=kept, watch=lambda progress: seen.append(progress.texts))
-    assert find_gold(own, read_gold(thrice), held_out=True, run=run) == whole
-    assert min(seen) > 4
-    again = CorpusRun(checkpoint=kept, watch=lambda progress: pytest.fail("a pass ran"))
-    assert find_gold(own, read_gold(thrice), held_out=True, run=again) == whole
-
-
 def test_a_checkpoint_of_another_run_is_refused(own, tmp_path):
     kept, file = tmp_path / "sums.json", tmp_path / "bank.conllu"
     file.write_text(treebank.conllu(), "utf-8")
@@ -327,14 +299,6 @@ def test_a_checkpoint_of_another_run_is_refused(own, tmp_path):
     file.write_text(treebank.conllu() * 2, "utf-8")
     with pytest.raises(InputError, match="belongs to a run with another file of questions"):
         find_gold(own, read_gold(file), run=CorpusRun(checkpoint=kept))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(own, thrice, tmp_path_factory):
-    """What a run over three questions keeps."""
-    kept = tmp_path_factory.mktemp("kept") / "sums.json"
-    find_gold(own, read_gold(thrice), run=CorpusRun(checkpoint=kept, limit=3))
-    return kept.read_bytes()
 
 
 LIES = {
@@ -354,20 +318,18 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(
-    own, thrice, checkpoint, tmp_path, lie
-):
-    kept, content = tmp_path / "sums.json", json.loads(checkpoint)
-    LIES[lie](content["state"]["sums"])
-    write_checkpoint(kept, content["of"], content["state"])
+def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(own, bank, tmp_path, lie):
+    kept = tmp_path / "sums.json"
+    find_gold(own, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=1))
+    run = tampered(kept, lambda state: LIES[lie](state["sums"]), limit=1)
     with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
-        find_gold(own, read_gold(thrice), run=CorpusRun(checkpoint=kept, limit=3))
+        find_gold(own, read_gold(bank), run=run)
 
 
 @pytest.mark.nightly
 @pytest.mark.subprocess
-def test_two_processes_print_the_table_of_one(thrice, run):
-    asked = ("find", "--gold", thrice, "--relation", "nsubj,obj", "--json")
+def test_two_processes_print_the_table_of_one(bank, run):
+    asked = ("find", "--gold", bank, "--relation", "nsubj,obj", "--json")
     shared = launch("attnscope", *asked)
     assert shared.returncode == 0, shared.stderr
     assert shared.stdout == run(*asked).out

@@ -73,7 +73,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_class_that_writes_in_both_ways_is_asked_as_its_config_says(kind, tmp_path):
-    model = load(saved(tmp_path, WRITERS[kind]()), predicting=True)
+    model = load(saved(tmp_path, WRITERS[kind]), predicting=True)
     assert (model.objective.mask is None) == (kind == "causal")
 
 

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.cachecost import NEEDLE, cachecost
-from tests.questions.intervention.shapes import GROUPED, OLDER, saved
+from tests.questions.intervention.shapes import GROUPED, OLDER, network, saved
 from tests.questions.planted import Planted, wrap_planted
 
 WORDS = [f"word{number}" for number in range(24)]
@@ -79,12 +79,10 @@ def by_mask(module, query, key, value, attention_mask, scaling=None, dropout=0.0
 AttentionInterface.register("by_mask", by_mask)
 
 
-NETWORKS = {
-    "gpt2": lambda tokens: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER | {"n_positions": tokens})),
-    "grouped": lambda tokens: hf.LlamaForCausalLM(
-        hf.LlamaConfig(**GROUPED | {"max_position_embeddings": tokens})
-    ),
-}
+def made(name, tokens):
+    if name == "gpt2":
+        return network("GPT2LMHeadModel", **OLDER | {"n_positions": tokens})
+    return network("LlamaForCausalLM", **GROUPED | {"max_position_embeddings": tokens})
 
 
 def loss_by_hand(module, ids, limited):
@@ -102,7 +100,7 @@ def loss_by_hand(module, ids, limited):
 )
 def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
     """With 540 tokens masses come from the fused pass, and fewer copies than heads go through together."""
-    path = saved(tmp_path, NETWORKS[name](tokens))
+    path = saved(tmp_path, made(name, tokens))
     model = load(path, predicting=True)
     model.module.set_attn_implementation(attention)
     module = hf.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()

@@ -2,10 +2,10 @@
 
 import math
 from functools import cache, partial
+from itertools import product
 
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.attention import Head
 from attnscope.capture.stream import Effects
@@ -18,46 +18,44 @@ from attnscope.questions.neurons import of_neurons, take_apart
 from attnscope.questions.selection import Selection
 from tests.models.images import save_noise
 from tests.models.vision_language import vision_language
-from tests.questions.intervention.shapes import GROUPED, NETWORKS, OLDER, SIZES, T5, Attends, saved
+from tests.questions.intervention.shapes import BART, GROUPED, NETWORKS, OLDER, SIZES, Attends, network, saved
 from tests.tools.writes import try_type
 
 TEXT = "The cat sat on the"
 SCALED = {"residual_multiplier": 0.3, "logits_scaling": 4.0, "embedding_multiplier": 5.0}
 CAUSAL = {
     **{name: NETWORKS[name] for name in ("gpt2", "llama", "starcoder2")},
-    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GROUPED, num_local_experts=4)),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=8)),
-    "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**GROUPED, **SCALED)),
-    "bloom": lambda: hf.BloomForCausalLM(
-        hf.BloomConfig(vocab_size=8192, hidden_size=32, n_layer=2, n_head=4)
-    ),
-    "opt": lambda: hf.OPTForCausalLM(
-        hf.OPTConfig(
-            vocab_size=8192, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
-            word_embed_proj_dim=16, max_position_embeddings=64,
-        )
-    ),
-    "gpt-neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SIZES)),
-    "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**OLDER, rotary_dim=8)),
-    "phi": lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)),
-    "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**SIZES)),
-    "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED)),
-    "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED, head_dim=8)),
-    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)),
-}  # fmt: skip
-"""Plain, parallel and scaled blocks, norms before and behind, soft caps, experts, a narrower embedding."""
-OTHERS = {
-    "albert": lambda: hf.AlbertForMaskedLM(hf.AlbertConfig(**SIZES, embedding_size=16)),
-    "bert": lambda: "bert",
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_layers": 3}, num_decoder_layers=2)),
+    "mixtral": network("MixtralForCausalLM", **GROUPED, num_local_experts=4),
+    "qwen3": network("Qwen3ForCausalLM", **GROUPED, head_dim=8),
+    "granite": network("GraniteForCausalLM", **GROUPED, **SCALED),
+    "bloom": network("BloomForCausalLM", vocab_size=8192, hidden_size=32, n_layer=2, n_head=4),
+    "opt": network("OPTForCausalLM", **SIZES, ffn_dim=48, word_embed_proj_dim=16),
+    "gpt-neox": network("GPTNeoXForCausalLM", **SIZES),
+    "gptj": network("GPTJForCausalLM", **OLDER, rotary_dim=8),
+    "phi": network("PhiForCausalLM", **SIZES),
+    "falcon": network("FalconForCausalLM", **SIZES),
+    "cohere": network("CohereForCausalLM", **GROUPED),
+    "gemma2": network("Gemma2ForCausalLM", **GROUPED, head_dim=8),
+    "olmo2": network("Olmo2ForCausalLM", **GROUPED),
 }
+"""Plain, parallel and scaled blocks, norms before and behind, soft caps, experts, a narrower embedding."""
+BOTH = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48}
+PAIR = {"decoder", "cross"}
+OTHERS = {
+    "albert": (network("AlbertForMaskedLM", **SIZES, embedding_size=16), {"encoder"}),
+    "bert": (NETWORKS["bert"], {"encoder"}),
+    # the encoder's heads are read by those of the decoder
+    "t5": (NETWORKS["t5"], PAIR),
+    "bart": (network("BartForConditionalGeneration", **BART, **BOTH, vocab_size=8192), PAIR),
+}
+"""Models of masked words and of two texts, and the kinds of heads that write to their scores."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A model of a family by its name, made once and never changed."""
-    every = {**CAUSAL, **OTHERS}
-    return cache(lambda name: load(saved(tmp_path_factory.mktemp(name), every[name]()), predicting=True))
+    every = CAUSAL | {name: network for name, (network, _) in OTHERS.items()}
+    return cache(lambda name: load(saved(tmp_path_factory.mktemp(name), every[name]), predicting=True))
 
 
 def heldout(model, inputs, projection, columns=None):
@@ -105,26 +103,30 @@ SCALING = ("llama", "qwen3", "granite", "gemma2", "olmo2")
 """Families whose norms only scale."""
 
 QUICK = {"gpt2", "llama", "gptj", "gemma2"}
-EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAUSAL]
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*CAUSAL, *OTHERS)]
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_heads_feed_forward_parts_embeddings_and_biases_sum_to_the_score(name, made):
+def test_all_parts_sum_to_the_models_own_score_which_stands_behind_the_last_layer(name, made):
     model = made(name)
     prepared = model.prepare(TEXT)
-    seen = direct_effects(model, prepared, "mat", "cat")
     with torch.no_grad():
-        logits = model.writer(**prepared.inputs).logits[0]
-    at = max(number for number, token in enumerate(prepared.tokens) if not token.special)
-    words = [model.reader.tokenizer.convert_tokens_to_ids(word) for word in ("mat", "cat")]
-    score = float(logits[at, words[0]] - logits[at, words[1]])
-    effects = seen.effects
+        logits = model.writer(**prepared.inputs).logits[0, place_prediction(model, prepared, "mat")].double()
+    mat, cat = (model.reader.tokenizer.convert_tokens_to_ids(word) for word in ("mat", "cat"))
+    score = float(logits[mat] - logits[cat])
+    seen = direct_effects(model, prepared, "mat", "cat")
+    effects, kinds = seen.effects, OTHERS[name][1] if name in OTHERS else {"decoder"}
     parts = [*effects.heads.values(), *effects.feed_forward.values(), effects.embeddings, effects.biases]
-    assert set(effects.heads) == {Head(layer, head, "decoder") for layer in (0, 1) for head in range(4)}
+    heads = product((0, 1), range(4), kinds)
+    assert set(effects.heads) == {Head(*head) for head in heads}
     assert all(effects.heads.values())
-    assert set(effects.feed_forward) == {0, 1}
+    assert set(effects.feed_forward) == ({0} if name == "albert" else {0, 1})  # one for both layers
     assert not effects.mixers
     assert sum(parts) == pytest.approx(score, abs=1e-4 * max(1, sum(map(abs, parts))))
+    assert ("the slope of the gelu of the output head" in seen.notes[0]) == (name == "bert")
+    _, last = logit_lens(model, prepared, "mat", "cat").layers
+    assert last.log_probability == pytest.approx(float(logits.log_softmax(-1)[mat]), abs=1e-5)
+    assert last.difference == pytest.approx(score, abs=1e-4)
 
 
 SEEING = ("llava", "llava_next")
@@ -141,7 +143,7 @@ def test_a_head_or_a_feed_forward_part_writes_what_is_missing_without_it_while_a
         prepared = model.prepare_image(save_noise(tmp_path / "a.png", 56, 56), "the cat sat")
         config, layers = model.writer.config.text_config, "model.language_model.layers"
     else:
-        model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+        model = load(saved(tmp_path, CAUSAL[name]), predicting=True)
         model.writer.config.final_logit_softcapping = None
         prepared, config, layers = model.prepare(TEXT), model.writer.config, "model.layers"
     layers, projection = ("transformer.h", "attn.c_proj") if name == "gpt2" else (layers, "self_attn.o_proj")
@@ -197,32 +199,10 @@ def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):
         direct_effects(model, model.prepare(TEXT), None, None, Head("L1H7"))
 
 
-def test_masked_words_and_decoders_of_a_pair_are_followed_too(tmp_path):
-    model = load(saved(tmp_path, hf.BertForMaskedLM(hf.BertConfig(**SIZES))), predicting=True)
-    seen = direct_effects(model, model.prepare("The cat [MASK] on the mat."), "sat", "cat")
-    assert {head.kind for head in seen.effects.heads} == {"encoder"}
-    assert "the slope of the gelu of the output head" in seen.notes[0]
-    assert seen.effects.total == pytest.approx(seen.score, abs=1e-4)
-    config = hf.BartConfig(
-        vocab_size=8192, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64,
-    )  # fmt: skip
-    folder = saved(tmp_path / "bart", hf.BartForConditionalGeneration(config))
-    model = load(folder, predicting=True)
-    seen = direct_effects(model, model.prepare("The cat sat.", TEXT), "mat", "cat")
-    assert {head.kind for head in seen.effects.heads} == {
-        "decoder",
-        "cross",
-    }  # the encoder's are read by these
-    assert seen.effects.total == pytest.approx(seen.score, abs=1e-4)
-
-
 def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
-    config = hf.JambaConfig(
-        **GROUPED, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4,
-        use_mamba_kernels=False, num_experts=2,
-    )  # fmt: skip
-    model = load(saved(tmp_path, hf.JambaForCausalLM(config)), predicting=True)
+    mamba = {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, "num_experts": 2}
+    jamba = network("JambaForCausalLM", **GROUPED, attn_layer_period=2, attn_layer_offset=1, **mamba)
+    model = load(saved(tmp_path, jamba), predicting=True)
     effects = direct_effects(model, model.prepare(TEXT), "mat", None).effects
     assert {head.layer for head in effects.heads} == {1}
     assert set(effects.mixers) == {(0, "mamba")}
@@ -239,7 +219,7 @@ def test_the_table_of_families_is_made_again(name):
 
 
 def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
-    model = load(saved(tmp_path, CAUSAL["gpt2"]()), predicting=True)
+    model = load(saved(tmp_path, "gpt2"), predicting=True)
     with pytest.raises(SelectionError, match="no token 'xyzzyx'"):
         direct_effects(model, model.prepare(TEXT), "mat", "xyzzyx")
     model.writer.requires_grad_(False)
@@ -253,7 +233,7 @@ LAYERS = {"gpt2": "transformer.h", "llama": "model.layers"}
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("text", [TEXT, "cat"])
 def test_each_layer_is_read_as_if_the_model_ended_there(name, text, tmp_path):
-    model = load(saved(tmp_path, CAUSAL[name]()), predicting=True)
+    model = load(saved(tmp_path, CAUSAL[name]), predicting=True)
     prepared = model.prepare(text)
     at = 1 if text == "cat" else 2
     seen, layers = logit_lens(model, prepared, str(at), None), model.writer.get_submodule(LAYERS[name])
@@ -273,26 +253,10 @@ def test_each_layer_is_read_as_if_the_model_ended_there(name, text, tmp_path):
         assert [token for token, _ in each.likeliest] == spelled
 
 
-@pytest.mark.parametrize("name", [*CAUSAL, *OTHERS])
-def test_behind_the_last_layer_stands_the_models_own_prediction(name, made):
-    model = made(name)
-    prepared = model.prepare(TEXT)
-    seen = logit_lens(model, prepared, "mat", "cat")
-    at = place_prediction(model, prepared, "mat")
-    with torch.no_grad():
-        own = model.writer(**prepared.inputs).logits[0, at].double()
-    words = [model.reader.tokenizer.convert_tokens_to_ids(word) for word in ("mat", "cat")]
-    last = seen.layers[-1]
-    assert len(seen.layers) == 2
-    assert last.log_probability == pytest.approx(float(own.log_softmax(-1)[words[0]]), abs=1e-5)
-    assert last.difference == pytest.approx(float(own[words[0]] - own[words[1]]), abs=1e-4)
-
-
 LAYER, HEAD = 1, 2
 
 
-def chosen(head: str = f"L{LAYER}H{HEAD}") -> Selection:
-    return Selection(head=Head(head))
+CHOSEN = Selection(head=Head(LAYER, HEAD))
 
 
 @pytest.mark.parametrize("pair", [(3, 1), (4, 4), (4, 2)])
@@ -306,7 +270,7 @@ def test_products_sum_to_the_score_and_the_softmax_of_the_row_is_the_shown_weigh
         Attends(patched, parts=lambda number, *parts: given.append(parts) or parts)
         model.module(**prepared.inputs)
     query, key = (part[0, HEAD].double() for part in given[LAYER][:2])
-    seen = take_apart(model, prepared, chosen(), f"{at} -> {to}")
+    seen = take_apart(model, prepared, CHOSEN, f"{at} -> {to}")
     products = query[at] * key[to] / math.sqrt(query.shape[-1])
     assert [each.product for each in seen.dimensions] == pytest.approx(products.tolist(), abs=1e-5)
     assert [each.query for each in seen.dimensions] == pytest.approx(query[at].tolist(), abs=1e-5)
@@ -316,28 +280,27 @@ def test_products_sum_to_the_score_and_the_softmax_of_the_row_is_the_shown_weigh
     known = row[: at + 1] if causal else row
     assert [score for score in seen.scores if score is not None] == pytest.approx(known.tolist(), abs=1e-5)
     assert [score is None for score in seen.scores] == [causal and place > at for place in range(len(row))]
-    shown = one_head(model, prepared, chosen()).weights[at][to]
+    shown = one_head(model, prepared, CHOSEN).weights[at][to]
     assert seen.weight == pytest.approx(shown, abs=1e-6)
     assert float(known.softmax(-1)[to]) == pytest.approx(shown, abs=1e-6)
 
 
+CAPPED = {"head_dim": 8, "attn_logit_softcapping": 0.05, "query_pre_attn_scalar": 2}
 EXTRAS = {
-    "gemma2": lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=0.05, query_pre_attn_scalar=2)
+    "gemma2": network("Gemma2ForCausalLM", **GROUPED, **CAPPED),
+    "gpt-oss": network(
+        "GptOssForCausalLM", **GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2
     ),
-    "gpt-oss": lambda: hf.GptOssForCausalLM(
-        hf.GptOssConfig(**GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
-    ),
-    "t5": lambda: "t5",
+    "t5": NETWORKS["t5"],
 }
 
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> None:
     torch.manual_seed(1)
-    model = load(saved(tmp_path, EXTRAS[name]()))
+    model = load(saved(tmp_path, EXTRAS[name]))
     prepared = model.prepare(TEXT)
-    seen = take_apart(model, prepared, chosen(), "sat -> cat")
+    seen = take_apart(model, prepared, CHOSEN, "sat -> cat")
     total = sum(each.product for each in seen.dimensions)
     assert {"gemma2": seen.softcap, "gpt-oss": seen.sink, "t5": seen.bias}[name]
     assert seen.score == pytest.approx(total + seen.softcap + seen.bias, abs=1e-9)
@@ -347,13 +310,13 @@ def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> 
     terms = [score for score in seen.scores if score is not None] + ([] if seen.sink is None else [seen.sink])
     weight = math.exp(seen.score) / sum(map(math.exp, terms))
     row = int(seen.query.split()[-1])
-    shown = one_head(model, prepared, chosen()).weights[row][seen.key_number]
+    shown = one_head(model, prepared, CHOSEN).weights[row][seen.key_number]
     assert (seen.weight, weight) == (pytest.approx(shown, abs=1e-6), pytest.approx(shown, abs=1e-6))
 
 
 def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
     model = load("own-causal")
-    result = take_apart(model, model.prepare(TEXT), chosen("L2H1"), "sat -> cat")
+    result = take_apart(model, model.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
     terms, map_ = of_neurons(result).views
     products = [each.product for each in result.dimensions]
     assert sum(term.value for term in terms.groups) == pytest.approx(result.score, abs=1e-3)
@@ -363,14 +326,13 @@ def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
     assert [*map_.rows, *map_.columns] == ["0", "8", "16", "24", *(f"+{at}" for at in range(8))]
 
 
-def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(tmp_path) -> None:
-    bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=8192, hidden_size=32, n_layer=2, n_head=4))
-    model = load(saved(tmp_path, bloom))
+def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(made) -> None:
+    model = made("bloom")
     with pytest.raises(ModelError, match=r"the queries and keys of L1H2 \(softmax\) are unknown"):
-        take_apart(model, model.prepare(TEXT), chosen(), "sat -> cat")
+        take_apart(model, model.prepare(TEXT), CHOSEN, "sat -> cat")
 
 
 def test_a_token_that_stands_twice_is_told() -> None:
     model = load("own-causal")
-    seen = take_apart(model, model.prepare("The cat saw the cat."), chosen(), "saw -> cat")
+    seen = take_apart(model, model.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
     assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)

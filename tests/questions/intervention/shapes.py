@@ -22,36 +22,36 @@ SIZES = {
 GROUPED = SIZES | {"num_key_value_heads": 2}
 OLDER = {"vocab_size": 8192, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 T5 = {
-    "vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2,
-    "decoder_start_token_id": 0,
+    "vocab_size": 8192, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
+    "num_decoder_layers": 2, "decoder_start_token_id": 0,
 }  # fmt: skip
+
+
+def network(name, **fields):
+    """What makes a model of a class, with these fields in its config."""
+    model = getattr(hf, name)
+    return lambda: model(model.config_class(**fields))
+
+
+BART = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+FEW = {"num_kv_heads": 2, "alibi": False}
 NETWORKS = {
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OLDER)),
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
-    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES)),
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
-    "classifier": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES)),
-    "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**GROUPED)),
-    "bart": lambda: hf.BartForCausalLM(  # the decoder of a pair, in a wrapper
-        hf.BartConfig(
-            vocab_size=8192, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48
-        )
-    ),
-    "falcon": lambda: hf.FalconForCausalLM(
-        hf.FalconConfig(**SIZES, new_decoder_architecture=True, num_kv_heads=2, alibi=False)
-    ),
+    "gpt2": network("GPT2LMHeadModel", **OLDER),
+    "llama": network("LlamaForCausalLM", **GROUPED),
+    "bert": network("BertForMaskedLM", **SIZES),
+    "t5": network("T5ForConditionalGeneration", **T5),
+    "classifier": network("BertForSequenceClassification", **SIZES),
+    "starcoder2": network("Starcoder2ForCausalLM", **GROUPED),
+    "bart": network("BartForCausalLM", **BART, vocab_size=8192),  # the decoder of a pair, in a wrapper
+    "falcon": network("FalconForCausalLM", **SIZES, **FEW, new_decoder_architecture=True),
 }
 
 
-def saved(folder, model):
-    """A tiny random model, by its name or made, beside the bundled encoder's tokenizer."""
-    model = NETWORKS[model]() if isinstance(model, str) else model
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=load("own").reader.tokenizer,
-        mask_token="[MASK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    )
+def saved(folder, made):
+    """A tiny random model, by its name or what makes it, beside the bundled encoder's tokenizer."""
+    model = NETWORKS.get(made, made)()
+    special = {"mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=load("own").reader.tokenizer, **special)
     torch.manual_seed(0)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.15)
@@ -99,11 +99,10 @@ def make_t5(folder, _):
 
 
 def make_vit(folder, _):
-    network = hf.ViTForImageClassification(hf.ViTConfig(**VIT))
-    model = load(save_images(folder, network, "ViTImageProcessor", WHOLE), predicting=True)
-    clean, corrupt = (
-        model.prepare_image(save_noise(Path(folder) / f"{seed}.png", 48, 80, seed)) for seed in range(2)
-    )
+    vit = network("ViTForImageClassification", **VIT)()
+    model = load(save_images(folder, vit, "ViTImageProcessor", WHOLE), predicting=True)
+    pictures = (save_noise(Path(folder) / f"{seed}.png", 48, 80, seed) for seed in range(2))
+    clean, corrupt = map(model.prepare_image, pictures)
     layers = model.writer.vit.layers
     return Shaped(model, clean, corrupt, "0 -> 3", [layers], [each.attention.o_proj for each in layers])
 
@@ -121,9 +120,7 @@ class Hooked:
 
     def sides(self, noise):
         """The text whose parts are put into a pass, and the text of that pass, each with its score."""
-        texts = (
-            (self.shaped.corrupt, self.shaped.clean) if noise else (self.shaped.clean, self.shaped.corrupt)
-        )
+        texts = (self.shaped.clean, self.shaped.corrupt)[:: -1 if noise else 1]
         return *texts, *map(self.score, texts)
 
     def score(self, prepared, hooks=()):

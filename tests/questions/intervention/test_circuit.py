@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-import transformers as hf
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.questions import circuit
 from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
-from tests.questions.intervention.shapes import T5, Hooked, saved
+from tests.questions.intervention.shapes import T5, Hooked, network, saved
 from tests.questions.planted import Planted, wrap_planted
 
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
@@ -39,8 +38,8 @@ def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, t
 
 
 def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
-    small = hf.T5ForConditionalGeneration(hf.T5Config(**T5 | {"num_heads": 2, "num_layers": 1}))
-    model = load(saved(tmp_path, small), predicting=True)
+    one = {"num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
+    model = load(saved(tmp_path, network("T5ForConditionalGeneration", **T5 | one)), predicting=True)
     answer = of_circuit(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
     graph = answer.pictures["circuit"]
     ends = {end for edge in graph.edges for end in (edge.source, edge.target)}

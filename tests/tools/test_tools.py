@@ -1,4 +1,4 @@
-"""A round of tools: the gallery can be made, no link of the site leads nowhere, hostile cases end well."""
+"""A round of tools: no link of the site leads nowhere, hostile cases end well."""
 
 import importlib
 import re
@@ -6,30 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import test_induction as induction
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
-from tests.tools.gallery import PAGES_OF, draw, plates
-
-
-@pytest.mark.slow
-def test_every_plate_can_be_made_and_one_is_drawn(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(induction, "STEPS", 2)
-    made = list(plates(tmp_path))
-    names = [plate.name for plate in made]
-    assert len(set(names)) == len(names)
-    pictures = sum(len(plate.terminals) + len(plate.inches) for plate in made)
-    photographs = sum(map(len, PAGES_OF.values()))
-    assert 60 <= pictures + photographs <= 80
-    folder = tmp_path / "gallery"
-    folder.mkdir()
-    draw(folder, next(plate for plate in made if plate.name == "token"))
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "token-160-true.ansi",
-        "token-160-true.svg",
-        "token-3.3in.png",
-    ]
 
 
 site = importlib.import_module("tests.tools.site.__main__")

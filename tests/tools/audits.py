@@ -13,64 +13,10 @@ from attnscope.attention import Token
 from tests.tools.coverage.recipes import make
 from tests.tools.survey import report, survey
 
-HEAD = """# What audits say
-
-Made by `python -m tests.tools.audits`: `attnscope info --audit` of a tiny random model of every
-type that transformers registers (5.24), with the models and inputs of the table of coverage, and at
-least a minute of work for each. Every alarm of a type with attention that names no way was looked into
-in the model's own source (below).
-"""
-
 THIRTY = """albert bart bert bloom camembert clip deberta-v2 distilbert electra falcon gemma2 gpt2
 gpt_neo gpt_neox gpt_oss llama marian mistral mixtral modernbert mpnet mpt opt pegasus phi3 qwen2 roberta
 t5 vit xlnet"""
 """Types of which each attention layer is taken out of the capture once, by hand: the audit must name it."""
-
-KNOWN = {
-    "blt": "embeddings of hashes over neighbouring bytes, added to those of the bytes",
-    "decision_transformer": "the return, the state and the action of one step meet in a sum",
-    "fun_asr_nano_encoder": "a memory of past states beside the attention, summed by hand",
-    "glpn": "as segformer",
-    "granite_docling_vision": "several patches are put side by side to become one token",
-    "informer": "the values at several lags are put side by side, and scaled by their mean over time",
-    "inkling2": "keys, values and what each half of a layer adds pass short convolutions",
-    "inkling2_text": "as inkling2",
-    "instructblip": "another id in the place of an image's own moves where its patches are put",
-    "mm-grounding-dino": "as grounding-dino, audited later: the parts that score highest are chosen",
-    "llama4_vision_model": "four patches become one",
-    "mobilebert": "the embeddings of three neighbours are put side by side",
-    "owlv2": "another id moves which token counts as the end of the text: the one with the largest id",
-    "owlv2_text_model": "as owlv2",
-    "owlvit": "as owlv2",
-    "owlvit_text_model": "as owlv2",
-    "parakeet_rnnt": "each frame of the sound is added to each token of the text",
-    "parakeet_tdt": "as parakeet_rnnt",
-    "patchtst": "all values are scaled by their mean and deviation over time",
-    "qwen2_5_omni_audio_encoder": "two frames become one",
-    "sam": "masks are products of the states of two streams",
-    "sam2": "as sam; why norms and projections of its mask decoder are named, which mix nothing, is open",
-    "sam3_lite_text_text_model": "as owlv2",
-    "sam3_tracker": "masks are products of the states of two streams",
-    "segformer": "the feed-forward network of each layer holds a convolution over neighbours",
-    "time_series_transformer": "as informer",
-    "timesfm": "values are scaled by the first patch that has enough of them",
-    "timesfm2_5": "values are scaled by what came before them",
-    "tipsv2_text_model": "the mean over the tokens that are not padded",
-    "tvp": "frames are averaged",
-    "uvdoc_backbone": "a sum of two convolutions that give one place to different pixels",
-    "video_llama_3_vision": "four patches are averaged to one",
-    "voxtral_realtime": "four frames are put side by side, and added to a token of the text",
-    "wavtokenizer": "group norms take in all of time, and the last layer adds frames that overlap",
-    "xclip": "as owlv2; frames are averaged",
-    "xclip_text_model": "as owlv2",
-}
-"""What is behind mixing, where the name of its way is not enough."""
-
-REFUSED = {
-    "lightglue": " (how many points it finds depends on the picture, so that another one has other shapes)",
-    "superglue": " (as lightglue)",
-}
-"""Why an audit of a type ends in an error."""
 
 
 def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
@@ -137,17 +83,11 @@ def table(results: list[dict[str, Any]]) -> str:
             by_alarm[alarm].append(result["name"])
     for alarm, types in by_alarm.items():
         by_types["`, `".join(types)].append(alarm)
-    named = {result["name"] for result in attending if result["alarms"]}
     says = {
         "What mixes tokens as well": {types: "; ".join(alarms) for types, alarms in by_types.items()},
-        "What is behind some of them": {name: why for name, why in KNOWN.items() if name in named},
-        "Not audited": {
-            result["name"]: result["note"] + REFUSED.get(result["name"], "")
-            for result in results
-            if "note" in result
-        },
+        "Not audited": {result["name"]: result["note"] for result in results if "note" in result},
     }
-    return report(HEAD, counts, says)
+    return report("audits", counts, says)
 
 
 def main() -> None:

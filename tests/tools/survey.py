@@ -103,11 +103,19 @@ def grid(rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def report(
-    head: str, counts: Mapping[str, object], says: Mapping[str, Mapping[str, str]], more: Iterable[str] = ()
+    tool: str, counts: Mapping[str, object], says: Mapping[str, Mapping[str, str]], more: Iterable[str] = ()
 ) -> str:
-    """A page: counts, a heading with a line for each name where there are any, and whatever follows."""
-    lines = [head, *grid([("", ""), *counts.items()]), ""]
+    """A page: counts, a heading with a line for each name where there are any, and whatever follows.
+
+    What the tool's page says above its counts and behind ``HAND`` is written by hand, and stays.
+    """
+    page = Path(__file__).with_name(f"{tool}.md").read_text("utf-8")
+    lines = [page.partition("\n|")[0], *grid([("", ""), *counts.items()]), ""]
     for title, each in says.items():
         named = [f"- `{name}`: {line}" for name, line in each.items()]
         lines += [f"## {title} ({len(each)})", "", *named, ""] if each else []
-    return "\n".join([*lines, *more]) + "\n"
+    _, hand, why = page.partition(HAND)
+    return "\n".join([*lines, *more]).rstrip() + f"\n{hand}{why}"
+
+
+HAND = "\n## Looked into by hand\n"

@@ -2,14 +2,12 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
-
 
 site = importlib.import_module("tests.tools.site.__main__")
 

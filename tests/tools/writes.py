@@ -21,22 +21,6 @@ from tests.tools.survey import Row, first_line, report, survey
 AT, NEAR = 5, 1e-4
 CHANGES = {"reformer": {"is_decoder": True}}
 
-WHY = {
-    "inkling2_text": "its parallel streams are merged by an attention over the streams",
-    "reformer": "its layers run inside one function with a backward pass of its own",
-    "cpmant": "its states are longer than the text: learned prompts stand before it",
-    "prophetnet": "its states are longer than the text: streams of n-grams stand behind it",
-}
-"""Why the stream of some cannot be followed."""
-
-HEAD = f"""# Causal families in which the parts sum to the score
-
-Made by `python -m tests.tools.writes`: a tiny random model of every type that
-`AutoModelForCausalLM` of transformers knows, run once. The direct effects of heads, feed-forward
-parts, other mixers, embeddings and biases are summed; followed means: to the score of the
-likeliest token, within {NEAR:g} of the sum of their sizes.
-"""
-
 
 def built(model_type: str) -> tuple[Any, Any]:
     """A tiny causal model and inputs that it runs on; or None, and why not."""
@@ -89,7 +73,7 @@ def try_type(model_type: str) -> tuple[str, str]:
     try:
         effects, score = follow(model, given)
     except Lost as lost:
-        return "not followed", f"{lost}: {WHY[model_type]}" if model_type in WHY else str(lost)
+        return "not followed", str(lost)
     gap = abs(effects.total - score) / max(1.0, effects.size)
     if not gap <= NEAR:
         return "not followed", f"the parts sum to {effects.total:.4g}, the score is {score:.4g}"
@@ -123,7 +107,7 @@ def table(rows: list[Row]) -> str:
     says = {"Not followed": lost, "Not built here": kinds["not built"]}
     says["Followed, with something to know"] = some
     whole = [f"`{name}`" for name, why in followed.items() if "," not in why]
-    return report(HEAD, counts, says, [f"## Followed whole ({len(whole)})", "", ", ".join(whole)])
+    return report("writes", counts, says, [f"## Followed whole ({len(whole)})", "", ", ".join(whole)])
 
 
 if __name__ == "__main__":

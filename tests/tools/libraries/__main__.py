@@ -7,27 +7,6 @@ from tests.tools.libraries.check import VERDICTS, check
 from tests.tools.libraries.made import all_models
 from tests.tools.survey import Row, grid, report, survey
 
-HEAD = """# Libraries beside transformers
-
-Made by `python -m tests.tools.libraries` (see its folder): small random models of libraries that people use,
-run plainly, observed, and once more under an oracle that has no part in the capture: the formula of torch's
-kernels in float64, and the results of all softmaxes. Of each kind of map in a model (as many heads, queries
-and keys) the first two layers are compared, whole.
-
-- **exact**: no weight differs from the oracle's by more than 1e-5, text by text, head by head, row by row.
-- **placed**: exact in another layout: its rows are the oracle's (windows, chunks, blocks), put at their
-  places among all tokens. That the places are right the module says itself: a change of token j moves just
-  the rows that give j a weight. **not told**: the same, where the modules around it mix by convolutions, too.
-- **proved**: no result of torch's own functions holds its rows (weights that were written out, mixed once
-  more, or without the keys of padding); weights @ values are the output, call by call. Where its rows stand
-  is not looked at here.
-- **parts**: exact maps of one window, frame or slice each, and a sentence beside them says so.
-- **named**: layers of which nothing is shown, with the reason.
-- **silently wrong**: anything else that was captured. **missed**: a kernel without a map or a name.
-
-"""
-
-
 COLUMNS = "model, same output, attention calls, exact, placed, not told, proved, parts, named"
 
 
@@ -53,7 +32,7 @@ def table(rows: list[Row]) -> str:
         "Did not run": {row["name"]: row["note"] for row in rows if row not in ran},
     }
     every = "## All models that ran\n", *grid([COLUMNS.split(", "), *map(cells, ran)])
-    return report(HEAD, counts, says, every)
+    return report("libraries", counts, says, every)
 
 
 def cells(row: Row) -> list[object]:

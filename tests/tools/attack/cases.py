@@ -10,22 +10,21 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnscope.cli.commands import find_command
 from tests.tools.attack.hostile import NUMBERS, STRANGE, TEMPLATES, damage, dump, mutate, value, word
 
 TEXT = "The cat sat on the mat because it was tired."
 OTHER = "The dog sat on the mat because it was tired."
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A command, and a word on what was changed for it."""
 
     arguments: list[str]
@@ -42,7 +41,7 @@ def make_bases(place: Path) -> None:
     from attnscope.models import load
     from attnscope.models.keeping import keep_trace
     from attnscope.storage.trace import write_trace
-    from tests.tools.outputs.inputs import make_models
+    from tests.tools.outputs.inputs import MODULE, make_models
 
     make_models(place, BASES)
     shutil.copytree(Path(__file__).parents[3] / "attnscope" / "pretrained" / "own-causal", place / "own")
@@ -50,7 +49,7 @@ def make_bases(place: Path) -> None:
         model = load(str(place / name))
         texts = (TEXT, "It was tired.") if name == "t5" else (TEXT,)
         write_trace(keep_trace(model, model.prepare(*texts)), place / f"{name}.trace")
-    (place / "module.py").write_text(CROSS)
+    (place / "module.py").write_text(MODULE)
     weights = np.random.default_rng(0).random((2, 4, 6, 6), np.float32)
     weights /= weights.sum(-1, keepdims=True)
     np.save(place / "weights.npy", weights)
@@ -353,43 +352,47 @@ def trace(chance: Random, bases: Path) -> Case:
 
 
 def _claims(described: Any, arrays: Any, chance: Random) -> list[str]:
-    """Change a description; half of the time below its calls, where it is read the most."""
-    told = []
-    for _ in range(chance.choice((1, 1, 2))):
-        calls = described["calls"]
-        part = chance.choice((described, chance.choice(calls), chance.choice(calls)))
-        rows = part.get("rows")
-        if rows and chance.random() < 0.4:
-            key = chance.choice(("query", "key", "scale", "stop", "diagonal", "softcap", "sinks"))
-            rows[key] = chance.choice((*arrays, None, *NUMBERS))
-            told.append(f"rows.{key}")
-        elif chance.random() < 0.3:
-            key = chance.choice(("heads", "batch", "layer", "queries", "keys", "tokens", "offset", "window", "step", "written", "difference"))  # fmt: skip
-            part[key] = chance.choice((*NUMBERS, 0, 1, 2, 3, 5))
-            told.append(key)
-        else:
-            told += mutate(part, chance)
-    return told
+    """Change a description; most often below its calls, where it is read the most."""
+    calls = described["calls"]
+    part = chance.choice((described, chance.choice(calls), chance.choice(calls)))
+    if (rows := part.get("rows")) and chance.random() < 0.4:
+        key = chance.choice(("query", "key", "scale", "stop", "diagonal", "softcap", "sinks"))
+        rows[key] = chance.choice((*arrays, None, *NUMBERS))
+        return [f"rows.{key}"]
+    return mutate(part, chance, CLAIMED)
+
+
+CLAIMED = (
+    "heads",
+    "batch",
+    "layer",
+    "queries",
+    "keys",
+    "tokens",
+    "offset",
+    "window",
+    "step",
+    "written",
+    "difference",
+)
 
 
 def _other(array: Any, chance: Random) -> tuple[Any, str]:
-    way = chance.choice(("odd", "large", "type", "shape", "flat", "zero"))
-    if way == "odd" and array.size and array.dtype.kind == "f":
-        array = array.copy()
-        spots = slice(None) if chance.random() < 0.2 else chance.randrange(array.size)
-        array.reshape(-1)[spots] = chance.choice((np.nan, np.inf, -np.inf, 6e4, -6e4))
-    elif way == "large" and array.dtype.kind in "iu":
-        array = np.full_like(array, np.iinfo(array.dtype).max)
-    elif way == "type":
-        kinds = "float64", "float16", "int32", "uint8", "int64", "bool", "uint16"
-        array = array.astype(chance.choice(kinds))
-    elif way == "shape":
-        array = np.concatenate([array] * 2, chance.randrange(array.ndim)) if array.ndim else array[None]
-    elif way == "flat":
-        array = array.reshape(-1)
-    else:
-        array = array * 0
-    return array, way
+    spots = slice(None) if chance.random() < 0.2 or not array.size else chance.randrange(array.size)
+    odd, kind = array.copy(), array.dtype.kind
+    odd.reshape(-1)[spots] = chance.choice((np.nan, np.inf, -np.inf, 6e4, -6e4)) if kind == "f" else 0
+    ways = {
+        "odd": odd,
+        "large": np.full_like(array, np.iinfo(array.dtype).max) if kind in "iu" else array * 1e30,
+        "type": array.astype(
+            chance.choice(("float64", "float16", "int32", "uint8", "int64", "bool", "uint16"))
+        ),
+        "shape": np.concatenate([array] * 2, chance.randrange(array.ndim)) if array.ndim else array[None],
+        "flat": array.reshape(-1),
+        "zero": array * 0,
+    }
+    way = chance.choice([*ways])
+    return ways[way], way
 
 
 def text(chance: Random, bases: Path) -> Case:
@@ -410,11 +413,6 @@ def text(chance: Random, bases: Path) -> Case:
     return Case(options, f"{name}: {said[:60]!r}")
 
 
-OPTIONS = (
-    "--layer", "--head", "--kind", "--token", "--words", "--hide-special", "--scale", "--cmap", "--plain", "--json",
-    "--model", "--tokenizer", "--inputs", "--device", "--dtype", "--line", "--max-tokens", "--truncate", "--where", "--sort",
-    "--top", "--map", "--csv", "--explain", "--list", "--exact-kernel", "-m", "-o", "-f", "--out",
-)  # fmt: skip
 VALUES = (
     "L0H0", "0", "1", "-1", "999999999999999999999", "1e9", "nan", "L99H99", "0.0", "5-3", "entropy", "previous>0.5",
     "entropy<1 and role=next", "encoder", "own", "own-causal", "/", ".", "..", "/dev/null", "/nowhere/x.png", "a:b", "x.npz",
@@ -424,27 +422,18 @@ WORDS = (
     "entropy", "previous", "role", "L0H2", "any", "all", "count", "(", ")", ".", ">", "<", ">=", "=", "!=", "and", "0.5",
     "1e999", "nan", "-1", "next", "__import__('os').system('touch owned')", "lambda: 0", "{0}", "==", "or",
 )  # fmt: skip
-CROSS = """
-from torch import nn
-
-class Cross(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, query, key, value):
-        return self.attention(query, key, value)[0]
-"""
+COMMANDS = ("show", "stats", "info", "loss")
 
 
 def options(chance: Random, bases: Path) -> Case:
     """Options in any number and order with values that fit, nearly fit, or do not."""
-    pools = OPTIONS, VALUES, (_typed(word(chance)),)
+    known = {name for command in COMMANDS for each in find_command(command).words for name in each.names}
+    pools = sorted(known), VALUES, (_typed(word(chance)),)
     given = [chance.choice(chance.choice(pools)) for _ in range(chance.choice((0, 1, 1, 2, 3, 7)))]
     for place, option in enumerate(given[:-1]):
         if option in ("-o", "--out"):
             given[place + 1] = "out.png"
-    command = chance.choice(("show", "stats", "info", "loss", "nothing"))
+    command = chance.choice((*COMMANDS, "nothing"))
     return Case([command, "--offline", *given, TEXT], " ".join(given)[:60])
 
 
@@ -452,8 +441,8 @@ def tensors(chance: Random, bases: Path) -> Case:
     """Tensors for a module's inputs, damaged or of any type, shape and content."""
     suffix = chance.choice((".npz", ".safetensors", ".pt"))
     kinds = ["float32", "float64", "float16", "int64", "bool", "uint8"][: chance.choice((1, 6))]
-    shapes = [(1, 5, 8)] if chance.random() < 0.5 else [(1, 5, 8), (1, 7, 8), *SHAPES[:5], (), (9,)]
-    content = _file(suffix, {name: _array(chance, shapes, kinds) for name in ("query", "key", "value")})
+    shapes = [(1, 5, 16)] if chance.random() < 0.5 else [(1, 5, 16), (1, 7, 16), *SHAPES[:5], (), (9,)]
+    content = _file(suffix, {name: _array(chance, shapes, kinds) for name in ("queries", "keys")})
     told = "damaged" if chance.random() < 0.5 else "odd"
     Path(f"inputs{suffix}").write_bytes(damage(content, chance) if told == "damaged" else content)
     command = ["show", "-m", f"{bases / 'module.py'}:Cross", "--inputs", f"inputs{suffix}"]

@@ -59,6 +59,7 @@ VARYING = [
     (re.compile(r"[\d.]+ minutes$", re.M), "<time> minutes"),
     (re.compile(r"\d+:\d\d:\d\d left"), "<time> left"),
     (re.compile(r"0x[0-9a-f]{9,}"), "<address>"),
+    (re.compile(r"cached \d\d:\d\d|\d{4}-\d\d-\d\dT[\d:]{8}\+00:00"), "<moment>"),
 ]
 """What differs from run to run in what is printed, and what stands in its place."""
 
@@ -112,30 +113,25 @@ def _line(text: str, where: str) -> Line:
     return Line(text, where, [TEXT if word == "$T" else word for word in words], given, stdin, special)
 
 
-def record(checkout: Path) -> int:
-    """Start the recording in a Python of its own, with the fixed environment and the checkout's package."""
+def record(folder: Path, checkout: Path, only: str) -> None:
+    """Start anew with the fixed environment and the checkout's package; then make what the commands read, run
+    them all, and write what they print and write."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment |= {**FIXED, "PYTHONPATH": str(checkout)}
+    if environment.items() - os.environ.items():
+        os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], environment)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing stays
     with tempfile.TemporaryDirectory(prefix="outputs-", ignore_cleanup_errors=True) as scratch:
+        os.environ["HF_HOME"] = f"{scratch}/hub"
         shutil.copytree(checkout / "sample_inputs", f"{scratch}/sample_inputs")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing goes on, and nothing stays
-        command = [sys.executable, __file__, "recorded", *sys.argv[2:], "--scratch", scratch]
-        environment["HF_HOME"] = f"{scratch}/hub"
-        ran = subprocess.Popen(command, env=environment, start_new_session=True)
-        try:
-            return ran.wait()
-        finally:
-            if ran.poll() is None:
-                os.killpg(ran.pid, signal.SIGKILL)
+        _record(folder, checkout, only, Path(scratch))
 
 
-def recorded(asked: argparse.Namespace) -> None:
-    """Make what the commands read, run them all, and write what they print and write."""
-    folder, checkout, scratch = asked.folder.resolve(), asked.checkout.resolve(), asked.scratch
+def _record(folder: Path, checkout: Path, only: str, scratch: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty: name another folder")
-    lines = [line for chain in chains(asked.only) for line in chain]
+    lines = [line for chain in chains(only) for line in chain]
     models = {name for line in lines for name in re.findall(r"models/([\w-]+)", line.text)}
     _load(checkout, models)
     with open(os.devnull, "w") as nowhere:
@@ -143,7 +139,7 @@ def recorded(asked: argparse.Namespace) -> None:
         if forked(lambda: make(scratch, models), nowhere, nowhere, os.devnull)[0]:
             raise SystemExit("the models and files that the commands read cannot be made")
     names, run, seconds = {str(checkout): "<checkout>", str(scratch): "<scratch>"}, scratch / "run", {}
-    for chain in chains(asked.only):
+    for chain in chains(only):
         places = [folder / name_of(line) for line in chain]
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
@@ -395,21 +391,16 @@ def main() -> None:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("record", "recorded"):  # the second one is what the first one starts
-        options = verbs.add_parser(verb)
-        options.add_argument("folder", type=Path)
-        options.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[3])
-        options.add_argument("--only", default="", help="only chains with a command that matches this")
-    options.add_argument("--scratch", type=Path)
+    options = verbs.add_parser("record")
+    options.add_argument("folder", type=Path)
+    options.add_argument("--checkout", type=Path, default=Path(__file__).parents[3])
+    options.add_argument("--only", default="", help="only chains with a command that matches this")
     options = verbs.add_parser("compare")
     options.add_argument("records", nargs=2, type=Path)
     asked = parser.parse_args()
-    if asked.verb == "record":
-        raise SystemExit(record(asked.checkout.resolve()))
-    elif asked.verb == "recorded":
-        recorded(asked)
-    else:
+    if asked.verb == "compare":
         raise SystemExit(compare(*asked.records))
+    record(asked.folder.resolve(), asked.checkout.resolve(), asked.only)
 
 
 if __name__ == "__main__":

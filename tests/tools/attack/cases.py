@@ -74,7 +74,7 @@ def _on_text(chance: Random, text: str, *more: str) -> list[str]:
         return ["info", *more[1:2]]
     if command[-1] == "--texts" or command[0] == "loss":
         Path("texts.txt").write_bytes(text.encode("utf-8", "surrogatepass") + b"\n" + TEXT.encode())
-        return [*command, "texts.txt", *more]
+        return ["loss", more[1], "texts.txt"] if command == ["loss"] else [*command, "texts.txt", *more]
     if chance.random() < 0.15:
         asked = f"{text} -> cat" if chance.random() < 0.5 else "cat -> The"
         command, text = ["find", asked, "--text", text], ""
@@ -93,11 +93,11 @@ def _typed(text: str) -> str:
 
 
 FIELDS = (
-    "n_layer", "n_head", "n_embd", "vocab_size", "n_positions", "n_inner", "num_labels", "id2label", "dtype", "model_type", "architectures", "auto_map", "attn_implementation", "_attn_implementation", "_name_or_path",
-    "num_hidden_layers", "num_attention_heads", "hidden_size", "quantization_config", "rope_scaling", "rope_parameters",
-    "layer_types", "sliding_window", "is_decoder", "activation_function", "hidden_act", "initializer_range", "head_dim",
-    "tie_word_embeddings", "text_config", "torch_dtype", "num_key_value_heads", "max_position_embeddings", "kernel_config",
+    "num_labels", "id2label", "dtype", "torch_dtype", "model_type", "architectures", "auto_map", "_name_or_path", "text_config",
+    "attn_implementation", "_attn_implementation", "quantization_config", "kernel_config", "rope_scaling", "rope_parameters",
+    "layer_types", "sliding_window", "is_decoder", "head_dim", "hidden_act", "num_key_value_heads", "tie_word_embeddings",
 )  # fmt: skip
+"""What a config may hold, though not every one does."""
 
 
 def model_folder(chance: Random, bases: Path) -> Case:
@@ -123,9 +123,8 @@ def model_folder(chance: Random, bases: Path) -> Case:
         told = f"{file.name} {_replace(file, chance)}"
     elif way == "weights":
         file = folder / "model.safetensors"
-        content = file.read_bytes()
-        spoil = _lying_safetensors if chance.random() < 0.7 else damage
-        file.write_bytes(spoil(content, chance))
+        content, told = _spoiled(file.read_bytes(), file.suffix, chance)
+        file.write_bytes(content)
     else:
         names = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
         names = ["config.json"] if way == "config" else names
@@ -231,22 +230,24 @@ def _from_file(chance: Random, file: str) -> list[str]:
 def weights_file(chance: Random, bases: Path) -> Case:
     """A file of weights: lying shapes and types, archives that unpack to more, damaged bytes, odd numbers."""
     suffix = chance.choice((".npy", ".npz", ".npz", ".safetensors", ".safetensors"))
-    content, way = (bases / f"weights{suffix}").read_bytes(), chance.random()
-    told = "damaged"
-    if suffix == ".safetensors" and way < 0.6:
-        content, told = _lying_safetensors(content, chance), "lying header"
-    elif way < 0.35:
-        names = ("encoder.00", "encoder.01", "cross.00", "0", "tokens", *STRANGE)
-        arrays = {chance.choice(names): _npy(chance) for _ in range(3)}
-        content = next(iter(arrays.values())) if suffix == ".npy" else _zip(arrays, chance)
-        told = "lying .npy header"
-    elif way < 0.75:
-        content, told = _arrays(suffix, chance), "odd numbers"
-    else:
-        content = damage(content, chance)
+    content, told = _spoiled((bases / f"weights{suffix}").read_bytes(), suffix, chance)
     file = f"weights{chance.choice((*[suffix] * 9, '.trace', '.npy'))}"
     Path(file).write_bytes(content)
     return Case(_from_file(chance, file), f"{file}: {told}")
+
+
+def _spoiled(content: bytes, suffix: str, chance: Random) -> tuple[bytes, str]:
+    """A file of arrays of which the bytes, the header or the numbers are not what they were, and which."""
+    told = chance.choice(("damaged", "lying header", "odd numbers"))
+    if told == "damaged":
+        return damage(content, chance), told
+    if told == "odd numbers":
+        return _arrays(suffix, chance), told
+    if suffix == ".safetensors":
+        return _lying_safetensors(content, chance), told
+    names = ("encoder.00", "encoder.01", "cross.00", "0", "tokens", *STRANGE)
+    arrays = {chance.choice(names): _npy(chance) for _ in range(3)}
+    return next(iter(arrays.values())) if suffix == ".npy" else _zip(arrays, chance), told
 
 
 def _npy(chance: Random) -> bytes:
@@ -333,18 +334,14 @@ def trace(chance: Random, bases: Path) -> Case:
     size = int.from_bytes(content[:8], "little")
     described = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY])
     arrays, way = dict(sorted(load(content).items())), chance.random()
-    told = "bytes"
-    if way < 0.12:
-        content = damage(content, chance)
-    elif way < 0.2:
-        content, told = _lying_safetensors(content, chance), "header"
+    if way < 0.2:
+        content, told = _spoiled(content, ".safetensors", chance)
     else:
-        if way < 0.75:
-            told = ", ".join(_claims(described, arrays, chance))
+        told = ", ".join(_claims(described, arrays, chance)) if way < 0.75 else ""
         if way > 0.6:
             name = chance.choice(list(arrays))
             arrays[name], how = _other(arrays[name], chance)
-            told = f"{name} {how}"
+            told += f"{name} {how}"
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         content = save(arrays, {KEY: json.dumps(described)})
     Path("kept.trace").write_bytes(content)
@@ -362,19 +359,7 @@ def _claims(described: Any, arrays: Any, chance: Random) -> list[str]:
     return mutate(part, chance, CLAIMED)
 
 
-CLAIMED = (
-    "heads",
-    "batch",
-    "layer",
-    "queries",
-    "keys",
-    "tokens",
-    "offset",
-    "window",
-    "step",
-    "written",
-    "difference",
-)
+CLAIMED = ("heads", "batch", "layer", "tokens", "offset", "window", "step", "written", "difference")
 
 
 def _other(array: Any, chance: Random) -> tuple[Any, str]:

@@ -3,7 +3,7 @@
 It builds some 800 model types, each in a process of its own, and writes ``tests/tools/coverage.md``.
 """
 
-from dataclasses import asdict
+from collections import Counter
 
 import transformers
 
@@ -16,7 +16,7 @@ COLUMNS = "type, class, same output, own, equal, laid out, maps, kernel, twin, c
 
 def table(rows: list[Row]) -> str:
     """Figures first, then every exception with its reason, then every type."""
-    results = [Result(**row) for row in rows]
+    results = [Result(**row | {"own": Counter(row.get("own"))}) for row in rows]
     ran = [result for result in results if result.identical is not None]
     speaking = [result for result in ran if result.speaking]
     exact = [r for r in speaking if r.exact and RECIPES.get(r.name) is not DINO]  # that is not quite eager
@@ -68,21 +68,22 @@ def table(rows: list[Row]) -> str:
 
 def found(result: Result) -> str:
     """How much of a type's own eager attention is what was captured."""
-    said = f"{result.matched + result.laid} of {result.speaking} equal, {result.maps} maps captured"
+    said = f"{result.own['equal'] + result.laid} of {result.speaking} equal, {result.maps} maps captured"
     return said + ("" if result.unvouched else "; an oracle vouches for every map")
 
 
 def silent(result: Result) -> str:
     """What a type without usable attentions of its own gave."""
-    said = [f"returns {result.own_wrong} tensors that are no attention weights"] * bool(result.own_wrong)
-    said += [f"returns {result.sampled} tensors over sampled points"] * bool(result.sampled)
+    wrong, sampled = result.own["wrong"] + result.scores, result.own["sampled"]
+    said = [f"returns {wrong} tensors that are no attention weights"] * bool(wrong)
+    said += [f"returns {sampled} tensors over sampled points"] * bool(sampled)
     said += [result.note] * bool(result.note)
     maps = f"{result.maps} maps captured" if result.maps else "no map captured"
     return "; ".join([*(said or ["returns no attentions"] * bool(result.maps)), maps])
 
 
 def cells(result: Result) -> list[object]:
-    numbers = [result.speaking, result.matched, result.laid, result.maps, result.unit, result.twin]
+    numbers = [result.speaking, result.own["equal"], result.laid, result.maps, result.unit, result.twin]
     same = "yes" if result.identical else "**no**"
     return [f"`{result.name}`", result.model, same, *numbers, ", ".join(result.kernels)]
 
@@ -90,4 +91,4 @@ def cells(result: Result) -> list[object]:
 if __name__ == "__main__":
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    survey("coverage", lambda: CONFIG_MAPPING_NAMES, lambda name: asdict(attempt(name)), table)
+    survey("coverage", lambda: CONFIG_MAPPING_NAMES, lambda name: vars(attempt(name)), table)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ CLOSE = 1e-5
 
 @dataclass
 class Result:
-    """Counts of one type. ``own`` are the tensors that its eager output files under attentions.
+    """Counts of one type.
 
-    Of ``own``: ``own_wrong`` are no attention weights, ``sampled`` are weights of a few sampled points,
-    ``matched`` equal a captured map as they are, ``laid`` hold a captured map in another layout (``layouts``
-    says which), ``scores`` (of ``own_wrong``) become a captured map by a softmax.
+    ``own`` counts the tensors that its eager output files under attentions: ``equal`` to a captured map, or
+    holding one in another layout, whose name it is; ``scores`` that become one by a softmax; ``wrong``, no
+    attention weights; weights of a few ``sampled`` points; or ``unlike`` any map.
     Of ``maps``: ``unit`` equal what torch's kernel did with unit values in another pass, ``twin`` what was
     captured from the eager model, ``unvouched`` names those for which no independent oracle exists.
     """
@@ -41,14 +40,8 @@ class Result:
     built: bool = False
     identical: bool | None = None
     maps: int = 0
-    own: int = 0
-    own_wrong: int = 0
-    sampled: int = 0
-    matched: int = 0
-    laid: int = 0
-    scores: int = 0
+    own: Counter[str] = field(default_factory=Counter)
     kernels: list[str] = field(default_factory=list)
-    layouts: list[str] = field(default_factory=list)
     unit: int = 0
     twin: int = 0
     unvouched: list[str] = field(default_factory=list)
@@ -56,19 +49,32 @@ class Result:
     note: str = ""
 
     @property
+    def layouts(self) -> list[str]:
+        return sorted(self.own.keys() - {"equal", "scores", "wrong", "sampled", "unlike"})
+
+    @property
+    def laid(self) -> int:
+        """Own tensors that hold a captured map in another layout."""
+        return sum(self.own[layout] for layout in self.layouts)
+
+    @property
+    def scores(self) -> int:
+        return self.own["scores"]
+
+    @property
     def speaking(self) -> int:
         """Own tensors that are attention over keys."""
-        return self.own - self.own_wrong - self.sampled
+        return self.own["equal"] + self.laid + self.own["unlike"]
 
     @property
     def exact(self) -> bool:
         """Whether every own tensor that is attention over keys equals a captured map as it is."""
-        return self.speaking > 0 and self.matched == self.speaking
+        return self.own["equal"] == self.speaking > 0
 
     @property
     def exact_laid_out(self) -> bool:
         """Whether every own tensor equals a captured map, some of them in another layout."""
-        return self.speaking > 0 and self.matched + self.laid == self.speaking and self.laid > 0
+        return self.laid > 0 and not self.own["unlike"]
 
 
 def attempt(model_type: str) -> Result:
@@ -91,7 +97,7 @@ def attempt(model_type: str) -> Result:
         compare(result, model, eager, given)
     except Exception as error:  # what fails in it is no result
         note = f"the comparison failed: {told(error)}"
-        return Result(result.name, result.model, built=True, note=note)
+        return Result(model_type, result.model, built=True, note=note)
     return result
 
 
@@ -105,13 +111,8 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
     result.maps = len(maps)
     result.kernels = sorted({site.kernel for site in record.sites})
     names = [site.site.name for site in record.sites]
-    kinds = [type(model.get_submodule(name)).__name__ for name in names]
-    said = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
-    result.unlikely = [
-        each
-        for each, name, kind in zip(said, names, kinds, strict=True)
-        if "att" not in f"{name.rpartition('.')[2]} {kind}".lower()
-    ]
+    said = [f"{name} ({type(model.get_submodule(name)).__name__})" for name in names]
+    result.unlikely = [each for each in said if "att" not in each.rpartition(".")[2].lower()]
     sources = [site.source for site in record.sites]
     units = Units(unit_weights, each=math.inf)
     torch.manual_seed(3)
@@ -159,21 +160,10 @@ def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], map
             result.note = f"asked for its attentions it fails: {type(error).__name__}: {error}"[:160]
         output, record, twins = run(eager, given)
     vouched = set()
-    free = set(range(len(maps)))
     for own in attentions(output):
-        result.own += 1
-        if not are_weights(own):
-            result.own_wrong += 1
-            found = from_scores(own, maps)
-            result.scores += found is not None
-        elif are_sampled(own, model.config):
-            result.sampled += 1
-            found = None
-        else:
-            found = equal_map(result, own, maps, free)
-        if found is not None:
-            vouched.add(found)
-            free.discard(found)
+        what, found = judged(own, model.config, maps, vouched)
+        result.own[what] += 1
+        vouched |= set() if found is None else {found}
     by_name = {(kept.site.name, kept.site.call): number for number, kept in enumerate(twins)}
     for number, kept in enumerate(maps):
         twin = by_name.get((kept.site.name, kept.site.call))
@@ -184,14 +174,19 @@ def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], map
     return vouched
 
 
-def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> int | None:
-    """The map that an own tensor equals, one that is free first: some models list one map twice."""
-    for several in (sorted(free), range(len(maps))):
+def judged(own: Tensor, config: Any, maps: list[Kept], taken: set[int]) -> tuple[str, int | None]:
+    """What a tensor of the model's own attentions is, and the map in it; some models list one map twice."""
+    if not are_weights(own):
+        found = from_scores(own, maps)
+        return "wrong" if found is None else "scores", found
+    if are_sampled(own, config):
+        return "sampled", None
+    free = [number for number in range(len(maps)) if number not in taken]
+    for several in (free, range(len(maps))):
         gaps = {number: difference(maps[number], own) for number in several}
         best = min(gaps, key=lambda number: gaps[number], default=None)
         if best is not None and gaps[best] <= CLOSE:
-            result.matched += 1
-            return best
+            return "equal", best
     for number, kept in enumerate(maps):
         alive = kept.allowed.any(-1, keepdim=True).expand_as(kept.weights)  # rows that see anything
         cut = own[:, :, : kept.weights.shape[2]] if own.ndim == 4 else own  # behind it is padding
@@ -199,19 +194,13 @@ def equal_map(result: Result, own: Tensor, maps: list[Kept], free: set[int]) -> 
         for (name, laid), (_, rows) in pairs:
             seeing = rows.any(-1, keepdim=True)
             if laid.shape == cut.shape and float(((laid - cut) * seeing).abs().max()) <= CLOSE:
-                result.laid += 1
-                result.layouts = sorted({*result.layouts, name})
-                return number
-    ways = (
-        (same_rows, "the windows, blocks or chosen queries by themselves"),
-        (same_rows_reordered, "the rows in the order in which they were chosen"),
-    )
-    for number, (agree, name) in product(sorted(free), ways):
-        if agree(own, maps[number].weights, CLOSE):
-            result.laid += 1
-            result.layouts = sorted({*result.layouts, name})
-            return number
-    return None
+                return name, number
+    for number in free:
+        if same_rows(own, maps[number].weights, CLOSE):
+            return "the windows, blocks or chosen queries by themselves", number
+        if same_rows_reordered(own, maps[number].weights, CLOSE):
+            return "the rows in the order in which they were chosen", number
+    return "unlike", None
 
 
 def from_scores(own: Tensor, maps: list[Kept]) -> int | None:

@@ -1,19 +1,18 @@
 """One model of a library: every kind of map that was captured against the oracle, the others by name."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attnscope.attention import Attention
 from attnscope.capture import Record, SiteRecord, recording
 from tests.capture.observing import Keep, Kept
-from tests.tools.coverage.compare import CLOSE, Units, is_same, same, same_rows
+from tests.tools.coverage.compare import CLOSE, Units, is_same, same, same_rows, unit_weights
 from tests.tools.survey import Row
 
 ORDERED_OTHERWISE = frozenset({"timm hiera_tiny_224", "timm nest_tiny"})
@@ -140,27 +139,12 @@ def missing(units: Units, record: Record) -> list[str]:
 
 
 @torch.no_grad()
-def plain_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """The weights of one call, by the formula in torch's documentation.  -> [..., query, key]"""
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    scores = query.double() @ key.double().mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return F.softmax(scores, -1).nan_to_num().float()
+def plain_weights(*args: Any, **options: Any) -> Tensor:
+    """The weights of one call, as torch's kernel has them in float64.  -> [..., query, key]"""
+    precise = tree_map_only(
+        torch.Tensor, lambda each: each.double() if each.is_floating_point() else each, (args, options)
+    )
+    return unit_weights(*precise[0], **precise[1]).nan_to_num().float()
 
 
 def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any], kept: Kept) -> bool | None:

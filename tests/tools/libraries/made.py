@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
 import transformers as hf
 from torch import nn
+
+from tests.models.folders import gpt2, save
 
 Given: TypeAlias = "tuple[nn.Module, tuple[Any, ...], dict[str, Any]]"
 Make: TypeAlias = Callable[[], Given]
@@ -249,28 +253,17 @@ def diffusers() -> dict[str, Make]:
 
 
 def sentence_transformers() -> dict[str, Make]:
-    """A pooled encoder, built from parts."""
-    import_module("sentence_transformers")
+    """A pooled encoder."""
+    library = import_module("sentence_transformers")
 
     def built() -> Given:
-        from sentence_transformers.models import Pooling
-
-        config = hf.BertConfig(**TEXT, intermediate_size=32)
-
-        class Encoder(nn.Module):
-            """What the library's own Transformer module does, without a folder to read from."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.auto_model, self.pooling = hf.BertModel(config), Pooling(32)
-
-            def forward(self, features: dict[str, Any]) -> Any:
-                states = self.auto_model(**features)[0]
-                return self.pooling(features | {"token_embeddings": states})["sentence_embedding"]
-
+        with TemporaryDirectory() as folder:
+            gpt2(Path(folder))  # with a tokenizer
+            save(Path(folder), hf.BertModel(hf.BertConfig(**TEXT, intermediate_size=32)))
+            model = library.SentenceTransformer(folder)
         mask = torch.ones(2, 12, dtype=torch.long)
         mask[0, 8:] = 0
-        return Encoder(), ({"input_ids": ids(), "attention_mask": mask},), {}
+        return model, ({"input_ids": ids(), "attention_mask": mask},), {}
 
     return {"BERT": built}
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import pickle
 import re
 import weakref
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,43 +30,42 @@ from attnscope.questions.selection import Selection
 from attnscope.storage import arrays as data
 from attnscope.storage.arrays import read_weights, save_weights
 from attnscope.storage.tensors import read_tensors
-from tests.render.screen import random_head, tokens
+from tests.render.screen import tokens
 
 TEXT = tokens("the", "\n", "=1+1", 'a,"b"', "猫")
 CAUSAL = np.tril(np.ones((5, 5), bool))
 
 
-def kinds() -> dict:
-    def heads(seed: int) -> np.ndarray:
-        values = np.stack([random_head(5, seed=seed + head).values for head in range(2)])
-        return values.astype(np.float32)
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    """Rows that sum to 1.  -> [*shape], the last axis twice"""
+    return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), shape[:-1]).astype(np.float32)
 
-    return {
-        "encoder": [(layer, weights(heads(layer), TEXT, TEXT)) for layer in (0, 3, 11)],
-        "decoder": [(0, weights(heads(7) * CAUSAL, TEXT, TEXT, CAUSAL))],
-    }
+
+KINDS = {
+    "encoder": [(layer, weights(drawn(2, 5, 5, seed=layer), TEXT, TEXT)) for layer in (0, 3, 11)],
+    "decoder": [(0, weights(drawn(2, 5, 5, seed=7) * CAUSAL, TEXT, TEXT, CAUSAL))],
+}
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
 def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
     path = tmp_path / f"maps.{suffix}"
-    save_weights(kinds(), path, title="a model", notes=("untrained",))
+    save_weights(KINDS, path, title="a model", notes=("untrained",))
     found = read_weights(path)
     assert (str(found.title), [str(note) for note in found.notes]) == ("a model", ["untrained"])
     assert list(found.kinds) == ["encoder", "decoder"]
-    for kind, layers in kinds().items():
-        assert [layer for layer, _ in found.kinds[kind]] == [layer for layer, _ in layers]
-        for (_, before), (_, after) in zip(layers, found.kinds[kind], strict=True):
+    for kind, layers in KINDS.items():
+        for (number, before), (layer, after) in zip(layers, found.kinds[kind], strict=True):
+            assert layer == number
             np.testing.assert_array_equal(after.values.astype(np.float32), before.values)
             assert np.array_equal(*np.broadcast_arrays(after.allowed, before.allowed))
             assert (after.queries, after.keys) == (before.queries, before.keys)
 
 
 def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
-    path = tmp_path / "maps.npz"
-    save_weights(kinds(), path)
-    maps = np.load(path)
-    for layer, field in kinds()["encoder"]:
+    save_weights(KINDS, tmp_path / "maps.npz")
+    maps = np.load(tmp_path / "maps.npz")
+    for layer, field in KINDS["encoder"]:
         np.testing.assert_array_equal(maps[f"encoder.{layer:02}"], field.values)
     assert maps["tokens"].tolist() == [token.text for token in TEXT]
     np.testing.assert_array_equal(maps["decoder.00.allowed"], CAUSAL[None])
@@ -71,26 +73,22 @@ def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
 
 
 def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -> None:
-    path = tmp_path / "maps.json"
-    save_weights(kinds(), path, title="a model")
-    found = json.loads(path.read_text("utf-8"))
+    save_weights(KINDS, tmp_path / "maps.json", title="a model")
+    found = json.loads((tmp_path / "maps.json").read_text("utf-8"))
     assert found["title"] == "a model"
     assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3]
-    assert np.array_equal(np.float32(found["weights"]["encoder.03"]), kinds()["encoder"][1][1].values)
+    assert np.array_equal(np.float32(found["weights"]["encoder.03"]), KINDS["encoder"][1][1].values)
     decoder = np.array(found["weights"]["decoder.00"], object)
     np.testing.assert_array_equal(decoder == None, np.broadcast_to(~CAUSAL, (2, 5, 5)))  # noqa: E711
 
 
 def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
-    path = tmp_path / "maps.csv"
-    save_weights(kinds(), path)
-    rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
+    save_weights(KINDS, tmp_path / "maps.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "maps.csv").read_text("utf-8"), newline="")))
     assert len(rows) == 3 * 2 * 25 + 2 * 15
-    row = rows[25 + 7]
-    assert [row[name] for name in ("kind", "layer", "head", "query", "query_token", "key", "key_token")] == [
-        "encoder", "0", "1", "1", "\n", "2", "'=1+1",
-    ]  # fmt: skip
-    assert np.float32(row["weight"]) == kinds()["encoder"][0][1].values[1, 1, 2]
+    *place, weight = rows[25 + 7].values()
+    assert place == ["encoder", "0", "1", "1", "\n", "2", "'=1+1"]
+    assert np.float32(weight) == KINDS["encoder"][0][1].values[1, 1, 2]
 
 
 @pytest.mark.parametrize("form", ["npz", "json", "csv"])
@@ -129,18 +127,19 @@ def test_other_tools_tensors_are_read(shapes: dict, layers: int, heads: int, tmp
     np.testing.assert_array_equal(whole, np.concatenate([array.ravel() for array in arrays.values()]))
 
 
-def test_json_of_other_tools_is_refused_with_what_to_save(tmp_path) -> None:
-    for content in (drawn(2, 3, 4, 4).tolist(), {"weights": [1.0]}, {"a": drawn(3, 4, 4).tolist()}):
-        (tmp_path / "theirs.json").write_text(json.dumps(content))
-        with pytest.raises(InputError, match="attnscope did not write it: save the arrays of other tools"):
-            read_weights(tmp_path / "theirs.json")
-
-
-def test_layers_of_other_tools_are_ordered_as_people_do(tmp_path) -> None:
-    maps = {f"layer.{i}": torch.full((1, 2, 2), float(i)) for i in range(12)}
+def test_layers_of_other_tools_are_ordered_as_people_do_and_bfloat16_is_read_exactly(tmp_path) -> None:
+    maps = {f"layer.{i}": torch.from_numpy(drawn(3, 4, 4, seed=i)).bfloat16() for i in range(12)}
     save_file(maps, tmp_path / "theirs.safetensors")
     (layers,) = read_weights(tmp_path / "theirs.safetensors").kinds.values()
-    assert [field.values[0, 0, 0] for _, field in layers] == list(range(12))
+    for (_, found), expected in zip(layers, maps.values(), strict=True):
+        np.testing.assert_array_equal(found.values, expected.float().numpy())
+
+
+def refuses(path: Path, sentence: str = "cannot read attention from") -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
+        read_weights(path)
+    assert len(str(caught.value)) < 500 + len(str(path))
+    assert "\n" not in str(caught.value)
 
 
 class Bomb:
@@ -152,16 +151,13 @@ def test_a_file_never_runs_code(tmp_path) -> None:
     np.savez(tmp_path / "bomb.npz", a=np.array([Bomb()], object))
     (tmp_path / "bomb.npy").write_bytes(pickle.dumps(Bomb()))
     for name in ("bomb.npz", "bomb.npy"):
-        with pytest.raises(InputError, match="could run code"):
-            read_weights(tmp_path / name)
+        refuses(tmp_path / name, "could run code")
 
 
 def test_what_cannot_be_read_says_why(tmp_path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        read_weights(tmp_path / "nothing.npz")
+    refuses(tmp_path / "nothing.npz", "no such file")
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(InputError, match=r"none of \.npz, \.npy, \.safetensors, \.json"):
-        read_weights(tmp_path / "a.txt")
+    refuses(tmp_path / "a.txt", r"none of \.npz, \.npy, \.safetensors, \.json")
     two = np.zeros((2, 3, 4, 4))
     for arrays, sentence in (
         ({"a": two, "b": two}, r"a is float64 \[2, 3, 4, 4\], not weights \[head, query, key\] of one text"),
@@ -170,23 +166,20 @@ def test_what_cannot_be_read_says_why(tmp_path) -> None:
         ({"attnscope": np.array('{"format": 1}')}, "says nothing about 'axes'"),
     ):
         np.savez(tmp_path / "odd.npz", **arrays)
-        with pytest.raises(InputError, match=sentence):
-            read_weights(tmp_path / "odd.npz")
+        refuses(tmp_path / "odd.npz", sentence)
+    for content in (drawn(2, 3, 4, 4).tolist(), {"weights": [1.0]}, {"a": drawn(3, 4, 4).tolist()}):
+        (tmp_path / "theirs.json").write_text(json.dumps(content))
+        refuses(tmp_path / "theirs.json", "attnscope did not write it: save the arrays of other tools")
 
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:
-    with pytest.raises(
-        OutputError, match=r"'.xls' is not a data format; there are npz, safetensors, json, csv"
+    for name, sentence in (
+        ("maps.xls", "'.xls' is not a data format; there are npz, safetensors, json, csv"),
+        ("nowhere/maps.npz", "there is no folder"),
     ):
-        save_weights(kinds(), tmp_path / "maps.xls")
-    with pytest.raises(OutputError, match="there is no folder"):
-        save_weights(kinds(), tmp_path / "nowhere" / "maps.npz")
+        with pytest.raises(OutputError, match=sentence):
+            save_weights(KINDS, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
-    """Rows that sum to 1.  -> [*shape], the last axis twice"""
-    return np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), shape[:-1]).astype(np.float32)
 
 
 def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
@@ -201,18 +194,17 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path) -> No
         archive.writestr("a.npy", content)
     (tmp_path / "a.npy").write_bytes(content)
     for name in ("a.npz", "a.npy"):
-        with pytest.raises(InputError, match=r"claims 48,000,000,000,000 bytes of weights and has 64"):
-            read_weights(tmp_path / name)
+        refuses(tmp_path / name, "claims 48,000,000,000,000 bytes of weights and has 64")
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
 def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
-    save_weights(kinds(), tmp_path / f"whole.{suffix}")
-    content = (tmp_path / f"whole.{suffix}").read_bytes()
+    path = tmp_path / f"a.{suffix}"
+    save_weights(KINDS, path)
+    content = path.read_bytes()
     for cut in range(0, len(content), max(len(content) // 40, 1)):
-        (tmp_path / f"cut.{suffix}").write_bytes(content[:cut])
-        with pytest.raises(InputError, match="cannot read attention from"):
-            read_weights(tmp_path / f"cut.{suffix}")
+        path.write_bytes(content[:cut])
+        refuses(path)
 
 
 @pytest.mark.slow
@@ -251,13 +243,6 @@ def test_rows_and_columns_of_different_numbers_are_cross_attention_and_numbered(
     assert (kind, [place.label for place in field.keys]) == ("cross", ["0", "1", "2", "3", "4"])
 
 
-def test_bfloat16_is_read_exactly(tmp_path) -> None:
-    maps = torch.from_numpy(drawn(3, 4, 4)).bfloat16()
-    save_file({"l0": maps}, tmp_path / "theirs.safetensors")
-    ((_, ((_, field),)),) = read_weights(tmp_path / "theirs.safetensors").kinds.items()
-    np.testing.assert_array_equal(field.values, maps.float().numpy())
-
-
 def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> None:
     maps = drawn(2, 3, 5, 5)
     maps[0, 1, 2, 3], maps[0, 1, 2, 4] = -0.5, -0.25
@@ -272,20 +257,16 @@ def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> Non
 
 
 def test_weights_that_llama_cpp_dumped_lose_the_keys_that_fill_up_its_cache(tmp_path):
-    weights = np.tril(np.random.default_rng(0).random((12, 2, 5, 5)).astype(np.float32))
-    weights /= weights.sum(-1, keepdims=True)
-    padded = np.pad(weights, ((0, 0), (0, 0), (0, 0), (0, 27)))
+    maps = np.tril(drawn(12, 2, 5, 5))
+    padded = np.pad(maps, ((0, 0), (0, 0), (0, 0), (0, 27)))
     np.savez(tmp_path / "dump.npz", **{f"kq_soft_max-{layer}": each for layer, each in enumerate(padded)})
-    layers = read_weights(tmp_path / "dump.npz").kinds["decoder"]
-    assert [layer for layer, _ in layers] == list(range(12))
-    for layer, found in layers:
-        np.testing.assert_array_equal(found.values, weights[layer])
+    found = read_weights(tmp_path / "dump.npz").kinds["decoder"]
+    for (layer, field), (number, expected) in zip(found, enumerate(maps), strict=True):
+        assert layer == number
+        np.testing.assert_array_equal(field.values, expected)
 
-
-resource = pytest.importorskip("resource", reason="Windows limits no memory")
 
 REFUSED = r"unpack to|of memory are free"
-MOST = 1 << 30  # bytes that reading any of these may take
 PLACE = ["a", 0, 1, False, None, None]
 LAYER = {"kind": "encoder", "layer": 0, "array": "x", "axes": 0}
 
@@ -329,11 +310,10 @@ def test_a_description_that_lies_is_one_sentence(number, tmp_path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(described()))
     assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
     (tmp_path / "a.json").write_text(json.dumps(LIES[number]))
-    with pytest.raises(InputError, match="cannot read attention from") as caught:
-        read_weights(tmp_path / "a.json")
-    assert len(str(caught.value)) < 500, LIES[number]
-    if "sideways" in json.dumps(LIES[number]):
-        assert "is not a kind of attention: there are encoder, decoder, cross" in str(caught.value)
+    kinds = "is not a kind of attention: there are encoder, decoder, cross"
+    refuses(
+        tmp_path / "a.json", kinds if "sideways" in json.dumps(LIES[number]) else "cannot read attention from"
+    )
 
 
 RAW = {
@@ -353,35 +333,32 @@ RAW |= {f"{number}.json": text.encode() for number, text in enumerate(ODD)}
 @pytest.mark.parametrize("name", RAW)
 def test_bytes_that_are_no_file_of_weights_are_one_sentence(name, tmp_path) -> None:
     (tmp_path / name).write_bytes(RAW[name])
-    with pytest.raises(InputError, match="cannot read attention from"):
-        read_weights(tmp_path / name)
+    refuses(tmp_path / name)
 
 
-def peak() -> int:
-    """The most memory that this process ever took, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def packed(path, name: str, array: np.ndarray) -> None:
-    """An array of an NPZ that packs very well."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w") as file:
-        file.write(header_of(array.shape, array.dtype.str))
-        for _ in range(0, array.nbytes, 1 << 24):
-            file.write(bytes(1 << 24))
+@contextmanager
+def memory_below(most: int) -> Iterator[None]:
+    """Whatever runs takes fewer bytes than ``most`` beyond what this process ever took."""
+    resource = pytest.importorskip("resource", reason="Windows limits no memory")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < most
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("<f4", (5, 4096, 4096)), ("<U131072", (640,)), ("|b1", (1, 1 << 14, 20 << 10))]
 )
 def test_arrays_packed_a_thousand_to_one_are_refused_before_they_are_unpacked(dtype, shape, tmp_path) -> None:
-    claimed = np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, (0,) * len(shape))
-    packed(tmp_path / "a.npz", "tokens.npy", claimed)
-    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
-    before = peak()
-    for read in (read_weights, read_tensors):
-        with pytest.raises(AttnscopeError, match=REFUSED):
-            read(tmp_path / "a.npz")
-    assert peak() - before < MOST
+    path, size = tmp_path / "a.npz", math.prod(shape) * np.dtype(dtype).itemsize
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("tokens.npy", "w") as file:
+        file.write(header_of(shape, dtype))
+        for _ in range(0, size, 1 << 24):
+            file.write(bytes(1 << 24))
+    assert path.stat().st_size < 1 << 20
+    with memory_below(1 << 30):
+        for read in (read_weights, read_tensors):
+            with pytest.raises(AttnscopeError, match=REFUSED):
+                read(path)
 
 
 def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path) -> None:
@@ -417,8 +394,7 @@ def test_empty_arrays_and_more_layers_heads_or_tokens_than_any_model_has_are_ref
     shape, sentence, tmp_path
 ) -> None:
     np.savez(tmp_path / "a.npz", np.zeros(shape, np.float32))
-    with pytest.raises(InputError, match=sentence):
-        read_weights(tmp_path / "a.npz")
+    refuses(tmp_path / "a.npz", sentence)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".safetensors", ".pt"])
@@ -439,18 +415,17 @@ EXAMPLES = dict(re.findall(r"(\w+):\n\n```python\n(.*?)```", README, re.DOTALL))
 def folder(tmp_path_factory):
     model, folder = load("own"), tmp_path_factory.mktemp("heads")
     layers = whole_layers(model, model.prepare("The cat sat on the mat."), Selection())
-    for suffix in ("npz", "safetensors"):
-        layers.save(folder / f"heads.{suffix}")
+    layers.save(folder / "heads.npz")
+    layers.save(folder / "heads.safetensors")
     return folder
 
 
-def test_every_tool_that_is_named_has_an_example_of_few_lines():
-    assert list(EXAMPLES) == ["NumPy", "safetensors", "bertviz", "CircuitsVis"]
-    assert all(3 <= len(example.replace("\n\n", "\n").splitlines()) <= 4 for example in EXAMPLES.values())
+TOOLS = ["NumPy", "safetensors", "bertviz", "CircuitsVis"]
 
 
-@pytest.mark.parametrize("tool", ["NumPy", "safetensors", "bertviz", "CircuitsVis"])
-def test_an_example_runs_as_it_stands(tool, folder, monkeypatch, capsys):
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_that_is_named_has_an_example_that_runs_as_it_stands(tool, folder, monkeypatch, capsys):
+    assert list(EXAMPLES) == TOOLS
     pytest.importorskip(tool.lower(), reason=f"{tool} is not installed: its example cannot run")
     monkeypatch.chdir(folder)
     shown: list[object] = []

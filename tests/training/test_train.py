@@ -49,12 +49,11 @@ def test_a_short_run_lowers_the_loss(cutters, tmp_path, causal):
     config = replace(CONFIG, causal=causal)
     settings = replace(SETTINGS, steps=100, evaluate_every=100)
     encoder, progress, done = run(cutters, tmp_path / "c", settings, config)
-    assert done
-    assert progress.step == 100
+    assert (progress.step, done) == (100, True)
     torch.manual_seed(0)
-    before = train.evaluate(Encoder(config), replace(cutters[1], causal=causal), settings)
+    held_out = replace(cutters[1], causal=causal)
+    before, after = (train.evaluate(each, held_out, settings) for each in (Encoder(config), encoder))
     assert before == pytest.approx(math.log(100), abs=0.1)
-    after = train.evaluate(encoder, replace(cutters[1], causal=causal), settings)
     assert progress.held_out[-1] == (100, pytest.approx(after, abs=1e-5))
     assert progress.held_out[-1][1] < 0.75 * before
 
@@ -70,53 +69,43 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights_bit_for_bit(
     assert (stopped.step, done) == (5, False)
     resumed, last, done = run(cutters, tmp_path / "parts", settings, config, resume=True)
     assert done
-    assert same(whole, resumed)
     assert (last.held_out, last.loss, last.tokens) == (progress.held_out, progress.loss, progress.tokens)
     again, _, _ = run(cutters, tmp_path / "again", settings, config)
-    assert same(whole, again)
     other, _, _ = run(cutters, tmp_path / "other", replace(settings, seed=1), config)
-    assert not same(whole, other)
+    assert [same(whole, each) for each in (resumed, again, other)] == [True, True, False]
 
 
 def test_bfloat16_learns_too(cutters, tmp_path):
-    encoder, progress, _ = run(
-        cutters, tmp_path / "c", replace(SETTINGS, precision="bfloat16", evaluate_every=20)
-    )
+    settings = replace(SETTINGS, precision="bfloat16", evaluate_every=20)
+    encoder, progress, _ = run(cutters, tmp_path / "c", settings)
     assert progress.held_out[-1][1] < 0.95 * math.log(100)
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
 
 
-def test_minutes_end_by_the_clock(cutters, tmp_path):
-    settings = replace(SETTINGS, steps=None, minutes=0.003)
-    _, progress, done = run(cutters, tmp_path / "c", settings)
+def test_minutes_end_by_the_clock_and_leave_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    encoder, progress, done = run(cutters, tmp_path / "c", replace(SETTINGS, steps=None, minutes=0.003))
     assert done
     assert progress.seconds >= 0.18
     assert progress.step >= 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert all(layer.self_attn.use_kernel for layer in encoder.layers)
+    assert not encoder.training
 
 
-def test_a_damaged_checkpoint_is_refused(cutters, tmp_path):
-    path = tmp_path / "c"
-    run(cutters, path, replace(SETTINGS, steps=2))
+def test_checkpoints_are_written_along_the_way_and_a_damaged_one_is_refused(cutters, tmp_path):
+    path, seen = tmp_path / "c", set()
+    settings = replace(SETTINGS, steps=4, save_minutes=0.0)
+    run(cutters, path, settings, observe=lambda progress: seen.add(path.read_bytes()))
+    assert len(seen) == 4
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ModelError, match="cannot be read as a checkpoint"):
         run(cutters, path, resume=True)
 
 
-def test_checkpoints_are_written_along_the_way(cutters, tmp_path):
-    path = tmp_path / "c"
-    seen: set[bytes] = set()
-
-    def look(progress):
-        seen.add(path.read_bytes())
-
-    run(cutters, path, replace(SETTINGS, steps=4, save_minutes=0.0), observe=look)
-    assert len(seen) == 4
-
-
 def test_a_loss_that_is_no_number_stops_the_run(cutters, tmp_path):
-    with pytest.raises(
-        ModelError, match=r"the loss is nan at step \d+: choose a lower learning rate than 1e\+30"
-    ):
+    said = r"the loss is nan at step \d+: choose a lower learning rate than 1e\+30"
+    with pytest.raises(ModelError, match=said):
         run(cutters, tmp_path / "c", replace(SETTINGS, rate=1e30))
     assert not (tmp_path / "c").exists()
 
@@ -126,34 +115,20 @@ def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
     encoder = Encoder(CONFIG).eval()
     rows = cutters[0].training(0, 4)
     with torch.no_grad():
-        logits = encoder.logits(encoder(torch.from_numpy(rows.ids), torch.from_numpy(rows.segments))).double()
+        logits = encoder.logits(encoder(torch.from_numpy(rows.ids), torch.from_numpy(rows.segments)))
         loss = train.rows_loss(encoder, rows, SETTINGS).item()
-    shares = (logits.exp() / logits.exp().sum(-1, keepdim=True)).numpy()
-    asked = [
-        -np.log(shares[row, column, rows.targets[row, column]])
-        for row, column in zip(*np.nonzero(rows.targets >= 0), strict=True)
-    ]
-    assert loss == pytest.approx(np.mean(asked), abs=1e-5)
+    shares = np.exp(logits.double().numpy())[rows.targets >= 0]
+    asked = shares[range(len(shares)), rows.targets[rows.targets >= 0]] / shares.sum(-1)
+    assert loss == pytest.approx(-np.log(asked).mean(), abs=1e-5)
 
 
 def test_the_schedule_goes_up_a_line_and_down_a_cosine():
-    assert train.schedule(0.0, 0.1) == 0
-    assert train.schedule(0.05, 0.1) == pytest.approx(0.5)
-    assert train.schedule(0.1, 0.1) == pytest.approx(1)
-    assert train.schedule(0.55, 0.1) == pytest.approx(0.5)
-    assert train.schedule(1.0, 0.1) == pytest.approx(0)
+    rates = {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5, 1.0: 0}
+    assert {done: train.schedule(done, 0.1) for done in rates} == pytest.approx(rates)
     assert train.schedule(0.0, 0.0) == 1
 
 
-def test_training_leaves_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    encoder, _, _ = run(cutters, tmp_path / "c", replace(SETTINGS, steps=1))
-    assert signal.getsignal(signal.SIGINT) is before
-    assert all(layer.self_attn.use_kernel for layer in encoder.layers)
-    assert not encoder.training
-
-
-SHAPE = EncoderConfig(vocabulary=100, width=32, layers=2, heads=4, hidden=64, max_positions=64)
+SHAPE = replace(CONFIG, max_positions=64)
 RECIPE = train.Recipe(SHAPE, length=32, repeats=0.1)
 SHORT = train.Settings(steps=6, batch=8, rate=5e-3, evaluate_every=3, evaluate_rows=8)
 
@@ -180,14 +155,11 @@ def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
     assert {path.name for path in folder.iterdir()} == names
     encoder, tokenizer = load_encoder(folder)
     assert encoder.config == replace(SHAPE, vocabulary=tokenizer.get_vocab_size(), trained=True)
-    for name, weight in outcome.encoder.state_dict().items():
-        assert torch.equal(encoder.state_dict()[name], weight)
+    assert same(encoder, outcome.encoder)
     summary = json.loads((folder / "training.json").read_text())
-    assert summary["progress"]["step"] == 6
-    assert summary["settings"]["steps"] == 6
-    used = {file["file"] for file in summary["files"]["training"]}
-    assert used | set(outcome.held_out) == {path.name for path in files}
-    assert not used & set(outcome.held_out)
+    assert summary["progress"]["step"] == summary["settings"]["steps"] == 6
+    used = [file["file"] for file in summary["files"]["training"]]
+    assert sorted([*used, *outcome.held_out]) == sorted(path.name for path in files)
 
 
 def test_the_loss_can_be_measured_again_from_the_folder(trained, files):
@@ -216,38 +188,38 @@ def test_a_run_may_get_longer_but_keeps_its_other_terms(files, tmp_path):
     folder = tmp_path / "model"
     train.train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(SHAPE, width=64))
-    with pytest.raises(ModelError, match="was started with width 32, not 64"):
-        train.train_on_files(files, folder, wider, SHORT, resume=True)
-    with pytest.raises(ModelError, match=r"was started with rate 0\.005, not 0\.1"):
-        train.train_on_files(files, folder, RECIPE, replace(SHORT, rate=0.1), resume=True)
-    with pytest.raises(ModelError, match="was started with repeats"):
-        train.train_on_files(files, folder, replace(RECIPE, repeats=0.5), SHORT, resume=True)
-    with pytest.raises(ModelError, match="was started on other files"):
-        train.train_on_files(files[:2], folder, RECIPE, SHORT, resume=True)
+    for changed, terms in {
+        "with width 32, not 64": (files, folder, wider, SHORT),
+        r"with rate 0\.005, not 0\.1": (files, folder, RECIPE, replace(SHORT, rate=0.1)),
+        "with repeats": (files, folder, replace(RECIPE, repeats=0.5), SHORT),
+        "on other files": (files[:2], folder, RECIPE, SHORT),
+    }.items():
+        with pytest.raises(ModelError, match=f"was started {changed}"):
+            train.train_on_files(*terms, resume=True)
     longer = train.train_on_files(files, folder, RECIPE, replace(SHORT, steps=8), resume=True)
     assert longer.progress.step == 8
 
 
 def test_a_run_that_is_over_or_never_was_is_not_resumed(trained, files, tmp_path):
-    with pytest.raises(ModelError, match=r"nothing to resume in .*: its run is over"):
-        train.train_on_files(files, trained[0], RECIPE, SHORT, resume=True)
-    with pytest.raises(ModelError, match=r"nothing to resume in .*: it holds no run"):
-        train.train_on_files(files, tmp_path / "none", RECIPE, SHORT, resume=True)
+    for folder, reason in ((trained[0], "its run is over"), (tmp_path / "none", "it holds no run")):
+        with pytest.raises(ModelError, match=f"nothing to resume in .*: {reason}"):
+            train.train_on_files(files, folder, RECIPE, SHORT, resume=True)
     assert not (tmp_path / "none").exists()
 
 
 def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
     before = weights(trained[0])
-    with pytest.raises(OutputError, match=r"exists already: choose another folder, or .* --resume"):
-        train.train_on_files(files, trained[0], RECIPE, SHORT)
+    (tmp_path / "file").write_text("mine")
+    for folder, said in (
+        (trained[0], "exists already: choose another folder, or .* --resume"),
+        (tmp_path / "file", "file exists already"),
+        (tmp_path / "file" / "below", "cannot be written"),
+    ):
+        with pytest.raises(OutputError, match=said):
+            train.train_on_files(files, folder, RECIPE, SHORT)
     assert weights(trained[0]) == before
     (tmp_path / "empty" / "training").mkdir(parents=True)  # as a Ctrl-C right at the start leaves it
     assert train.train_on_files(files, tmp_path / "empty", RECIPE, replace(SHORT, steps=1)).done
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="file exists already"):
-        train.train_on_files(files, tmp_path / "file", RECIPE, SHORT)
-    with pytest.raises(OutputError, match="cannot be written"):
-        train.train_on_files(files, tmp_path / "file" / "below", RECIPE, SHORT)
 
 
 @pytest.mark.parametrize(
@@ -272,20 +244,19 @@ def test_a_run_can_start_from_another_ones_encoder(trained, files, tmp_path):
     recipe = replace(RECIPE, config=first.config)
     outcome = train.train_on_files(files, tmp_path / "m", recipe, settings, start=trained[0])
     assert outcome.tokenizer.to_str() == trained[1].tokenizer.to_str()
-    for name, weight in outcome.encoder.state_dict().items():
-        torch.testing.assert_close(weight, first.state_dict()[name], rtol=0, atol=1e-6)
-    with pytest.raises(ModelError, match="has another shape than what is to be trained"):
-        train.train_on_files(files, tmp_path / "n", RECIPE, SHORT, start=tmp_path / "m")
-    with pytest.raises(ModelError, match="holds no model"):
-        train.train_on_files(files, tmp_path / "n", recipe, SHORT, start=tmp_path / "none")
+    torch.testing.assert_close(outcome.encoder.state_dict(), first.state_dict(), rtol=0, atol=1e-6)
+    shape = "has another shape than what is to be trained"
+    for said, other, start in ((shape, RECIPE, "m"), ("holds no model", recipe, "none")):
+        with pytest.raises(ModelError, match=said):
+            train.train_on_files(files, tmp_path / "n", other, SHORT, start=tmp_path / start)
     assert not (tmp_path / "n").exists()
 
 
 def test_a_file_that_is_not_there_is_named(files, tmp_path):
-    with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        train.train_on_files([*files, tmp_path / "none.txt"], tmp_path / "model", RECIPE, SHORT)
-    with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        train.train_on_files(files, tmp_path / "model", RECIPE, SHORT, held_out=[tmp_path / "none.txt"])
+    none = tmp_path / "none.txt"
+    for given, held_out in (([*files, none], []), (files, [none])):
+        with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
+            train.train_on_files(given, tmp_path / "model", RECIPE, SHORT, held_out=held_out)
     assert not (tmp_path / "model").exists()
 
 

@@ -18,10 +18,10 @@ EXACT = {"rtol": 0.0, "atol": 1e-6, "equal_nan": True}
 MASKS = ("none", "bool 2-D", "float 2-D", "bool 3-D", "float 3-D", "causal")
 PADDINGS = ("none", "bool", "float")
 SIZES = {
-    "self": (None, None),
     "kdim": (7, None),
     "vdim": (None, 10),
     "kdim and vdim": (7, 10),
+    "self": (None, None),
     "cross": (None, None),
 }
 
@@ -33,20 +33,18 @@ def modules(**options):
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) / 3)
     ours = network.MultiHeadAttention(WIDTH, HEADS, **options)
-    assert ours.load_state_dict(theirs.state_dict(), strict=True) is not None
+    ours.load_state_dict(theirs.state_dict(), strict=True)
     return ours.eval(), theirs.eval()
 
 
-def attention_mask(kind, batch, queries, keys):
-    shape = (batch * HEADS, queries, keys) if kind.endswith("3-D") else (queries, keys)
+def attention_mask(kind, batch, keys):
+    shape = (batch * HEADS, QUERIES, keys) if kind.endswith("3-D") else (QUERIES, keys)
     if kind == "none":
         return None
     if kind == "causal":
         return torch.ones(shape, dtype=torch.bool).triu(1)
-    if kind.startswith("bool"):
-        closed = torch.rand(shape) < 0.4
-        closed[..., 0] = False  # no row is closed altogether: another test looks at those
-        return closed
+    if kind.startswith("bool"):  # no row is closed altogether: another test looks at those
+        return (torch.rand(shape) < 0.4) & (torch.arange(keys) > 0)
     return torch.randn(shape)
 
 
@@ -77,18 +75,16 @@ def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias
             bias=bias, add_bias_kv=bias_kv, add_zero_attn=zero, kdim=kdim, vdim=vdim,
             batch_first=layout == "batch first",
         )  # fmt: skip
-        query = torch.randn(batch, QUERIES, WIDTH)
-        key = query if sizes == "self" else torch.randn(batch, keys, kdim or WIDTH)
-        value = query if sizes == "self" else torch.randn(batch, keys, vdim or WIDTH)
-        same = key is query
+        shapes = (QUERIES, WIDTH), (keys, kdim or WIDTH), (keys, vdim or WIDTH)
+        given = [torch.randn(batch, *shape) for shape in shapes]
         if layout == "sequence first":
-            query, key, value = (x.transpose(0, 1).contiguous() for x in (query, key, value))
+            given = [x.transpose(0, 1).contiguous() for x in given]
         if layout == "unbatched":
-            query, key, value = query[0], key[0], value[0]
-        if same:
-            key = value = query
+            given = [x[0] for x in given]
+        if sizes == "self":
+            given = given[:1] * 3
         for mask_kind, padding_kind in itertools.product(MASKS, PADDINGS):
-            mask = attention_mask(mask_kind, batch, QUERIES, keys)
+            mask = attention_mask(mask_kind, batch, keys)
             additive = mask is not None and mask.is_floating_point()
             padding = padding_mask(padding_kind, batch, keys, additive)
             if layout == "unbatched" and padding is not None:
@@ -99,15 +95,12 @@ def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias
                         "key_padding_mask": padding, "attn_mask": mask, "need_weights": need,
                         "average_attn_weights": average, "is_causal": is_causal,
                     }  # fmt: skip
-                    out, weights = ours(query, key, value, **options)
-                    expected, expected_weights = theirs(query, key, value, **options)
-                    torch.testing.assert_close(out, expected, **EXACT)
-                    assert (weights is None) == (expected_weights is None) == (not need)
-                    if weights is not None:
-                        torch.testing.assert_close(weights, expected_weights, **EXACT)
-                    elif mask_kind == "float 2-D":  # closes no row, so that the plain products give no NaN
+                    out, weights = ours(*given, **options)
+                    torch.testing.assert_close((out, weights), theirs(*given, **options), **EXACT)
+                    assert (weights is None) == (not need)
+                    if weights is None and mask_kind == "float 2-D":  # no row is closed: products give no NaN
                         ours.use_kernel = False
-                        torch.testing.assert_close(ours(query, key, value, **options)[0], out, **EXACT)
+                        torch.testing.assert_close(ours(*given, **options)[0], out, **EXACT)
                         ours.use_kernel = True
                     compared += 1
     assert compared == 4 * 3 * 3 * 7  # options of keys × kinds of weights × paddings × (masks, causal twice)
@@ -120,11 +113,10 @@ def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need):
     x = torch.randn(BATCH, KEYS, WIDTH, requires_grad=True)  # gradients keep torch off its fast path
     closed = torch.zeros(KEYS, KEYS, dtype=torch.bool)
     closed[1] = True
-    out, weights = ours(x, x, x, attn_mask=closed, need_weights=need)
-    expected, expected_weights = theirs(x, x, x, attn_mask=closed, need_weights=need)
-    torch.testing.assert_close(out, expected, **EXACT)
+    options = {"attn_mask": closed, "need_weights": need}
+    out, weights = ours(x, x, x, **options)
+    torch.testing.assert_close((out, weights), theirs(x, x, x, **options), **EXACT)
     if need:
-        torch.testing.assert_close(weights, expected_weights, **EXACT)
         assert out[:, 1].isnan().all()
     else:
         assert torch.equal(out[:, 1], ours.out_proj.bias.expand(BATCH, -1))
@@ -137,36 +129,33 @@ def test_gradients_equal_torch(need):
     x = torch.randn(KEYS, BATCH, WIDTH)
     for module in (ours, theirs):
         module(x, x, x, need_weights=need)[0].square().sum().backward()
-    theirs_by_name = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs_by_name[name].grad, rtol=1e-5, atol=1e-5)
+    found, expected = ({name: p.grad for name, p in each.named_parameters()} for each in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def seeded(make, *given, **how):
+    """What comes of a seed."""
+    torch.manual_seed(4)
+    return make(*given, **how)
 
 
 @pytest.mark.parametrize("need", [True, False])
 def test_dropout_drops_the_same_weights_from_the_same_seed(need):
     ours, theirs = modules(dropout=0.5, batch_first=True)
     x = torch.randn(BATCH, KEYS, WIDTH)
-    results = []
-    for module in (ours.train(), theirs.train()):
-        torch.manual_seed(4)
-        results.append(module(x, x, x, need_weights=need, average_attn_weights=False))
-    (out, weights), (expected, expected_weights) = results
-    torch.testing.assert_close(out, expected, **EXACT)
-    if need:
-        assert (weights == 0).any()
-        torch.testing.assert_close(weights, expected_weights, **EXACT)
+    how = {"need_weights": need, "average_attn_weights": False}
+    out, weights = seeded(ours.train(), x, x, x, **how)
+    torch.testing.assert_close((out, weights), seeded(theirs.train(), x, x, x, **how), **EXACT)
+    assert not need or (weights == 0).any()
     assert not torch.allclose(out, ours.eval()(x, x, x)[0])
 
 
 @pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
 def test_one_seed_draws_the_weights_that_torch_draws(options):
-    torch.manual_seed(5)
-    ours = network.MultiHeadAttention(WIDTH, HEADS, **options)
-    torch.manual_seed(5)
-    theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
+    ours = seeded(network.MultiHeadAttention, WIDTH, HEADS, **options)
+    theirs = seeded(nn.MultiheadAttention, WIDTH, HEADS, **options)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    for name, weight in theirs.state_dict().items():
-        assert torch.equal(ours.state_dict()[name], weight), name
     theirs.load_state_dict(ours.state_dict(), strict=True)
 
 
@@ -179,21 +168,17 @@ def test_the_formula_written_in_numpy_agrees():
     nn.init.normal_(module.in_proj_bias)
     x = torch.randn(TOKENS, WIDTH)
     state = {name: value.double().numpy() for name, value in module.state_dict().items()}
-    q, k, v = np.split(x.double().numpy() @ state["in_proj_weight"].T + state["in_proj_bias"], 3, axis=1)
-    outputs, maps = [], []
-    for head in range(HEADS):
-        columns = slice(head * EACH, (head + 1) * EACH)
-        scores = q[:, columns] @ k[:, columns].T / np.sqrt(EACH)
-        scores[np.triu_indices(TOKENS, 1)] = -np.inf
-        powers = np.exp(scores - scores.max(1, keepdims=True))
-        maps.append(powers / powers.sum(1, keepdims=True))
-        outputs.append(maps[-1] @ v[:, columns])
-    expected = np.concatenate(outputs, axis=1) @ state["out_proj.weight"].T + state["out_proj.bias"]
+    projected = x.double().numpy() @ state["in_proj_weight"].T + state["in_proj_bias"]
+    q, k, v = projected.reshape(TOKENS, 3, HEADS, EACH).transpose(1, 2, 0, 3)  # each [head, token, number]
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(EACH)
+    powers = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
+    maps = powers / powers.sum(-1, keepdims=True)
+    joined = (maps @ v).swapaxes(0, 1).reshape(TOKENS, WIDTH)
+    expected = joined @ state["out_proj.weight"].T + state["out_proj.bias"]
     out, weights = module(x, x, x, average_attn_weights=False, is_causal=True)
-    np.testing.assert_allclose(weights.detach().numpy(), np.stack(maps), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(out.detach().numpy(), expected, rtol=0, atol=1e-6)
     kernel, _ = module(x, x, x, need_weights=False, is_causal=True)
-    np.testing.assert_allclose(kernel.detach().numpy(), expected, rtol=0, atol=1e-6)
+    for found, wanted in ((weights, maps), (out, expected), (kernel, expected)):
+        np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=0, atol=1e-6)
 
 
 def test_causal_with_padding_needs_no_mask_beside_it():
@@ -221,11 +206,9 @@ def test_an_overridden_score_function_rules_with_and_without_weights():
     plain.load_state_dict(module.state_dict(), strict=True)
     x = torch.randn(TOKENS, WIDTH)
     distance = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs().float()
-    expected, expected_weights = plain(x, x, x, attn_mask=-distance)
-    out, weights = module(x, x, x)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=1e-6)
-    torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected, rtol=0, atol=1e-6)
+    expected = plain(x, x, x, attn_mask=-distance)
+    torch.testing.assert_close(module(x, x, x), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected[0], rtol=0, atol=1e-6)
 
 
 def test_rotary_equals_multiplying_by_complex_numbers():
@@ -254,19 +237,20 @@ def test_sizes_that_do_not_fit_are_named():
         network.MultiHeadAttention(12, 5)
     module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     x = torch.randn(2, TOKENS, WIDTH)
-    with pytest.raises(ValueError, match="key of shape"):
-        module(x, torch.randn(2, TOKENS, WIDTH + 1), x)
-    with pytest.raises(ValueError, match="6 keys do not fit 5 values"):
-        module(x, x, x[:, :5])
-    with pytest.raises(ValueError, match="key_padding_mask is"):
-        module(x, x, x, key_padding_mask=torch.zeros(1, TOKENS, dtype=torch.bool))
-    with pytest.raises(ValueError, match="attn_mask is"):
-        module(x, x, x, attn_mask=torch.zeros(1, TOKENS))
-    with pytest.raises(ValueError, match=r"a mask is bool or float, not torch\.int64"):
-        module(x, x, x, attn_mask=torch.zeros(TOKENS, TOKENS, dtype=torch.int64))
+    whole = torch.zeros(TOKENS, TOKENS, dtype=torch.int64)
+    for said, key, value, masks in (
+        ("key of shape", torch.randn(2, TOKENS, WIDTH + 1), x, {}),
+        ("6 keys do not fit 5 values", x, x[:, :5], {}),
+        ("key_padding_mask is", x, x, {"key_padding_mask": whole[:1].bool()}),
+        ("attn_mask is", x, x, {"attn_mask": whole[:1].float()}),
+        (r"a mask is bool or float, not torch\.int64", x, x, {"attn_mask": whole}),
+    ):
+        with pytest.raises(ValueError, match=said):
+            module(x, key, value, **masks)
 
 
-TINY = network.EncoderConfig(vocabulary=30, width=16, layers=2, heads=2, hidden=32, max_positions=24)
+FIELDS = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
+TINY = network.EncoderConfig(**FIELDS, max_positions=24)
 KINDS = ["rotary", "sinusoidal", "none"]
 
 
@@ -280,12 +264,10 @@ def tiny(**changes):
 
 
 def test_sinusoids_are_the_formula():
-    table = network.Sinusoidal(7, 6).table
-    for position in range(7):
-        for column in range(6):
-            angle = position / 10000 ** (2 * (column // 2) / 6)
-            expected = math.cos(angle) if column % 2 else math.sin(angle)
-            assert table[position, column].item() == pytest.approx(expected, abs=1e-6)
+    position, column = np.indices((7, 6))
+    angle = position / 10000 ** (2 * (column // 2) / 6)
+    expected = np.where(column % 2, np.cos(angle), np.sin(angle))
+    np.testing.assert_allclose(network.Sinusoidal(7, 6).table, expected, rtol=0, atol=1e-6)
     assert network.Sinusoidal(7, 5).table.shape == (7, 5)
 
 
@@ -371,30 +353,19 @@ def test_a_layer_equals_torch(norm_first, activation, batch_first):
     causal = nn.Transformer.generate_square_subsequent_mask(tokens)
     padding = torch.zeros(batch, tokens)
     padding[1, 3:] = float("-inf")
-    for mask, pad in itertools.product((None, causal), (None, padding)):
-        for is_causal in {False, mask is not None}:
+    for mask, pad, is_causal in itertools.product((None, causal), (None, padding), (False, True)):
+        if mask is not None or not is_causal:
             given = {"src_mask": mask, "src_key_padding_mask": pad, "is_causal": is_causal}
             torch.testing.assert_close(ours(x, **given), theirs(x, **given), rtol=0, atol=1e-5)
 
 
 def test_training_drops_what_torch_drops():
-    theirs = nn.TransformerEncoderLayer(12, 3, dim_feedforward=20, dropout=0.3, batch_first=True).train()
-    ours = network.EncoderLayer(12, 3, dim_feedforward=20, dropout=0.3, batch_first=True).train()
+    how = {"dim_feedforward": 20, "dropout": 0.3, "batch_first": True}
+    theirs = nn.TransformerEncoderLayer(12, 3, **how).train()
+    ours = network.EncoderLayer(12, 3, **how).train()
     ours.load_state_dict(theirs.state_dict(), strict=True)
     x = torch.randn(1, 5, 12)  # of one text, since torch draws for several in another memory order
-    results = []
-    for layer in (ours, theirs):
-        torch.manual_seed(1)
-        results.append(layer(x))
-    torch.testing.assert_close(*results, rtol=0, atol=1e-6)
-
-
-FIELDS = {"vocabulary": 30, "width": 16, "layers": 2, "heads": 2, "hidden": 32}
-
-
-def test_a_config_survives_its_own_dictionary():
-    config = network.EncoderConfig(**FIELDS, causal=True, trained=True, positions="none", rotary_base=50.0)
-    assert network.EncoderConfig.from_dict(dataclasses.asdict(config)) == config
+    torch.testing.assert_close(seeded(ours, x), seeded(theirs, x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -423,4 +394,4 @@ def test_a_value_that_makes_no_sense_is_named(changes, message):
 
 def test_a_missing_size_is_named():
     with pytest.raises(ModelError, match="the field 'layers' is missing"):
-        network.EncoderConfig.from_dict({name: value for name, value in FIELDS.items() if name != "layers"})
+        network.EncoderConfig.from_dict({"vocabulary": 30, "width": 16})

@@ -24,17 +24,15 @@ def cutter(tokenizer):
 
 
 def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
-    path = tmp_path / "long.txt"
-    path.write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
-    whole = data.write_stream(data.Lines([path]), tokenizer, tmp_path / "whole")
+    (tmp_path / "long.txt").write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
+    lines = data.Lines([tmp_path / "long.txt"])
+    whole = data.write_stream(lines, tokenizer, tmp_path / "whole")
     monkeypatch.setattr(data, "LONGEST", 96)
     monkeypatch.setattr(data, "TOGETHER", 100)
-    assert [len(line) for line in data.Lines([path])] == [95] * 5 + [5]
-    assert data.write_stream(data.Lines([path]), tokenizer, tmp_path / "pieces") == whole + 4
-    words, again = (
-        [int(id_) for id_ in data.read_stream(tmp_path / name) if id_ != SEP] for name in ("whole", "pieces")
-    )
-    assert words == again
+    assert [len(line) for line in lines] == [95] * 5 + [5]
+    assert data.write_stream(lines, tokenizer, tmp_path / "pieces") == whole + 4
+    streams = (data.read_stream(tmp_path / name) for name in ("whole", "pieces"))
+    assert np.array_equal(*(stream[stream != SEP] for stream in streams))
 
 
 def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
@@ -44,17 +42,14 @@ def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
     assert isinstance(stream, np.memmap)
     assert len(stream) == total
     lines = [line for path in files for line in path.read_text().split("\n") if line]
-    expected = [
-        token for line in lines for token in [*tokenizer.encode(line, add_special_tokens=False).ids, SEP]
-    ]
-    assert stream.tolist() == expected
+    ids = [[*tokenizer.encode(line, add_special_tokens=False).ids, SEP] for line in lines]
+    assert np.array_equal(stream, np.concatenate(ids))
 
 
 def test_held_out_files_are_never_trained_on(tmp_path):
     files = write_corpus(tmp_path, files=41, count=1)
     training, held_out = data.split_held_out(files, [], seed=0)
-    assert set(training.files) | set(held_out.files) == set(files)
-    assert not set(training.files) & set(held_out.files)
+    assert sorted([*training.files, *held_out.files]) == sorted(files)
     assert len(held_out.files) == 2
     assert data.split_held_out(list(reversed(files)), [], seed=0) == (training, held_out)
     assert data.split_held_out(files, [], seed=1)[1] != held_out
@@ -64,19 +59,16 @@ def test_held_out_files_are_never_trained_on(tmp_path):
 
 
 def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
-    path = tmp_path / "only.txt"
-    path.write_text("\n".join(f"line {n}" for n in range(100)))
+    path, lines = tmp_path / "only.txt", [f"line {n}" for n in range(100)]
+    path.write_text("\n".join(lines))
     training, held_out = data.split_held_out([path], [], seed=0)
-    assert list(training) == [f"line {n}" for n in range(95)]
-    assert list(held_out) == [f"line {n}" for n in range(95, 100)]
+    assert (list(training), list(held_out)) == (lines[:95], lines[95:])
 
 
-def test_files_that_are_no_text_are_named(tmp_path):
+def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.txt is not UTF-8 text"):
         list(data.Lines((tmp_path / "latin.txt",)))
-    with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
-        list(data.Lines((tmp_path / "none.txt",)))
 
 
 def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
@@ -100,13 +92,10 @@ def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter):
 def test_a_step_depends_on_the_seed_and_its_number_alone(cutter):
     cutter = replace(cutter, guessed=0.3, short=0.5, repeats=0.3)
     alone = cutter.training(7, 6)
-    for step in range(7):
-        cutter.training(step, 6)
-    again = cutter.training(7, 6)
+    again = [cutter.training(step, 6) for step in range(8)][-1]
     assert np.array_equal(alone.ids, again.ids)
     assert np.array_equal(alone.targets, again.targets)
-    other = replace(cutter, seed=1).training(7, 6)
-    assert alone.ids.shape != other.ids.shape or not np.array_equal(alone.ids, other.ids)
+    assert not np.array_equal(alone.ids, replace(cutter, seed=1).training(7, 6).ids)
 
 
 def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
@@ -133,14 +122,13 @@ def test_causal_rows_ask_for_every_next_token(cutter):
 
 def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter):
     rows = replace(cutter, causal=True, guessed=1.0, repeats=1.0).training(0, 50)
-    periods = set()
-    for ids, targets in zip(rows.ids, rows.targets, strict=True):
-        text = ids[1:-1]
-        period = next(p for p in range(1, len(text)) if np.array_equal(text[p:], text[:-p]))
-        periods.add(period)
+    periods = [
+        next(p for p in range(1, 18) if np.array_equal(ids[1 + p : -1], ids[1 : -1 - p])) for ids in rows.ids
+    ]
+    for period, ids, targets in zip(periods, rows.ids, rows.targets, strict=True):
         assert (targets[:period] == data.IGNORED).all()
         assert np.array_equal(targets[period:-1], ids[period + 1 :])
-    assert len(periods) > 3
+    assert len(set(periods)) > 3
 
 
 def test_short_steps_hold_four_times_the_rows(cutter):
@@ -157,10 +145,8 @@ def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer):
     for ids, segments in zip(rows.ids[pairs], rows.segments[pairs], strict=True):
         assert (np.diff(segments) >= 0).all()
         assert ids[np.flatnonzero(segments)[0] - 1] == SEP
-    single = replace(data.Cutter(stream, tokenizer, 20), stream=np.full(500, 10, dtype=np.uint32)).training(
-        0, 50
-    )
-    assert not single.segments.any()
+    single = data.Cutter(np.full(500, 10, dtype=np.uint32), tokenizer, 20)
+    assert not single.training(0, 50).segments.any()
 
 
 def test_evaluation_is_the_same_text_and_masks_each_time(cutter):
@@ -176,25 +162,15 @@ KINDS = ["wordpiece", "bpe"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_lines_give_the_same_tokenizer(kind):
+def test_the_same_lines_give_the_same_tokenizer_with_special_tokens_around_a_text_and_in_a_pair(kind):
     lines = Path(__file__).read_text("utf-8").splitlines(keepends=True)
-    texts = {data.train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}
-    assert len(texts) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_stand_around_a_text_and_between_a_pair(kind):
+    assert len({data.train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}) == 1
     tokenizer = data.train_tokenizer(LINES, 320, kind)
-    assert [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == list(
-        range(5)
-    )
     pair = tokenizer.encode("the [MASK] sat", "the mat")
-    assert pair.ids[0] == 2
-    assert pair.ids.count(3) == 2
-    assert pair.ids[-1] == 3
-    assert 4 in pair.ids
-    border = pair.ids.index(3) + 1
+    assert [pair.ids[0], pair.ids.count(SEP), pair.ids[-1], pair.ids.count(MASK)] == [CLS, 2, SEP, 1]
+    border = pair.ids.index(SEP) + 1
     assert pair.type_ids == [0] * border + [1] * (len(pair.ids) - border)
+    assert [tokenizer.id_to_token(id_) for id_ in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,25 +180,19 @@ def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
     tokenizer = data.train_tokenizer([*LINES, text], 400, kind, lowercase)
     encoding = tokenizer.encode(text, add_special_tokens=False)
     places = dict.fromkeys(encoding.offsets)  # the two bytes of one letter share its place
-    pieces = [text[start:stop] for start, stop in places]
-    assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+    assert "".join(text[start:stop] for start, stop in places).replace(" ", "") == text.replace(" ", "")
     folded = tokenizer.encode('the café isn\'t "open".', add_special_tokens=False)
     assert (folded.ids == encoding.ids) == lowercase
 
 
-def test_only_bytes_can_spell_what_the_lines_lack():
-    text = "猫 🙂"
-    words, pieces = data.train_tokenizer(LINES, 320), data.train_tokenizer(LINES, 320, "bpe")
+def test_only_bytes_can_spell_what_the_lines_lack_and_rare_letters_give_way_in_a_small_vocabulary():
+    text, letters = "猫 🙂", [chr(code) for code in range(0x4E00, 0x4E00 + 500)]
+    words, pieces = data.train_tokenizer([*LINES, *letters], 200), data.train_tokenizer(LINES, 320, "bpe")
+    assert words.get_vocab_size() <= 200
+    assert words.token_to_id("the") is not None
     assert words.encode(text, add_special_tokens=False).tokens == ["[UNK]", "[UNK]"]
     assert 1 not in pieces.encode(text).ids
     assert pieces.decode(pieces.encode(text).ids) == " " + text
-
-
-def test_rare_letters_give_way_to_a_vocabulary_that_is_small():
-    letters = [chr(code) for code in range(0x4E00, 0x4E00 + 500)]
-    tokenizer = data.train_tokenizer([*LINES, *letters], 200)
-    assert tokenizer.get_vocab_size() <= 200
-    assert tokenizer.token_to_id("the") is not None
 
 
 def test_bad_wishes_are_refused(tmp_path):
@@ -232,7 +202,9 @@ def test_bad_wishes_are_refused(tmp_path):
     data.train_tokenizer(LINES, 64).save(str(path))
     assert load_tokenizer(path).get_vocab_size() <= 64
     path.write_text(path.read_text().replace("[MASK]", "[HIDE]"))
-    with pytest.raises(ModelError, match=r"has no token \[MASK\]"):
-        load_tokenizer(path)
-    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
-        load_tokenizer(tmp_path / "none.json")
+    for name, said in (
+        ("tokenizer.json", r"has no token \[MASK\]"),
+        ("none.json", "cannot be read as a tokenizer"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_tokenizer(tmp_path / name)

@@ -56,12 +56,11 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert any(name.endswith("share/man/man1/attnscope.1") for name in names)
 
 
-def test_the_wheel_is_of_the_version_that_the_package_says(wheel, installed):
+def test_the_wheel_alone_says_its_version_shows_heads_completes_words_and_answers_a_notebook(
+    wheel, installed
+):
     assert wheel.name.split("-")[1] == attnscope.__version__
     assert installed("-m", "attnscope", "--version").startswith(f"attnscope {attnscope.__version__} (torch ")
-
-
-def test_the_wheel_alone_shows_heads_completes_words_and_answers_a_notebook(installed):
     assert "_ATTNSCOPE_COMPLETE" in installed("-m", "attnscope", "--completion", "bash")
     cell = "import attnscope; print(attnscope.load('own').read('The cat sat.')._repr_mimebundle_().keys())\n"
     command = f"import sys; from attnscope.cli import main; sys.argv[1:] = ['show', {CAT!r}]; main()"

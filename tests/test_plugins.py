@@ -1,7 +1,6 @@
 """A package that is installed beside this one adds a measure, a command, a hook and a reader."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 import attnscope
+from tests.cli.run import in_a_process
 
 pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
 
-SAMPLE = Path(__file__).parent / "plugin"
 TEXT = "The cat sat on the mat because it was tired."
 COMMANDS = {
     "help": ["--help"],
@@ -24,38 +23,17 @@ COMMANDS = {
     "plugins": ["info", "--plugins"],
     "file": ["show", "--from", "head.txt", "--head", "L0H0", "--json"],
 }
-RUN = """
-import json, sys
-from contextlib import redirect_stdout
-from io import StringIO
-from attnscope.cli import main
-
-answers = {}
-for name, words in json.loads(sys.argv[1]).items():
-    sys.argv[1:] = words
-    with redirect_stdout(StringIO()) as out:
-        try:
-            main()
-        except SystemExit as end:
-            answers[name] = [end.code, out.getvalue()]
-print(json.dumps(answers))
-"""
 
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory):
     """What each command answers where the sample is installed, and what stands on standard error."""
     source, folder = tmp_path_factory.mktemp("source") / "plugin", tmp_path_factory.mktemp("installed")
-    shutil.copytree(SAMPLE, source)
+    shutil.copytree(Path(__file__).parent / "plugin", source)
     install = ["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", folder, source]
     subprocess.run([sys.executable, *install], check=True, capture_output=True)
     np.savetxt(folder / "head.txt", np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None])
-    place = os.environ | {"PYTHONPATH": f"{folder}:{Path(attnscope.__file__).parents[1]}", "COLUMNS": "120"}
-    ran = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(COMMANDS)],
-        capture_output=True, text=True, cwd=folder, env=place, check=True,
-    )  # fmt: skip
-    return json.loads(ran.stdout), ran.stderr
+    return in_a_process(COMMANDS, folder, before=[folder])
 
 
 def test_its_measure_is_one_of_ours_and_right_and_its_hook_is_told_of_every_call(beside):

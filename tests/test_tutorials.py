@@ -40,14 +40,10 @@ def train_and_compare(name: str, folder: Path) -> Mapping[str, str]:
     return heads
 
 
-def effects(command: str, folder: Path) -> dict[str, float]:
-    """What each head does to the score."""
+def by_head(command: str, folder: Path, figure: str = "effect") -> dict[str, float]:
+    """What a command says of each head; mostly, what the head does to the score."""
     heads = answer(f"attnscope {command}", folder)["heads"]
-    return {"L{layer}H{head}".format(**each): each["effect"] for each in heads}
-
-
-def commands(page: str) -> list[str]:
-    return re.findall(r"^\$ (.+)$", page, re.M)
+    return {"L{layer}H{head}".format(**each): each[figure] for each in heads}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +53,8 @@ def test_a_page_has_the_words_and_the_commands_of_the_text_that_it_is_made_of(na
     )
     text = re.sub(r"\{\w+\}", "LXHX", text)
     assert FENCED.sub("", page) == FENCED.sub("", text), "write it anew: python -m tests.tools.tutorials"
-    assert commands(page) == commands(text)
+    commands, ours = (re.findall(r"^\$ (.+)$", each, re.M) for each in (page, text))
+    assert commands == ours
 
 
 @pytest.mark.nightly
@@ -70,21 +67,20 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "induction-model")
     assert all(not layer.mlp.down_proj.weight.any() for layer in model.model.layers)  # attention alone
 
-    copying = answer("attnscope info induction-model --copying", tmp_path)["heads"]
-    assert {"L{layer}H{head}".format(**each): each["copies"] for each in copying}[looks] > 0.9
+    assert by_head("info induction-model --copying", tmp_path, "copies")[looks] > 0.9
 
     feeds = answer(f"attnscope compare {looks} --composition -m induction-model", tmp_path)["feeds"]
     best = max(feeds, key=lambda each: each["score"] - each["baseline"])
     assert ("L{layer}H{head}".format(**best["head"]), best["way"]) == (before, "K")
 
     for edge, needed in (("bell#2 -> key", looks), ("key -> bell", before)):
-        lost = effects(f'cut "{edge}" {WORDS}', tmp_path)
+        lost = by_head(f'cut "{edge}" {WORDS}', tmp_path)
         assert min(lost, key=lost.__getitem__) == needed
 
-    back = effects(f"patch {SWAPPED} {WORDS}", tmp_path)
+    back = by_head(f"patch {SWAPPED} {WORDS}", tmp_path)
     assert {head for head, share in back.items() if share > 0.5} == {looks, before}
     asked = f"patch {SWAPPED} {WORDS} --head {before} --to {looks}"
-    keys, queries = (effects(f"{asked}:{way}", tmp_path)[before] for way in "kq")
+    keys, queries = (by_head(f"{asked}:{way}", tmp_path)[before] for way in "kq")
     assert keys > 0.3
     assert abs(queries) < 0.05
 
@@ -100,28 +96,23 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
 def test_one_head_rules_out_the_giver_and_one_raises_both_names(tmp_path) -> None:
     heads = train_and_compare("gifts", tmp_path)
     asked, inhibitor = f"-m gifts-model {SCORE}", heads["inhibitor"]
-    assert share_of_right_answers(tmp_path / "gifts-model") >= 0.95
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gifts-model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gifts-model")
+    names = [name for name in tokenizer.get_vocab() if name.istitle() and name != "When"]
+    met = [random.Random(number).sample(names, 2) for number in range(100)]
+    texts = tokenizer([f"When {one} and {other} met, {one} gave the ring to" for one, other in met])
+    with torch.no_grad():
+        likeliest = model(torch.tensor(texts["input_ids"])).logits[:, -1].argmax(-1)
+    told = tokenizer.convert_ids_to_tokens(likeliest.tolist())  # the one who does not give
+    assert sum(name == other for name, (_, other) in zip(told, met, strict=True)) >= 95
 
     whole = answer(f'attnscope cut "to -> Mary#2" "{GIFT}" {asked}', tmp_path)["score"]
-    assert effects(f'cut "to -> Mary#2" "{GIFT}" {asked}', tmp_path)[inhibitor] < -0.8 * whole
-    assert abs(effects(f'cut "to -> John" "{GIFT}" {asked}', tmp_path)[inhibitor]) < 0.05 * whole
-    assert effects(f'patch "{GIFT}" --with-text "{OTHER}" {asked}', tmp_path)[inhibitor] > 0.8
+    assert by_head(f'cut "to -> Mary#2" "{GIFT}" {asked}', tmp_path)[inhibitor] < -0.8 * whole
+    assert abs(by_head(f'cut "to -> John" "{GIFT}" {asked}', tmp_path)[inhibitor]) < 0.05 * whole
+    assert by_head(f'patch "{GIFT}" --with-text "{OTHER}" {asked}', tmp_path)[inhibitor] > 0.8
     assert heads["names"] != inhibitor
 
     found = answer("attnscope circuit sample_inputs/gifts.tsv -m gifts-model", tmp_path)
     sources = {each["source"] for each in found["edges"]}
     assert (inhibitor in sources, heads["names"] in sources) == (True, False)
     assert 0.8 <= found["faithfulness"] <= 1.2
-
-
-def share_of_right_answers(folder: Path) -> float:
-    """How often the likeliest word of all is the one who does not give, by plain torch."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer, chance = transformers.AutoTokenizer.from_pretrained(folder), random.Random(7)
-    names = [name for name in tokenizer.get_vocab() if name.istitle() and name != "When"]
-    asked = [chance.sample(names, 2) for _ in range(100)]
-    texts = [f"When {one} and {other} met, {one} gave the ring to" for one, other in asked]
-    with torch.no_grad():
-        likeliest = model(torch.tensor(tokenizer(texts)["input_ids"])).logits[:, -1].argmax(-1)
-    told = tokenizer.convert_ids_to_tokens(likeliest.tolist())
-    return sum(name == other for name, (_, other) in zip(told, asked, strict=True)) / len(asked)

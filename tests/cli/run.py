@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 from attnscope.cli import main
 from attnscope.models import Model, load
 from attnscope.network import BUNDLED
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,39 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     run.json = lambda *arguments: json.loads(run(*arguments, "--json").out)
     run.csv = lambda *arguments: list(csv.DictReader(run(*arguments, "--csv").out.splitlines()))
     return run
+
+
+EACH = """
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
+from attnscope.cli import main
+
+answers = {}
+for name, words in json.loads(sys.argv[1]).items():
+    sys.argv[1:] = words
+    with redirect_stdout(StringIO()) as out:
+        try:
+            main()
+        except SystemExit as end:
+            answers[name] = [end.code or 0, out.getvalue()]
+print(json.dumps(answers))
+"""
+
+
+def in_a_process(commands, folder, begin="", before=()):
+    """Exit code and output of each command in one process of their own, and what it says on standard error.
+
+    It begins with a program, and finds packages in some folders before ours.
+    """
+    place = {"PYTHONPATH": os.pathsep.join(map(str, [*before, ROOT])), "COLUMNS": "120"}
+    place["ATTNSCOPE_CACHE"] = str(folder / "cache")
+    ran = subprocess.run(
+        [sys.executable, "-c", begin + EACH, json.dumps(commands)],
+        capture_output=True, text=True, cwd=folder, env=os.environ | place,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1]), ran.stderr
 
 
 class Loader:

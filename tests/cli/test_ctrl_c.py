@@ -1,17 +1,12 @@
 """A Ctrl-C at any line of a command that writes: whole files or none, and the same command completes them."""
 
-from __future__ import annotations
-
+import shlex
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,86 +28,51 @@ ROOMS = (
 FEW = 193
 """One of so many moments is tried; each with ``--whole``, which takes a quarter of an hour."""
 
-
-@dataclass(frozen=True)
-class Work:
-    """A command that writes below ``folder``, what tells files apart, and what completes it."""
-
-    command: Sequence[str]
-    folder: Path
-    tell: Callable[[Path], object] = Path.read_bytes
-    again: Sequence[str] = ()
-
-    def written(self) -> dict[str, object]:
-        """Every file with what tells it apart."""
-        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
-        return {str(path.relative_to(self.folder)): self.tell(path) for path in files}
+TINY = "--layers=1 --heads=2 --width=16 --length=16 --batch=4 --vocabulary=80"
+COMMANDS = {
+    "export": "export --from weights.npz -o here/out --format=png,html,npz,json",
+    "keep": "show 'The cat sat.' --keep here/a.trace --head L0H0 --no-cache",
+    "stats": "stats --texts texts.txt --checkpoint here/sums.json",
+    "train": f"train books/book0.txt books/book1.txt -o here/m {TINY} --steps=2 --precision=float32",
+}
+"""Each writes into the folder ``here``."""
 
 
-def run(command: Sequence[str], monkeypatch) -> int:
-    """A command's exit code; 130 where the Ctrl-C came out of it."""
-    monkeypatch.setattr("sys.argv", ["attnscope", *command])
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of its own
-    torch.set_grad_enabled(True)
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+def written():
+    """Every file in that folder with what tells it apart."""
+    files = {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()}
+    timed = {path: read_trace(path).description.calls for path in files if path.suffix == ".trace"}
+    return files | timed | {path: "" for path in files if path.name == "training.json"}
 
 
-@pytest.fixture(autouse=True)
-def _own_ctrl_c():
+@pytest.fixture
+def run(monkeypatch):
+    """A function that gives the exit code of a command; 130 where the Ctrl-C came out of it."""
+
+    def run(*command):
+        monkeypatch.setattr("sys.argv", ["attnscope", *command])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a process of its own
+        torch.set_grad_enabled(True)
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        except KeyboardInterrupt:
+            return 130
+
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    yield
+    yield run
     sys.unraisablehook = hook
     signal.signal(signal.SIGINT, before)
     torch.set_grad_enabled(True)
 
 
-@pytest.fixture
-def weights(tmp_path):
-    path = tmp_path / "weights.npz"
-    np.savez(path, **{"encoder.00": np.full((1, 3, 3), 1 / 3, np.float32)})
-    return str(path)
-
-
-def export(folder: Path, weights: str) -> Work:
-    command = ["export", "--from", weights, "-o", str(folder / "out"), "--format=png,html,npz,json"]
-    return Work(command, folder)
-
-
-def keep(folder: Path, weights: str) -> Work:
-    command = ["show", "The cat sat.", "--keep", str(folder / "a.trace"), "--head", "L0H0", "--no-cache"]
-    return Work(command, folder, lambda path: read_trace(path).description.calls)
-
-
-def stats(folder: Path, weights: str) -> Work:
-    texts = folder.parent / "texts.txt"
-    texts.write_text("The cat sat.\nA dog ran on.\n", "utf-8")
-    return Work(["stats", "--texts", str(texts), "--checkpoint", str(folder / "sums.json")], folder)
-
-
-def train(folder: Path, weights: str) -> Work:
-    books = write_corpus(folder.parent / "books", files=2, count=12)
-    tiny = ["--layers=1", "--heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
-    command = ["train", *map(str, books), "-o", str(folder / "m"), *tiny, "--steps=2", "--precision=float32"]
-    timed = ("training.json",)  # it says how long the run took
-    return Work(command, folder, lambda path: path.name in timed or path.read_bytes(), ["--resume"])
-
-
-Line = tuple[str, int]
-"""A file of the package, and the number of a line in it."""
-
-
 @contextmanager
-def watched(look: Callable[[Line], None]) -> Iterator[None]:
-    """Call ``look`` for each line of ``ROOMS`` that is about to be run."""
+def watched(look):
+    """Call ``look`` with file and number of each line of ``ROOMS`` that is about to be run."""
     places = tuple(str(Path(attnscope.__file__).parent / room) for room in ROOMS)
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def trace(frame, event, argument):
         if not frame.f_code.co_filename.startswith(places):
             return None
         if event == "line":
@@ -127,33 +87,36 @@ def watched(look: Callable[[Line], None]) -> Iterator[None]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("write", [export, keep, stats, train], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
-    write, request, tmp_path, weights, monkeypatch, capsys
+    run, command, request, tmp_path, monkeypatch, capsys
 ):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    work = write(tmp_path / "here", weights)
-    ended = []
+    np.savez("weights.npz", **{"encoder.00": np.full((1, 3, 3), 1 / 3, np.float32)})
+    Path("texts.txt").write_text("The cat sat.\nA dog ran on.\n")
+    write_corpus(tmp_path / "books", files=2, count=12)
+    command, ended = shlex.split(command), []
 
-    def begin() -> None:
-        shutil.rmtree(work.folder, ignore_errors=True)
-        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        work.folder.mkdir()
+    def begin():
+        for folder in ("here", "cache"):
+            shutil.rmtree(folder, ignore_errors=True)
+        Path("here").mkdir()
         capsys.readouterr()
-        ended.append(run(work.command, monkeypatch))
+        ended.append(run(*command))
 
     begin()  # the first run imports
-    times: Counter[Line] = Counter()
+    times = Counter()
     with watched(lambda line: times.update([line])):
         begin()
     assert ended == [0, 0], capsys.readouterr().err
-    whole = work.written()
+    whole = written()
     assert whole
     moments = [(line, time) for line, count in sorted(times.items()) for time in sorted({1, count})]
     for line, time in moments[:: 1 if request.config.getoption("whole") else FEW]:
-        seen: Counter[Line] = Counter()
+        seen = Counter()
 
-        def press(here: Line, line=line, time=time, seen=seen) -> None:
+        def press(here, line=line, time=time, seen=seen):
             seen.update([here])
             if here == line and seen[line] == time:
                 sys.settrace(None)
@@ -167,10 +130,10 @@ def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
         assert "Traceback" not in said, here
         assert "unexpected" not in said, here
         assert broken(tmp_path) == [], here
-        if work.written() == whole:
+        if written() == whole:
             continue
-        done = run([*work.command, *work.again], monkeypatch)
-        if work.again and done == 2:  # nothing had begun
-            done = run(work.command, monkeypatch)
+        done = run(*command, "--resume") if command[0] == "train" else 2
+        if done == 2:  # nothing had begun, or nothing resumes
+            done = run(*command)
         assert done == 0, f"{here}; then {capsys.readouterr().err}"
-        assert work.written() == whole, here
+        assert written() == whole, here

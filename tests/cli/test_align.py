@@ -1,9 +1,9 @@
 """``attnscope align`` as a user meets it."""
 
-import json
 import re
 
 import pytest
+import soundfile
 
 from attnscope.questions.align import WRITERS, SpokenText, SpokenWord, write_srt, write_textgrid
 from tests.models import speech
@@ -12,29 +12,30 @@ TEXT = "The cat sat on the mat."
 
 
 @pytest.fixture
-def answer(run, whisper, tone):
-    return run.json("align", tone, TEXT, "-m", whisper)
+def asked(whisper, tone):
+    return "align", tone, TEXT, "-m", whisper
 
 
-def test_each_word_has_a_line_with_its_times(run, whisper, tone, answer):
-    ran = run("align", tone, TEXT, "-m", whisper)
+def test_each_word_has_a_line_with_its_times(run, asked):
+    ran = run(*asked)
     assert (ran.code, ran.err) == (0, "")
     assert "6 words in 1.30 seconds" in ran.out
     assert "by the alignment heads that the model names: L0H1, L1H0" in ran.out
     lines = re.findall(r"^ +(\d+\.\d\d) +(\d+\.\d\d) +\d+% +(\S+)", ran.out, re.M)
-    assert [line[2] for line in lines] == TEXT.split()
-    assert [line[:2] for line in lines] == [
-        (f"{word['begin']:.2f}", f"{word['end']:.2f}") for word in answer["words"]
+    words = [
+        (f"{word['begin']:.2f}", f"{word['end']:.2f}", word["text"]) for word in run.json(*asked)["words"]
     ]
+    assert lines == words
+    assert [text for *_, text in lines] == TEXT.split()
 
 
-def test_the_map_and_its_path_are_saved_as_a_picture(run, whisper, tone, answer, tmp_path):
-    ran = run("align", tone, TEXT, "-m", whisper, "-o", tmp_path / "map.svg")
+def test_the_map_and_its_path_are_saved_as_a_picture(run, asked, tmp_path):
+    ran = run(*asked, "-o", tmp_path / "map.svg")
     assert (ran.code, ran.out) == (0, "")
     assert ran.err.endswith(f"saved {tmp_path / 'map.svg'}\n")
     drawn = (tmp_path / "map.svg").read_text("utf-8")
     labels = [text.replace("\u200e", "").strip() for text in re.findall(r"<!-- (.*?) -->", drawn)]
-    assert {token["text"].strip() or "␣" for token in answer["tokens"]} <= {*labels}
+    assert {token["text"].strip() or "␣" for token in run.json(*asked)["tokens"]} <= {*labels}
 
 
 def spoken(words, seconds):
@@ -42,11 +43,10 @@ def spoken(words, seconds):
 
 
 @pytest.mark.parametrize("format", WRITERS)
-def test_other_formats_hold_the_words_of_the_answer(run, whisper, tone, answer, format):
+def test_other_formats_hold_the_words_of_the_answer(run, asked, format):
+    answer = run.json(*asked)
     words = [(word["text"], word["begin"], word["end"]) for word in answer["words"]]
-    printed = run("align", tone, TEXT, "-m", whisper, "--format", format).out
-    assert [word for word, *_ in words] == TEXT.split()
-    assert printed == WRITERS[format](spoken(words, answer["seconds"]))
+    assert run(*asked, "--format", format).out == WRITERS[format](spoken(words, answer["seconds"]))
 
 
 def test_subtitles_are_numbered_and_count_hours_and_letters_of_any_script():
@@ -77,35 +77,32 @@ def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(words, seconds,
 @pytest.mark.slow
 def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whisper, tmp_path):
     long = speech.sound(tmp_path / "long.wav", 7.0)
-    ran = run("align", long, "-m", whisper, "--generate", "9")
-    assert ran.code == 0
-    assert "in 7.00 seconds" in ran.out
-    whole = run.json("align", long, "-m", whisper, "--generate", "9")
-    times = [word["begin"] for word in whole["words"]]
-    assert times == sorted(times)
-    assert times[-1] > 5
+    asked = ("align", long, "-m", whisper, "--generate", "9")
+    assert "in 7.00 seconds" in run(*asked).out
+    whole = run.json(*asked)
     begin, words = 0.0, []
     while begin < 7:  # the same by hand, a window at a time
         stop = min(begin + speech.SECONDS, 7.0)
         cut = "--from-second", str(begin), "--to-second", str(stop)
-        part = run.json("align", long, "-m", whisper, "--generate", "9", *cut)
+        part = run.json(*asked, *cut)
         assert (part["begin"], part["seconds"]) == pytest.approx((begin, stop), abs=0.02)
         last = part["words"][-1]["begin"]
         following = last if stop < 7 and last > begin + speech.SECONDS / 2 else stop
         words += [word for word in part["words"] if following == stop or word["begin"] < following]
         begin = following
     assert words == whole["words"]
+    times = [word["begin"] for word in words]
+    assert times == sorted(times)
+    assert times[-1] > 5
     assert any("seconds at once, in " in note for note in whole["notes"])
     assert f"the model wrote {len(whole['tokens'])} tokens" in whole["notes"]
     assert not any(note.startswith("generated") for note in whole["notes"])
-    drawn = run("align", long, "-m", whisper, "--generate", "9", "-o", tmp_path / "long.png")
+    drawn = run(*asked, "-o", tmp_path / "long.png")
     assert "of a long sound one part has one" in drawn.err
     assert not (tmp_path / "long.png").exists()
 
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):
-    import soundfile
-
     long = speech.sound(tmp_path / "long.wav", 3.0)
     samples, rate = soundfile.read(long)
     soundfile.write(tmp_path / "part.wav", samples[rate : 2 * rate], rate)
@@ -113,8 +110,8 @@ def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):
     part = run.json("align", long, TEXT, "-m", whisper, *cut)
     alone = run.json("align", tmp_path / "part.wav", TEXT, "-m", whisper)
     for one, other in zip(part["words"], alone["words"], strict=True):
-        assert one["text"] == other["text"]
-        assert (one["begin"], one["end"]) == pytest.approx((other["begin"] + 1, other["end"] + 1))
-    shown = run("show", TEXT, "--audio", long, "-m", whisper, "--head", "cross L0H0", "--token", "cat",
-                "--json", *cut)  # fmt: skip
-    assert all(1 <= float(key["text"].removesuffix(" s")) <= 3 for key in json.loads(shown.out)["looks_at"])
+        times = {name: pytest.approx(other[name] + 1) for name in ("begin", "end")}
+        assert one == other | times
+    token = ("--head", "cross L0H0", "--token", "cat")
+    shown = run.json("show", TEXT, "--audio", long, "-m", whisper, *token, *cut)
+    assert all(1 <= float(key["text"].removesuffix(" s")) <= 3 for key in shown["looks_at"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import shutil
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -63,9 +64,7 @@ def test_each_question_is_answered_as_in_the_terminal(server, tool, words, said)
 
 def test_a_model_and_a_trace_in_the_folder_are_read(server, tmp_path):
     attnscope.load("own").read(TEXT).save(tmp_path / "cat.trace")
-    (tmp_path / "mine").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / "mine" / name).write_bytes((BUNDLED / name).read_bytes())
+    shutil.copytree(BUNDLED, tmp_path / "mine")
     answers = ask(server, ("stats", {"text": "cat.trace"}), ("stats", {"text": TEXT, "model": "mine"}))
     assert all("previous" in answer.content[0].text for answer in answers)
 
@@ -73,18 +72,13 @@ def test_a_model_and_a_trace_in_the_folder_are_read(server, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"model": "../own"}, "outside of the folder"),
-        ({"model": "/etc"}, "outside of the folder"),
-        ({"model": "~/own"}, "there is no"),
-        ({"model": "a/../../own"}, "outside of the folder"),
-        ({"model": "link"}, "outside of the folder"),
+        *(({"model": name}, "outside of the folder") for name in ("../own", "/etc", "a/../../own", "link")),
+        *(({"model": name}, "there is no") for name in ("~/own", "./" + "a" * 5000)),
+        *(({"image": name}, "outside of the folder") for name in ("/etc/hostname", "link/README.md")),
         ({"model": "model.py:Model"}, "runs no file of code"),
-        ({"image": "/etc/hostname"}, "outside of the folder"),
-        ({"image": "link/README.md"}, "outside of the folder"),
         ({"head": "L9H9"}, "no head L9H9: this model has layers 0-3, heads 0-7"),
         ({"text": ""}, "give a text"),
         ({"text": "\0.trace", "model": "a\0b"}, "there is no"),
-        ({"model": "./" + "a" * 5000}, "there is no"),
     ],
 )
 def test_what_lies_outside_or_does_not_exist_is_told_in_a_sentence(server, tmp_path, words, sentence):
@@ -97,7 +91,6 @@ def test_what_lies_outside_or_does_not_exist_is_told_in_a_sentence(server, tmp_p
 @pytest.mark.subprocess
 def test_the_command_serves_over_standard_input_and_output(tmp_path):
     words = ["-m", "attnscope", "mcp", str(tmp_path)]
-    (answer,) = ask(
-        mcp.StdioServerParameters(command=sys.executable, args=words), ("stats", {"text": TEXT, "top": 1})
-    )
+    server = mcp.StdioServerParameters(command=sys.executable, args=words)
+    (answer,) = ask(server, ("stats", {"text": TEXT, "top": 1}))
     assert "1 of 32 heads" in answer.content[0].text

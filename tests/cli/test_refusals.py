@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from attnscope.cli.command import RETIRED
 from tests.cli.conftest import WORDS
 
 LAYERS = "this model has layers 0-3, heads 0-7"
@@ -168,6 +169,7 @@ REFUSED = {
     "find --gold bank.conllu 'it -> cat'": "--gold",
     "find --gold bank.conllu -f x": "--gold",
     "find --gold bank.conllu -o x.png": "--gold",
+    "find --gold timed.jsonl": RETIRED["sounds in --gold"],
     "spans TEXT --head L1H9": "no head L1H9: this model has",
     "spans '[[fact: A cat.]] Rain.' --by marks --pair 'answer -> fact'": (
         "no part 'answer': the text has the parts [CLS], fact, rest 2"

@@ -1,7 +1,5 @@
 """Text from outside: every kind of file and every name, hostile in each; nothing arrives as it was."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -44,10 +42,10 @@ def planted(form: str, tmp_path):
 def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, tmp_path, run, monkeypatch):
     path = planted(form, tmp_path)
     show = ("show", "--from", path, "--head", "L0H0")
-    outputs = {"terminal": run(*show).out, "json": run(*show, "--json").out}
     assert run("show", "--from", path, "-o", tmp_path / "o.html").code == 0
-    outputs["page"] = (tmp_path / "o.html").read_text("utf-8")
-    assert "<script>alert(1)" not in outputs["page"]
+    page = (tmp_path / "o.html").read_text("utf-8")
+    assert "<script>alert(1)" not in page
+    outputs = {"terminal": run(*show).out, "json": run(*show, "--json").out, "page": page}
     if form == "npz":  # a picture is drawn of what was read, whatever it was read from
         for suffix in ("svg", "pdf", "png"):
             assert run(*show, "-o", tmp_path / f"o.{suffix}").code == 0
@@ -61,22 +59,18 @@ def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, tmp_path,
     assert not steering(re.sub(r"\x1b\[[\d;]*m", "", coloured))
 
 
-def test_what_is_not_there_is_named_without_its_powers(run):
-    for arguments in (("show", "--from", f"{NAME}.npz"), ("stats", "-f", NAME), ("show", "a", "-m", NAME)):
-        result = run(*arguments)
-        assert result.code == 2
-        assert not steering(result.err), arguments
+@pytest.mark.parametrize("asked", ["show --from {}.npz", "stats -f {}", "show a -m {}"])
+def test_what_is_not_there_is_named_without_its_powers(run, asked):
+    result = run(*(word.format(NAME) for word in asked.split()))
+    assert result.code == 2
+    assert not steering(result.err)
 
 
 @pytest.fixture
 def corpus(tmp_path):
     """Texts that are hostile themselves, in lines that are broken in hostile ways, in a file named so."""
-    lines = [
-        json.dumps({"text": f"The cat sat. {NAME}"}),
-        json.dumps({NAME: 1}),
-        "[" * 100_000,
-        f"{NAME} no JSON",
-    ]
+    texts = (json.dumps({"text": f"The cat sat. {NAME}"}), json.dumps({NAME: 1}))
+    lines = (*texts, "[" * 100_000, f"{NAME} no JSON")
     path = tmp_path / f"{NAME[:20]}.jsonl"
     path.write_text("\n".join(line.replace("\n", " ") for line in lines), "utf-8")
     return path
@@ -84,11 +78,12 @@ def corpus(tmp_path):
 
 @pytest.mark.parametrize("form", [[], ["--csv"], ["--json"], ["--sort", "entropy"]], ids=str)
 def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus, tmp_path, run):
-    ran = run("stats", "--texts", corpus, "--truncate", *form, "--checkpoint", tmp_path / "sums.json")
+    asked = ("stats", "--texts", corpus, "--truncate", *form)
+    ran = run(*asked, "--checkpoint", tmp_path / "sums.json")
     assert ran.code == 0, ran.err
     assert ran.err.count("skipped") == 3
     assert not steering(ran.out + ran.err)
-    strict = run("stats", "--texts", corpus, "--truncate", "--strict", *form)
+    strict = run(*asked, "--strict")
     assert strict.code == 2
     assert not steering(strict.out + strict.err)
 
@@ -96,30 +91,29 @@ def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
 def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit):
-    folder, path = vit, tmp_path / f"{NAME[:20]}.{suffix}"
+    path = tmp_path / f"{NAME[:20]}.{suffix}"
     picture, said, exif = Image.new("RGB", (32, 32), "red"), PngInfo(), Image.Exif()
+    latin = NAME.encode("utf-8", "replace").decode("latin-1")
     for tag in (270, 305, 315, 33432):  # description, software, artist, copyright
-        exif[tag] = NAME.encode("utf-8", "replace").decode("latin-1")
-    said.add_text("Comment", NAME.encode("utf-8", "replace").decode("latin-1"))
+        exif[tag] = latin
+    said.add_text("Comment", latin)
     picture.save(path, exif=exif, **({"pnginfo": said} if suffix == "png" else {}))
-    outputs = [
-        run("show", "-m", folder, "--image", path, *form) for form in ([], ["--json"], ["--head", "L0H0"])
-    ]
-    assert [ran.code for ran in outputs] == [0, 0, 0], outputs
-    for name in ("o.svg", "o.html", "o.pdf") if suffix == "png" else ("o.html",):
-        head = [] if name == "o.html" else ["--head", "L0H0"]
-        outputs.append(run("show", "-m", folder, "--image", path, *head, "-o", tmp_path / name))
-        assert b"owned" not in (tmp_path / name).read_bytes().replace(b"owned\\", b"")
-    for ran in outputs:
+    looks = [[], ["--json"], ["--head", "L0H0"], ["-o", tmp_path / "o.html"]]
+    if suffix == "png":  # a picture is drawn of what was read, whatever it was read from
+        looks += [["--head", "L0H0", "-o", tmp_path / name] for name in ("o.svg", "o.pdf")]
+    for look in looks:
+        ran = run("show", "-m", vit, "--image", path, *look)
+        assert ran.code == 0, ran.err
         assert not steering(ran.out + ran.err)
-    broken = tmp_path / f"{NAME[:20]}.gif"
-    broken.write_bytes(NAME.encode("utf-8", "replace"))
-    ran = run("show", "-m", folder, "--image", broken)
+    for file in tmp_path.glob("o.*"):
+        assert b"owned" not in file.read_bytes().replace(b"owned\\", b"")
+    path.write_text(latin)
+    ran = run("show", "-m", vit, "--image", path)
     assert ran.code == 2
     assert not steering(ran.err)
 
 
-def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run, monkeypatch) -> None:
+def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run, monkeypatch):
     folder = tmp_path / "a\x1b[31m\u202e"
     folder.mkdir()
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder))
@@ -148,13 +142,12 @@ VIEWS = "show|show --plain|show --head L1H1|show --token 0|show --json|stats|sta
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory):
     """A model whose name, and the special token before every text, are hostile."""
-    token = EVIL
     made = gpt2(tmp_path_factory.mktemp("made"), vocab_size=500)
     tokenizer = transformers.AutoTokenizer.from_pretrained(made)
-    tokenizer.add_special_tokens({"cls_token": token})
-    start = {"id": "S", "ids": [tokenizer.cls_token_id], "tokens": [token]}
+    tokenizer.add_special_tokens({"cls_token": EVIL})
+    start = {"id": "S", "ids": [tokenizer.cls_token_id], "tokens": [EVIL]}
     tokenizer._tokenizer.post_processor = processors.TemplateProcessing(["S", "$A"], None, [start])
-    folder = tmp_path_factory.mktemp("evil") / token.replace("/", "|")
+    folder = tmp_path_factory.mktemp("evil") / EVIL.replace("/", "|")
     shutil.copytree(made, folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

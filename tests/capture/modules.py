@@ -84,23 +84,19 @@ def softmaxed(name="torch.softmax"):
     return Softmaxed(SOFTMAXES[name])
 
 
-class Fused(nn.Module):
+class Fused(Heads):
     """Fused projections and torch's kernel, causal, as in small language models."""
 
-    def __init__(self, size=16, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.c_attn = nn.Linear(size, 3 * size)
-        self.c_proj = nn.Linear(size, size)
+    def __init__(self, size=16):
+        super().__init__(size=size)
+        self.out = nn.Linear(size, size)
 
     def forward(self, x):
-        batch, length, size = x.shape
-        q, k, v = self.c_attn(x).split(size, dim=2)
-        q, k, v = (t.view(batch, length, self.heads, size // self.heads).transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
-        powers = (q @ k.mT / math.sqrt(size // self.heads)).exp().tril()
+        q, k, v = self.split(x)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0, is_causal=True)
+        powers = (q @ k.mT / math.sqrt(q.shape[-1])).exp().tril()
         weights = powers / powers.sum(-1, keepdim=True)
-        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, size)), weights
+        return self.out(mixed.transpose(1, 2).flatten(2)), weights
 
 
 class Head(nn.Module):

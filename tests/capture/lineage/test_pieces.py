@@ -150,6 +150,14 @@ def two_rows_alone(self, q, k, v):
     return F.scaled_dot_product_attention(q[:, :, 5:7], k, v).mean(2, keepdim=True)
 
 
+def with_means_of_earlier_keys(self, q, k, v):
+    """Causal attention that also sees the mean of each earlier three."""
+    k, v = (torch.cat([part, part.unflatten(2, (-1, 3)).mean(3)], 2) for part in (k, v))
+    opened = torch.cat([PLACE, PLACE[2::3]]) <= PLACE[:, None]  # the last token of each key
+    self.keep((q @ k.mT / 2).masked_fill(~opened, -torch.inf).softmax(-1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=opened)
+
+
 class OneAfterTheOther(nn.Module):
     """Several layers in the forward of one module, each of them in chunks."""
 
@@ -252,6 +260,7 @@ PLACED = {  # what a module is given, the kind of its attention, where it begins
     "causal chunks": (lambda: Stream(causal_chunks), [X], "decoder", 0, COUNT),
     "pieces with more and more keys": (lambda: Stream(growing_keys), [X], "encoder", 0, COUNT),
     "two rows alone": (lambda: Stream(two_rows_alone), [X], "encoder", 5, COUNT),
+    "keys behind the text": (lambda: Stream(with_means_of_earlier_keys), [X], "decoder", 0, COUNT + 4),
     "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
     "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
     "cast projections of one input": (lambda: HeadsOfTheirOwn(torch.float64), [X], "encoder", 0, COUNT),

@@ -11,16 +11,15 @@ import torch
 
 from attnscope.capture import recording
 from attnscope.capture.placing import chunked
+from attnscope.capture.record import Seeing
 from attnscope.questions.sentences import note_unproved
-from tests.capture.observing import observe
+from tests.capture.observing import check_parts, observe
 from tests.capture.tiny import tiny
 
 HEADS, SIZE, LENGTH = 2, 24, 16
 SIZES = {"vocab_size": 99, "hidden_size": HEADS * SIZE, "num_attention_heads": HEADS, "num_hidden_layers": 2}
 SIDE = {"layers": 2, "attention_heads": HEADS, "ffn_dim": 16}
 SIDES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
-
-
 SIDES |= {"vocab_size": 99, "d_model": HEADS * SIZE}
 REFORMER = {
     **{"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "attn_layers": ["local", "lsh"]},
@@ -94,20 +93,25 @@ def test_every_weight_is_at_its_true_key_and_gives_what_the_module_made_of_its_v
         assert bool(kept.allowed.any())
 
 
-@pytest.mark.parametrize("name", ["longformer", "longformer with global tokens"])
-def test_weights_put_at_the_keys_beside_theirs_are_said_to_be_wrong(name, monkeypatch):
-    put, (make, given) = chunked.put, CASES[name]
-    monkeypatch.setattr(chunked, "put", lambda weights, keys, *more: put(weights, keys.roll(1, -1), *more))
-    assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
+def beside_theirs(put):
+    return lambda weights, keys, *more: put(weights, keys.roll(1, -1), *more)
 
 
-def test_rows_of_global_tokens_are_proved_by_values_of_their_own(monkeypatch):
-    put, (make, given) = chunked.put, CASES["longformer with global tokens"]
+def turned_where_tokens_are_global(put):
+    """These rows are proved by values of their own."""
+    return lambda weights, *more: put(weights if weights.shape[2] == LENGTH else weights.flip(-1), *more)
 
-    def turned(weights, *more):
-        return put(weights if weights.shape[2] == LENGTH else weights.flip(-1), *more)
 
-    monkeypatch.setattr(chunked, "put", turned)
+WRONG = [("longformer", beside_theirs)]
+WRONG += [
+    ("longformer with global tokens", wrong) for wrong in (beside_theirs, turned_where_tokens_are_global)
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
+def test_weights_put_at_other_keys_are_said_to_be_wrong(name, wrong, monkeypatch):
+    make, given = CASES[name]
+    monkeypatch.setattr(chunked, "put", wrong(chunked.put))
     assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
 
 
@@ -119,17 +123,10 @@ def test_weights_of_another_type_than_the_values_are_not_proved_and_say_why():
 
 
 def test_some_rows_of_some_heads_are_those_of_the_whole_map():
-    seen, (make, given) = [], CASES["longformer with global tokens"]
-
-    class Part:
-        def observe(self, attention):
-            whole = attention.weights()
-            seen.append(torch.equal(attention.rows(6, 9, [1]), whole[:, 1:, 6:9]))
-            seen.append(torch.equal(attention.rows(3, 4), whole[:, :, 3:4]))
-
-    with torch.inference_mode(), recording(model := make(), [Part()]):
+    make, given = CASES["longformer with global tokens"]
+    with torch.inference_mode(), recording(model := make(), [Seeing(check_parts)]) as record:
         model(**given)
-    assert seen == [True] * 4
+    assert (len(record.sites), record.failures) == (2, [])
 
 
 def test_a_token_outside_the_window_is_closed_unless_it_is_global():

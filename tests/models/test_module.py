@@ -200,6 +200,7 @@ def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
         overview(model, model.prepare("The cat sat."), Selection())
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_module_is_found_by_its_dotted_name_and_says_if_it_has_no_attention():
     model = load("torch.nn:Identity")
     assert isinstance(model.module, torch.nn.Identity)

@@ -16,48 +16,57 @@ from tests.capture.placing.ways import COUNT, SIZE, STATES
 ORDER = torch.tensor([3, 1, 0, 6, 2, 4, 5])
 
 
+def bert_attention(**options):
+    """Attention of transformers, which goes through its attention functions."""
+    config = BertConfig(hidden_size=SIZE, num_attention_heads=2, attn_implementation="sdpa", **options)
+    return BertAttention(config, is_causal=False, is_cross_attention=config.is_decoder)
+
+
+def written(qkv, x):
+    q, k, v = qkv(x).chunk(3, -1)
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def by_the_kernel(qkv, x):
+    return F.scaled_dot_product_attention(*qkv(x)[:, None].chunk(3, -1))[:, 0]
+
+
+def positions_first(module, x):
+    return module(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
+
+
+WAYS = {  # what attends along the first axis but one, and how it is called
+    "written": (partial(nn.Linear, SIZE, 3 * SIZE), written),
+    "kernel": (partial(nn.Linear, SIZE, 3 * SIZE), by_the_kernel),
+    "fused module": (partial(nn.MultiheadAttention, SIZE, 2, batch_first=True), lambda m, x: m(x, x, x)[0]),
+    "positions first in a module": (partial(nn.MultiheadAttention, SIZE, 2), positions_first),
+    "fused layer": (partial(nn.TransformerEncoderLayer, SIZE, 2, 8, batch_first=True), lambda m, x: m(x)),
+    "function of transformers": (bert_attention, lambda m, x: m(x)[0]),
+}
+
+
 class Attend(nn.Module):
-    """One of the ways in which people attend along the first axis but one."""
+    """One of the ways in which people attend."""
 
     def __init__(self, way):
         super().__init__()
-        self.way, self.qkv = way, nn.Linear(SIZE, 3 * SIZE)
-        if way == "fused layer":
-            self.inner = nn.TransformerEncoderLayer(SIZE, 2, 8, batch_first=True)
-        elif way == "function of transformers":
-            config = BertConfig(hidden_size=SIZE, num_attention_heads=2, attn_implementation="sdpa")
-            self.inner = BertAttention(config)
-        elif "module" in way:
-            self.inner = nn.MultiheadAttention(SIZE, 2, batch_first="first" not in way)
+        made, self.run = WAYS[way]
+        self.inner = made()
 
     def forward(self, x):
-        if self.way in ("fused layer", "function of transformers"):
-            mixed = self.inner(x)
-            return mixed[0] if isinstance(mixed, tuple) else mixed
-        if "first" in self.way:
-            return self.inner(*[x.transpose(0, 1)] * 3)[0].transpose(0, 1)
-        if "module" in self.way:
-            return self.inner(x, x, x)[0]
-        q, k, v = self.qkv(x).chunk(3, -1)
-        if self.way == "kernel":
-            return F.scaled_dot_product_attention(*(each[:, None] for each in (q, k, v)))[:, 0]
-        return (q @ k.mT).softmax(-1) @ v
+        return self.run(self.inner, x)
 
 
 class Table(nn.Module):
     """Rows of a table, whose cells look at each other, and at the same cell of other rows."""
 
-    def __init__(self, way, both=True):
+    def __init__(self, way):
         super().__init__()
-        self.cells, self.rows = Attend(way) if both else None, Attend(way)
+        self.cells, self.rows = Attend(way), Attend(way)
 
     def forward(self, x):
-        x = x if self.cells is None else x + self.cells(x)
+        x = x + self.cells(x)
         return x + self.rows(x.transpose(0, 1)).transpose(0, 1)
-
-
-WAYS = ["written", "kernel", "fused module", "positions first in a module", "fused layer"]
-WAYS += ["function of transformers"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -105,10 +114,7 @@ class Memory(nn.Module):
 
     def __init__(self, order):
         super().__init__()
-        config = BertConfig(
-            hidden_size=SIZE, num_attention_heads=2, attn_implementation="sdpa", is_decoder=True
-        )
-        self.attention, self.order = BertAttention(config, is_causal=False, is_cross_attention=True), order
+        self.attention, self.order = bert_attention(is_decoder=True), order
 
     def forward(self, x):
         return self.attention(x, encoder_hidden_states=x[:, self.order])[0]

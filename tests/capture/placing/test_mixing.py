@@ -8,29 +8,28 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.rows.capture import MAPPED
-from tests.capture.observing import observe
+from tests.capture.observing import check_kept, observe
 from tests.capture.placing import ways
 from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs
 
 
 def by_a_product(self, q, k, v):
-    self.seen = self.one(k).softmax(2).mT
-    return self.seen @ v
+    return self.keep(self.one(k).softmax(2).mT) @ v
 
 
 def by_torchs_kernel(self, q, k, v):
     query = self.table[:, None].expand(TEXTS, -1, -1, -1)
-    self.seen = (query @ k.mT / EACH**0.5).softmax(-1)
+    self.keep((query @ k.mT / EACH**0.5).softmax(-1))
     return F.scaled_dot_product_attention(query, k, v)
 
 
 @pytest.mark.parametrize("way", [by_a_product, by_torchs_kernel])
 def test_pooling_by_a_product_is_one_row_over_all_tokens_that_stands_at_none(way):
-    record, (kept,), _ = observe(nn.Sequential(module := Stream(way)), STATES)
+    record, maps, _ = observe(model := Stream(way), STATES)
+    check_kept(model, maps)
     (site,) = record.sites
     assert (site.site.kind, site.batch, site.queries, site.keys, site.offset) == ("cross", 2, 1, COUNT, None)
-    torch.testing.assert_close(kept.weights, module.seen)
 
 
 SAMPLE = torch.tensor([1, 3, 4, 6])
@@ -48,8 +47,8 @@ def sample_rows(self, q, k, v):
 
 @pytest.mark.parametrize("way", [sample_queries, sample_rows])
 def test_rows_that_few_positions_ask_are_said_to_stand_at_these(way):
-    record, (kept,), _ = observe(nn.Sequential(module := Stream(way)), STATES)
-    torch.testing.assert_close(kept.weights, module.kept[-1], atol=1e-6, rtol=0)
+    record, maps, _ = observe(model := nn.Sequential(Stream(way)), STATES)
+    check_kept(model, maps)
     assert record.notes == [SAMPLED.format(names="0")]
 
 
@@ -91,23 +90,6 @@ def powers_of_a_graph(self, q, k, v):
     return (graph @ graph @ graph)[..., 0]
 
 
-ALONE = [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads, normalize]
-
-
-@pytest.mark.parametrize("way", [*ALONE, powers_of_a_graph])
-def test_what_mixes_no_tokens_is_neither_shown_nor_named(way):
-    record, *_ = observe(nn.Sequential(Stream(way)), STATES)
-    assert (record.sites, record.without_attention, record.notes) == ([], [], [])
-
-
-def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():
-    record, *_ = observe(Chain(layers=[[Stream(attend), Stream(ways.decay)] for _ in range(2)]), STATES)
-    assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
-    assert not record.without_attention
-    (note,) = record.notes
-    assert note.startswith("tokens also mix outside the attention that is shown: layers.*.*")
-
-
 class Attention(nn.Module):
     """A module whose name says that it attends, around another one."""
 
@@ -119,9 +101,24 @@ class Attention(nn.Module):
         return self.attention(x)
 
 
-def test_an_indexer_inside_of_attention_mixes_no_tokens():
-    record, *_ = observe(nn.Sequential(Attention(join_scores_of_heads)), STATES)
+ALONE = [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads, normalize]
+ALONE += [powers_of_a_graph]
+
+
+@pytest.mark.parametrize(
+    ("made", "way"), [(Attention, join_scores_of_heads), *((Stream, way) for way in ALONE)]
+)
+def test_what_mixes_no_tokens_is_neither_shown_nor_named(made, way):
+    record, *_ = observe(nn.Sequential(made(way)), STATES)
     assert (record.sites, record.without_attention, record.notes) == ([], [], [])
+
+
+def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():
+    record, *_ = observe(Chain(layers=[[Stream(attend), Stream(ways.decay)] for _ in range(2)]), STATES)
+    assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
+    assert not record.without_attention
+    (note,) = record.notes
+    assert note.startswith("tokens also mix outside the attention that is shown: layers.*.*")
 
 
 class LinearAttention(Stream):

@@ -70,12 +70,6 @@ def divide(scores):
     return powers / powers.sum(-1, keepdim=True)
 
 
-def divide_in_place(scores):
-    powers = torch.exp(scores)
-    powers /= powers.sum(dim=-1, keepdim=True)
-    return powers
-
-
 def keep_the_largest(scores):
     largest, places = scores.topk(3, -1)
     return torch.zeros_like(scores).scatter_(-1, places, largest.softmax(-1))
@@ -94,9 +88,7 @@ def two_hops(scores):
 
 SCORED = [
     divide,
-    divide_in_place,
     keep_the_largest,
-    lambda scores: scores.copy_(scores.softmax(-1)),
     lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
     lambda scores: torch.sigmoid(scores - 1),
     break_sticks,
@@ -110,11 +102,6 @@ def choose_the_highest(scores):
 
 def one_mean_for_all_heads(scores):
     return scores.softmax(-1).mean(1, keepdim=True)
-
-
-def divide_late(self, q, k, v):
-    powers = (q @ k.mT).exp()
-    return (powers @ v) / powers.sum(-1, keepdim=True)
 
 
 def go_online(size):
@@ -320,14 +307,6 @@ def among_neighbours(self, q, k, v):
     return (weights @ v[:, :, NEAR])[..., 0, :]
 
 
-def among_gathered_neighbours(self, q, k, v):
-    places = NEAR.flatten()[:, None].expand(TEXTS, HEADS, -1, EACH)
-    keys, values = (part.gather(2, places).unflatten(2, (COUNT, 3)) for part in (k, v))
-    weights = (q[:, :, :, None] @ keys.mT).softmax(-1)  # [text, head, query, 1, slot]
-    self.keep(put(weights[..., 0, :], NEAR))
-    return (weights @ values)[..., 0, :]
-
-
 def by_queries_that_each_head_samples(self, q, k, v):
     """The longest queries of each head ask, all others take the mean (ProbSparse attention of Informer)."""
     asked = q.norm(dim=-1).topk(5).indices[..., None]  # [text, head, sampled, 1]
@@ -390,7 +369,7 @@ SHOWN = [
     *(by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side),
 ]
 PLACED = [  # tried at one place in a model alone
-    *(among_gathered_neighbours, by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
+    *(by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
     *(with_values_of_distances_first, by_learned_weights, by_learned_weights_and_an_einsum),
     *(talk(mix, behind=False) for mix in TALK),
     attend_along_an_axis,
@@ -398,7 +377,7 @@ PLACED = [  # tried at one place in a model alone
 
 NAMED = [
     *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
-    *((way, why.NO_SOFTMAX) for way in (divide_late, go_online(3), go_online(1), one_pair_after_another)),
+    *((way, why.NO_SOFTMAX) for way in (go_online(3), one_pair_after_another)),
     *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
     (subtract, SIGNED),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnscope.attention import AttentionCall
 from attnscope.capture import FUSED, recording
@@ -18,6 +17,7 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.questions.sentences import provenance
 from tests.capture import modules
 from tests.capture.observing import observe
+from tests.fused.combinations import brute_force
 
 
 def capture_sdpa(batch, *args, **options):
@@ -49,10 +49,16 @@ def random_call(seed, masking="none", heads=4, key_heads=2, queries=7, keys=7):
         mask = torch.randn(1, heads, queries, keys, generator=noise)
         closed = torch.rand(2, 1, queries, keys, generator=noise) > 0.6
         options["attn_mask"] = mask.masked_fill(closed, torch.finfo(torch.float32).min)
+    elif masking == "no key of a row":
+        options["attn_mask"] = torch.arange(queries)[:, None].expand(-1, keys) != 3
+    elif masking == "the lowest number in a row":
+        closed = torch.arange(queries)[:, None].expand(-1, keys) == 3
+        options["attn_mask"] = closed * torch.finfo(torch.float32).min
     return query, key, options
 
 
-MASKINGS = ["none", "causal", "bool", "a head", "padding", "added"]
+MASKINGS = ["none", "causal", "bool", "a head", "padding", "added", "no key of a row"]
+MASKINGS += ["the lowest number in a row"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,26 +103,6 @@ def test_allowed_is_the_mask(masking):
     assert torch.equal(allowed, expected.expand(2, 4, 7, 7)[:, :, 2:6])
 
 
-def test_a_row_without_an_open_key_is_zero_as_in_the_kernel():
-    query, key, _ = random_call(0)
-    mask = torch.ones(7, 7, dtype=torch.bool)
-    mask[3] = False
-    rows = capture_sdpa(2, query, key, key, mask, enable_gqa=True).read.rows(0, 7, None)
-    assert torch.equal(rows[:, :, 3], torch.zeros(2, 4, 7))
-    expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
-
-
-def test_a_row_closed_by_the_lowest_number_is_even_as_in_the_kernel():
-    query, key, _ = random_call(0)
-    mask = torch.zeros(7, 7)
-    mask[3] = torch.finfo(torch.float32).min
-    capture = capture_sdpa(2, query, key, key, mask, enable_gqa=True)
-    expected = kernel_weights(query, key, attn_mask=mask, enable_gqa=True)
-    torch.testing.assert_close(capture.read.rows(0, 7, None), expected, atol=1e-6, rtol=0)
-    assert not capture.read.allowed(3, 4).any()
-
-
 def test_not_a_number_is_not_hidden():
     query, key, _ = random_call(0)
     query[0, 0, 2, 0] = torch.nan
@@ -135,10 +121,8 @@ def test_a_mask_a_batch_entry_counts_the_batch():
 def test_soft_cap_and_sinks_follow_their_formulas():
     query, key, _ = random_call(5, key_heads=4)
     sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
-    rows = ScoredRows(AttentionCall(query, key, key, 0.3, softcap=2.0, sinks=sinks, diagonal=0))
-    scores = 2 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.3 / 2)
-    powers = torch.exp(scores).tril()
-    expected = powers / (powers.sum(-1, keepdim=True) + sinks.exp()[None, :, None, None])
+    call = AttentionCall(query, key, key, 0.3, softcap=2.0, sinks=sinks, diagonal=0)
+    rows, expected = ScoredRows(call), brute_force(call).float()
     torch.testing.assert_close(rows.rows(0, 7, None), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(rows.rows(2, 4, [3, 1]), expected[:, [3, 1], 2:4], atol=1e-6, rtol=0)
 
@@ -218,28 +202,21 @@ class Off(torch.overrides.TorchFunctionMode):
 STATES = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Attending(nn.Module):
-    """One call of torch's kernel."""
-
-    def forward(self, states):
-        return sdpa(states, states, states)
-
-
 @pytest.mark.parametrize("by", [0.0, 0.5])
 def test_a_kernel_that_does_something_else_is_said_beside_the_picture(by):
     with Off((9, 8), "scaled_dot_product_attention", by=by):
-        record, *_ = observe(Attending(), STATES[:, :, :9])
+        record, *_ = observe(modules.Kernel(), *[STATES[:, :, :9]] * 3)
     (site,) = record.sites
     assert site.differs == (by > 0)
     assert ("do not trust layer 0" in provenance(record.sites)) == site.differs
 
 
 def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
-    model, plain = Attending(), fused_pass.attend
+    model, plain, given = modules.Kernel(), fused_pass.attend, [STATES] * 3
     with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:
-        model(STATES)
+        model(*given)
         monkeypatch.setattr(fused_pass, "attend", lambda *given: (plain(*given)[0] + 0.01, None))
-        assert torch.equal(model(STATES), sdpa(STATES, STATES, STATES))
+        assert torch.equal(model(*given), F.scaled_dot_product_attention(*given))
     first, site = record.sites
     assert first.kernel == FUSED
     assert site.kernel == "sdpa"

@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.capture.observing import Keep
+from tests.capture.tiny import own_attentions
 
 LINES = [
     "The cat sat on the mat because it was tired.",
@@ -137,6 +138,19 @@ def maps(model, prepared, heads: int = 2) -> list:
     keep = Keep(lambda site: range(heads))
     model.run(prepared, [keep])
     return keep.maps
+
+
+def eager_maps(model, prepared, output, heads: int = 2) -> list:
+    """The maps of a model's first heads, which are those of its eager output, call by call."""
+    found, theirs = maps(model, prepared, heads), own_attentions(output)
+    compared = 0
+    for kept in found:
+        layers = theirs["self" if "self" in theirs else kept.site.kind]
+        if kept.site.layer < len(layers):  # an adapter's layer is reported by nobody
+            torch.testing.assert_close(kept.weights, layers[kept.site.layer][:, :heads], atol=1e-5, rtol=0)
+            compared += 1
+    assert compared == sum(map(len, theirs.values())) > 0
+    return found
 
 
 class Calls:

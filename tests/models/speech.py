@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -18,19 +19,11 @@ FRAMES = 50 * SECONDS
 LAYERS, HEADS = 2, 2
 NAMES = "endoftext startoftranscript en de translate transcribe notimestamps 0.00 0.02"
 SPECIAL = [f"<|{name}|>" for name in NAMES.split()]
-ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 32,
-    "conv_dim": (16, 16),
-    "conv_kernel": (20, 16),
-    "conv_stride": (20, 16),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 2,
-    "vocab_size": 8,
-}
+CONVOLUTIONS = {"conv_dim": (16, 16), "conv_kernel": (20, 16), "conv_stride": (20, 16)}
+POSITIONS = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+SIZES = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+ENCODER = SIZES | CONVOLUTIONS | POSITIONS
+ENCODER |= {"intermediate_size": 32, "num_feat_extract_layers": 2, "vocab_size": 8}
 """One frame is 320 samples, as in the models that people use."""
 
 ENCODERS = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "wavlm": "WavLM", "unispeech-sat": "UniSpeechSat"}
@@ -39,19 +32,14 @@ ENCODERS = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "wavlm": "WavLM", "unisp
 
 def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (1, 0))) -> str:
     """A tiny Whisper with two seconds to hear, a byte-level tokenizer and two languages."""
+    sides = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", LAYERS), ("attention_heads", HEADS), ("ffn_dim", 32))
+    }
+    lengths = {"num_mel_bins": 16, "max_source_positions": FRAMES, "max_target_positions": 48}
     config = transformers.WhisperConfig(
-        d_model=32,
-        encoder_layers=LAYERS,
-        decoder_layers=LAYERS,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        num_mel_bins=16,
-        max_source_positions=FRAMES,
-        max_target_positions=48,
-        vocab_size=len(tokenizer()),
-        **tokens(),
+        d_model=32, vocab_size=len(tokenizer()), **sides, **lengths, **tokens()
     )
     torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(config)
@@ -59,8 +47,8 @@ def whisper(folder: Path, *, seed: int = 0, alignment_heads: object = ((0, 1), (
         **tokens(),
         alignment_heads=alignment_heads,
         is_multilingual=True,
-        lang_to_id={"<|en|>": spell("<|en|>"), "<|de|>": spell("<|de|>")},
-        task_to_id={"translate": spell("<|translate|>"), "transcribe": spell("<|transcribe|>")},
+        lang_to_id={language: spell(language) for language in ("<|en|>", "<|de|>")},
+        task_to_id={task: spell(f"<|{task}|>") for task in ("translate", "transcribe")},
         no_timestamps_token_id=spell("<|notimestamps|>"),
         prev_sot_token_id=spell("<|startoftranscript|>"),
         suppress_tokens=[spell(one) for one in SPECIAL[1:]],
@@ -75,9 +63,8 @@ def tokenizer(lines: Sequence[str] = folders.LINES) -> transformers.WhisperToken
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    learned.train_from_iterator(
-        lines, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    learned.train_from_iterator(lines, trainer)
     held = json.loads(learned.to_str())["model"]
     made = transformers.WhisperTokenizer(vocab=held["vocab"], merges=[tuple(pair) for pair in held["merges"]])
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
@@ -92,8 +79,8 @@ def spell(token: str) -> int:
 
 def tokens() -> dict[str, int]:
     """The special tokens that configs name."""
-    end, start = spell("<|endoftext|>"), spell("<|startoftranscript|>")
-    return {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), spell("<|endoftext|>"))
+    return ends | {"decoder_start_token_id": spell("<|startoftranscript|>")}
 
 
 def _make(name: str, ending: str, seed: int = 0) -> Any:
@@ -139,8 +126,6 @@ def letters(folder: Path) -> None:
 
 def extract(folder: str | Path, path: Path):
     """What the feature extractor of a folder makes of a sound."""
-    import soundfile
-
     samples, rate = soundfile.read(path, dtype="float32")
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     return extractor(samples, sampling_rate=rate, return_tensors="pt")
@@ -148,16 +133,12 @@ def extract(folder: str | Path, path: Path):
 
 def noise(path: Path) -> Path:
     """A file of two seconds in which something is different at each moment."""
-    import soundfile
-
     soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(32000), 16000)
     return path
 
 
 def sound(path: Path, seconds: float = 1.0, rate: int = 16000, channels: int = 1, **how) -> Path:
     """A sound file: a tone that rises, with a pause in its middle."""
-    import soundfile
-
     time = np.arange(round(seconds * rate)) / rate
     wave = 0.4 * np.sin(2 * np.pi * (200 + 300 * time / max(seconds, 1e-9)) * time)
     wave[(0.4 * seconds < time) & (time < 0.6 * seconds)] = 0

@@ -21,26 +21,25 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL, OTHERS, random_family
 from tests.capture.tiny import inputs, own_attentions
-from tests.models.folders import Calls, maps, minilm
+from tests.models.folders import Calls, minilm
 
 TEXT = "The cat sat on the mat because it was tired."
 
 
-def _maps(model, heads=8):
-    """The whole maps of a model, layer by layer."""
-    return [each.weights.numpy() for each in maps(model, model.prepare(TEXT), heads)]
-
-
 def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
-    model, raw = load("own"), Calls()
-    model.run(model.prepare(TEXT), [raw])
+    model, raw, shown = load("own"), Calls(), Calls()
+    prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
+    model.run(prepared, [raw])
+    weighed.run(prepared, [shown])
     modules = (m for m in model.module.modules() if hasattr(m, "out_proj"))
     projections = [m.out_proj.weight.detach().numpy().T.reshape(8, 24, 192) for m in modules]
-    shown = _maps(weigh_model(model, "norm"))
-    for (_, weights, values), projection, weighed in zip(raw.seen, projections, shown, strict=True):
+    for (_, weights, values), projection, (_, rows, _) in zip(raw.seen, projections, shown.seen, strict=True):
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, projection)
         norms = np.linalg.norm(vectors, axis=-1)
-        np.testing.assert_allclose(weighed, norms / norms.sum(-1, keepdims=True), atol=1e-6)
+        np.testing.assert_allclose(rows, norms / norms.sum(-1, keepdims=True), atol=1e-6)
+    seen = one_head(weighed, prepared, "L0H1").heatmap
+    assert "weighed by norm" in seen.title
+    assert any(note.startswith("weighed: a cell is the share") for note in seen.notes)
 
 
 def _sum_of_states(output):
@@ -83,19 +82,18 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
-    [(None, "after token 5, 'the'"), ("2", "after token 2, 'cat'"), ("mat", "the prediction: 'mat'")],
+    ("name", "text", "target", "said"),
+    [
+        ("own-causal", "The cat sat on the", None, "after token 5, 'the'"),
+        ("own-causal", "The cat sat on the", "2", "after token 2, 'cat'"),
+        ("own-causal", "The cat sat on the", "mat", "the prediction: 'mat'"),
+        ("own", "The [MASK] sat on the mat.", None, "in the place of token 2, '[MASK]'"),
+    ],
 )
-def test_a_note_names_the_prediction(target, said):
-    model = load("own-causal")
-    record = weigh_model(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
+def test_a_note_names_the_prediction(name, text, target, said):
+    model = load(name)
+    record = weigh_model(model, "gradient", target).run(model.prepare(text), [])
     assert any(said in note for note in record.notes)
-
-
-def test_a_masked_word_is_the_prediction_of_a_model_that_predicts_such():
-    model = load("own")
-    record = weigh_model(model, "gradient").run(model.prepare("The [MASK] sat on the mat."), [])
-    assert any("in the place of token 2, '[MASK]'" in note for note in record.notes)
 
 
 @pytest.mark.parametrize(("target", "said"), [("99", "has the tokens 0-6"), ("xyzzyx", "one token")])
@@ -105,73 +103,48 @@ def test_a_target_that_is_not_there_is_refused(target, said):
         weigh_model(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
 
 
-def test_the_special_tokens_of_a_trained_model_take_far_less_by_norm_than_by_weight():
+def test_in_a_trained_model_special_tokens_weigh_little_by_norm_and_a_token_stays_itself_most_of_all():
+    """Kobayashi et al. 2020 and 2021: the residual outweighs what attention mixes in."""
     model = load(minilm())
-    prepared = model.prepare(TEXT)
-    means = {}
-    for one in (model, weigh_model(model, "norm")):
+    prepared, means = model.prepare(TEXT), {}
+    for one in (model, weigh_model(model, "norm"), weigh_model(model, "norm-residual")):
         heads = measure_heads(one, prepared, Selection()).heads
-        means[one.weigh] = np.mean([head.figures["special"].value for head in heads])
-    assert means["norm"] < means["raw"] / 3
+        for name in ("special", "self"):
+            means[one.weigh, name] = np.mean([head.figures[name].value for head in heads])
+    assert means["norm", "special"] < means["raw", "special"] / 3
+    assert means["norm-residual", "self"] > 0.4 > 2 * means["norm", "self"]
 
 
-def test_the_name_stands_in_the_title_and_a_note_says_what_a_cell_is():
-    model = weigh_model(load("own"), "norm")
-    seen = one_head(model, model.prepare(TEXT), "L0H1")
-    assert "weighed by norm" in seen.heatmap.title
-    assert any(note.startswith("weighed: a cell is the share") for note in seen.heatmap.notes)
-
-
-class _Bare(nn.Module):
+class _Attend(nn.Module):
     """Attention that nothing projects."""
 
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(20000, 8)
-
-    def forward(self, ids):
-        x = self.embedding(ids).unflatten(-1, (2, 4)).transpose(1, 2)
-        return nn.functional.scaled_dot_product_attention(x, x, x)
+    def forward(self, x):
+        split = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(split, split, split).transpose(1, 2).flatten(2)
 
 
-def _bare(module):
+def _bare(*more):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(20000, 8), _Attend(), *more)
     return ModuleModel("bare", module, load("own").reader, None)
 
 
 def test_without_an_output_projection_the_value_alone_is_measured_and_the_title_says_so():
-    torch.manual_seed(0)
-    model, raw = _bare(_Bare()), Calls()
-    model.run(model.prepare(TEXT), [raw])
-    weighed = weigh_model(model, "norm")
-    (ours,) = _maps(weighed, heads=2)
+    model, raw, shown = _bare(), Calls(), Calls()
+    prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
+    model.run(prepared, [raw])
+    weighed.run(prepared, [shown])
     assert weighed.title.endswith("weighed by norm, without output projection")
     weights, values = (each.numpy() for each in raw.seen[0][1:])
     norms = weights * np.linalg.norm(values, axis=-1)[:, :, None]
-    np.testing.assert_allclose(ours, norms / norms.sum(-1, keepdims=True), atol=1e-6)
-
-
-class _Mixed(nn.Module):
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x)
-
-
-class _Half(nn.Module):
-    """Two layers of attention, of which one is projected."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.out, self.second = _Bare(), nn.Linear(8, 8), _Mixed()
-
-    def forward(self, ids):
-        x = self.out(self.first(ids).transpose(1, 2).flatten(2))
-        return self.second(x.unflatten(-1, (2, 4)).transpose(1, 2))
+    np.testing.assert_allclose(shown.seen[0][1], norms / norms.sum(-1, keepdims=True), atol=1e-6)
 
 
 def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
-    model = weigh_model(_bare(_Half()), "norm")
+    model = weigh_model(_bare(nn.Linear(8, 8), _Attend()), "norm")
     record = model.run(model.prepare(TEXT), [])
     assert model.title.endswith("weighed by norm, without output projection in some layers")
-    assert any("no output projection was found in layer 1" in note for note in record.notes)
+    assert any("no output projection was found in layer 3" in note for note in record.notes)
 
 
 def test_where_no_values_were_seen_a_sentence_says_so():
@@ -339,27 +312,8 @@ def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one
         np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
-def test_the_rest_of_a_row_of_cross_attention_is_the_residual_and_all_others_sum_to_one():
-    model, shown = random_model("bart"), Calls()
-    weigh_model(model, "norm-residual").run(ModelInput(inputs("pair"), {}, ()), [shown])
-    for site, rows, _ in shown.seen:
-        total = rows.sum(-1)
-        assert (total < 0.999).all() if site.kind == "cross" else np.allclose(total, 1, atol=1e-5)
-
-
 def test_a_block_that_cannot_be_followed_is_named():
     module = OTHERS["granite"].build()
     model = weigh_model(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
         model.run(ModelInput(inputs("text"), {}, ()), [Calls()])
-
-
-def test_a_token_of_a_trained_model_stays_itself_most_of_all():
-    """Kobayashi et al. 2021: the residual outweighs what attention mixes in."""
-    model = load(minilm())
-    prepared = model.prepare("The cat sat on the mat because it was tired.")
-    shares = {}
-    for weigh in ("norm", "norm-residual"):
-        heads = measure_heads(weigh_model(model, weigh), prepared, Selection()).heads
-        shares[weigh] = np.mean([head.figures["self"].value for head in heads])
-    assert shares["norm-residual"] > 0.4 > 2 * shares["norm"]

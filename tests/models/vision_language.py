@@ -122,19 +122,27 @@ def _make(part: Part, last: str) -> Any:
     return getattr(transformers, part[0] + last)(**part[1])
 
 
-CLIP = VISION | {"model_type": "clip_vision_model"}
-SIGLIP = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+def seeing(**settings: Any) -> Settings:
+    """A tower of those settings beside the usual ones."""
+    return VISION | settings
+
+
+CLIP = seeing(model_type="clip_vision_model")
+SIGLIP = seeing(model_type="siglip_vision_model", vision_use_head=False)
 LLAMA, QWEN2 = ({"model_type": kind} for kind in ("llama", "qwen2"))
 CUT = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
+WHOLE = {"size": SQUARE}
 PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 LAST = {"vision_feature_layer": -1}
 PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-TILED = {"size": SQUARE, "crop_to_patches": True, "max_patches": 6, "min_patches": 2}
+TILED = WHOLE | {"crop_to_patches": True, "max_patches": 6, "min_patches": 2}
+FOUR = {"image_seq_length": 4}
 OWN = {"image_token": ""}  # the processor's own, which its tokenizer does not name
 LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), named=OWN, config=LAST, options=PATCHED)
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
 DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
+WINDOWS = DEEP | {"out_hidden_size": 32, "intermediate_size": 32, "window_size": 56}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 PIXELS = {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140}
 MANY = {"patch_size": 14, "size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}}
@@ -154,20 +162,28 @@ IDEFICS3 = Family(
     config={"scale_factor": 2},
     options={"image_seq_len": 4},
 )
+QUERIES = {"num_query_tokens": 8}
 QUERIED = Family(
     "Blip2",
     VISION,
     {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 512},
-    ("Blip", {"size": SQUARE}),
+    ("Blip", WHOLE),
     signs=["<image>"],
     named=OWN,
     ids={"image_token_index": "<image>"},
-    config={"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}, "num_query_tokens": 8},
-    options={"num_query_tokens": 8},
+    config=QUERIES | {"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}},
+    options=QUERIES,
 )
+LATENTS = {"resampler_n_latents": 8, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 16}
 OVIS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 CODES = 16  # words for what is seen
 DRAWN = {"embed_dim": 16, "base_channels": 32, "num_res_blocks": 1, "attn_resolutions": []}
+SIDES = {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+}
 
 FAMILIES = {
     "llava": LLAVA,  # one square, of which each patch is a token
@@ -181,25 +197,22 @@ FAMILIES = {
     ),
     "llava_onevision": Family(  # the same with another tower
         "LlavaOnevision",
-        VISION | {"model_type": "siglip_vision_model"},
+        seeing(model_type="siglip_vision_model"),
         QWEN2,
-        ("LlavaOnevision", {"size": SQUARE} | PINS),
-        ("LlavaOnevision", {"size": SQUARE}),
+        ("LlavaOnevision", WHOLE | PINS),
+        ("LlavaOnevision", WHOLE),
         config=LAST | PINS,
         options={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "patch_size": 14},
     ),
     "qwen2_vl": QWEN2_VL,  # any proportions, four patches a token
     "qwen2_5_vl": replace(  # the same, with attention in windows
-        QWEN2_VL,
-        kind="Qwen2_5_VL",
-        vision=DEEP
-        | {"out_hidden_size": 32, "intermediate_size": 32, "window_size": 56, "fullatt_block_indexes": [1]},
+        QWEN2_VL, kind="Qwen2_5_VL", vision=WINDOWS | {"fullatt_block_indexes": [1]}
     ),
     "paligemma": Family(  # a square, and a prefix that sees itself whole
         "PaliGemma",
         SIGLIP,
         {"model_type": "gemma"},
-        ("Siglip", {"size": SQUARE, "image_seq_length": 16}),
+        ("Siglip", WHOLE | {"image_seq_length": 16}),
         signs=["<image>", *(f"<loc{at:04}>" for at in range(1024)), *(f"<seg{at:03}>" for at in range(128))],
         named=OWN,
         config={"projection_dim": 32},
@@ -208,62 +221,39 @@ FAMILIES = {
         "Gemma3",
         SIGLIP,
         {},
-        ("Gemma3", {"size": SQUARE}),
-        named={
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
-        ids={"image_token_id": "<image_soft_token>"},
+        ("Gemma3", WHOLE),
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft>"},
+        ids={"image_token_id": "<image_soft>"},
         config={"mm_tokens_per_image": 4},
-        options={"image_seq_length": 4},
+        options=FOUR,
     ),
     "idefics2": Family(  # learned queries stand for the picture: none of them has a place in it
         "Idefics2",
         VISION,
         {"model_type": "mistral"},
         ("Idefics2", {"size": {"longest_edge": 56, "shortest_edge": 28}, "do_image_splitting": False}),
-        config={
-            "perceiver_config": {
-                "hidden_size": 32,
-                "resampler_n_latents": 8,
-                "resampler_depth": 1,
-                "resampler_n_heads": 2,
-                "resampler_head_dim": 16,
-                "num_key_value_heads": 1,
-            }
-        },
+        config={"perceiver_config": LATENTS | {"num_key_value_heads": 1, "hidden_size": 32}},
         options={"image_seq_len": 8},
     ),
     "idefics3": IDEFICS3,  # tiles with names between them, a small picture of the whole behind them
     "smolvlm": replace(
-        IDEFICS3,
-        kind="SmolVLM",
-        images=("SmolVLM", IDEFICS3.images[1]),
-        videos=("SmolVLM", IDEFICS3.images[1]),
+        IDEFICS3, kind="SmolVLM", **dict.fromkeys(("images", "videos"), ("SmolVLM", IDEFICS3.images[1]))
     ),
     "internvl": Family(  # tiles in one row of tokens, then a small picture of the whole
         "InternVL",
-        VISION | {"image_size": [56, 56], "patch_size": [14, 14], "use_mean_pooling": False},
+        seeing(image_size=[56, 56], patch_size=[14, 14], use_mean_pooling=False),
         QWEN2,
         ("GotOcr2", TILED),
-        ("InternVL", {"size": SQUARE}),
+        ("InternVL", WHOLE),
         config=LAST,
-        options={"image_seq_length": 4},
+        options=FOUR,
     ),
     "mllama": Family(  # the picture is looked at across, from some layers
         "Mllama",
-        VISION
-        | {
-            "num_global_layers": 1,
-            "attention_heads": 2,
-            "vision_output_dim": 64,
-            "max_num_tiles": 4,
-            "intermediate_layers_indices": [1],
-            "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-        },
+        seeing(num_global_layers=1, attention_heads=2, vision_output_dim=64, max_num_tiles=4)
+        | {"intermediate_layers_indices": [1], "supported_aspect_ratios": RATIOS},
         {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
-        ("Mllama", {"size": SQUARE, "max_image_tiles": 4}),
+        ("Mllama", WHOLE | {"max_image_tiles": 4}),
     ),
     "lfm2_vl": Family(  # tiles of any proportions, four patches a token
         "Lfm2Vl",
@@ -271,14 +261,8 @@ FAMILIES = {
         {"model_type": "lfm2", "layer_types": ["full_attention"] * 2},
         (
             "Lfm2Vl",
-            {
-                "encoder_patch_size": 14,
-                "tile_size": 56,
-                "max_tiles": 4,
-                "downsample_factor": 2,
-                "min_image_tokens": 4,
-                "max_image_tokens": 16,
-            },
+            {"encoder_patch_size": 14, "tile_size": 56, "max_tiles": 4, "downsample_factor": 2}
+            | {"min_image_tokens": 4, "max_image_tokens": 16},
         ),
         signs=[f"<|img_row_{at // 10 + 1}_col_{at % 10 + 1}|>" for at in range(100)],
         config={"downsample_factor": 2},
@@ -288,33 +272,27 @@ FAMILIES = {
 MORE = {  # other ways to stand in a text
     "llama4": Family(  # tiles with signs between their rows and columns, then the whole
         "Llama4",
-        VISION
-        | {"intermediate_size": 128}
-        | {f"{name}_dim": 32 for name in ("vision_output", "projector_input", "projector_output")},
-        {
-            "layer_types": ["full_attention"] * 2,
-            "intermediate_size_mlp": 32,
-            "num_local_experts": 2,
-            "moe_layers": [],
-        },
-        ("Llama4", {"size": SQUARE, "max_patches": 4}),
+        seeing(intermediate_size=128, vision_output_dim=32, projector_input_dim=32, projector_output_dim=32),
+        {"layer_types": ["full_attention"] * 2, "intermediate_size_mlp": 32}
+        | {"num_local_experts": 2, "moe_layers": []},
+        ("Llama4", WHOLE | {"max_patches": 4}),
         ids={"image_token_index": "<|patch|>"},
         options={"patch_size": 14},
     ),
     # tiles, each token a mixture of words for what is seen, with indicators between them
     "ovis2": Family(
         "Ovis2",
-        VISION | {"vocab_size": 64, "num_visual_indicator_tokens": 5, "hidden_stride": 2},
+        seeing(vocab_size=64, num_visual_indicator_tokens=5, hidden_stride=2),
         QWEN2,
         ("Ovis2", TILED | {"max_patches": 4, "min_patches": 1}),
         signs=["<image>", "<IMG_ATOM>", *OVIS],
         ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": OVIS},
         config={"hidden_size": 32},
-        options={"image_seq_length": 4, "image_token": "<IMG_ATOM>"},
+        options=FOUR | {"image_token": "<IMG_ATOM>"},
     ),
     "idefics": Family(  # the picture is looked at across, from layers between those of the text
         "Idefics",
-        VISION | {"embed_dim": 32},
+        seeing(embed_dim=32),
         {"additional_vocab_size": 0, "cross_layer_interval": 1, "use_resampler": False},
         ("Idefics", {"image_size": 56}),
         options={"image_size": 56},
@@ -353,11 +331,8 @@ MORE = {  # other ways to stand in a text
         {"bos_token_id": 2, "eos_token_id": 3},
         ("Emu3", {"min_pixels": 32 * 32, "max_pixels": 64 * 64}),
         signs=[*(f"<|visual token {at:06}|>" for at in range(CODES)), "<|extra_200|>"],
-        named={
-            "image_token": "<image>",
-            "image_wrapper_token": "<|image token|>",
-            "eof_token": "<|extra_201|>",
-        },
+        named={"image_token": "<image>", "image_wrapper_token": "<|image token|>"}
+        | {"eof_token": "<|extra_201|>"},
         config={
             "vq_config": DRAWN
             | {"codebook_size": CODES, "embed_dim": 4, "latent_channels": 4, "hidden_size": 32}
@@ -367,25 +342,11 @@ MORE = {  # other ways to stand in a text
     # an encoder reads the picture, of a tower whose patches overlap, and the text; a decoder writes
     "florence2": Family(
         "Florence2",
-        {
-            "depths": [1, 1],
-            "embed_dim": [16, 32],
-            "num_heads": [2, 2],
-            "num_groups": [2, 2],
-            "patch_size": [7, 3],
-            "patch_stride": [4, 2],
-            "patch_padding": [3, 1],
-            "patch_prenorm": [False, True],
-            "window_size": 4,
-            "projection_dim": 32,
-        },
-        {
-            f"{side}_{name}": size
-            for side in ("encoder", "decoder")
-            for name, size in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
-        }
-        | {"model_type": "bart", "decoder_start_token_id": 2},
-        ("CLIP", {"size": SQUARE, "do_center_crop": False, "image_seq_length": 50}),
+        {"depths": [1, 1], "embed_dim": [16, 32], "num_heads": [2, 2], "num_groups": [2, 2]}
+        | {"patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1]}
+        | {"patch_prenorm": [False, True], "window_size": 4, "projection_dim": 32},
+        SIDES | {"model_type": "bart", "decoder_start_token_id": 2},
+        ("CLIP", WHOLE | {"do_center_crop": False, "image_seq_length": 50}),
     ),
 }
 

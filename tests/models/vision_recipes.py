@@ -41,38 +41,45 @@ class Reading:
     side: int | None = None  # of a picture, in pixels
 
 
-HEADS = {"vision_config.num_heads": 9}
-NAMED_HEADS = {"vision_config.num_attention_heads": 9}
-FOURTEEN = {"vision_config.num_heads": 14}
+def inside(part: str, **settings: Any) -> dict[str, Any]:
+    """Settings of a part of a config, by their dotted names."""
+    return {f"{part}.{name}": value for name, value in settings.items()}
+
+
+tower = functools.partial(inside, "vision_config")
+HEADS, FOURTEEN, NAMED_HEADS = tower(num_heads=9), tower(num_heads=14), tower(num_attention_heads=9)
+DEEP = HEADS | tower(deepstack_visual_indexes=[0])
 STARTS = {"vision_start_token_id": 5, "vision_end_token_id": 6, "audio_start_token_id": 7}
-MERGED = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
 SOUNDS = {"feature_extractor": "WhisperFeatureExtractor"}
 QWEN = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}
-DEEP = HEADS | {"vision_config.deepstack_visual_indexes": [0]}
 QWEN3 = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen3VLVideoProcessor"}
 GLM4V = {"image_processor": "Glm4vImageProcessor", "video_processor": "Glm4vVideoProcessor"}
-GEMMA4 = {
+LAYERS_OF_GEMMA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+GEMMA4 = LAYERS_OF_GEMMA | {
     "hidden_size": 48,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
     "head_dim": 24,
     "pooling_kernel_size": 2,
 }
-POOLED = {"pooling_kernel_size": 2, "patch_size": 16}
-SOFT = POOLED | {"max_soft_tokens": 70}
+UNIFIED = {"patch_size": 16, "pooling_kernel_size": 2, "mm_posemb_size": 64}
+UNIFIED |= {"mm_embed_dim": 144, "output_proj_dims": 144}
+SOFT = {"pooling_kernel_size": 2, "patch_size": 16, "max_soft_tokens": 70}
 PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}
-
-PINS = [[56, 112], [112, 56], [112, 112]]
+PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
 CHART = (
     "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
     "<img>{{ '<imgpad>' * 256 }}</img>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
 )
 
+
+def square(side: int) -> dict[str, Any]:
+    """The size of pictures."""
+    return {"size": {"height": side, "width": side}}
+
+
 RECIPES: dict[str, Reading] = {
     "aya_vision": Reading(  # tiles, with words between them that say which
-        NAMED_HEADS | {"vision_config.patch_size": 14, "downsample_factor": 2},
+        NAMED_HEADS | tower(patch_size=14) | {"downsample_factor": 2},
         images={"crop_to_patches": True, "max_patches": 6, "min_patches": 2},
         options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
         parts={"image_processor": "GotOcr2ImageProcessor"},
@@ -80,39 +87,39 @@ RECIPES: dict[str, Reading] = {
         side=56,
     ),
     "cohere2_vision": Reading(  # its patch size is how many tokens a tile has along its side
-        NAMED_HEADS | {"vision_config.patch_size": 14, "downsample_factor": 2},
+        NAMED_HEADS | tower(patch_size=14) | {"downsample_factor": 2},
         images={"patch_size": 2, "max_patches": 6, "min_patches": 1},
         side=56,
     ),
     "cosmos3_edge": Reading(NAMED_HEADS),
     "cosmos3_omni": Reading(DEEP, processor="Qwen3VLProcessor"),
-    "ernie4_5_vl_moe": Reading({"vision_config.num_heads": 10}, videos={"draw_on_frames": False}),
-    "exaone4_5": Reading(FOURTEEN | {"vision_config.num_key_value_heads": 7}),
+    "ernie4_5_vl_moe": Reading(tower(num_heads=10), videos={"draw_on_frames": False}),
+    "exaone4_5": Reading(FOURTEEN | tower(num_key_value_heads=7)),
     "gemma4": Reading({"vision_config": GEMMA4}, images=SOFT),
     "glm4v_moe": Reading(
-        {"text_config.num_attention_heads": 16, "text_config.rope_parameters.mrope_section": [2, 1, 1]},
+        inside("text_config", num_attention_heads=16)
+        | {"text_config.rope_parameters.mrope_section": [2, 1, 1]},
         processor="Glm4vProcessor",
         parts=GLM4V,
     ),
     "glm_ocr": Reading(processor="Glm4vProcessor", parts=GLM4V),
     "glmga": Reading(processor="Glm46VProcessor"),
     "granite_docling": Reading(
-        {"vision_config.scale_factor": 2, "vision_config.deepstack_visual_indexes": [0]},
-        options={"image_seq_len": 4},
+        tower(scale_factor=2, deepstack_visual_indexes=[0]), options={"image_seq_len": 4}
     ),
     "hyperclovax_vision_v2": Reading(FOURTEEN),
     "janus": Reading(  # a square; the model draws, too, with another tower
-        {"vision_config.num_attention_heads": 8, "vision_config.patch_size": 14}
-        | {"vision_config.num_image_tokens": 16, "vision_config.projection_dim": 256}
-        | {"vq_config.base_channels": 32, "vq_config.channel_multiplier": [1, 1], "vq_config.num_patches": 4},
+        tower(num_attention_heads=8, patch_size=14, num_image_tokens=16, projection_dim=256)
+        | inside("vq_config", base_channels=32, channel_multiplier=[1, 1], num_patches=4),
         images={"min_size": 14},
         options={"num_image_tokens": 16},
         side=56,
     ),
-    "kimi_k25": Reading(NAMED_HEADS | {"vision_config.pos_emb_width": 64}),
+    "kimi_k25": Reading(NAMED_HEADS | tower(pos_emb_width=64)),
     "lighton_ocr": Reading(images=PIXTRAL),
-    "minicpmv4_6": Reading(MERGED),
-    "minicpmv4_7": Reading(MERGED),
+    **dict.fromkeys(
+        ["minicpmv4_6", "minicpmv4_7"], Reading({"insert_layer_id": 0} | tower(insert_layer_id=0))
+    ),
     "minimax_m3_vl": Reading(
         signs=[f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
     ),
@@ -127,121 +134,74 @@ RECIPES: dict[str, Reading] = {
     "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, processor="Qwen3OmniMoeProcessor", parts=QWEN | SOUNDS),
     "aria": Reading(
         NAMED_HEADS
-        | {
-            "vision_config.patch_size": 14,
-            "vision_config.image_size": 980,
-            "projector_patch_to_query_dict": {"1225": 8, "4900": 16},
-        },
+        | tower(patch_size=14, image_size=980)
+        | {"projector_patch_to_query_dict": {"1225": 8, "4900": 16}},
         options={"size_conversion": {490: 8, 980: 16}},
     ),
     "deepseek_ocr2": Reading(
-        {
-            "text_config.mlp_layer_types": ["dense", "dense"],
-            "vision_config.sam_config.downsample_channels": [32, 256],
-            "vision_config.sam_config.image_size": 1024,
-        },
-        images={"size": {"height": 1024, "width": 1024}, "tile_size": 768, "max_patches": 2},
+        inside("text_config", mlp_layer_types=["dense", "dense"])
+        | inside("vision_config.sam_config", downsample_channels=[32, 256], image_size=1024),
+        images=square(1024) | {"tile_size": 768, "max_patches": 2},
         options={"patch_size": 16},
     ),
     "unlimited_ocr": Reading(
-        {"vision_config.sam_config.downsample_channels": [32, 64]},
-        images={"size": {"height": 256, "width": 256}, "tile_size": 128, "max_patches": 4},
+        inside("vision_config.sam_config", downsample_channels=[32, 64]),
+        images=square(256) | {"tile_size": 128, "max_patches": 4},
         options={"patch_size": 16},
     ),
     "deepseek_vl": Reading(  # a square with padding around the picture
-        {"vision_config.num_attention_heads": 8, "vision_config.patch_size": 14},
+        tower(num_attention_heads=8, patch_size=14),
         images={"min_size": 14},
         options={"num_image_tokens": 16},
         side=56,
     ),
     "deepseek_vl_hybrid": Reading(
-        {"high_res_vision_config.image_size": 256, "high_res_vision_config.global_attn_indexes": [0]},
-        images={"high_res_size": {"height": 256, "width": 256}},
+        inside("high_res_vision_config", image_size=256, global_attn_indexes=[0]),
+        images={"high_res_size": square(256)["size"]},
         options={"num_image_tokens": 16},
     ),
     "dots3_note": Reading(
-        {"vision_config.adapter_in_dim": 96, "audio_config.adapter_input_size": 80},
-        images={"temporal_patch_size": 1},
+        tower(adapter_in_dim=96) | {"audio_config.adapter_input_size": 80}, images={"temporal_patch_size": 1}
     ),
     "diffusion_gemma": Reading(
         {"vision_config": GEMMA4},
         images=SOFT,
-        parts={
-            "image_processor": "Gemma4ImageProcessor",
-            "video_processor": "Gemma4VideoProcessor",
-            "feature_extractor": "Gemma4AudioFeatureExtractor",
-        },
+        parts={"image_processor": "Gemma4ImageProcessor", "video_processor": "Gemma4VideoProcessor"}
+        | {"feature_extractor": "Gemma4AudioFeatureExtractor"},
     ),
     "kosmos-2.5": Reading(processor="Kosmos2_5Processor"),
     "got_ocr2": Reading(side=1024),
     "granite4_vision": Reading(
-        {
-            "vision_config.hidden_size": 64,
-            "vision_config.num_attention_heads": 4,
-            "vision_config.patch_size": 14,
-            "deepstack_layer_map": [[-1, 0]],
-            "image_grid_pinpoints": PINS,
-            "spatial_target_layers": [1],
-            "downsample_rate": "2/4",
-        },
-        options={
-            "patch_size": 14,
-            "vision_feature_select_strategy": "default",
-            "num_additional_image_tokens": 1,
-            "downsample_rate": "2/4",
-        },
-        images={"image_grid_pinpoints": PINS},
+        tower(hidden_size=64, num_attention_heads=4, patch_size=14)
+        | {"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "downsample_rate": "2/4"}
+        | PINS,
+        options={"patch_size": 14, "vision_feature_select_strategy": "default", "downsample_rate": "2/4"}
+        | {"num_additional_image_tokens": 1},
+        images=PINS,
         side=56,
     ),
-    "inkling2": Reading(images={"size": {"height": 40, "width": 40}}),
-    "inkling_mm_model": Reading(images={"size": {"height": 40, "width": 40}}),
+    **dict.fromkeys(["inkling2", "inkling_mm_model"], Reading(images=square(40))),
     "mistral3": Reading(images=PIXTRAL, options={"patch_size": 14, "spatial_merge_size": 2}),
     "mistral_large4": Reading(images=PIXTRAL, options={"spatial_merge_size": 2}),
     "t5gemma2": Reading(
-        {
-            "encoder.mm_tokens_per_image": 4,
-            "encoder.vision_config.image_size": 56,
-            "encoder.vision_config.patch_size": 14,
-        },
+        inside("encoder.vision_config", image_size=56, patch_size=14) | {"encoder.mm_tokens_per_image": 4},
         options={"image_seq_length": 4},
-        ids={
-            "image_token_index": "<image_token>",
-            "eoi_token_index": "<eoi_token>",
-            "encoder.image_token_id": "<image_token>",
-        },
+        ids=dict.fromkeys(["image_token_index", "encoder.image_token_id"], "<image_token>")
+        | {"eoi_token_index": "<eoi_token>"},
         side=56,
     ),
     "molmo2": Reading(
-        {
-            "adapter_config.vision_feature_layer": [1, 0],
-            "vision_config.num_position_embeddings": 36,
-            "adapter_config.text_hidden_size": 256,
-        },
+        inside("adapter_config", vision_feature_layer=[1, 0], text_hidden_size=256)
+        | tower(num_position_embeddings=36),
         images={"overlap_margins": [1, 1], "max_crops": 4},
         side=84,
-        ids={
-            "image_patch_id": "<im_patch>",
-            "image_start_token_id": "<im_start>",
-            "image_end_token_id": "<im_end>",
-        },
+        ids={"image_patch_id": "<im_patch>"}
+        | {f"image_{place}_token_id": f"<im_{place}>" for place in ("start", "end")},
     ),
-    "gemma4_unified": Reading(
-        {
-            "vision_config": {
-                "patch_size": 16,
-                "pooling_kernel_size": 2,
-                "mm_embed_dim": 144,
-                "mm_posemb_size": 64,
-                "output_proj_dims": 144,
-            }
-        },
-        images=SOFT,
-        videos=SOFT,
-    ),
-    "muse_glimmer": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
-    "muse_spark": Reading({"vision_config.pos_emb_width": 32, "vision_config.num_attention_heads": 12}),
+    "gemma4_unified": Reading({"vision_config": UNIFIED}, images=SOFT, videos=SOFT),
+    **dict.fromkeys(["muse_glimmer", "muse_spark"], Reading(tower(pos_emb_width=32, num_attention_heads=12))),
     "nemotron_h_omni": Reading(parts={"feature_extractor": "ParakeetFeatureExtractor"}),
-    "pp_formulanet": Reading({"vision_config.output_channels": 256, "vision_config.window_size": 4}),
+    "pp_formulanet": Reading(tower(output_channels=256, window_size=4)),
     "pp_chart2table": Reading(
         side=1024,
         signs=["<img>", "<imgpad>", "</img>"],
@@ -249,8 +209,8 @@ RECIPES: dict[str, Reading] = {
         ids={"image_token_index": "<imgpad>"},
     ),
     "step3p7": Reading(
-        {"vision_config.num_attention_heads": 12, "vision_config.image_size": 224},
-        images={"size": {"height": 224, "width": 224}, "patch_size": 112, "max_image_size": 448},
+        tower(num_attention_heads=12, image_size=224),
+        images=square(224) | {"patch_size": 112, "max_image_size": 448},
         ids={"image_token_id": "<im_patch>"},
     ),
 }

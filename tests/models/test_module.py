@@ -1,6 +1,7 @@
 """Modules of a user's own, and a kind of model: what can be named, what they read, and what does not work."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,10 @@ from tests.capture.observing import Keep
 from tests.models.folders import gpt2, minilm
 
 
-def prepare(model, file):
+def prepare(model, file, **tensors):
+    """What a model reads of a file of tensors, which is written first."""
+    if tensors:
+        save_file(tensors, file)
     return InputRequest(inputs=file).prepare(model)
 
 
@@ -74,6 +78,19 @@ number = 3
 
 class Holder:
     inner = model
+
+
+def tiny(positions=3):
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 13, "n_positions": positions, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def longer():
+    return tiny(8)
 """
 
 
@@ -81,6 +98,7 @@ class Holder:
 def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("user")
     (folder / "beside.py").write_text("LAYERS = 3\n")
+    (folder / "broken.py").write_text("1 / 0\n")
     (folder / "tiny_gpt.py").write_text(SOURCE)
     return folder / "tiny_gpt.py"
 
@@ -99,50 +117,42 @@ def test_a_tokenizer_can_be_chosen(file):
     assert prepared.arguments[0].tolist() == [[101, 1996, 4937, 2938, 1012, 102]]
 
 
+def as_numpy(tensors):
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
 @pytest.mark.parametrize(
-    ("suffix", "write"),
+    ("name", "write"),
     [
-        (".safetensors", lambda path, tensors: save_file(tensors, path)),
-        (".npz", lambda path, tensors: np.savez(path, **{name: x.numpy() for name, x in tensors.items()})),
-        (".pt", lambda path, tensors: torch.save(tensors, path)),
+        ("inputs.safetensors", lambda path, tensors: save_file(tensors, path)),
+        ("inputs.npz", lambda path, tensors: np.savez(path, **as_numpy(tensors))),
+        ("numbered.npz", lambda path, tensors: np.savez(path, *as_numpy(tensors).values())),
+        ("inputs.pt", lambda path, tensors: torch.save(tensors, path)),
     ],
 )
-def test_tensors_go_in_by_the_names_of_the_forward(file, tmp_path, suffix, write):
-    tensors = {"queries": torch.randn(1, 3, 16), "keys": torch.randn(1, 7, 16)}
-    path = tmp_path / f"inputs{suffix}"
-    write(path, tensors)
+def test_tensors_go_in_by_the_names_of_the_forward_or_by_their_place(file, tmp_path, name, write):
+    queries, keys = torch.randn(1, 3, 16), torch.randn(1, 7, 16)
+    write(tmp_path / name, {"queries": queries, "keys": keys})
     model = load(f"{file}:Cross")
-    seen = overview(model, prepare(model, path), Selection())
+    seen = overview(model, prepare(model, tmp_path / name), Selection())
     assert seen.grids["cross"].size == (3, 7)
-    expected = model.module.attend(
-        tensors["queries"], tensors["keys"], tensors["keys"], average_attn_weights=False
-    )[1]
+    expected = model.module.attend(queries, keys, keys, average_attn_weights=False)[1]
     np.testing.assert_allclose(seen.grids["cross"].layers[0].values, expected[0].detach(), atol=1e-6)
 
 
-def test_numbered_tensors_go_in_by_their_place(file, tmp_path):
-    np.savez(tmp_path / "inputs.npz", np.zeros((1, 2, 16), np.float32), np.zeros((1, 5, 16), np.float32))
-    model = load(f"{file}:Cross")
-    prepared = prepare(model, tmp_path / "inputs.npz")
-    assert [list(x.shape) for x in prepared.arguments] == [[1, 2, 16], [1, 5, 16]]
-
-
 def test_a_tensor_of_another_name_is_met_with_the_names_there_are(file, tmp_path):
-    save_file({"query": torch.zeros(1)}, tmp_path / "inputs.safetensors")
     with pytest.raises(InputError, match="no input 'query': its forward takes queries, keys"):
-        prepare(load(f"{file}:Cross"), tmp_path / "inputs.safetensors")
+        prepare(load(f"{file}:Cross"), tmp_path / "inputs.safetensors", query=torch.zeros(1))
 
 
 def test_tensors_go_into_models_of_every_kind(tmp_path):
-    save_file({"ids": torch.tensor([[5, 6, 7]])}, tmp_path / "own.safetensors")
     model = load("own")
-    assert len(model.run(prepare(model, tmp_path / "own.safetensors"), []).sites) == 4
+    ids = prepare(model, tmp_path / "own.safetensors", ids=torch.tensor([[5, 6, 7]]))
+    assert len(model.run(ids, []).sites) == 4
     model = load(gpt2(tmp_path / "gpt2"))
     read = model.prepare("The cat sat")
-    save_file(dict(read.inputs), tmp_path / "ids.safetensors")
-    prepared = prepare(model, tmp_path / "ids.safetensors")
-    assert [token.id for token in prepared.tokens] == [token.id for token in read.tokens]
-    assert [token.text for token in prepared.tokens] == [token.text for token in read.tokens]
+    prepared = prepare(model, tmp_path / "ids.safetensors", **read.inputs)
+    assert [(token.id, token.text) for token in prepared.tokens] == [(t.id, t.text) for t in read.tokens]
     assert len(model.run(prepared, []).sites) == 2
 
 
@@ -173,25 +183,18 @@ def test_a_damaged_or_missing_tensor_file_or_another_suffix_is_one_sentence(tmp_
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nothing", "no 'nothing' in .*: it has .*Gpt"),
-        ("number", "is int, not a torch.nn.Module"),
-        ("needs_a_size", "cannot be called without arguments .*write a function that makes the module"),
-        ("breaks", "ValueError: no weights here"),
+        ("{}/tiny_gpt.py:nothing", "no 'nothing' in .*: it has .*Gpt"),
+        ("{}/tiny_gpt.py:number", "is int, not a torch.nn.Module"),
+        ("{}/tiny_gpt.py:needs_a_size", "cannot be called without arguments .*write a function that makes"),
+        ("{}/tiny_gpt.py:breaks", "ValueError: no weights here"),
+        ("{}/gone.py:Model", r"no such file: .*gone\.py"),
+        ("{}/broken.py:Model", "cannot be imported: ZeroDivisionError"),
+        ("no_such_package:Model", "no_such_package cannot be imported"),
     ],
 )
 def test_what_is_no_module_says_why(file, name, sentence):
     with pytest.raises(ModelError, match=sentence):
-        load(f"{file}:{name}")
-
-
-def test_a_file_that_does_not_exist_or_does_not_run_is_one_sentence(tmp_path):
-    with pytest.raises(ModelError, match=r"no such file: .*gone\.py"):
-        load(f"{tmp_path}/gone.py:Model")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    with pytest.raises(ModelError, match="cannot be imported: ZeroDivisionError"):
-        load(f"{tmp_path}/broken.py:Model")
-    with pytest.raises(ModelError, match="no_such_package cannot be imported"):
-        load("no_such_package:Model")
+        load(name.format(file.parent))
 
 
 def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
@@ -208,25 +211,8 @@ def test_a_module_is_found_by_its_dotted_name_and_says_if_it_has_no_attention():
         overview(model, model.prepare("The cat sat."), Selection())
 
 
-SHORT = """
-import torch, transformers
-
-def tiny(positions=3):
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=13, n_positions=positions, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
-
-def long():
-    return tiny(8)
-"""
-
-
-def test_a_module_of_a_short_context_and_a_small_vocabulary_is_asked_within_both(tmp_path):
-    (tmp_path / "short.py").write_text(SHORT)
-    model = load(f"{tmp_path / 'short.py'}:tiny")
-    ids = torch.tensor([[3, 5, 7]])
+def test_a_module_of_a_short_context_and_a_small_vocabulary_is_asked_within_both(file):
+    model, ids = load(f"{file}:tiny"), torch.tensor([[3, 5, 7]])
     written = direct_effects(model, model.prepare_tensors({"input_ids": ids}), None, None)
     with torch.no_grad():
         logits = model.module(ids).logits[0, -1]
@@ -237,15 +223,12 @@ def test_a_module_of_a_short_context_and_a_small_vocabulary_is_asked_within_both
     assert len(feeds) == 3 * 2 * 2
 
 
-def test_ids_in_a_file_of_tensors_are_tokens_whose_repeats_are_known(tmp_path):
-    (tmp_path / "short.py").write_text(SHORT)
-    model = load(f"{tmp_path / 'short.py'}:long")
-    ids = torch.tensor([[3, 5, 7, 2, 3, 5, 7, 2]])
+def test_ids_in_a_file_of_tensors_are_tokens_whose_repeats_are_known(file):
+    model, ids = load(f"{file}:longer"), torch.tensor([[3, 5, 7, 2, 3, 5, 7, 2]])
     heads = measure_heads(model, model.prepare_tensors({"input_ids": ids}), Selection()).heads
-    eager = model.module
-    eager.set_attn_implementation("eager")
+    model.module.set_attn_implementation("eager")
     with torch.no_grad():
-        weights = torch.cat(eager(ids, output_attentions=True).attentions)  # [layer, head, query, key]
+        weights = torch.cat(model.module(ids, output_attentions=True).attentions)  # [layer, head, query, key]
     for head in heads:
         rows = weights[head.site.layer, head.head]
         assert head.figures["duplicate"].value == pytest.approx(float(rows.diagonal(-4).mean()), abs=1e-5)
@@ -267,7 +250,7 @@ def test_a_kind_of_model_is_added_by_following_the_readme():
     text = Path(attnscope.models.__file__).with_name("README.md").read_text("utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     names: dict = {}
-    exec("\n".join(line.removeprefix("   ") for line in code.splitlines()), names)
+    exec(textwrap.dedent(code), names)
     model = names["LetterModel"]("letters", Letters(), None)
     prepared = model.prepare("abca", limit=Limit(3))
     keep = Keep(lambda site: range(2))

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,65 +16,55 @@ from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import tokens_of, tokens_of_ids, tokens_of_spellings, without_marks
 from tests.capture.observing import Keep
-from tests.models.folders import LINES, gpt2, minilm, t5
+from tests.models.folders import LINES, gpt2, made_once, minilm, t5
+from tests.models.hostile import folder
+
+WORDPIECE, BYTE_LEVEL, SENTENCEPIECE = (lambda folder: minilm()), gpt2, t5
 
 
 @pytest.fixture(scope="module")
-def wordpiece():
-    return transformers.AutoTokenizer.from_pretrained(minilm())
+def tokens(tmp_path_factory):
+    """The tokens of texts by a tokenizer that is made once."""
+    folder_of = made_once(tmp_path_factory, lambda place, make: make(place))
+
+    def read(make, *texts):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder_of(make))
+        return tokens_of(tokenizer(*texts).encodings[0], texts)
+
+    return read
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory):
-    return transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path_factory.mktemp("gpt2")))
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory):
-    return transformers.AutoTokenizer.from_pretrained(t5(tmp_path_factory.mktemp("t5")))
-
-
-def tokens(tokenizer, *texts):
-    return tokens_of(tokenizer(*texts).encodings[0], texts)
-
-
-def test_wordpieces_lose_their_hashes_keep_capitals_and_accents_and_share_the_number_of_their_word(wordpiece):
-    shown = tokens(wordpiece, "Schrödinger Cät sat")
+def test_wordpieces_lose_their_hashes_keep_capitals_and_accents_and_share_the_number_of_their_word(tokens):
+    shown = tokens(WORDPIECE, "Schrödinger Cät sat")
     assert [t.text for t in shown] == ["[CLS]", "Sc", "hr", "öd", "inger", "Cät", "sat", "[SEP]"]
     assert [t.word for t in shown] == [None, 0, 0, 0, 0, 1, 2, None]
 
 
-def test_words_are_numbered_through_both_texts_of_a_pair_and_special_tokens_are_known(wordpiece):
-    pair = tokens(wordpiece, "a cat", "a dog")
+def test_words_are_numbered_through_both_texts_of_a_pair_and_special_tokens_are_known(tokens):
+    pair = tokens(WORDPIECE, "a cat", "a dog")
+    assert [t.text for t in pair] == ["[CLS]", "a", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert [t.special for t in pair] == [True, False, False, True, False, False, True]
-    assert [(t.text, t.segment, t.word) for t in pair] == [
-        ("[CLS]", 0, None), ("a", 0, 0), ("cat", 0, 1), ("[SEP]", 0, None),
-        ("a", 1, 2), ("dog", 1, 3), ("[SEP]", 1, None)
-    ]  # fmt: skip
+    assert [t.segment for t in pair] == [0, 0, 0, 0, 1, 1, 1]
+    assert [t.word for t in pair] == [None, 0, 1, None, 2, 3, None]
 
 
-def test_byte_level_tokens_are_slices_of_the_text_without_their_space(byte_level):
-    shown = tokens(byte_level, "The cat sat")
+def test_byte_level_tokens_are_slices_of_the_text_without_their_space(tokens):
+    shown = tokens(BYTE_LEVEL, "The cat sat")
     assert "".join(t.text for t in shown) == "Thecatsat"
-    assert not any("Ġ" in t.text for t in shown)
     assert [t.word for t in shown] == sorted(t.word for t in shown)
     assert {t.word for t in shown} == {0, 1, 2}
 
 
-def test_every_piece_of_a_character_shows_the_character(byte_level):
-    shown = tokens(byte_level, "🙂")
+def test_every_piece_of_a_character_shows_it_and_white_space_that_is_a_token_stays_visible(tokens):
+    assert "\n" in {t.text for t in tokens(BYTE_LEVEL, "cat\n\nsat")}
+    shown = tokens(BYTE_LEVEL, "🙂")
     assert len(shown) > 1
     assert {t.text for t in shown} == {"🙂"}
 
 
-def test_white_space_that_is_a_token_stays_visible_to_the_reader(byte_level):
-    assert "\n" in {t.text for t in tokens(byte_level, "cat\n\nsat")}
-
-
-def test_sentencepiece_tokens_lose_their_bar(sentencepiece):
-    shown = tokens(sentencepiece, "The cat sat")
+def test_sentencepiece_tokens_lose_their_bar(tokens):
+    shown = tokens(SENTENCEPIECE, "The cat sat")
     assert "".join(t.text for t in shown).replace(" ", "") == "Thecatsat</s>"
-    assert not any("▁" in t.text for t in shown)
     assert shown[-1].special
 
 
@@ -89,16 +80,6 @@ def test_a_tokenizer_that_never_splits_into_words_is_helped_by_spaces():
     assert [word.strip() for word in words.values()] == text.split()
 
 
-class Spelled:
-    """The one thing that is asked of a tokenizer without offsets."""
-
-    def __init__(self, *spellings):
-        self.spellings = spellings
-
-    def convert_ids_to_tokens(self, ids):
-        return [self.spellings[i] for i in ids]
-
-
 @pytest.mark.parametrize(
     ("spellings", "words"),
     [
@@ -108,7 +89,8 @@ class Spelled:
     ],
 )
 def test_without_offsets_the_spelling_tells_words_apart(spellings, words):
-    shown = tokens_of_ids(Spelled(*spellings), range(5), special_ids={3})
+    asked = SimpleNamespace(convert_ids_to_tokens=lambda ids: [spellings[i] for i in ids])
+    shown = tokens_of_ids(asked, range(5), special_ids={3})
     assert [t.word for t in shown] == words
     assert [t.special for t in shown] == [False, False, False, True, False]
 
@@ -120,10 +102,10 @@ def test_a_spelling_is_made_readable(spelling, text):
     assert without_marks(spelling) == text
 
 
-@pytest.fixture(scope="module", params=["own", "own-causal", "gpt2", "t5"])
+@pytest.fixture(scope="module", params=["own", "own-causal", gpt2, t5])
 def reads(request, tmp_path_factory):
-    made = {"gpt2": gpt2, "t5": t5}.get(request.param)
-    return load(request.param if made is None else made(tmp_path_factory.mktemp(request.param)))
+    named = isinstance(request.param, str)
+    return load(request.param if named else request.param(tmp_path_factory.mktemp("folder")))
 
 
 def test_random_tokens_stand_twice_between_the_special_tokens_of_a_text(reads):
@@ -178,6 +160,13 @@ class Loud(torch.nn.Module):
 """
 
 
+@pytest.fixture
+def loud(tmp_path):
+    """A module of one's own that prints."""
+    (tmp_path / "loud.py").write_text(PRINTING)
+    return f"{tmp_path}/loud.py:Loud"
+
+
 def test_a_folder_without_its_tokenizers_files_is_refused_and_names_tokens_by_their_numbers(tmp_path):
     gpt2(tmp_path)
     for file in tmp_path.glob("*token*"):
@@ -203,9 +192,8 @@ def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path)
     assert tokens_of_spellings([7], [None], ())[0].text == "id 7"
 
 
-def test_what_foreign_code_prints_goes_to_standard_error(tmp_path, capsys):
-    (tmp_path / "loud.py").write_text(PRINTING)
-    model, writes = load(f"{tmp_path}/loud.py:Loud"), load(gpt2(tmp_path / "gpt2"), generative=True)
+def test_what_foreign_code_prints_goes_to_standard_error(loud, tmp_path, capsys):
+    model, writes = load(loud), load(gpt2(tmp_path / "gpt2"), generative=True)
     model.run(model.prepare("The cat"), [Keep(lambda site: range(2))])
     writes.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
     writes.generate(writes.prepare("The cat"), 2)
@@ -235,47 +223,38 @@ def test_threads_that_run_foreign_code_at_once_leave_standard_output_as_it_was()
 def test_words_that_the_vocabulary_lacks_are_marked_beside_the_text_and_counted():
     model = load(minilm())
     prepared = model.prepare("The cat 🦩 sat [UNK] on 🦩.")
-    assert [token.text for token in prepared.tokens if "[UNK]" in token.text] == [
-        "🦩 [UNK]",
-        "[UNK]",
-        "🦩 [UNK]",
-    ]
+    unknown = [token.text for token in prepared.tokens if "[UNK]" in token.text]
+    assert unknown == ["🦩 [UNK]", "[UNK]", "🦩 [UNK]"]
     assert prepared.notes == (f"2 of {len(prepared.tokens)} tokens are unknown to the vocabulary: [UNK]",)
     assert model.prepare("The cat").notes == ()
 
 
-def test_a_tokenizers_folder_needs_no_model_beside_it(tmp_path):
-    folder = gpt2(tmp_path / "whole")
-    text = "The cat sat on the mat."
-    (tmp_path / "module.py").write_text(PRINTING)
-    wanted = load(f"{tmp_path}/module.py:Loud", tokenizer=folder).prepare(text).tokens
+def test_a_tokenizers_folder_needs_no_model_beside_it(loud, tmp_path):
+    folder, text = gpt2(tmp_path / "whole"), "The cat sat on the mat."
+    wanted = load(loud, tokenizer=folder).prepare(text).tokens
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
         (tmp_path / "whole" / name).unlink()
-        assert load(f"{tmp_path}/module.py:Loud", tokenizer=folder).prepare(text).tokens == wanted
+        assert load(loud, tokenizer=folder).prepare(text).tokens == wanted
 
 
-@pytest.mark.parametrize("model", ["own", "folder"])
-def test_another_tokenizer_is_refused_where_it_would_not_be_used(model, tmp_path):
-    name = gpt2(tmp_path) if model == "folder" else model
-    with pytest.raises(ModelError, match="reads with its own tokenizer"):
-        load(name, tokenizer="own-causal")
+def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
+    for name in ("own", gpt2(tmp_path)):
+        with pytest.raises(ModelError, match="reads with its own tokenizer"):
+            load(name, tokenizer="own-causal")
 
 
 def test_what_stands_for_unknown_words_is_in_the_vocabulary(tmp_path):
-    folder = t5(tmp_path / "t5")
-    file = tmp_path / "t5" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": ""}))
+    t5(tmp_path / "t5")
+    model = load(folder(tmp_path / "t5", "tokenizer_config.json", unk_token=""))
     with pytest.raises(ModelError, match=r"^the tokenizer of [^ ]* lacks '', its token for unknown words"):
-        load(folder).prepare("The cat sat.")
+        model.prepare("The cat sat.")
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 63, 1 << 70])
 def test_a_decoder_begins_with_a_token(number, tmp_path):
-    folder = t5(tmp_path / "t5")
-    file = tmp_path / "t5" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder_start_token_id": number}))
+    t5(tmp_path / "t5")
     with pytest.raises(ModelError):
-        load(folder).prepare("The cat sat.")
+        load(folder(tmp_path / "t5", decoder_start_token_id=number)).prepare("The cat sat.")
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1]])

@@ -1,6 +1,6 @@
-"""Positions that are no text, and weights in files, have names: genes, and the cells of a table."""
+"""Positions that are no text, and weights in files, have names, as genes have."""
 
-from __future__ import annotations
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Label, read_labels, tokens_of
 from attnscope.models.kept import WeightsFile
+from attnscope.models.served import open_file
 from attnscope.questions.head import one_head, pick_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
@@ -38,20 +39,6 @@ class Genes(nn.Module):
         return self.layer(self.names(genes) + self.level(levels[..., None]))
 
 
-class Columns(nn.Module):
-    """A transformer of a table's row: each column a token, numbers and categories."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.weight = nn.Parameter(torch.randn(4, 8))
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, row):
-        columns = row[..., None] * self.weight
-        return self.attention(columns, columns, columns, need_weights=False)[0]
-
-
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "labels.tsv"
@@ -65,25 +52,24 @@ def genes(table):
     return attnscope.wrap(Genes().eval()).read(inputs, labels=table)
 
 
-def test_a_table_says_label_group_and_whether_it_is_special(table):
+def test_a_table_says_label_group_and_whether_it_is_special_and_a_plain_file_has_a_label_a_line(table):
     assert read_labels(table)[:2] == (Label("CLS", "", True), Label("TP53", "cycle"))
-
-
-def test_a_plain_file_has_a_label_a_line(tmp_path):
-    path = tmp_path / "labels.txt"
-    path.write_text("shoulder\nelbow\n\nwrist\n\n")
-    assert [label.text for label in read_labels(path)] == ["shoulder", "elbow", "", "wrist"]
+    table.write_text("shoulder\nelbow\n\nwrist\n\n")
+    assert [label.text for label in read_labels(table)] == ["shoulder", "elbow", "", "wrist"]
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("", "is empty"), ("label\tgroup\na\tb\nc\n", "line 3: it has 1 columns, not 2"), (b"\xff\n", "line 1")],
+    [
+        (b"", "is empty"),
+        (b"label\tgroup\na\tb\nc\n", "line 3: it has 1 columns, not 2"),
+        (b"\xff\n", "line 1"),
+    ],
 )
-def test_a_file_that_is_none_is_told_with_its_line(tmp_path, text, sentence):
-    path = tmp_path / "labels.tsv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_a_file_that_is_none_is_told_with_its_line(table, text, sentence):
+    table.write_bytes(text)
     with pytest.raises(InputError, match=sentence):
-        read_labels(path)
+        read_labels(table)
 
 
 def test_equal_labels_are_the_same_token():
@@ -106,29 +92,18 @@ def test_a_group_is_a_part_that_find_and_spans_know(genes):
     assert alone["heads"][0]["rows"] == 1
 
 
-def test_a_cell_of_a_table_has_the_name_of_its_column(tmp_path):
-    path = tmp_path / "columns.txt"
-    path.write_text("age\nincome\ncity\nclaims\n")
-    run = attnscope.wrap(Columns().eval()).read({"row": torch.rand(1, 4)}, labels=path)
-    assert run.head("L0H0").keys == ("age", "income", "city", "claims")
-
-
 def test_another_number_of_labels_is_refused_with_both_numbers(table):
     with pytest.raises(InputError, match="there are 5 labels, and 7 positions"):
         attnscope.wrap(Letters()).read({"0": torch.arange(7)[None]}, labels=table)
 
 
 def test_tokens_of_something_else_than_encoder_and_decoder_are_refused():
-    with (
-        pytest.raises(InputError, match="name those of encoder and decoder"),
-        attnscope.record(Genes(), tokens={"camera": ["a"]}),
-    ):
+    recorded = attnscope.record(Genes(), tokens={"camera": ["a"]})
+    with pytest.raises(InputError, match="name those of encoder and decoder"), recorded:
         pass
 
 
 def test_weights_from_a_file_are_labelled_too(table, tmp_path):
-    from attnscope.models.served import open_file
-
     np.savez(tmp_path / "heads.npz", np.full((2, 5, 5), 0.2, np.float32))
     prepared = open_file(tmp_path / "heads.npz", table).prepared
     assert [token.text for token in prepared.tokens][1] == "cycle · TP53"
@@ -141,20 +116,21 @@ TEXT = "The cat sat on the mat because it was tired."
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A model with its text, and the file of its weights with the same text, by name of the model."""
-    made = {}
     folder = tmp_path_factory.mktemp("saved")
-    for name, place in (("own", "own"), ("gpt2", gpt2(folder / "gpt2")), ("t5", t5(folder / "t5"))):
-        model = load(place)
+
+    def make(name):
+        model = load(name if name == "own" else {"gpt2": gpt2, "t5": t5}[name](folder / name))
         prepared = model.prepare(TEXT, "It slept." if name == "t5" else None)
         whole_layers(model, prepared, Selection()).save(folder / f"{name}.npz")
         saved = WeightsFile(folder / f"{name}.npz")
-        made[name] = (model, prepared), (saved, saved.prepared)
-    return made
+        return (model, prepared), (saved, saved.prepared)
+
+    return cache(make)
 
 
 @pytest.mark.parametrize("name", ["own", "gpt2", "t5"])
 def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
-    live, saved = (overview(*given, Selection()) for given in pair[name])
+    live, saved = (overview(*given, Selection()) for given in pair(name))
     assert list(live.grids) == list(saved.grids)
     for kind, grid in live.grids.items():
         for one, other in zip(grid.layers, saved.grids[kind].layers, strict=True):
@@ -165,42 +141,52 @@ def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
         assert (one.name, one.role and one.role.name) == (other.name, other.role and other.role.name)
         assert one.absent.keys() == other.absent.keys()
         for measure, figure in one.figures.items():
-            assert figure.value == pytest.approx(other.figures[measure].value, abs=1e-5), measure
-            assert figure.baseline == pytest.approx(other.figures[measure].baseline, abs=1e-5), measure
+            found = other.figures[measure]
+            assert (figure.value, figure.baseline) == pytest.approx((found.value, found.baseline), abs=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"words": True}, {"hide_special": True}, {"scale": "row"}])
 def test_a_head_is_the_same_picture(pair, changes):
     selection = Selection(Head("L1H3"), **changes)
-    live, saved = (one_head(*given, selection).heatmap for given in pair["own"])
+    live, saved = (one_head(*given, selection).heatmap for given in pair("own"))
     np.testing.assert_allclose(live.values, saved.values, atol=1e-6)
     assert live.weights.keys == saved.weights.keys
     assert (live.title, live.subtitle, live.readings) == (saved.title, saved.subtitle, saved.readings)
 
 
 def test_it_says_that_a_file_told_it_which_reads_no_text(pair):
-    seen = overview(*pair["own"][1], Selection())
+    seen = overview(*pair("own")[1], Selection())
     assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
     with pytest.raises(InputError, match="is a file of weights and reads no text"):
-        pair["own"][1][0].prepare("x")
+        pair("own")[1][0].prepare("x")
 
 
-def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_place(tmp_path):
-    maps = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))
-    maps[1, 2, 3, 4], maps[1, 2, 0, 0] = np.nan, np.inf
-    np.savez(tmp_path / "odd.npz", maps)
-    saved = WeightsFile(tmp_path / "odd.npz")
-    head = one_head(saved, saved.prepared, "L1H2")
+@pytest.fixture
+def odd(tmp_path):
+    """The file of heads of which some weights are changed."""
+
+    def write(shape, changes):
+        maps = np.random.default_rng(0).dirichlet(np.ones(5), (*shape, 5))
+        for place, weight in changes.items():
+            maps[place] = weight
+        np.savez(tmp_path / "odd.npz", maps)
+        saved = WeightsFile(tmp_path / "odd.npz")
+        return saved, saved.prepared
+
+    return write
+
+
+def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_place(odd):
+    saved = odd((2, 3), {(1, 2, 3, 4): np.nan, (1, 2, 0, 0): np.inf})
+    head, other = (one_head(*saved, name) for name in ("L1H2", "L1H1"))
     assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]
     told = "weights of encoder layer 1 that are not finite numbers: 2, shown as masked"
     assert told in head.heatmap.notes
-    assert head.figures.role is None
-    assert told in overview(saved, saved.prepared, Selection()).notes
-    token = one_token(saved, saved.prepared, Selection(token="3"))  # one of them is in its row
+    assert told in overview(*saved, Selection()).notes
+    token = one_token(*saved, Selection(token="3"))  # one of them is in its row
     assert told.replace("2", "1") in token.notes
-    other = one_head(saved, saved.prepared, "L1H1")
     assert not other.heatmap.masked.any()
-    assert other.figures.role is not None
+    assert (head.figures.role, other.figures.role is None) == (None, False)
 
 
 def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
@@ -211,15 +197,12 @@ def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
         np.testing.assert_array_equal(one.allowed, allowed)
 
 
-def test_negative_weights_are_drawn_with_0_in_the_middle(tmp_path):
-    maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
-    maps[0, 1, 2, 3] = -0.5
-    np.savez(tmp_path / "odd.npz", maps)
-    saved = WeightsFile(tmp_path / "odd.npz")
-    picture = one_head(saved, saved.prepared, "L0H1").heatmap
+def test_negative_weights_are_drawn_with_0_in_the_middle(odd):
+    saved = odd((1, 2), {(0, 1, 2, 3): -0.5})
+    picture = one_head(*saved, "L0H1").heatmap
     assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
-    assert overview(saved, saved.prepared, Selection()).grids["encoder"].signed
-    assert not one_head(saved, saved.prepared, "L0H0").heatmap.signed
+    assert overview(*saved, Selection()).grids["encoder"].signed
+    assert not one_head(*saved, "L0H0").heatmap.signed
 
 
 def test_weights_of_a_single_token_are_read_without_a_warning(tmp_path, recwarn):

@@ -12,8 +12,6 @@ from tests.models.hostile import folder
 
 TEXT = "The cat sat on the mat because it was tired, and the dog was not tired at all."
 NESTED = "[" * 100_000 + "]" * 100_000
-
-
 TOO_MUCH = "out of memory: "
 CHATS = {
     "for ever": (
@@ -60,20 +58,15 @@ ODD = {
     "endless": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     "large": (grow, "at most 8.39 MB are read"),
     "nested": (lambda path: path.write_text(NESTED), "is not JSON"),
-    "objects": (lambda path: path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000), "is not JSON"),
 }
-
-
 pytestmark = pytest.mark.usefixtures("little_memory")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def honest(tmp_path_factory):
     """An honest folder is read once: what that imports takes time and memory."""
-    made = folder(
-        tmp_path_factory.mktemp("made") / "model", "tokenizer_config.json", chat_template="{{ messages }}"
-    )
-    load(str(made)).prepare_chat(TEXT)
+    place = tmp_path_factory.mktemp("made") / "model"
+    load(folder(place, "tokenizer_config.json", chat_template="{{ messages }}")).prepare_chat(TEXT)
 
 
 def require_sentence(place, said, read="prepare"):
@@ -86,12 +79,6 @@ def require_sentence(place, said, read="prepare"):
     sentence = str(caught.value)
     assert sentence.isprintable()
     assert any(part in sentence for part in said.split("|")), sentence
-
-
-def test_a_tokenizer_nested_deeply_is_refused(tmp_path):
-    made = folder(tmp_path / "nested")
-    (made / "tokenizer.json").write_text(NESTED)
-    require_sentence(made, "cannot be loaded")
 
 
 # time or memory may end in a callback of the garbage collector that the tests' own libraries have
@@ -119,14 +106,10 @@ def test_a_config_whose_numbers_exceed_the_memory_is_refused_before_anything_is_
     require_sentence(folder(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]], "num_layers": 2},
-        {"n_inner": 10**9},
-    ],
-    ids=["attention_types", "inner width"],
-)
+MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]], "num_layers": 2}
+
+
+@pytest.mark.parametrize("changes", [MANY, {"n_inner": 10**9}], ids=["attention_types", "inner width"])
 def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
     require_sentence(folder(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
@@ -147,11 +130,16 @@ def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path)
     require_sentence(place, said)
 
 
-def test_a_tokenizer_in_the_own_format_that_is_no_file_is_refused(tmp_path):
-    place = shutil.copytree(PRETRAINED / "own", tmp_path / "own")
+@pytest.mark.parametrize(
+    ("own", "put", "said"),
+    [(False, lambda path: path.write_text(NESTED), "cannot be loaded"), (True, os.mkfifo, "a named pipe")],
+)
+def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said, tmp_path):
+    place = tmp_path / "model"
+    shutil.copytree(PRETRAINED / "own", place) if own else folder(place)
     (place / "tokenizer.json").unlink()
-    os.mkfifo(place / "tokenizer.json")
-    require_sentence(place, "a named pipe")
+    put(place / "tokenizer.json")
+    require_sentence(place, said)
 
 
 class PanicException(BaseException):

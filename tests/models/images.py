@@ -18,6 +18,9 @@ from tests.models import folders
 SIZE = {"height": 64, "width": 64}
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 VIT = {**SHAPE, "image_size": 64, "patch_size": 16}
+SEGFORMER = {"depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "sr_ratios": [4, 2]}
+SEGFORMER |= {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]}
+SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
 WHOLE = {"size": SIZE}
 CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
 
@@ -31,20 +34,8 @@ VISION = {  # the names of the config and of the image processor, without their 
     "clip-vision": ("CLIPVision", VIT, "CLIP", CROPPED),
     "siglip-vision": ("SiglipVision", VIT, "Siglip", WHOLE),
     "yolos": ("Yolos", VIT | {"image_size": [64, 64], "num_detection_tokens": 3}, "ViT", WHOLE),
-    "segformer": (
-        "Segformer",
-        {"depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "sr_ratios": [4, 2]}
-        | {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]},
-        "ViT",
-        WHOLE,
-    ),
-    "swin": (
-        "Swin",
-        {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
-        | {"window_size": 4},
-        "ViT",
-        WHOLE,
-    ),
+    "segformer": ("Segformer", SEGFORMER, "ViT", WHOLE),
+    "swin": ("Swin", SWIN | {"window_size": 4}, "ViT", WHOLE),
 }
 
 

@@ -30,34 +30,31 @@ def _logits(folder, what, prepared):
 
 
 @pytest.mark.parametrize(
-    ("target", "chosen"), [(None, None), ("B-PER", 1), ("2", 2)], ids=["largest", "name", "number"]
+    ("head", "target", "at", "chosen"),
+    [
+        ("Sequence", None, None, None),
+        ("Sequence", "B-PER", None, 1),
+        ("Sequence", "2", None, 2),
+        ("Token", None, 6, None),
+        ("Token", "2", 2, None),
+        ("Token", "B-PER@1", 1, 1),
+        ("Token", "B-PER", None, 1),
+        ("Token", "2@3", 3, 2),
+    ],
 )
-def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, target, chosen):
-    model = load(_bert(tmp_path, "Sequence"), predicting=True)
+def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, head, target, at, chosen):
+    """Tokens are sorted at a position, or at that where the class is likeliest."""
+    model = load(_bert(tmp_path, head), predicting=True)
     prepared = model.prepare(TEXT)
-    own = _logits(tmp_path, "Sequence", prepared).logits[0]
+    own = _logits(tmp_path, head, prepared).logits[0].detach()
+    prediction, where = score_prediction(model, prepared, target), ""
+    if head == "Token":
+        at = 1 + int(own[1:-1].softmax(-1)[:, chosen].argmax()) if at is None else at
+        own, where = own[at], f" of token {at}, {prepared.tokens[at].text!r}"
     chosen = int(own.argmax()) if chosen is None else chosen
-    prediction = score_prediction(model, prepared, target)
     assert prediction.score.item() == pytest.approx(float(own[chosen]), rel=1e-5)
     share = float(own.softmax(-1)[chosen])
-    assert prediction.description == f"the prediction: class {LABELS[chosen]!r} ({share:.0%})"
-
-
-@pytest.mark.parametrize(
-    ("target", "at", "chosen"),
-    [(None, 6, None), ("2", 2, None), ("B-PER@1", 1, 1), ("B-PER", None, 1), ("2@3", 3, 2)],
-)
-def test_tokens_are_sorted_at_a_position(tmp_path, target, at, chosen):
-    model = load(_bert(tmp_path, "Token"), predicting=True)
-    prepared = model.prepare(TEXT)
-    own = _logits(tmp_path, "Token", prepared).logits[0]
-    if at is None:
-        at = 1 + int(own[1:-1].softmax(-1)[:, chosen].argmax())
-    chosen = int(own[at].argmax()) if chosen is None else chosen
-    prediction = score_prediction(model, prepared, target)
-    assert prediction.score.item() == pytest.approx(float(own[at, chosen]), rel=1e-5)
-    assert prediction.description.endswith(f" of token {at}, {prepared.tokens[at].text!r}")
-    assert repr(LABELS[chosen]) in prediction.description
+    assert prediction.description == f"the prediction: class {LABELS[chosen]!r} ({share:.0%}){where}"
 
 
 @pytest.mark.parametrize("kind", ["text", "image"])

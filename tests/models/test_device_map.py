@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from transformers import modeling_utils
 
-from attnscope.attention import Head
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.head import one_head
-from attnscope.questions.selection import Selection
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
 
@@ -28,10 +28,8 @@ def folder(tmp_path_factory):
 def test_a_layer_that_lives_on_disk_shows_the_same_attention(folder):
     whole, spread = load(folder), load(folder, device_map=SPREAD)
     assert {weights.device.type for weights in spread.module.h[1].parameters()} == {"meta"}
-    for layer in (0, 1):
-        one, other = (
-            one_head(m, m.prepare(TEXT), Selection(Head(layer, 2))).heatmap.values for m in (whole, spread)
-        )
+    for name in ("L0H2", "L1H2"):
+        one, other = (one_head(m, m.prepare(TEXT), name).heatmap.values for m in (whole, spread))
         assert (one == other).all()
     one, other = (corpus_stats(model, ListedTexts([TEXT, TEXT[:20]])).heads for model in (whole, spread))
     assert one == other
@@ -43,23 +41,23 @@ def little_memory(monkeypatch):
     monkeypatch.setattr("attnscope.models.huggingface.load.free_memory", lambda: 200_000)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("stats", TEXT),
-        ("stats", TEXT, "--weigh", "norm"),
-        ("stats", TEXT, "--weigh", "norm-residual"),
-        ("show", TEXT, "--weigh", "gradient"),
-        ("show", TEXT, "--token", "cat"),
-        ("logits", TEXT),
-        ("compare", TEXT, "--composition"),
-        ("info", TEXT, "--copying"),
-    ],
-    ids=" ".join,
-)
+WORDS = [
+    "stats",
+    "stats --weigh norm",
+    "stats --weigh norm-residual",
+    "show --weigh gradient",
+    "show --token cat",
+]
+WORDS += ["logits", "compare --composition", "info --copying"]
+
+
+@pytest.mark.parametrize("words", WORDS)
 def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memory, run, words):
-    plain = json.loads(run(*words, "-m", folder, "--json").out)
-    read = json.loads(run(*words, "-m", folder, "--json", "--device-map", "auto").out)
+    command, *options = words.split()
+    plain, read = (
+        json.loads(run(command, TEXT, *options, *more, "-m", folder, "--json").out)
+        for more in ([], ["--device-map", "auto"])
+    )
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
     assert read == approximate(plain)
@@ -75,25 +73,21 @@ def approximate(answer):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
-def test_no_file_of_weights_is_mapped_while_its_layers_run(folder, little_memory, tmp_path):
+def test_no_file_of_weights_is_mapped_while_its_layers_run_and_libraries_are_left_as_they_were(
+    folder, little_memory, tmp_path
+):
+    from accelerate import big_modeling
+
+    before = big_modeling.OffloadedWeightsLoader
     folder = shutil.copytree(folder, tmp_path / "alone")  # that nobody else reads
     model, mapped = load(folder, device_map="auto"), []
+    assert modeling_utils.safe_open is safe_open
+    assert big_modeling.OffloadedWeightsLoader is before
     assert any(each.is_meta for each in model.module.h.parameters())
     model.module.h[1].register_forward_hook(lambda *_: mapped.append(Path("/proc/self/maps").read_text()))
     corpus_stats(model, ListedTexts([TEXT]))
     assert mapped
     assert not any(str(folder) in each for each in mapped)
-
-
-def test_the_libraries_are_left_as_they_were(folder, little_memory):
-    from accelerate import big_modeling
-    from safetensors import safe_open
-    from transformers import modeling_utils
-
-    before = big_modeling.OffloadedWeightsLoader
-    load(folder, device_map="auto")
-    assert modeling_utils.safe_open is safe_open
-    assert big_modeling.OffloadedWeightsLoader is before
 
 
 def test_a_device_map_without_its_package_names_the_package(folder, monkeypatch):

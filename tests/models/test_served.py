@@ -70,7 +70,9 @@ def served(tmp_path_factory):
 
 
 def lay_out(states, layout):
-    """Queries and keys, [token, head, size], in another layout."""
+    """Queries and keys, [token, head, size], in a layout."""
+    if layout == "token head size":
+        return states
     if layout == "token width":
         return {at: each.reshape(len(each), -1) for at, each in states.items()}
     return {at: np.ascontiguousarray(each.swapaxes(0, 1)) for at, each in states.items()}
@@ -103,18 +105,21 @@ def require_rows(found, head, expected):
     np.testing.assert_allclose(found.weights(Head(head)), expected, atol=1e-6)
 
 
+def require_all(found, weights):
+    """Every head of every layer is that of the model."""
+    for layer, expected in enumerate(weights):
+        for head, rows in enumerate(expected):
+            require_rows(found, f"L{layer}H{head}", rows)
+
+
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("rotary", ["applied", "none"])
 @pytest.mark.parametrize("layout", ["token head size", "head token size", "token width"])
 def test_rows_are_those_of_the_model(served, layout, rotary, names):
     folder, texts = served
     before, after, weights = texts[0]  # sizes tell which axes are heads, where a config says how many
-    states = after if rotary == "applied" else before
-    states = states if layout == "token head size" else lay_out(states, layout)
-    found = opened(folder, states, names, {"rotary": rotary})
-    for layer, expected in enumerate(weights):
-        for head in range(4):
-            require_rows(found, f"L{layer}H{head}", expected[head])
+    states = lay_out(after if rotary == "applied" else before, layout)
+    require_all(opened(folder, states, names, {"rotary": rotary}), weights)
 
 
 def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
@@ -139,38 +144,37 @@ def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
     folder, texts = served
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     shown = run("show", "--from", path, "-m", folder, "--head", "L0H1", "--json")
-    answer = json.loads(shown.out)
-    np.testing.assert_allclose(
-        np.array([[cell or 0 for cell in row] for row in answer["weights"]]), texts[0][2][0][1], atol=1e-6
-    )
-    table = run("stats", "--from", path, "-m", folder).out
-    assert "weights recomputed from the file's queries and keys" in " ".join(table.split())
-    assert "assumed, as the file does not say: rotary applied, scale 1/√8, causal" in " ".join(table.split())
+    shown = [[cell or 0 for cell in row] for row in json.loads(shown.out)["weights"]]
+    np.testing.assert_allclose(shown, texts[0][2][0][1], atol=1e-6)
+    table = " ".join(run("stats", "--from", path, "-m", folder).out.split())
+    assert "weights recomputed from the file's queries and keys" in table
+    assert "assumed, as the file does not say: rotary applied, scale 1/√8, causal" in table
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 
 
 def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
-    folder = served[0]
-    path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
-    agreed = run("check", "--from", path, "-m", folder, "--check-with", folder)
+    folder, ids = served[0], {"input_ids": np.array(IDS[0])}
+
+    def check(*more, **tensors):
+        path = write(tmp_path / "qk.safetensors", parts, **tensors)
+        return run("check", "--from", path, "--check-with", folder, *more)
+
+    agreed = check("-m", folder, **ids)
     assert agreed.code == 0
     assert [line.split()[0] for line in agreed.out.splitlines() if "rows of layer" in line] == ["ok"] * 3
-    parts[1, "q"] = parts[1, "q"] * 1.5
-    path = write(tmp_path / "other.safetensors", parts, input_ids=np.array(IDS[0]))
-    claims = json.loads(run("check", "--from", path, "-m", folder, "--check-with", folder, "--json").out)[
-        "claims"
-    ]
-    assert [claim["holds"] for claim in claims] == [True, False, True]
-    bare = run("check", "--from", write(tmp_path / "bare.safetensors", parts), "--check-with", folder)
+    bare = check()
     assert (bare.code, "does not name its tokens" in bare.err) == (2, True)
+    parts[1, "q"] = parts[1, "q"] * 1.5
+    claims = json.loads(check("-m", folder, "--json", **ids).out)["claims"]
+    assert [claim["holds"] for claim in claims] == [True, False, True]
 
 
 @pytest.mark.parametrize(
     ("change", "more", "sentence"),
     [
-        (lambda parts: parts.pop((1, "k")), {}, "stands alone: queries need their keys"),
-        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:5]}), {}, "they are not of one request"),
-        (lambda parts: parts.update({(1, "k"): parts[1, "k"][:, :, :4]}), {}, "do not fit keys"),
+        (lambda keys: None, {}, "stands alone: queries need their keys"),
+        (lambda keys: keys[:5], {}, "they are not of one request"),
+        (lambda keys: keys[:, :, :4], {}, "do not fit keys"),
         (None, {"layers.1.self_attn.attn.q_rot": np.zeros((10, 4, 8))}, "are q of one layer: keep one"),
         (None, {"input_ids": np.array([1.5, 2.0])}, "not whole numbers of a vocabulary"),
         (None, {"input_ids": np.array([2**62] * 10)}, "not whole numbers of a vocabulary"),
@@ -181,7 +185,8 @@ def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
 )
 def test_what_does_not_fit_ends_in_a_sentence(served, parts, change, more, sentence):
     if change is not None:
-        change(parts)
+        keys = change(parts.pop((1, "k")))
+        parts |= {} if keys is None else {(1, "k"): keys}
     with pytest.raises(InputError, match=sentence):
         opened(served[0], parts, **more)
 
@@ -193,19 +198,15 @@ def test_axes_of_one_around_a_tensor_are_left_out(served, parts):
 
 WINDOW = {"sliding_window": 4}
 LONG = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
-TYPES = {
-    **{"mistral": WINDOW, "phi3": WINDOW, "starcoder2": WINDOW, "gemma2": WINDOW | {"head_dim": 8}},
-    **{
-        "cohere": {},
-        "glm": {"head_dim": 8},
-        "granite": {"attention_multiplier": 0.3},
-        "qwen3": {},
-        "llama": {},
-    },
+TYPES = {kind: {} for kind in ("cohere", "qwen3", "llama", "smollm3", "stablelm")}
+TYPES |= dict.fromkeys(["mistral", "phi3", "starcoder2", "cohere2"], WINDOW)
+TYPES |= dict.fromkeys(["gemma2", "gemma3_text"], WINDOW | {"head_dim": 8})
+TYPES |= {
+    "glm": {"head_dim": 8},
+    "granite": {"attention_multiplier": 0.3},
     "llama far": {"rope_parameters": LONG},
     "qwen2": {"use_sliding_window": False} | WINDOW,
     "llama4_text": {"attention_chunk_size": 4, "head_dim": 8},
-    **{"cohere2": WINDOW, "smollm3": {}, "gemma3_text": WINDOW | {"head_dim": 8}, "stablelm": {}},
 }
 NOT_ALONE = {"cohere2", "smollm3", "gemma3_text", "stablelm", "llama4_text"}
 
@@ -215,17 +216,12 @@ def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path):
     model = tiny(kind.split()[0], **TYPES[kind])
     model.config.save_pretrained(tmp_path)
     before, after, weights = seen(model, IDS[0])
-    found = opened(tmp_path, after, "model")
-    for layer, expected in enumerate(weights):
-        for head in range(4):
-            require_rows(found, f"L{layer}H{head}", expected[head])
+    require_all(opened(tmp_path, after, "model"), weights)
     if kind in NOT_ALONE:
         with pytest.raises(InputError, match="cannot be had alone: write states after it"):
             opened(tmp_path, before or after, "model", {"rotary": "none"})
-        return
-    found = opened(tmp_path, before or after, "model", {"rotary": "none"})
-    for layer, expected in enumerate(weights):
-        require_rows(found, f"L{layer}H1", expected[1])
+    else:
+        require_all(opened(tmp_path, before or after, "model", {"rotary": "none"}), weights)
 
 
 @pytest.mark.parametrize(("kind", "more"), [("gpt_oss", "sinks"), ("bloom", "ALiBi"), ("falcon", "ALiBi")])
@@ -244,7 +240,7 @@ def test_names_of_requests_may_hold_numbers(served, tmp_path):
     }
     save_file(tensors, tmp_path / "qk.safetensors")
     for number, (*_, weights) in enumerate(texts, 1):
-        require_rows(open_file(tmp_path / "qk.safetensors", None, str(folder), number), "L2H1", weights[2][1])
+        require_all(open_file(tmp_path / "qk.safetensors", None, str(folder), number), weights)
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
@@ -255,9 +251,7 @@ def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
 def test_requests_may_have_more_keys_than_queries(served):
     folder, texts = served
     laid = [after for _, after, _ in texts]
-    parts = {
-        at: np.concatenate([each[at][-2:] if at[1] == "q" else each[at] for each in laid]) for at in laid[0]
-    }
+    parts = {at: np.concatenate([each[at][-2 if at[1] == "q" else 0 :] for each in laid]) for at in laid[0]}
     ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
     for number, (*_, weights) in enumerate(texts, 1):
         require_rows(opened(folder, parts, request=number, **ends), "L1H3", weights[1][3][-2:])

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token, tensor_of
 from attnscope.axes import Place, Weights
-from attnscope.capture.observers import RowObserver
+from attnscope.capture.observers import RowObserver, rows_at_a_time
 from attnscope.figures import Figure, HeadFigures
 from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
@@ -190,7 +190,7 @@ DEFAULT = (
 """Measured by default: every measure that neither needs every row nor is specialised."""
 
 BLOCK_ELEMENTS = 1 << 21
-"""Weights that are processed together: 8 MB in float32. Memory stays a small multiple of it at any length."""
+"""Weights that a CPU takes at a time: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
 KEPT = 1 << 22  # numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32
 
@@ -355,8 +355,8 @@ class _Reading:
         wanted, length = self.measurement.rows, len(attention.queries)
         self.shown = range(length) if wanted is None else range(wanted.start, min(wanted.stop, length))
         self.wanted = () if not count else None if wanted is None else self.shown
-        wide = max(attention.heads, count)  # a block's table has one column per measure besides its heads
-        self.step = self.measurement.block_elements // (attention.batch * wide * max(1, len(attention.keys)))
+        # a block's table has one column per measure besides its heads
+        self.step = rows_at_a_time(attention, self.measurement.block_elements, count)
         # [choice | lone, rows | value | baseline, measure, text, head]
         self.sums = torch.zeros(2, 3, count, attention.batch, attention.heads, dtype=torch.float64)
 

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from itertools import pairwise, starmap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen, observers, recording
-from attnscope.capture.observers import Rows, Sample, SharedRows
+from attnscope.capture.observers import Rows, Sample, SharedRows, rows_at_a_time
 from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
@@ -171,6 +172,14 @@ def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
     (alone,) = seen_by(WHOLE.coarsen(7, even=True), attention())
     assert torch.allclose(coarsen.maps[0].values, alone.values, atol=1e-7)
     assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 22]])
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("cpu", 10), ("cuda", 1 << 13), ("mps", 10)])
+def test_a_gpu_reads_as_many_rows_at_a_time_as_a_thousandth_of_its_bytes_has_weights(monkeypatch, kind, rows):
+    device, memory = torch.device(kind), SimpleNamespace(total_memory=64 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda"): memory}.get)
+    asked = SimpleNamespace(batch=1, heads=8, keys=range(1024), values=SimpleNamespace(device=device))
+    assert rows_at_a_time(asked, weights=10 * 8 * 1024) == rows
 
 
 def test_heads_that_are_not_meant_are_not_computed():

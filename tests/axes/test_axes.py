@@ -23,12 +23,9 @@ from attnscope.axes import (
 from attnscope.errors import SelectionError
 from attnscope.models.text.tokens import spell_tokens
 
-WORDS = (None, 0, 1, 1, 1, 2, 2, None)
+WORDS = {"[CLS]": None, "an": 0, "un": 1, "believ": 1, "able": 1, "ca": 2, "t": 2, "[SEP]": None}
 TOKENS = tuple(
-    Token(text, i, special=word is None, word=word)
-    for i, (text, word) in enumerate(
-        zip(("[CLS]", "an", "un", "believ", "able", "ca", "t", "[SEP]"), WORDS, strict=True)
-    )
+    Token(text, i, special=word is None, word=word) for i, (text, word) in enumerate(WORDS.items())
 )
 
 
@@ -46,32 +43,22 @@ def rows(*shape: int, seed: int = 0) -> np.ndarray:
     return values / values.sum(-1, keepdims=True)
 
 
-def looped(values: np.ndarray, down: list[list[int]], across: list[list[int]]) -> np.ndarray:
-    """Keys summed, queries averaged, one cell after the other."""
-    found = np.zeros((len(down), len(across)))
-    for i, queries in enumerate(down):
-        for j, keys in enumerate(across):
-            found[i, j] = sum(values[q, k] for q in queries for k in keys) / len(queries)
-    return found
+def looped(values: np.ndarray, down: list[range], across: list[range]) -> np.ndarray:
+    """Keys summed, queries averaged, one cell after the other.  -> [..., group, group]"""
+    cells = [[values[..., q, :][..., k].sum(-1).mean(-1) for k in across] for q in down]
+    return np.moveaxis(np.array(cells), (0, 1), (-2, -1))
 
 
-def test_a_word_sums_its_columns_and_averages_its_rows() -> None:
-    values = rows(8, 8)
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
+def test_a_word_sums_its_columns_and_averages_its_rows_of_each_head(shape) -> None:
+    values = rows(*shape)
+    before = values.copy()
     merged = merge_words(weights(values, TOKENS, TOKENS))
-    groups = [[0], [1], [2, 3, 4], [5, 6], [7]]
+    groups = [range(1), range(1, 2), range(2, 5), range(5, 7), range(7, 8)]
     np.testing.assert_allclose(merged.values, looped(values, groups, groups), rtol=1e-12)
     np.testing.assert_allclose(merged.values.sum(-1), 1)
     assert [place.text for place in merged.keys] == ["[CLS]", "an", "unbelievable", "cat", "[SEP]"]
-    assert [(place.start, place.stop) for place in merged.keys] == [(0, 1), (1, 2), (2, 5), (5, 7), (7, 8)]
-
-
-def test_merging_works_on_a_stack_of_heads_and_leaves_the_input_alone() -> None:
-    values = rows(3, 8, 8)
-    before = values.copy()
-    merged = merge_words(weights(values, TOKENS, TOKENS))
-    for head in range(3):
-        alone = merge_words(weights(values[head], TOKENS, TOKENS))
-        np.testing.assert_allclose(merged.values[head], alone.values, rtol=1e-12)
+    assert [range(place.start, place.stop) for place in merged.keys] == groups
     np.testing.assert_array_equal(values, before)
 
 
@@ -109,19 +96,16 @@ def test_a_text_of_special_tokens_only_cannot_hide_them() -> None:
 def test_blocks_equal_a_loop_and_keep_row_sums(down: int, across: int) -> None:
     values = rows(10, 7)
     pooled = fit(weights(values, range(10), range(7)), -(-10 // down), -(-7 // across))
-    by_row = [list(range(i, min(i + down, 10))) for i in range(0, 10, down)]
-    by_column = [list(range(i, min(i + across, 7))) for i in range(0, 7, across)]
+    by_row = [range(i, min(i + down, 10)) for i in range(0, 10, down)]
+    by_column = [range(i, min(i + across, 7)) for i in range(0, 7, across)]
     np.testing.assert_allclose(pooled.values, looped(values, by_row, by_column), rtol=1e-12)
     np.testing.assert_allclose(pooled.values.sum(-1), 1)
 
 
 def test_a_pooled_place_is_labelled_with_its_range() -> None:
     pooled = fit(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
-    assert [place.label for place in pooled.queries] == [
-        "0-2 [CLS] an un",
-        "3-5 believable ca",
-        "6-7 t [SEP]",
-    ]
+    labels = [place.label for place in pooled.queries]
+    assert labels == ["0-2 [CLS] an un", "3-5 believable ca", "6-7 t [SEP]"]
 
 
 @pytest.mark.parametrize(("first", "then"), [(6, 3), (9, 4), (5, 2), (7, 7)])
@@ -129,10 +113,9 @@ def test_blocks_of_blocks_that_are_not_of_one_size_are_blocks_of_tokens(first: i
     values = rows(2, 13, 13)
     field = weights(values, range(13), range(13))
     twice = fit(fit(field, first, first), then, then)
-    groups = [list(range(place.start, place.stop)) for place in twice.queries]
+    groups = [range(place.start, place.stop) for place in twice.queries]
     assert [token for group in groups for token in group] == list(range(13))
-    for head in range(2):
-        np.testing.assert_allclose(twice.values[head], looped(values[head], groups, groups), rtol=1e-12)
+    np.testing.assert_allclose(twice.values, looped(values, groups, groups), rtol=1e-12)
 
 
 def test_even_cells_differ_by_one_token_at_most() -> None:
@@ -141,23 +124,23 @@ def test_even_cells_differ_by_one_token_at_most() -> None:
 
 
 def test_shrinking_knows_that_a_row_stands_for_several_tokens() -> None:
-    values = rows(5, 5)
-    coarse = fit(weights(values, range(5), range(5)), 3, 3)  # two blocks of two tokens, and one token
-    small, _ = shrink(coarse.values, coarse.allowed, 1, 1, ([2, 2, 1], [2, 2, 1]))
-    np.testing.assert_allclose(small, [[1]], atol=1e-6)
-    halves, _ = shrink(np.eye(3), np.ones((3, 3), bool), 3, 1, ([2, 2, 1], [2, 2, 1]))
-    np.testing.assert_allclose(halves, [[1]] * 3, atol=1e-6)
-    apart, _ = shrink(np.array([[0.0], [0.0], [1.0]]), np.ones((3, 1), bool), 1, 1, ([2, 2, 1], [1]))
-    np.testing.assert_allclose(apart, [[0.2]], atol=1e-6)
+    coarse = fit(weights(rows(5, 5), range(5), range(5)), 3, 3)  # two blocks of two tokens, and one token
+    for values, size, tokens, expected in (
+        (coarse.values, (1, 1), ([2, 2, 1], [2, 2, 1]), [[1]]),
+        (np.eye(3), (3, 1), ([2, 2, 1], [2, 2, 1]), [[1]] * 3),
+        (np.array([[0.0], [0.0], [1.0]]), (1, 1), ([2, 2, 1], [1]), [[0.2]]),
+    ):
+        small, _ = shrink(values, np.ones(values.shape, bool), *size, tokens)
+        np.testing.assert_allclose(small, expected, atol=1e-6)
 
 
-def test_shrinking_by_a_whole_number_is_pooling() -> None:
+def test_shrinking_by_a_whole_number_is_pooling_and_a_cell_that_a_border_cuts_counts_on_either_side() -> None:
     values = rows(2, 12, 8)
     small, allowed = shrink(values, np.ones((12, 8), bool), 4, 4)
-    for head in range(2):
-        same = fit(weights(values[head], range(12), range(8)), 4, 4).values
-        np.testing.assert_allclose(small[head], same, atol=1e-6)
+    np.testing.assert_allclose(small, fit(weights(values, range(12), range(8)), 4, 4).values, atol=1e-6)
     assert allowed.all()
+    small, _ = shrink(np.array([[0.0, 1.0, 0.0]]), np.ones((1, 3), bool), 1, 2)
+    np.testing.assert_allclose(small, [[0.5, 0.5]])
 
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 5, 7, 11, 40])
@@ -167,28 +150,15 @@ def test_shrinking_keeps_row_sums_for_any_size(cells: int) -> None:
     np.testing.assert_allclose(small.sum(-1), 1, rtol=1e-5)
 
 
-def test_a_cell_that_a_border_cuts_counts_with_its_share_on_either_side() -> None:
-    small, _ = shrink(np.array([[0.0, 1.0, 0.0]]), np.ones((1, 3), bool), 1, 2)
-    np.testing.assert_allclose(small, [[0.5, 0.5]])
-
-
-def test_a_mask_broadcasts_over_heads() -> None:
-    field = weights(rows(3, 4, 4), range(4), range(4), np.tril(np.ones((1, 4, 4), bool)))
-    assert isinstance(field, Weights)
-    assert field.allowed.shape == (1, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "queries", "mask", "said"),
-    [
+def test_a_mask_is_of_every_head_or_of_all_and_weights_fit_their_labels() -> None:
+    assert weights(rows(3, 4, 4), range(4), range(4), np.ones((1, 4, 4), bool)).allowed.shape == (1, 4, 4)
+    for shape, queries, mask, said in (
         ((2, 2), 3, (2, 2), "do not fit 3 queries"),
         ((4, 4), 4, (1, 4, 4), "do not fit"),
         ((3, 4, 4), 4, (2, 4, 4), "do not fit"),
-    ],
-)
-def test_weights_that_fit_neither_their_labels_nor_their_mask_are_refused(shape, queries, mask, said) -> None:
-    with pytest.raises(ValueError, match=said):
-        weights(rows(*shape), range(queries), range(shape[-1]), np.ones(mask, bool))
+    ):
+        with pytest.raises(ValueError, match=said):
+            weights(rows(*shape), range(queries), range(shape[-1]), np.ones(mask, bool))
 
 
 def test_moments_that_follow_each_other_are_named_from_the_first_to_the_last():
@@ -215,11 +185,8 @@ TILED = seen("<img>", "thumbnail 1 · 0,0", "<tile>", "image 1 · 0,0", "image 1
              "image 1 · 1,0", "</img>")  # fmt: skip
 
 
-def test_signs_between_the_tiles_of_a_picture_belong_to_it():
+def test_signs_between_the_tiles_of_a_picture_belong_to_it_and_of_several_each_has_its_number():
     assert find_senses([*TILED, *SPELLED]) == [None, *["image"] * 6, *[None] * 5]
-
-
-def test_of_several_pictures_each_has_its_number():
     two = [*TILED, *seen("<img>", "image 2 · 0,0", "</img>"), *SPELLED]
     assert [sense for sense in find_senses(two) if sense] == ["image 1"] * 6 + ["image 2"]
     assert find_senses(seen("frame 1 · 0,0", "frames 2-3 · 0,0")) == ["frame 1", "frames 2-3"]

@@ -16,7 +16,6 @@ from attnscope.questions.corpus import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("own", "own-causal")
 
 
 def sentences():
@@ -29,20 +28,14 @@ def sentences():
     return list(dict.fromkeys(found))[:200]
 
 
-def measured(name):
-    return {head.name: head for head in corpus_stats(load_model(name), ListedTexts(sentences())).heads}
+def roles_of(heads, least):
+    """The roles of heads, some of which have figures that are so large at least."""
+    for name, value in least.items():
+        assert max(head.figures[name].value for head in heads) >= value, name
+    return {head.role.name for head in heads if head.role}
 
 
-@pytest.fixture(scope="module")
-def own():
-    return measured("own")
-
-
-def most(heads, figure):
-    return max(head.figures[figure].value for head in heads.values())
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["own", "own-causal"])
 def test_the_files_are_small_half_precision_and_trained(name):
     folder = folder_of(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
@@ -56,18 +49,12 @@ def test_the_files_are_small_half_precision_and_trained(name):
     assert f"{sum(parameter.numel() for parameter in encoder.parameters()):,} parameters" in card
 
 
-def test_two_hundred_sentences_are_measured():
+def test_the_default_encoder_has_heads_of_four_roles_or_more_on_two_hundred_sentences():
     assert len(sentences()) == 200
-
-
-@pytest.mark.parametrize(("pattern", "least"), [("previous", 0.5), ("next", 0.5), ("duplicate", 0.4)])
-def test_the_default_encoder_has_heads_for(own, pattern, least):
-    assert most(own, pattern) >= least
-    assert pattern in {head.role.name for head in own.values() if head.role}
-
-
-def test_the_default_encoders_heads_have_four_roles_or_more(own):
-    assert len({head.role.name for head in own.values() if head.role}) >= 4
+    heads = corpus_stats(load_model("own"), ListedTexts(sentences())).heads
+    roles = roles_of(heads, {"previous": 0.5, "next": 0.5, "duplicate": 0.4})
+    assert roles >= {"previous", "next", "duplicate"}
+    assert len(roles) >= 4
 
 
 @pytest.mark.parametrize(
@@ -87,36 +74,17 @@ def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
     assert word in [tokenizer.id_to_token(id_) for id_ in best]
 
 
-@pytest.fixture(scope="module")
-def copying():
-    """The causal encoder on twenty texts of forty random tokens that come twice."""
+def test_the_causal_encoder_copies_with_an_induction_head_and_a_previous_token_head():
+    """Texts of forty random tokens that come twice."""
     encoder, tokenizer = load_encoder(folder_of("own-causal"))
-    chance = torch.Generator().manual_seed(0)
+    unit = torch.randint(5, tokenizer.get_vocab_size(), (20, 40), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([torch.full((20, 1), tokenizer.token_to_id("[CLS]")), unit, unit], dim=1)
+    texts = [tuple(Token(tokenizer.id_to_token(id_), id_, id_ < 5) for id_ in text) for text in ids.tolist()]
     observer = Measurement()
-    for _ in range(20):
-        unit = torch.randint(5, tokenizer.get_vocab_size(), (40,), generator=chance).tolist()
-        ids = [tokenizer.token_to_id("[CLS]"), *unit, *unit]
-        tokens = tuple(Token(tokenizer.id_to_token(id_), id_, id_ < 5) for id_ in ids)
-        observer.label(dict.fromkeys(("encoder", "decoder"), ((tokens,), (tokens,))))
-        with torch.inference_mode(), recording(encoder, [observer]):
-            encoder(torch.tensor([ids]))
-    return {head.name: head for head in observer.figures()}
-
-
-def test_the_causal_encoder_has_an_induction_head_and_a_previous_token_head(
-    copying,
-):
-    assert most(copying, "induction") >= 0.4
-    assert most(copying, "previous") >= 0.5
-    assert "induction" in {head.role.name for head in copying.values() if head.role}
-
-
-def test_the_causal_encoder_copies():
-    encoder, tokenizer = load_encoder(folder_of("own-causal"))
-    unit = torch.randint(5, tokenizer.get_vocab_size(), (10, 40), generator=torch.Generator().manual_seed(1))
-    ids = torch.cat([torch.full((10, 1), tokenizer.token_to_id("[CLS]")), unit, unit], dim=1)
-    with torch.inference_mode():
+    observer.label({"decoder": (texts, texts)})
+    with torch.inference_mode(), recording(encoder, [observer]):
         guesses = encoder.logits(encoder(ids)).argmax(-1)
+    assert "induction" in roles_of(observer.figures(), {"induction": 0.4, "previous": 0.5})
     right = (guesses[:, :-1] == ids[:, 1:]).float()
     assert right[:, :39].mean() < 0.05, "what is random cannot be guessed"
     assert right[:, 45:].mean() > 0.5

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -112,12 +113,9 @@ def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
 
 
 def test_no_two_classes_have_one_name():
-    places: dict[str, list[str]] = {}
-    for path in SOURCES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+    nodes = (node for path in SOURCES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for node in nodes if not node.name.startswith("_"))
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_few_lines_are_imports():

@@ -26,24 +26,16 @@ def test_the_cleaned_text_says_what_was_there() -> None:
     assert not steering(clean(HOSTILE))
 
 
-def test_untrusted_text_is_no_str_and_is_clean_in_every_sentence() -> None:
+def test_untrusted_text_is_no_str_and_clean_in_every_sentence_and_error(tmp_path) -> None:
     text = Untrusted(HOSTILE)
     assert not isinstance(text, str)
     assert text.raw == HOSTILE
-    for sentence in (str(text), f"{text}", repr(text)):
-        assert not steering(sentence)
     with pytest.raises(TypeError):
         "a " + text
-
-
-def test_errors_are_clean_whatever_the_file_or_the_library_is_called(tmp_path) -> None:
-    name = HOSTILE.replace("/", "").replace("\udcff", "")
-    for error in (InputError(f"no such file: {name}"), OutputError(HOSTILE)):
-        assert not steering(str(error))
-    assert not steering(first_line(ValueError("\x1b[2J\u202e broken")))
     with pytest.raises(InputError) as caught:
-        read_weights(tmp_path / f"{name}.npz")
-    assert not steering(str(caught.value))
+        read_weights(tmp_path / f"{HOSTILE.replace('/', '')[:-1]}.npz")
+    errors = str(OutputError(HOSTILE)), str(caught.value), first_line(ValueError("\x1b[2J\u202e broken"))
+    assert not any(map(steering, (str(text), f"{text}", repr(text), *errors)))
 
 
 def test_a_label_of_a_million_characters_is_cut() -> None:
@@ -51,10 +43,12 @@ def test_a_label_of_a_million_characters_is_cut() -> None:
         assert len(visible(text)) <= 1000
 
 
-def test_small_numbers_keep_two_digits():
+def test_small_numbers_keep_two_digits_and_an_unlikely_share_its_first():
     told = {0.5: "0.50", 0.01: "0.01", 0.00195: "0.0019", 0.000012: "0.000012", 0: "0.00", -0.004: "-0.0040"}
     assert {number: round_short(number) for number in told} == told
     assert round_short(float("nan")) == "nan"
+    said = {1: "100%", 0.974: "97%", 0.01: "1%", 0.0051: "0.5%", 3.2e-5: "0.003%", 0: "0%"}
+    assert {share: per_cent(share) for share in said} == said
 
 
 @pytest.mark.parametrize("code", [0xFFFE, 0xFFFF, 0x1FFFE, 0x10FFFF])
@@ -71,8 +65,3 @@ def test_a_text_that_a_spreadsheet_calculates_has_an_apostrophe_in_csv_and_no_ot
     raw_csv.set(True)
     assert [*map(csv_cell, formulas)] == [*formulas]
     raw_csv.set(False)
-
-
-def test_an_unlikely_share_shows_its_first_digit() -> None:
-    said = {1: "100%", 0.974: "97%", 0.01: "1%", 0.0051: "0.5%", 3.2e-5: "0.003%", 0: "0%"}
-    assert {share: per_cent(share) for share in said} == said

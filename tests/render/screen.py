@@ -27,10 +27,10 @@ def widths(text: str) -> list[int]:
     return [cell_len(line) for line in text.splitlines()]
 
 
-def pixels(view: View, *, width: int = 80, cmap: str = "ember") -> list[list[tuple]]:
+def pixels(view: View, *, width: int = 80) -> list[list[tuple]]:
     """Every column of every line as (upper, lower) colour; ``None`` is the terminal's own."""
     found = []
-    for line in lines(view, Surface(width, True, cmap=cmap)):
+    for line in lines(view, Surface(width, True, cmap="ember")):
         row = []
         for text, style, _ in line:
             front, back = (style.color, style.bgcolor) if style else (None, None)
@@ -43,9 +43,14 @@ def pixels(view: View, *, width: int = 80, cmap: str = "ember") -> list[list[tup
     return found
 
 
-def expected_colours(levels: np.ndarray, cmap: str = "ember") -> np.ndarray:
+def coloured(view: View, *, width: int = 80) -> list[list[tuple]]:
+    """The lines of pixels in which there is any."""
+    return [line for line in pixels(view, width=width) if set(line) - {(None, None)}]
+
+
+def expected_colours(levels: np.ndarray) -> np.ndarray:
     tones = np.round(levels * (TONES - 1))
-    return table(cmap)[np.round(tones * (STEPS - 1) / (TONES - 1)).astype(int)]
+    return table("ember")[np.round(tones * (STEPS - 1) / (TONES - 1)).astype(int)]
 
 
 def tokens(*texts: str) -> tuple[Token, ...]:
@@ -68,18 +73,10 @@ def random_head(queries: int, keys: int | None = None, seed: int = 0, causal: bo
     return weights(values, labels[:queries], labels[:columns], allowed)
 
 
-def distances(count: int, seed: int = 0) -> np.ndarray:
-    """Symmetric, 0 on the diagonal."""
-    table = np.random.default_rng(seed).random((count, count)) * 0.6
-    return np.triu(table, 1) + np.triu(table, 1).T
-
-
-def names(count: int, heads: int = 12) -> tuple[str, ...]:
-    return tuple(f"L{number // heads}H{number % heads}" for number in range(count))
-
-
 def distance_table(count: int, groups=(), **said) -> DistanceMap:
-    return distance_map(distances(count), names(count), names(count), groups=groups, **said)
+    above = np.triu(np.random.default_rng(0).random((count, count)) * 0.6, 1)
+    names = tuple(f"L{number // 12}H{number % 12}" for number in range(count))
+    return distance_map(above + above.T, names, names, groups=groups, **said)
 
 
 def all_heads(count: int) -> HeadDistances:
@@ -88,7 +85,8 @@ def all_heads(count: int) -> HeadDistances:
     points = np.random.default_rng(0).normal(size=(count, 2))
     layers = tuple(number // 12 for number in range(count))
     said = {"title": "heads compared", "notes": ("two groups",)}
-    return HeadDistances(distance_table(count, groups, **said), points, names(count), layers, **said)
+    table = distance_table(count, groups, **said)
+    return HeadDistances(table, points, table.rows, layers, **said)
 
 
 def pair(count: int = 5, label: str = "cat") -> HeadPair:
@@ -98,8 +96,7 @@ def pair(count: int = 5, label: str = "cat") -> HeadPair:
 
 
 def aligned(*steps: tuple[str | None, str | None]) -> AlignedTexts:
-    made = [
-        tuple(None if text is None else Place(text, number, number + 1) for text in step)
-        for number, step in enumerate(steps)
-    ]
+    made = (
+        tuple(text and Place(text, number, number + 1) for text in step) for number, step in enumerate(steps)
+    )
     return AlignedTexts(tuple(made), title="two texts")

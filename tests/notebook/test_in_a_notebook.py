@@ -10,7 +10,6 @@ import pytest
 from matplotlib.image import imread
 
 import attnscope
-from tests.models.images import picture, vision
 from tests.render.page.browser import MARKS, browser
 
 nbformat = pytest.importorskip("nbformat")
@@ -79,13 +78,6 @@ POLICY = (
 """What VS Code lets a renderer of notebooks do, without the network that it would allow."""
 
 
-def in_browser(test):
-    """A test that needs a browser."""
-    for mark in MARKS:
-        test = mark(test)
-    return test
-
-
 def plain_cell(shown):
     """The output of a cell on a page."""
     return f"<!doctype html><title>a cell</title><body style='margin:0'>{shown}</body>"
@@ -105,52 +97,31 @@ def editor_cell(shown):
     )
 
 
-@in_browser
+@MARKS[0]
+@MARKS[1]
 def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_network(tmp_path):
     shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
-    cell, shot = tmp_path / "cell.html", tmp_path / "shot.png"
+    cell = tmp_path / "cell.html"
     with browser() as chromium:
         chromium.size(1300, 900)
         for host in (plain_cell, editor_cell):
             cell.write_text(host(shown))
             chromium.send("Page.navigate", url=cell.as_uri())
             chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
-            assert photograph_until(chromium, shot, is_drawn), host
-            before = imread(shot)[250:600, 500:850]
+            look_until(chromium, lambda pixels: colours(pixels / 255) > ENOUGH)
+            before = chromium.pixels()[250:600, 500:850]
             chromium.click(98, 219)  # on the thumbnail of L2H1
-            assert photograph_until(
-                chromium,
-                shot,
-                lambda pixels, before=before: (pixels[250:600, 500:850] != before).mean() > 0.01,
-            ), host
+            look_until(chromium, lambda now, before=before: (now[250:600, 500:850] != before).mean() > 0.01)
             assert chromium.troubles == []
 
 
-@in_browser
-def test_a_page_with_a_picture_fits_into_a_cell_of_any_width(tmp_path):
-    model = attnscope.load(vision(tmp_path / "vit", "vit"))
-    model.read(image=picture(tmp_path / "a.png")).page().save(tmp_path / "page.html")
-    with browser() as chromium:
-        for width in (400, 700, 1100, 1200, 1400):
-            chromium.size(width, 900)
-            chromium.open(tmp_path / "page.html")
-            chromium.until("(e => e.scrollWidth === e.clientWidth)(document.documentElement)")
-            assert chromium.run("document.querySelector('#scene').clientWidth") > 100
-
-
-def photograph_until(chromium, shot, holds):
-    """Photograph until something holds of the pixels, ten seconds at most; returns whether it does."""
+def look_until(chromium, holds):
+    """Look at the window until something holds of its pixels, ten seconds at most."""
     for _ in range(200):
-        chromium.photograph(shot)
-        if holds(imread(shot)):
-            return True
+        if holds(chromium.pixels()):
+            return
         chromium.run("new Promise(r => setTimeout(r, 50))")
-    return False
-
-
-def is_drawn(pixels):
-    """Whether there are as many colours as a drawn map has."""
-    return colours(pixels) > ENOUGH
+    raise AssertionError("never seen")
 
 
 def colours(pixels):

@@ -37,18 +37,11 @@ class ChunkPolicy(nn.Module):
         return self.action(self.decoder(self.queries[None], self.memory(joints, front, wrist)))
 
     def own_weights(self, *seen):
-        """The weights of the cross-attention, by its own softmax.  -> [head, step, seen]"""
+        """The weights of the cross-attention, by torch's own account.  -> [head, step, seen]"""
         layer, memory, asked = self.decoder, self.memory(*seen), self.queries[None]
         asked = layer.norm1(asked + layer.self_attn(asked, asked, asked, need_weights=False)[0])
-        cross = layer.multihead_attn
-        width = SIZE // HEADS
-        query, key = (
-            (states @ cross.in_proj_weight[part].T + cross.in_proj_bias[part])
-            .view(-1, HEADS, width)
-            .transpose(0, 1)
-            for states, part in ((asked[0], slice(0, SIZE)), (memory[0], slice(SIZE, 2 * SIZE)))
-        )
-        return (query @ key.mT / width**0.5).softmax(-1).detach().numpy()
+        _, found = layer.multihead_attn(asked, memory, memory, average_attn_weights=False)
+        return found[0].detach().numpy()
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +81,7 @@ def test_each_camera_lies_under_what_an_action_looks_at(policy, how):
         assert [each["picture"] for each in overlays] == ["front", "wrist"]
         patches = [np.array(each["looks_at"]) for each in overlays]
         assert [each.shape for each in patches] == [(ROWS, COLUMNS), (2, 2)]
-        np.testing.assert_allclose(
-            np.concatenate([each.ravel() for each in patches]), own[head, 2, 3:], atol=1e-6
-        )
+        np.testing.assert_allclose(np.concatenate([*map(np.ravel, patches)]), own[head, 2, 3:], atol=1e-6)
     np.testing.assert_array_equal(run._pass.prepared.pictures[0].pixels, as_bytes(front))
     assert "front: 3 × 4 patches" in run.notes
 

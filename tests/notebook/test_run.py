@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import pandas
 import pytest
-import tokenizers
 import torch
 import transformers
 
@@ -17,6 +16,7 @@ from attnscope.errors import InputError, ModelError, OutputError
 from tests.models import speech
 from tests.models.folders import gpt2, t5
 from tests.models.images import picture, vision
+from tests.notebook.test_watch import KeepsATable, of_numbers
 
 matplotlib.use("Agg")
 TEXT = "The cat sat on the mat because it was tired."
@@ -110,7 +110,6 @@ def test_a_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
 
 def test_a_head_knows_its_figures_its_role_and_its_labels(cat):
     head = cat.head("L2H1")
-    assert isinstance(head.weights, np.ndarray)
     assert head.weights.shape == (13, 13)
     assert head.role.name == "previous"
     assert head.figures["previous"].value == pytest.approx(np.diag(head.weights, -1).mean(), abs=1e-6)
@@ -134,14 +133,7 @@ def test_a_head_is_drawn_on_axes_of_ones_own(cat):
     plt.close(figure)
 
 
-def test_a_table_is_no_picture_to_save(cat, tmp_path):
-    table = cat.stats()
-    assert table._repr_png_() is None
-    with pytest.raises(OutputError, match="it is a table"):
-        table.save(tmp_path / "figures.png")
-
-
-def test_figures_come_as_a_frame_and_as_rows(cat):
+def test_figures_come_as_a_frame_as_rows_and_as_a_table_that_is_no_picture(cat, tmp_path):
     table = cat.stats()
     frame = table.frame()
     assert isinstance(frame, pandas.DataFrame)
@@ -153,15 +145,18 @@ def test_figures_come_as_a_frame_and_as_rows(cat):
     page = table._repr_html_()
     assert "<tr><th>L2H1</th><td>previous</td>" in page
     assert page.partition("</thead>")[0].count("<th>") <= 10
+    assert set(table._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert table._repr_png_() is None
+    with pytest.raises(OutputError, match="it is a table"):
+        table.save(tmp_path / "figures.png")
 
 
-def test_a_notebook_gets_an_image_text_or_a_table(cat, tmp_path):
+def test_a_notebook_gets_an_image_or_text(cat, tmp_path):
     assert set(cat._repr_mimebundle_()) == {"text/plain", "text/html"}
     for shown in (cat.head("L2H1"), cat.token("cat")):
         bundle = shown._repr_mimebundle_()
         assert bundle["image/png"].startswith(b"\x89PNG")
         assert bundle["text/plain"] == repr(shown)
-    assert set(cat.stats()._repr_mimebundle_()) == {"text/plain", "text/html"}
     cat.head("L2H1").save(tmp_path / "head.svg")
     assert (tmp_path / "head.svg").read_text().startswith("<?xml")
 
@@ -248,20 +243,7 @@ def test_a_model_that_trains_does_so_again_when_the_last_of_two_threads_has_read
 
 
 def test_a_module_reads_text_with_a_tokenizer_of_its_own():
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-
-    class Small(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = torch.nn.Embedding(3, 8)
-            self.attend = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-
-        def forward(self, ids):
-            states = self.embed(ids)
-            return self.attend(states, states, states)[0]
-
-    assert attnscope.wrap(Small(), words).read("a b a").head("L0H1").keys == ("a", "b", "a")
+    assert attnscope.wrap(KeepsATable(), of_numbers()).read("2 3 2").head("L0H1").keys == ("2", "3", "2")
 
 
 def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
@@ -300,23 +282,20 @@ def test_a_loop_that_writes_with_a_cache_is_one_text(tmp_path):
     assert not np.triu(weights, 1).any()
 
 
-def test_a_block_without_attention_says_what_ran():
-    with (
-        pytest.raises(ModelError, match="Linear has no attention to show"),
-        attnscope.record(torch.nn.Linear(2, 2)),
-    ):
+def test_a_block_without_attention_says_what_ran_and_a_failure_inside_is_the_users_own():
+    linear = torch.nn.Linear(2, 2)
+    with pytest.raises(ModelError, match="Linear has no attention to show"), attnscope.record(linear):
         pass
-
-
-def test_a_failure_inside_a_block_is_the_users_own():
-    with pytest.raises(ZeroDivisionError), attnscope.record(torch.nn.Linear(2, 2)):
+    with pytest.raises(ZeroDivisionError), attnscope.record(linear):
         raise ZeroDivisionError
 
 
-def test_an_image_is_read_and_shown(tmp_path):
-    reader = attnscope.load(vision(tmp_path / "dinov2", "dinov2"))
-    seen = reader.read(image=picture(tmp_path / "a.png"))
-    assert "patches" in seen.token("1,1").numbers
+def test_an_image_is_read_and_a_sound_with_what_is_said_in_it(tmp_path):
+    dinov2 = attnscope.load(vision(tmp_path / "dinov2", "dinov2"))
+    assert "patches" in dinov2.read(image=picture(tmp_path / "a.png")).token("1,1").numbers
+    whisper = attnscope.load(speech.whisper(tmp_path / "whisper"))
+    run = whisper.read("The cat sat.", audio=speech.sound(tmp_path / "tone.wav"))
+    assert run.head("cross L0H1").weights.shape[1] == speech.FRAMES
 
 
 @pytest.mark.parametrize(
@@ -331,6 +310,7 @@ def test_an_image_is_read_and_shown(tmp_path):
         (lambda run: run.flow("x"), "no method 'x': there are rollout, flow"),
         (lambda run: run.spans("page"), "modality, role or group, not by 'page'"),
         (lambda run: run.spans("role"), "holds no chat"),
+        (lambda _: attnscope.load("own").read("The cat", " "), "the text is empty: give at least one word"),
     ],
 )
 def test_a_wrong_call_is_one_sentence_without_a_traceback(cat, call, sentence):
@@ -338,18 +318,6 @@ def test_a_wrong_call_is_one_sentence_without_a_traceback(cat, call, sentence):
         call(cat)
     (line,) = raised.value._render_traceback_()
     assert sentence in line
-
-
-@pytest.mark.parametrize("texts", [("",), ("  ",), ("The cat", "")])
-def test_an_empty_text_is_refused_as_the_command_refuses_it(own, texts):
-    with pytest.raises(InputError, match="the text is empty: give at least one word"):
-        own.read(*texts)
-
-
-def test_a_sound_is_read_with_what_is_said_in_it(tmp_path):
-    reader = attnscope.load(speech.whisper(tmp_path / "whisper"))
-    run = reader.read("The cat sat.", audio=speech.sound(tmp_path / "tone.wav"))
-    assert run.head("cross L0H1").weights.shape[1] == speech.FRAMES
 
 
 def test_some_measures_alone_are_had_of_a_recording_and_are_those_of_all(cat):

@@ -15,15 +15,12 @@ from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionEr
 from attnscope.notebook.watch import Alarmed
 from tests.models.folders import gpt2, mean_entropy
 
-SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 40}
-
 
 def build(dropout=0.1):
     torch.manual_seed(0)
-    config = hf.GPT2Config(
-        **SIZES, resid_pdrop=dropout, attn_pdrop=dropout, embd_pdrop=dropout, use_cache=False
-    )
-    return hf.GPT2LMHeadModel(config).train()
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 40}
+    shares = dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), dropout)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **shares, use_cache=False)).train()
 
 
 def batches(count):
@@ -42,8 +39,7 @@ def learn(model, steps, accumulate=1, dtype=None):
     torch.manual_seed(2)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for number, ids in enumerate(batches(steps * accumulate), 1):
-        around = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
-        with around:
+        with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         if number % accumulate == 0:
@@ -62,13 +58,10 @@ def test_only_passes_in_training_mode_count_and_nothing_is_left_behind():
     assert model.__dict__ == before
 
 
-def test_lines_reports_frames_and_curves(tmp_path):
+def test_reports_frames_and_curves(tmp_path):
     model, told = build(), []
-    with attnscope.watch(model, every=2, path=tmp_path / "log.jsonl", report=told.append) as log:
+    with attnscope.watch(model, every=2, report=told.append) as log:
         learn(model, 5)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 2, 4]
-    assert lines[1]["figures"] == log.figures[2]
     assert told[2]["L1H0/entropy"] == log.figures[4][2]["figures"]["entropy"][0]
     assert set(log.frame().columns) == {"measure", "head", "step", "value", "baseline", "appears"}
     log.save(tmp_path / "curves.png")
@@ -156,16 +149,13 @@ def test_a_compiled_model_runs_uncompiled_while_it_is_watched_and_says_so_once(h
 
 def test_probe_texts_have_the_figures_of_the_model_at_that_step(tmp_path):
     model, tokenizer = saved(tmp_path)
-    texts, kept = ["The cat sat on the mat.", "Words look back, and heads look at words."], []
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    texts = ["The cat sat on the mat.", "Words look back, and heads look at words."]
+    then = copy.deepcopy(model)
+    learn(then, 2)
     with attnscope.watch(model, every=2, texts=texts, tokenizer=tokenizer, measures=["entropy"]) as log:
-        for ids in batches(3):
-            kept.append(copy.deepcopy(model))
-            model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        learn(model, 3)
     assert list(log.figures) == [0, 2]
-    entropy = mean_entropy(kept[2], (tokenizer(text, return_tensors="pt").input_ids for text in texts), 1, 2)
+    entropy = mean_entropy(then, (tokenizer(text, return_tensors="pt").input_ids for text in texts), 1, 2)
     assert log.figures[2][6]["head"] == "L1H2"
     assert log.figures[2][6]["figures"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
     assert all(part.training for part in model.modules())
@@ -178,12 +168,17 @@ def test_a_probe_longer_than_positions_is_cut_and_says_so(tmp_path):
     assert "1 text was cut at the limit of tokens" in log.notes
 
 
-def test_what_a_probe_leaves_in_a_model_is_fit_for_training():
-    """A tensor of inference mode would end the training with an error of torch."""
+def of_numbers():
+    """A tokenizer whose words are ids."""
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(8)}, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_what_a_probe_leaves_in_a_model_is_fit_for_training():
+    """A tensor of inference mode would end the training with an error of torch."""
     model = KeepsATable()
-    with attnscope.watch(model, texts=["2 3 4 5"], tokenizer=tokenizer) as log:
+    with attnscope.watch(model, texts=["2 3 4 5"], tokenizer=of_numbers()) as log:
         model(torch.tensor([[2, 3, 4, 5]])).sum().backward()
     assert list(log.figures) == [0]
 
@@ -209,24 +204,27 @@ class Bare:
     def __init__(self, folder):
         self.folder = folder
 
-    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None):
+    def run(self, options, steps=STEPS, *, model=None, **more):
         """What is learned, and the log of what was watched."""
         model = build() if model is None else model
+        log = self.train(model, options, steps, **more)
+        return [*model.state_dict().values(), torch.get_rng_state()], log
+
+    def train(self, model, options, steps, accumulate=1, bf16=False):
         around = contextlib.nullcontext() if options is None else attnscope.watch(model, **options)
         with contextlib.suppress(Alarmed), around as log:
             learn(model, steps, accumulate, torch.bfloat16 if bf16 else None)
-        return [*model.state_dict().values(), torch.get_rng_state()], log
+        return log
 
 
-class Transformers:
+class Transformers(Bare):
     """Steps of the Trainer of transformers."""
 
     def __init__(self, folder):
         pytest.importorskip("accelerate")
-        self.folder = folder
+        super().__init__(folder)
 
-    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, logger=None, **more):
-        """The same."""
+    def train(self, model, options, steps, accumulate=1, bf16=False, logger=None, **more):
         settings = hf.TrainingArguments(
             self.folder / "out",
             max_steps=steps,
@@ -241,29 +239,25 @@ class Transformers:
             **more,
         )
         rows = [{"input_ids": row, "labels": row} for ids in batches(steps * accumulate) for row in ids]
-        model = build() if model is None else model
-        sampler = torch.utils.data.SequentialSampler(rows)
         trainer = hf.Trainer(model, settings, train_dataset=rows)
-        trainer._get_train_sampler = lambda *_: sampler
+        trainer._get_train_sampler = torch.utils.data.SequentialSampler
         called = None if options is None else attnscope.callback(**options)
         for each in filter(None, (called, logger)):
             trainer.add_callback(each)
         if logger is not None:
             called.history.report = trainer.log
         trainer.train()
-        return [*model.state_dict().values(), torch.get_rng_state()], called and called.history
+        return called and called.history
 
 
-class Lightning:
+class Lightning(Bare):
     """Steps of the Trainer of Lightning."""
 
     def __init__(self, folder):
         self.lightning = pytest.importorskip("lightning")
-        self.folder = folder
+        super().__init__(folder)
 
-    def run(self, options, steps=STEPS, accumulate=1, bf16=False, *, model=None, logger=False):
-        """The same."""
-        net = build() if model is None else model
+    def train(self, net, options, steps, accumulate=1, bf16=False, logger=False):
         called = None if options is None else attnscope.callback(**options)
 
         class Learner(self.lightning.LightningModule):
@@ -293,7 +287,7 @@ class Lightning:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Lightning's advice on workers and logging
             trainer.fit(Learner(), torch.utils.data.DataLoader(batches(steps * accumulate), batch_size=None))
-        return [*net.state_dict().values(), torch.get_rng_state()], called and called.history
+        return called and called.history
 
 
 @pytest.fixture(params=[Bare, Transformers, Lightning])
@@ -301,26 +295,19 @@ def framework(request, tmp_path):
     return request.param(tmp_path)
 
 
-HOW = {
-    "plain": {},
-    "accumulation": {"accumulate": 2},
-    "bfloat16": {"bf16": True},
-    "gradient checkpointing": {},
-}
-
-
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", HOW)
-def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, name, steps):
-    how, every, models = HOW[name], 2 if steps == STEPS else 20, [build(), build()]
-    if name == "gradient checkpointing":
+@pytest.mark.parametrize("how", [{}, {"accumulate": 2}, {"bf16": True}, {"checkpointing": True}], ids=str)
+def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, how, steps):
+    every, models = 2 if steps == STEPS else 20, [build(), build()]
+    if "checkpointing" in how:
+        how = {}
         for model in models:
             model.gradient_checkpointing_enable()
     options = {"every": every, "path": framework.folder / "log.jsonl"}
     one, _ = framework.run(None, steps, model=models[0], **how)
     other, log = framework.run(options, steps, model=models[1], **how)
     assert all(map(torch.equal, one, other))
-    passes = steps * (how.get("accumulate", 1) if isinstance(framework, Bare) else 1)
+    passes = steps * (how.get("accumulate", 1) if type(framework) is Bare else 1)
     assert list(log.figures) == list(range(0, passes, every))
     lines = [json.loads(line) for line in (framework.folder / "log.jsonl").read_text().splitlines()]
     assert [(line["step"], line["figures"]) for line in lines] == [*log.figures.items()]
@@ -338,11 +325,10 @@ def test_figures_are_those_of_the_first_batch_of_a_step(framework):
 
 def test_probe_texts_change_nothing_of_what_is_learned(framework):
     model, tokenizer = saved(framework.folder)
-    ways = []
-    for options in (None, {"every": 2, "texts": ["The cat sat on the mat."], "tokenizer": tokenizer}):
-        learned, log = framework.run(options, model=copy.deepcopy(model), bf16=True)
-        ways.append(learned)
-    assert all(map(torch.equal, *ways))
+    options = {"every": 2, "texts": ["The cat sat on the mat."], "tokenizer": tokenizer}
+    one, _ = framework.run(None, model=copy.deepcopy(model), bf16=True)
+    other, log = framework.run(options, model=model, bf16=True)
+    assert all(map(torch.equal, one, other))
     assert list(log.figures) == [0, 2]
     assert not any("dropout" in note for note in log.notes)  # a probe is read without
 

@@ -133,6 +133,14 @@ def test_the_picture_is_walked_with_keys_and_said(opened):
     assert page.run("[state.token, state.side]") == [3, "key"]
 
 
+@pytest.mark.parametrize("name", ["alone", "sound"])
+def test_a_page_with_a_picture_or_a_sound_fits_into_a_window_of_any_width(opened, name):
+    for width in (400, 700, 1100, 1200, 1400):
+        page = opened(name, (width, 900))
+        page.until("(e => e.scrollWidth <= e.clientWidth)(document.documentElement)")
+        assert page.run("element('scene').clientWidth") > 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["text", "sound", "alone", "across"]))
 def test_axe_finds_nothing(opened, name, size):

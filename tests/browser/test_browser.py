@@ -8,8 +8,6 @@ import pytest
 
 pytest.importorskip("textual", reason="Textual is not installed: there is nothing to browse with")
 
-from PIL import Image
-from textual.widgets import Static
 
 from attnscope.browser import Browser
 from attnscope.models import load
@@ -20,6 +18,7 @@ from attnscope.questions.selection import Selection
 from attnscope.render.image import save_image
 from tests.models import speech
 from tests.models.folders import t5
+from tests.models.images import save_noise
 from tests.models.vision_language import vision_language
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -45,8 +44,7 @@ def heads(given):
 
 def screen(app) -> str:
     """The text on the screen."""
-    lines = app.screen._compositor.render_strips()
-    return "\n".join(strip.text for strip in lines)
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
 def browsed(heads, *keys: str, size=(80, 24), folder=".", act=None):
@@ -82,8 +80,7 @@ def test_it_begins_with_all_heads_and_names_the_chosen_one(heads):
     app, shown = browsed(heads)
     assert (app.head, app.opened) == (("encoder", 0, 0), False)
     assert shown.splitlines()[0].strip() == "L0H0 · own · encoder attention"
-    for name in ("H0", "H7", "L0", "L3", "Head", "Layer", "Open", "Save", "Quit"):
-        assert name in shown
+    assert all(name in shown for name in ["H0", "H7", "L0", "L3", "Head", "Layer", "Open", "Save", "Quit"])
 
 
 STEPS = {
@@ -124,10 +121,9 @@ def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
 
 def test_the_chosen_head_is_in_brackets_and_only_it(heads):
     _, shown = browsed(heads, "right", "down", size=(120, 60))
-    lines = [line for line in shown.splitlines() if "▐" in line]
-    assert lines
-    assert all(line.index("▐") < line.index("▌") for line in lines)
-    assert lines[0].startswith(" L1")
+    first, *others = [line for line in shown.splitlines() if "▐" in line]
+    assert all(line.index("▐") < line.index("▌") for line in (first, *others))
+    assert first.startswith(" L1")
 
 
 def test_enter_opens_the_head_that_show_shows(heads, given):
@@ -172,9 +168,7 @@ def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
 
 
 def test_light_and_dark_change_places(heads):
-    before, after = browsed(heads)[0], browsed(heads, "d")[0]
-    assert before.current_theme.dark
-    assert not after.current_theme.dark
+    assert [browsed(heads, *keys)[0].current_theme.dark for keys in ((), ("d",))] == [True, False]
 
 
 def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
@@ -224,10 +218,8 @@ def test_many_layers_scroll_to_the_chosen_one(tmp_path):
 def seen(tmp_path_factory):
     """All heads of a text with a picture in it."""
     folder = tmp_path_factory.mktemp("llava")
-    model = load(vision_language(folder / "model", "llava"))
-    pixels = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder / "a.png")
-    return all_heads(model, model.prepare_image(folder / "a.png", "what is on the mat ?"), Selection())
+    model, image = load(vision_language(folder / "model", "llava")), save_noise(folder / "a.png", 60, 60)
+    return all_heads(model, model.prepare_image(image, "what is on the mat ?"), Selection())
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +231,7 @@ def heard(tmp_path_factory):
 
 
 def lines_of(app, name: str) -> list[str]:
-    widget = app.query_one(name, Static)
+    widget = app.query_one(name)
     return [widget.render_line(y).text for y in range(widget.size.height)]
 
 

@@ -6,7 +6,6 @@ import sys
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,14 +21,13 @@ from tests.questions.corpus.test_processes import in_two
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
 TEXTS = ["The cat sat on the mat.", "Words look back, and heads look at words.", "A cat."]
-STEPS, EVERY, FEW = 3, 2, 3
 WATCHED = ("nothing", "batch", "texts", "stop")
 
 
 def batch(step, number):
     """What a process reads at a step: [text, token], more texts of a later one."""
     chosen = torch.Generator().manual_seed(10 * step + number)
-    return torch.randint(1, 40, (FEW + number, 9), generator=chosen)
+    return torch.randint(1, 40, (3 + number, 9), generator=chosen)
 
 
 def shared(way, model):
@@ -55,15 +53,9 @@ def shared(way, model):
     return fully_shard(model, mesh=mesh)
 
 
-def weights(model):
-    """All weights, of whatever share."""
-    whole = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters())
-    return [each.tolist() for each in whole]
-
-
 def run(way, watched, folder):
     """Train, and tell what was seen and learned."""
-    options: dict[str, Any] = {"every": EVERY, "measures": ["entropy"]}
+    options = {"every": 2, "measures": ["entropy"]}
     if watched == "texts":
         options |= {"texts": TEXTS, "tokenizer": hf.AutoTokenizer.from_pretrained(folder)}
     if watched == "stop":
@@ -75,7 +67,7 @@ def run(way, watched, folder):
     torch.manual_seed(number)
     with nullcontext() if watched == "nothing" else attnscope.watch(model, **options) as log:
         try:
-            for steps in range(1, STEPS + 1):
+            for steps in (1, 2, 3):
                 ids = batch(steps - 1, number)
                 model(input_ids=ids, labels=ids).loss.backward()
                 optimizer.step()
@@ -83,7 +75,9 @@ def run(way, watched, folder):
         except AttnscopeError as error:
             stopped = str(error)
     found = {} if log is None else {str(step): heads for step, heads in log.figures.items()}
-    return {"figures": found, "stopped": stopped, "steps": steps, "learned": weights(model)}
+    whole = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters())
+    learned = [each.tolist() for each in whole]
+    return {"figures": found, "stopped": stopped, "steps": steps, "learned": learned}
 
 
 def main(folder, *ways):
@@ -92,9 +86,8 @@ def main(folder, *ways):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     kept = {
-        f"{way} {watched}": run(way, watched, folder)
+        way: {watched: run(way, watched, folder) for watched in (WATCHED if way != "tp" else ("batch",))}
         for way in ways
-        for watched in (WATCHED if way != "tp" else ("batch",))
     }
     Path(folder, f"seen-{distributed.get_rank()}.json").write_text(json.dumps(kept))
     distributed.destroy_process_group()
@@ -118,37 +111,24 @@ def ran(folder):
 @pytest.fixture(params=["ddp", "fsdp"])
 def seen(request, ran):
     """What both processes saw, by what was watched."""
-    ways = [
-        {name.split()[1]: each for name, each in one.items() if name.startswith(request.param)} for one in ran
-    ]
-    assert all(len(one) == 4 for one in ways)
-    return ways
+    return [one[request.param] for one in ran]
 
 
 def test_heads_that_are_split_over_processes_are_refused(ran):
     for one in ran:
-        assert one["tp batch"]["stopped"].startswith("tensor parallelism splits the heads over processes")
-        assert one["tp batch"]["figures"] == {}
+        assert one["tp"]["batch"]["stopped"].startswith("tensor parallelism splits the heads over processes")
+        assert one["tp"]["batch"]["figures"] == {}
 
 
-def assert_entropies(folder, many, heads):
-    """The figures of all heads are those of all texts, by the model's own eager attention."""
-    model = hf.AutoModelForCausalLM.from_pretrained(folder)
-    for head in heads:
+@pytest.mark.parametrize("watched", ["batch", "texts"])
+def test_the_first_process_has_the_figures_of_all_batches_or_probe_texts(seen, folder, watched):
+    assert [list(one[watched]["figures"]) for one in seen] == [["0", "2"], []]
+    model, tokenizer = (each.from_pretrained(folder) for each in (hf.AutoModelForCausalLM, hf.AutoTokenizer))
+    texts = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
+    many = texts if watched == "texts" else [batch(0, number) for number in range(2)]
+    for head in seen[0][watched]["figures"]["0"]:
         expected = mean_entropy(model, many, head["layer"], int(head["head"][-1]))
         assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_first_process_has_the_figures_of_all_batches(seen, folder):
-    assert list(seen[0]["batch"]["figures"]) == ["0", "2"]
-    assert_entropies(folder, [batch(0, number) for number in range(2)], seen[0]["batch"]["figures"]["0"])
-    assert seen[1]["batch"]["figures"] == {}
-
-
-def test_probe_texts_have_the_figures_of_the_whole_model(seen, folder):
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    many = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
-    assert_entropies(folder, many, seen[0]["texts"]["figures"]["0"])
 
 
 def test_every_process_learns_what_it_learns_unwatched(seen):

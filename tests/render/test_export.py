@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -48,11 +49,15 @@ def export(model, text, tmp_path):
 
 
 def contents(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {name: (folder / name).read_bytes() for name in names(folder)}
 
 
 def names(folder) -> list[str]:
-    return [*contents(folder)]
+    return sorted(os.listdir(folder))
+
+
+def manifest(folder) -> dict:
+    return json.loads((folder / "manifest.json").read_text("utf-8"))
 
 
 def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(export, tmp_path):
@@ -69,9 +74,8 @@ def test_a_head_is_the_picture_that_show_saves(export, model, text, tmp_path):
 
 def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(export, tmp_path):
     export(layers=(1,), heads=(0, 7), formats=("png", "npz"))
-    assert names(tmp_path) == [
-        "L01.png", "L01H00.png", "L01H07.png", "heads.npz", "manifest.json", "overview.png",
-    ]  # fmt: skip
+    pictures = ["L01.png", "L01H00.png", "L01H07.png", "overview.png"]
+    assert names(tmp_path) == sorted([*pictures, "heads.npz", "manifest.json"])
     ((layer, weights),) = read_weights(tmp_path / "heads.npz").kinds["encoder"]
     assert (layer, weights.values.shape) == (1, (8, 9, 9))
 
@@ -84,29 +88,24 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
 
 
-def test_the_manifest_tells_where_it_all_came_from(export, text, tmp_path):
-    done = export(heads=(2,), command="attnscope export")
-    manifest = json.loads((tmp_path / "manifest.json").read_text("utf-8"))
-    assert manifest == json.loads(json.dumps(done))
-    assert manifest["command"] == "attnscope export"
-    assert manifest["model"] | {"parameters": 0} == {
-        "name": "own", "class": "Encoder", "revision": None, "parameters": 0, "device": "cpu",
-    }  # fmt: skip
-    assert manifest["texts"][manifest["kinds"]["encoder"]["queries"]] == {
-        "tokens": [token.text for token in text.tokens],
-        "ids": [token.id for token in text.tokens],
-    }
-    (site,) = (site for site in manifest["sites"] if site["layer"] == 0)
+def test_the_manifest_tells_where_it_all_came_from_and_the_checksums_of_the_files(export, text, tmp_path):
+    done = export(heads=(2,), formats=("png", "json"), command="attnscope export")
+    told = manifest(tmp_path)
+    assert told == json.loads(json.dumps(done))
+    assert told["command"] == "attnscope export"
+    own = {"name": "own", "class": "Encoder", "revision": None, "device": "cpu"}
+    assert told["model"] == own | {"parameters": told["model"]["parameters"]}
+    tokens, ids = zip(*((token.text, token.id) for token in text.tokens), strict=True)
+    assert told["texts"][told["kinds"]["encoder"]["queries"]] == {"tokens": [*tokens], "ids": [*ids]}
+    (site,) = (site for site in told["sites"] if site["layer"] == 0)
     assert (site["kernel"], site["dtype"], site["heads"]) == ("sdpa", "float32", 8)
-    assert {"python", "torch", "matplotlib", "numpy"} <= manifest["versions"].keys()
-    assert {"name": "L00H02.png", "layer": 0, "head": 2}.items() <= manifest["files"][-1].items()
-
-
-def test_checksums_are_those_of_the_files(export, tmp_path):
-    done = export(heads=(2,), formats=("png", "json"))
-    found = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "manifest.json"}
+    assert {"python", "torch", "matplotlib", "numpy"} <= told["versions"].keys()
+    files = {file["name"]: file for file in told["files"]}
+    assert {"layer": 0, "head": 2}.items() <= files["L00H02.png"].items()
+    found = contents(tmp_path)
+    del found["manifest.json"]
     expected = {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()}
-    assert {file["name"]: (file["bytes"], file["sha256"]) for file in done["files"]} == expected
+    assert {name: (file["bytes"], file["sha256"]) for name, file in files.items()} == expected
 
 
 def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
@@ -116,9 +115,9 @@ def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
     pictures = itertools.product(("encoder", "decoder", "cross"), ("L00", "L00H01", "overview"))
     expected = sorted(["manifest.json", *(f"{kind}-{name}.png" for kind, name in pictures)])
     assert names(tmp_path / "out") == expected
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
-    assert len(manifest["texts"]) == 2
-    assert manifest["kinds"]["cross"] == {"queries": 1, "keys": 0}
+    told = manifest(tmp_path / "out")
+    assert len(told["texts"]) == 2
+    assert told["kinds"]["cross"] == {"queries": 1, "keys": 0}
 
 
 def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(export, tmp_path):
@@ -161,7 +160,7 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(exp
     with pytest.raises(KeyboardInterrupt), listening(stop):
         export(heads=(0, 1))
     assert names(tmp_path) == ["L00.png", "L00H00.png", "manifest.json", "overview.png"]
-    assert "files" not in json.loads((tmp_path / "manifest.json").read_text("utf-8"))
+    assert "files" not in manifest(tmp_path)
     for changed in ({"text": model.prepare("Another text.")}, {"dpi": 41}):
         with pytest.raises(OutputError, match=r"L00.png and 3 more files that this would overwrite"):
             export(heads=(0, 1), **changed)
@@ -173,18 +172,14 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(exp
         export(heads=(0, 1))
 
 
-def heed_interrupts() -> None:
-    """What runs in the background of a shell ignores Ctrl-C, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.subprocess
 @pytest.mark.nightly
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
     out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore Ctrl-C
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     while process.poll() is None and not list(out.glob("L*H*.png")):
         time.sleep(0.02)
     process.send_signal(sent)
@@ -196,8 +191,7 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
     other = subprocess.run([*command, "--scale", "row"], capture_output=True, text=True)
     assert (other.returncode, "would overwrite" in other.stderr) == (2, True)
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
-    manifest = json.loads((out / "manifest.json").read_text("utf-8"))
-    assert [*names(out)] == sorted(["manifest.json", *(file["name"] for file in manifest["files"])])
+    assert names(out) == sorted(["manifest.json", *(file["name"] for file in manifest(out)["files"])])
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"unfinished export": 3}', b"\xff", b"[" * 100_000])
@@ -228,11 +222,10 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(export, tmp_path):
 
 
 def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(export, tmp_path, monkeypatch):
-    real, calls = os.replace, []
+    real, room = os.replace, iter(range(2))
 
     def full(source, target):
-        calls.append(target)
-        if len(calls) > 2:
+        if next(room, None) is None:
             raise OSError(28, "No space left on device")
         real(source, target)
 

@@ -86,6 +86,7 @@ def place(tmp_path_factory):
         "texts.txt": f"{WORDS['TEXT']}\n{WORDS['OTHER']}\n",
         "texts.jsonl": '{"text": "the cat"}\n{"words": "none"}\n',
         "timed.jsonl": '\n{"audio": "a.wav", "words": [["The", 0.12, 0.31]]}\n',
+        "labels.txt": "hip\nknee\nfoot\n",
         "one.txt": "A\nB\n",
         "empty.txt": "\n\n",
         "names.tsv": "A\tB\nking\tqueen\n",

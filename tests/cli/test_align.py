@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import soundfile
 
 from attnscope.questions.align import WRITERS, SpokenText, SpokenWord, write_srt, write_textgrid
 from tests.models import speech
@@ -100,18 +99,3 @@ def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whis
     drawn = run(*asked, "-o", tmp_path / "long.png")
     assert "of a long sound one part has one" in drawn.err
     assert not (tmp_path / "long.png").exists()
-
-
-def test_a_part_of_a_sound_keeps_the_times_of_its_file(run, whisper, tmp_path):
-    long = speech.sound(tmp_path / "long.wav", 3.0)
-    samples, rate = soundfile.read(long)
-    soundfile.write(tmp_path / "part.wav", samples[rate : 2 * rate], rate)
-    cut = "--from-second", "1", "--to-second", "2"
-    part = run.json("align", long, TEXT, "-m", whisper, *cut)
-    alone = run.json("align", tmp_path / "part.wav", TEXT, "-m", whisper)
-    for one, other in zip(part["words"], alone["words"], strict=True):
-        times = {name: pytest.approx(other[name] + 1) for name in ("begin", "end")}
-        assert one == other | times
-    token = ("--head", "cross L0H0", "--token", "cat")
-    shown = run.json("show", TEXT, "--audio", long, "-m", whisper, *token, *cut)
-    assert all(1 <= float(key["text"].removesuffix(" s")) <= 3 for key in shown["looks_at"])

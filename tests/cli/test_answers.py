@@ -36,6 +36,7 @@ ANSWERED = {
     ),
     "show --from negative.npz -o made/odd.png": "saved made/odd.png",
     "show --from heads.npz -o made/again.html": "saved made/again.html",
+    "show --from heads.npz --labels labels.txt --head L0H0": "hip knee foot",
     "show --from a.trace": "attnscope show --from a.trace --head L0H7",
     "show TEXT --weigh norm": f"attnscope show --weigh norm '{WORDS['TEXT']}' --head",
     "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
@@ -44,6 +45,7 @@ ANSWERED = {
     "show 'a tired cat' --image a.png -m ./clip --kind decoder --token cat": "cat (token 3) looks at",
     "show --audio tone.wav -m ./hubert": STANDS_OUT,
     "show --audio tone.wav -m ./hubert --token '0.32 s' --head L0H1": "0.32 s (token 16) looks at",
+    "show --audio long.wav -m ./hubert --from-second 1 --token '1.32 s'": "1.32 s (token 16) looks at",
     "show 'The cat.' --audio tone.wav -m ./whisper --head 'cross L0H0'": "0.00 s 0.40 s 0.80 s",
     "show --audio tone.wav -m ./whisper --generate 5 --kind cross": "<|transcribe|> <|notimestamps|> │ ",
     "show 'The cat sat on the mat' -m own-causal --generate 5": (

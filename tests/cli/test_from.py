@@ -55,14 +55,6 @@ def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp
     assert "not finite numbers: 2" in ran.out
 
 
-def test_labels_name_the_rows_of_a_file(run, tmp_path):
-    labels, weights = tmp_path / "labels.txt", tmp_path / "weights.npz"
-    labels.write_text("hip\nknee\nfoot")
-    np.savez(weights, np.full((1, 3, 3), 1 / 3, np.float32))
-    shown = run.json("show", "--from", weights, "--labels", labels, "--head", "L0H0")
-    assert shown["keys"] == ["hip", "knee", "foot"]
-
-
 def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
     weights = np.full((1, 2, 60, 60), 1 / 60, np.float32)
     weights[0, 0, 5, 3] = np.inf

@@ -16,17 +16,13 @@ import pytest
 from tests.models.folders import gpt2, minilm
 
 TEXT = "The cat sat on the mat."
-HEAVY = {"torch", "transformers", "scipy", "matplotlib", "tokenizers", "huggingface_hub", "sympy"}
 LIBRARY = {"transformers"}
-TENSORS = {"torch", "transformers"}
-LOOKS = [
-    "show",
-    "show --json",
-    "show --head L2H1 --words",
-    "show --token cat --words --hide-special",
-    "stats --sort previous --where role=first",
-    "stats --map entropy --json",
-]
+TENSORS = {"torch", *LIBRARY}
+HEAVY = {*TENSORS, "scipy", "matplotlib", "tokenizers", "huggingface_hub", "sympy"}
+LOOKS = (
+    "show|show --json|show --head L2H1 --words|show --token cat --words --hide-special|"
+    "stats --sort previous --where role=first|stats --map entropy --json"
+)
 TYPED = {  # in a shell, before Tab
     "attnscope show x --cmap vir": "viridis",
     "attnscope stats x --sort ent": "entropy",
@@ -111,7 +107,7 @@ def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
         (HEAVY - {"torch", "tokenizers"} | {"sentencepiece"}, [command("show", TEXT)]),
         (
             HEAVY | {"pydantic", "attnscope.cli.commands.train"},
-            [command(f"{words} --from", trace) for words in LOOKS],
+            [command(f"{words} --from", trace) for words in LOOKS.split("|")],
         ),
         (HEAVY, [("import attnscope.render.terminal, attnscope.views", []), (OUR_MAPS, [])]),
         (

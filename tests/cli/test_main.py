@@ -257,23 +257,17 @@ def heard():
         yield told
 
 
-def test_every_layer_of_a_pass_is_told_when_all_observers_have_seen_it(heard):
+def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done(heard):
     model = load("own")
     measure_heads(model, model.prepare(CAT), Selection())
     assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
-
-
-def test_every_token_that_is_written_is_told(heard):
     model = load("own-causal")
-    model.generate(model.prepare("The king said that he would"), 5)
+    model.generate(model.prepare(TEXT), 5)
     assert [told for told in heard if told[0] == "token"] == [("token", done, 5) for done in (1, 2, 3, 4, 5)]
-
-
-def test_every_pass_of_the_predictions_is_told(heard):
     model = load("own", predicting=True)
     measure_heads(model, model.prepare(" ".join([CAT] * 8)), Selection(), importance=True)
-    passes = [told for told in heard if told[0] == "pass"]
-    assert [done for _, done, _ in passes] == list(range(1, passes[-1][2] + 1))
+    done, of = zip(*(told[1:] for told in heard if told[0] == "pass"), strict=True)
+    assert list(done) == list(range(1, of[-1] + 1))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 160])

@@ -187,19 +187,14 @@ def test_a_letter_and_a_moment_both_name_a_frame(run, ctc, noise):
     assert run("find", f"{letter} -> sound", "--audio", noise, "-m", ctc).code == 0
 
 
-def test_align_prints_what_the_letters_say(run, ctc, noise):
+def test_align_says_what_the_letters_say_or_finds_a_given_text_and_how_sure_it_is(run, ctc, noise):
     ran = run("align", noise, "-m", ctc)
     assert (ran.code, ran.err) == (0, "")
     assert "by the letters of the CTC head, frame by frame" in ran.out
-    answer = run.json("align", noise, "-m", ctc)
-    assert answer["heads"] == []
+    assert run.json("align", noise, "-m", ctc)["heads"] == []
     assert " --> " in run("align", noise, "-m", ctc, "--format", "srt").out
     assert "aligns no words by its heads" in run("align", noise, "-m", ctc, "--rank").err
-
-
-def test_align_finds_a_given_text_and_says_how_sure_it_is(run, ctc, noise):
-    ran = run("align", noise, "ah ha", "-m", ctc)
-    assert (ran.code, ran.err) == (0, "")
-    assert re.findall(r"% +(\w+)", ran.out) == ["ah", "ha"]
-    assert "the most likely path of the CTC head through the letters of the text" in ran.out
+    given = run("align", noise, "ah ha", "-m", ctc).out
+    assert re.findall(r"% +(\w+)", given) == ["ah", "ha"]
+    assert "the most likely path of the CTC head through the letters of the text" in given
     assert "no letters for 'xyz'" in run("align", noise, "xyz", "-m", ctc).err

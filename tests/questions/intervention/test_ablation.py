@@ -4,6 +4,7 @@ import copy
 import math
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -45,25 +46,19 @@ def by_head(stats, name):
     return {head.address: head.figure(name) for head in stats.heads}
 
 
-def ablated(model, text=TEXT, selection=None):
-    """The loss without each head, for one text."""
-    seen = measure_heads(model, model.prepare(text), selection or Selection(), ablation=True)
-    return by_head(seen, "ablation")
+def asked(model, name, text=TEXT, **more):
+    """The importance of each head for one text, or its loss without each."""
+    seen = measure_heads(model, model.prepare(text), Selection(**more), **{name: True})
+    return by_head(seen, name)
 
 
-def importance_of(model, text=TEXT):
-    """What one text says, or None where it has no token to predict."""
-    with suppress(InputError):
-        seen = measure_heads(model, model.prepare(text), Selection(), importance=True)
-        return by_head(seen, "importance")
-
-
-def predicted(model, text, what=lambda logits, ids: F.cross_entropy(logits, ids, reduction="none").tolist()):
-    """The loss of every prediction in a text, or ``what`` else is made of logits and the right tokens."""
+def predicted(model, text):
+    """The loss of every prediction in a text."""
     prepared, found = model.prepare(text), []
     with torch.no_grad(), suppress(InputError):
         for predictions in batch_predictions(model, prepared, [prepared.tokens]):
-            found += what(predictions.logits(model), predictions.target_ids)
+            logits = predictions.logits(model)
+            found += F.cross_entropy(logits, predictions.target_ids, reduction="none").tolist()
     return found
 
 
@@ -101,7 +96,7 @@ def losses(model, gate):
 
 
 def test_importance_is_what_finite_differences_find(model):
-    found = importance_of(model)
+    found = asked(model, "importance")
     layers = list(dict.fromkeys((head.layer, head.kind) for head in found))
 
     def at(call, head, factor):
@@ -115,9 +110,8 @@ def test_importance_is_what_finite_differences_find(model):
     for call, head in ((0, 0), (0, 3), (1, 1), (len(layers) - 1, 2)):
         slopes = (at(call, head, 1 + 1e-4) - at(call, head, 1 - 1e-4)) / 2e-4  # [copy]
         expected = slopes.abs().mean().item()
-        assert found[Head(layers[call][0], head, layers[call][1])].value == pytest.approx(
-            expected, rel=1e-5, abs=1e-9
-        )
+        address = Head(layers[call][0], head, layers[call][1])
+        assert found[address].value == pytest.approx(expected, rel=1e-5, abs=1e-9)
         assert expected > 1e-6
 
 
@@ -162,45 +156,40 @@ def test_a_gate_of_one_changes_no_bit(model):
 @OVER_TEXTS
 def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
-    alone = [found for text in TEXTS if (found := importance_of(model, text)) is not None]
+    alone = [asked(model, "importance", text) for text in TEXTS if predicted(model, text)]
     for key, figure in seen.items():
-        values = [one[key].value for one in alone]
-        mean = sum(values) / len(values)
-        error = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+        values = np.array([one[key].value for one in alone])
         assert figure.texts == len(values)
-        assert figure.value == pytest.approx(mean, rel=1e-6)
-        assert figure.error == pytest.approx(error, rel=1e-5)
+        assert figure.value == pytest.approx(values.mean(), rel=1e-6)
+        assert figure.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5, rel=1e-5)
 
 
 @pytest.mark.slow
 @OVER_TEXTS
 def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), ablation="zero"), "ablation")
-    before = [losses for text in TEXTS if (losses := predicted(model, text))]
-    heads, tokens, count = sorted(seen), sum(map(len, before)), len(before)
+    before, heads = [losses for text in TEXTS if (losses := predicted(model, text))], sorted(seen)
+    sizes, count = np.array([len(losses) for losses in before]), len(before)
     assert len(heads) == len({head.layer for head in heads}) * len({head.head for head in heads})
     for head in (heads[0], heads[len(heads) // 2], heads[-1]):
-        other = without(model, head.layer, head.head)
+        other, found = without(model, head.layer, head.head), seen[head]
         after = [losses for text in TEXTS if (losses := predicted(other, text))]
-        rises = [sum(a) - sum(b) for a, b in zip(after, before, strict=True)]
-        mean = sum(rises) / tokens
-        spread = sum((rise - mean * len(one)) ** 2 for rise, one in zip(rises, before, strict=True))
-        assert seen[head].value == pytest.approx(mean, rel=1e-4, abs=1e-7)
-        assert seen[head].error == pytest.approx(
-            math.sqrt(count / (count - 1) * spread) / tokens, rel=1e-3, abs=1e-7
-        )
-        assert seen[head].loss == pytest.approx(sum(map(sum, after)) / tokens, rel=1e-5)
-        assert seen[head].texts == count
+        rises = np.array([sum(a) - sum(b) for a, b in zip(after, before, strict=True)])
+        mean = rises.sum() / sizes.sum()
+        error = math.sqrt(count / (count - 1) * ((rises - mean * sizes) ** 2).sum()) / sizes.sum()
+        assert found.value == pytest.approx(mean, rel=1e-4, abs=1e-7)
+        assert found.error == pytest.approx(error, rel=1e-3, abs=1e-7)
+        assert found.loss == pytest.approx(sum(map(sum, after)) / sizes.sum(), rel=1e-5)
+        assert found.texts == count
     assert max(abs(found.value) for found in seen.values()) > 1e-4
 
 
 def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
     seen = by_head(corpus_stats(causal, ListedTexts(TEXTS), ablation="mean"), "ablation")
-    outputs, texts = [], [text for text in TEXTS if len(text) > 1]
-    projection = causal.module.h[1].attn.c_proj
+    projection, outputs = causal.module.h[1].attn.c_proj, []
     watching = projection.register_forward_pre_hook(lambda module, given: outputs.append(given[0][0]))
-    plain = [loss for text in texts for loss in predicted(causal, text)]
+    plain = [loss for text in TEXTS for loss in predicted(causal, text)]
     watching.remove()
     mean = torch.cat(outputs).mean(0)[8:16]
 
@@ -210,14 +199,19 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
         return (hidden,)
 
     projection.register_forward_pre_hook(replace)
-    other = [loss for text in texts for loss in predicted(causal, text)]
-    rise = (sum(other) - sum(plain)) / len(plain)
+    other = [loss for text in TEXTS for loss in predicted(causal, text)]
+    rise = np.mean(other) - np.mean(plain)
     assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+def same(found, expected):
+    values, wanted = ({head: each.value for head, each in side.items()} for side in (found, expected))
+    assert values == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
-    exact, kept = ablated(causal), []
+    exact, kept = asked(causal, "ablation"), []
     first, last = causal.module.h
     start, end = first.forward, last.forward
 
@@ -229,9 +223,7 @@ def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path)
         return end(kept.pop() if kept else hidden * 2, *args, **kwargs)
 
     first.forward, last.forward = leave, take
-    again = ablated(causal)
-    for head, found in exact.items():
-        assert again[head].value == pytest.approx(found.value, abs=1e-6)
+    same(asked(causal, "ablation"), exact)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
@@ -250,10 +242,8 @@ def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped,
 
 def test_some_layers_alone_are_taken_away():
     own = load("own-causal")
-    every, some = ablated(own), ablated(own, selection=Selection(layers=(1,)))
-    assert {head.layer for head in some} == {1}
-    for head, found in some.items():
-        assert found.value == pytest.approx(every[head].value, abs=1e-6)
+    every, some = asked(own, "ablation"), asked(own, "ablation", layers=(1,))
+    same(some, {head: found for head, found in every.items() if head.layer == 1})
 
 
 def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_path):
@@ -283,8 +273,7 @@ def test_sums_of_two_halves_merge_and_come_back_from_a_file():
     again = HeadSums.from_state(halves[0].state())
     assert again.figures() == halves[0].figures()
     both = by_head(corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero"), "ablation")
-    for head, found in again.figures().items():
-        assert found.value == pytest.approx(both[head].value, abs=1e-6)
+    same(again.figures(), both)
 
 
 class Packed(nn.Linear):
@@ -355,19 +344,16 @@ def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, seve
             last.weight[2 * 16 + 8 :] = last.bias[2 * 16 + 8 :] = 0
         else:  # what the last projection reads of the head
             last.self_attn.out_proj.weight[:, 8:] = 0
-    rise = (sum(predicted(made, TEXT)) - sum(plain)) / len(plain)
+    rise = np.mean(predicted(made, TEXT)) - np.mean(plain)
     assert abs(rise) > 1e-4
     (found,) = (each for head, each in ablation.items() if (head.layer, head.head) == (1, 1))
     assert found.value == pytest.approx(rise, abs=1e-5)
     assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 
 
-def test_a_model_without_a_language_model_head_is_not_loaded_to_predict():
+def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path):
     with pytest.raises(ModelError, match="predicts no tokens: it has no language-model head"):
         load(minilm(), predicting=True)
-
-
-def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
     model = load(gpt2(tmp_path), predicting=True)
 
     def by_hand(hidden, *args, **kwargs):
@@ -377,20 +363,10 @@ def test_heads_that_cannot_be_gated_are_named_with_how_they_attend(tmp_path):
     model.module.h[0].attn.forward = by_hand
     with pytest.raises(ModelError, match="cannot be gated: it attends by"):
         ablate(model, model.prepare(TEXT), "L1H0")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "asked", "error", "sentence"),
-    [
-        ("own", TEXT, "L9H0", SelectionError, "no head L9H0: this model has layers 0-3"),
-        ("own", TEXT, Selection(layers=(1,)), SelectionError, "which head is removed"),
-        ("own-causal", "cat", "L0H0", InputError, "no token to predict"),
-    ],
-)
-def test_a_head_that_does_not_exist_and_a_text_without_a_guess_are_refused(
-    name, text, asked, error, sentence
-):
-    model = load(name)
-    prepared = model.prepare(text, limit=Limit(2 if text == "cat" else None))
-    with pytest.raises(error, match=sentence):
-        ablate(model, prepared, asked)
+    own = load("own-causal")
+    with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-2"):
+        ablate(own, own.prepare(TEXT), "L9H0")
+    with pytest.raises(SelectionError, match="which head is removed"):
+        ablate(own, own.prepare(TEXT), Selection(layers=(1,)))
+    with pytest.raises(InputError, match="no token to predict"):
+        ablate(own, own.prepare("cat", limit=Limit(2)), "L0H0")

@@ -99,48 +99,38 @@ def test_the_overview_has_every_head_in_its_place(model, prepared, eager, layers
     assert grid.without_attention == ()
 
 
-def bars(listed):
+def weights_of(listed):
+    """The places that are listed, each with its weight."""
     return {bar.position: bar.weight for bar in listed.bars}
 
 
-def near(found, numbers):
-    """What a token's listed places must have, of the numbers of all places."""
-    return pytest.approx({place: numbers[place] for place in bars(found)}, abs=1e-5)
+def require(listed, numbers):
+    """The places that are listed have what is theirs of the numbers of all, the largest first."""
+    found = weights_of(listed)
+    assert found == pytest.approx({place: numbers[place] for place in found}, abs=1e-5)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert max(found.values()) == pytest.approx(numbers.max(), abs=1e-5)
 
 
-def test_a_token_has_its_row_and_its_column(model, prepared, eager):
-    position = next(i for i, token in enumerate(prepared.tokens) if token.text == "mat")
-    seen = one_token(model, prepared, Selection(Head("L3H4"), token="mat"))
-    assert (seen.label, seen.position) == ("mat", position)
-    assert bars(seen.looks_at) == near(seen.looks_at, eager[3, 4, position])
-    assert bars(seen.looked_at_by) == near(seen.looked_at_by, eager[3, 4, :, position])
-    listed = [bar.weight for bar in seen.looks_at.bars]
-    assert listed == sorted(listed, reverse=True)
-    assert listed[0] == pytest.approx(eager[3, 4, position].max(), abs=1e-5)
+def test_a_token_has_its_row_and_its_column_whatever_its_capitals_and_is_named_with_its_other_places(
+    model, prepared, eager
+):
+    first, second = [number for number, token in enumerate(prepared.tokens) if token.text == "cat"]
+    seen = one_token(model, prepared, Selection(Head("L3H4"), token="CAT"))
+    assert (seen.label, seen.position) == ("cat", first)
+    assert f"the same text stands at {second} too" in " ".join(seen.notes)
+    require(seen.looks_at, eager[3, 4, first])
+    require(seen.looked_at_by, eager[3, 4, :, first])
 
 
 def test_without_a_head_a_token_is_averaged_over_all_heads_and_a_word_over_its_pieces(model, prepared, eager):
     seen = one_token(model, prepared, Selection(token="1"))
-    assert bars(seen.looks_at) == near(seen.looks_at, eager.mean((0, 1))[1])
+    require(seen.looks_at, eager.mean((0, 1))[1])
     assert "mean of 72 heads of 6 layers" in seen.title
-    word = [i for i, token in enumerate(prepared.tokens) if token.word == 1]
+    word = [number for number, token in enumerate(prepared.tokens) if token.word == 1]
     assert len(word) > 1
     seen = one_token(model, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))
-    assert bars(seen.looks_at).get(0, 0) == pytest.approx(eager[0, 0][word].mean(0)[0], abs=1e-5)
-
-
-def test_a_token_is_found_whatever_its_capitals_and_named_with_its_other_places(model, prepared):
-    seen = one_token(model, prepared, Selection(token="CAT"))
-    places = [i for i, token in enumerate(prepared.tokens) if token.text == "cat"]
-    assert (seen.label, seen.position) == ("cat", places[0])
-    assert f"the same text stands at {places[1]} too" in " ".join(seen.notes)
-
-
-def test_a_causal_model_shows_what_its_mask_closes(tmp_path):
-    model = load(gpt2(tmp_path))
-    picture = one_head(model, model.prepare("The cat sat on the mat."), "L1H2").heatmap
-    size = len(picture.values)
-    np.testing.assert_array_equal(picture.masked, ~np.tri(size, dtype=bool))
+    assert weights_of(seen.looks_at).get(0, 0) == pytest.approx(eager[0, 0][word].mean(0)[0], abs=1e-5)
 
 
 def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
@@ -162,16 +152,9 @@ def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
         several_heads(model, prepared, Selection(), ["encoder L0H0", "cross L0H0"])
 
 
-PIECES = "Unbelievable interpretability of tokenizers."
-
-
-@pytest.fixture(scope="module")
-def spelled():
+def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same():
     model = load("own")
-    return model, model.prepare(PIECES)
-
-
-def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same(spelled):
+    spelled = model, model.prepare("Unbelievable interpretability of tokenizers.")
     found = one_head(*spelled, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
     assert len(shown) == 7
@@ -183,12 +166,8 @@ def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the
     same = all_heads(*spelled, Selection(words=True)).figures["encoder", 0][7]
     assert same.name == found.figures.name == "L0H7"
     assert {name: each.value for name, each in same.figures.items()} == pytest.approx(figures, abs=1e-6)
-
-
-def test_where_special_tokens_are_hidden_the_figures_count_every_token_and_say_so(spelled):
     hidden = one_head(*spelled, Selection(words=True, hide_special=True).of("L0H7"))
-    plain = one_head(*spelled, Selection().of("L0H7"))
-    assert hidden.figures.figures["next"] == plain.figures.figures["next"]
+    assert hidden.figures.figures["next"] == one_head(*spelled, "L0H7").figures.figures["next"]
     assert "the figures count every token" in hidden.heatmap.notes
 
 
@@ -200,6 +179,7 @@ def test_a_text_that_a_model_wrote_on_is_shown_and_measured_over_all_rows(tmp_pa
     eager = torch.cat(out.attentions).numpy()  # [layer, head, query, key]
     head = one_head(model, text, "L1H2")
     np.testing.assert_allclose(head.heatmap.values, eager[1, 2], atol=1e-5)
+    np.testing.assert_array_equal(head.heatmap.masked, eager[1, 2] == 0)  # what lies ahead, or too far back
     assert [place.text for place in head.heatmap.weights.keys] == [token.text for token in text.tokens]
     layers = dict(whole_layers(model, text, Selection()).kinds["decoder"])
     np.testing.assert_allclose(layers[2].values, eager[2], atol=1e-5)
@@ -211,8 +191,8 @@ def test_a_text_that_a_model_wrote_on_is_shown_and_measured_over_all_rows(tmp_pa
             assert (figure.value, figure.rows) == (pytest.approx(numbers.mean(), abs=1e-5), len(rows) - 1)
     last = len(text.tokens) - 1
     listed = one_token(model, text, Selection(Head("L0H1"), token=str(last))).looks_at
-    assert bars(listed).keys() == set(range(last - 3, last + 1))
-    assert bars(listed) == near(listed, eager[0, 1, last])
+    assert weights_of(listed).keys() == set(range(last - 3, last + 1))
+    require(listed, eager[0, 1, last])
 
 
 TOKENS = 700
@@ -264,7 +244,7 @@ def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
     how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"
     assert how in seen.title
     layers = [layer for _, layer in seen.maps.kinds["decoder"]]
-    np.testing.assert_allclose(np.stack([layer.values for layer in layers]), cells(whole, reduce), atol=1e-5)
+    np.testing.assert_allclose([layer.values for layer in layers], cells(whole, reduce), atol=1e-5)
     starts = [(place.start, place.stop) for place in layers[0].keys]
     assert [*starts[:3], starts[-1][1]] == [(0, 2), (2, 5), (5, 8), TOKENS]
     assert layers[0].keys[1].label.startswith("2-4 ")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -44,9 +45,7 @@ def tokens_of_words(tokenizer, text, words, start=0):
     for number, piece in enumerate(pieces):  # a space alone is a piece of the word that it leads
         if piece is not None and number not in mine and number + 1 in mine and pieces[number + 1] == piece:
             mine[number] = mine[number + 1]
-    found = [
-        [number + start for number, word in mine.items() if word == place] for place in range(len(words))
-    ]
+    found = [[number + start for number in mine if mine[number] == place] for place in range(len(words))]
     return found, {number + start for number in special} | set(range(start))
 
 
@@ -67,16 +66,11 @@ def score(texts, ways=2):
                 if rows[one] and keys[other]:
                     wanted[label, one].add(other)
             for (label, one), others in wanted.items():
-                itself = keys[one] if rows is keys else []
                 mean = weights[:, :, rows[one]].mean(2)  # [layer, head, key]
-                names = [*range(len(keys)), *range(-len(single), 0)]
-                sums = np.stack(
-                    [
-                        mean[:, :, word].sum(-1) if word and word != itself else np.full(mean.shape[:2], -1)
-                        for word in [*keys, *single]
-                    ]
-                )
-                best = np.array(names)[sums.argmax(0)]
+                sums = np.stack([mean[..., word].sum(-1) for word in [*keys, *single]])
+                sums[
+                    [not word or (rows is keys and at == one) for at, word in enumerate([*keys, *single])]
+                ] = -1
                 gold = [token for other in others for token in keys[other]]
                 even = np.mean(
                     [sum(not causal or k <= q for k in gold) / (q + 1 if causal else size) for q in rows[one]]
@@ -84,40 +78,22 @@ def score(texts, ways=2):
                 if even == 0:
                     continue
                 reach = [o - one for o in others if not causal or min(keys[o]) <= max(rows[one])]
-                answers[label, way].append(
-                    (number, np.isin(best, list(others)), mean[:, :, gold].sum(-1), even, reach)
-                )
-    return {key: figures(found) for key, found in answers.items()}
+                right = np.isin(sums.argmax(0), list(others))
+                answers[label, way].append((number, right, mean[:, :, gold].sum(-1), even, reach))
+    return {key: figures(*zip(*found, strict=True)) for key, found in answers.items()}
 
 
-def figures(found):
-    asked = len(found)
-    offset, count = max(
-        Counter(k for *_, reach in found for k in reach).items(), key=lambda pair: (pair[1], -pair[0])
-    )
-    return {
-        "rows": asked,
-        "accuracy": sum(right for _, right, *_ in found) / asked,
-        "weight": sum(weight for _, _, weight, *_ in found) / asked,
-        "baseline": sum(even for *_, even, _ in found) / asked,
-        "accuracy_error": error([(text, right) for text, right, *_ in found]),
-        "weight_error": error([(text, weight) for text, _, weight, *_ in found]),
-        "offset": offset,
-        "fixed": count / asked,
-    }
-
-
-def error(found):
-    """The standard error of a ratio of sums over texts."""
-    by_text = defaultdict(list)
-    for text, value in found:
-        by_text[text].append(np.asarray(value, float))
-    count = len(by_text)
-    if count < 2:
-        return None
-    mean = sum(value for _, value in found) / len(found)
-    squares = sum((sum(values) - mean * len(values)) ** 2 for values in by_text.values())
-    return np.sqrt(count / (count - 1) * squares) / len(found)
+def figures(texts, right, weight, even, reach):
+    asked, offsets = len(texts), Counter(chain.from_iterable(reach))
+    offset = max(offsets, key=lambda each: (offsets[each], -each))
+    found = {"rows": asked, "baseline": np.mean(even), "offset": offset, "fixed": offsets[offset] / asked}
+    for name, values in (("accuracy", np.array(right, float)), ("weight", np.array(weight))):
+        found[name], found[f"{name}_error"] = values.mean(0), None
+        of_texts = [values[np.equal(texts, text)] for text in set(texts)]
+        if (count := len(of_texts)) > 1:  # the standard error of a ratio of sums over texts
+            squares = sum((each.sum(0) - values.mean(0) * len(each)) ** 2 for each in of_texts)
+            found[f"{name}_error"] = np.sqrt(count / (count - 1) * squares) / asked
+    return found
 
 
 @pytest.fixture(scope="module", params=["minilm", "gpt2"])
@@ -165,11 +141,8 @@ def assert_same(seen, wanted, ways):
             assert scored.fixed == pytest.approx(plain["fixed"])
             assert scored.baseline == pytest.approx(plain["baseline"], abs=1e-6)
             for name in ("accuracy", "weight", "accuracy_error", "weight_error"):
-                found = plain[name]
-                value = getattr(scored, name)
-                assert (value is None) == (found is None)
-                if found is not None:
-                    assert value == pytest.approx(found[at], abs=2e-6), (each.label, each.way, name, at)
+                value = None if plain[name] is None else pytest.approx(plain[name][at], abs=2e-6)
+                assert getattr(scored, name) == value, (each.label, each.way, name, at)
 
 
 def test_every_relation_has_the_figures_of_the_plain_script(model, bank):
@@ -226,12 +199,10 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
         sure = {(int(link[2:]), int(link[0])) for link in links.split() if "-" in link}
         texts.append((weights, rows, keys, special, [(*link, "aligned") for link in sorted(every)], False))
         for number, row in enumerate(rows):  # what each head says the word is aligned with
-            sums = np.stack([weights[:, :, row][..., key].sum(-1).mean(-1) for key in keys])
-            said = sums.argmax(0)
-            for links_ in (every, sure):
-                agreed = agreed + np.isin(said, [key for one_, key in links_ if one_ == number])
-            counted += 1
-        counted += len(sure)
+            said = np.argmax([weights[:, :, row][..., key].sum((-2, -1)) for key in keys], 0)
+            for right in (every, sure):
+                agreed = agreed + np.isin(said, [key for word, key in right if word == number])
+        counted += len(rows) + len(sure)
     assert_same(seen, score(texts, ways=1), file.ways)
     (aligned,) = seen.labels
     for scored in aligned.heads:

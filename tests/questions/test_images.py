@@ -1,12 +1,12 @@
 """Pictures and sounds: what is drawn over them is eager attention, and where their tokens are in them."""
 
 import itertools
-import wave as wav
+from functools import cache
 
 import numpy as np
 import pytest
+import soundfile
 import torch
-from PIL import Image
 
 from attnscope.attention import Head, Token
 from attnscope.axes import HEARD, PICTURED
@@ -25,8 +25,6 @@ from tests.models import images, speech
 from tests.models.folders import eager
 from tests.models.vision_language import vision_language
 
-CLS = ("CLS", "[CLS]", "cls", "0")
-
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):
@@ -34,32 +32,44 @@ def picture(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory, picture):
-    """A model with special tokens, an image in it, and its own eager attention.  [layer, head, query, key]"""
-    folder = images.vision(tmp_path_factory.mktemp("registers"), "dinov2-with-registers")
-    model = load(folder)
-    prepared = model.prepare_image(picture)
-    return model, prepared, torch.cat(eager(folder, **prepared.inputs).attentions).numpy()
+def shown(tmp_path_factory, picture):
+    """What gives a model by its name, an image in it, and its own eager attention, layer by layer."""
+
+    @cache
+    def make(name):
+        folder = images.vision(tmp_path_factory.mktemp(name), name)
+        model = load(folder)
+        prepared = model.prepare_image(picture)
+        return model, prepared, [each.numpy() for each in eager(folder, **prepared.inputs).attentions]
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def windows(tmp_path_factory, picture):
-    folder = images.vision(tmp_path_factory.mktemp("swin"), "swin")
-    model = load(folder)
-    prepared = model.prepare_image(picture)
-    return model, prepared, [each.numpy() for each in eager(folder, **prepared.inputs).attentions]
+def seen(shown):
+    """One with special tokens before its 4 × 4 patches; weights are [layer, head, query, key]."""
+    model, prepared, weights = shown("dinov2-with-registers")
+    return model, prepared, np.concatenate(weights)
 
 
-def test_a_patch_is_drawn_over_the_picture_both_ways(seen):
+@pytest.mark.parametrize(
+    ("head", "name", "label", "place"),
+    [("L0H1", name, "[CLS]", 0) for name in ("CLS", "[CLS]", "cls", "0")]
+    + [("L1H1", "2,3", "2,3", 16), ("L0H0", "patch 1,2", "1,2", 11), (None, "REG2", "[REG2]", 3)],
+)
+def test_a_token_is_drawn_over_the_picture_both_ways_by_any_of_its_names(seen, head, name, label, place):
     model, prepared, weights = seen
-    focus = one_token(model, prepared, Selection(Head("L1H1"), token="2,3"))
-    place = 5 + 2 * 4 + 3
-    assert (focus.label, focus.position, focus.overlays[0].patch) == ("2,3", place, (2, 3))
-    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[1, 1, place, 5:].reshape(4, 4), atol=1e-5)
-    np.testing.assert_allclose(
-        focus.overlays[0].looked_at_by, weights[1, 1, 5:, place].reshape(4, 4), atol=1e-5
-    )
-    assert np.array_equal(focus.overlays[0].pixels, prepared.picture.pixels)
+    weights = weights[int(head[1]), int(head[3])] if head else weights.mean((0, 1))
+    for hide in (False, True) if "," in label else (False,):
+        focus = one_token(model, prepared, Selection(head and Head(head), token=name, hide_special=hide))
+        (over,) = focus.overlays
+        assert focus.label == label
+        assert hide or focus.position == place
+        assert over.patch == (divmod(place - 5, 4) if place >= 5 else None)
+        np.testing.assert_allclose(over.looks_at, weights[place, 5:].reshape(4, 4), atol=1e-5)
+        np.testing.assert_allclose(over.looked_at_by, weights[5:, place].reshape(4, 4), atol=1e-5)
+        assert np.array_equal(over.pixels, prepared.picture.pixels)
+        assert ("mean of 4 heads of 2 layers" in focus.title) == (head is None)
 
 
 def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
@@ -67,23 +77,6 @@ def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
     write_trace(keep_trace(model, prepared), tmp_path / "a.trace")
     (kept,) = TracedModel(read_trace(tmp_path / "a.trace")).prepared.pictures
     assert np.array_equal(kept.pixels, prepared.picture.pixels)
-
-
-@pytest.mark.parametrize(
-    ("asked", "label", "patch", "row"),
-    [(Selection(Head("L0H1"), token=name), "[CLS]", None, lambda w: w[0, 1, 0]) for name in CLS]
-    + [
-        (Selection(Head("L0H0"), token="patch 1,2"), "1,2", (1, 2), lambda w: w[0, 0, 11]),
-        (Selection(Head("L0H0"), token="0,1", hide_special=True), "0,1", (0, 1), lambda w: w[0, 0, 6]),
-        (Selection(token="REG2"), "[REG2]", None, lambda w: w.mean((0, 1))[3]),
-    ],
-)
-def test_a_token_is_drawn_over_the_picture_by_any_of_its_names(seen, asked, label, patch, row):
-    model, prepared, weights = seen
-    focus = one_token(model, prepared, asked)
-    assert (focus.label, focus.overlays[0].patch) == (label, patch)
-    np.testing.assert_allclose(focus.overlays[0].looks_at, row(weights)[5:].reshape(4, 4), atol=1e-5)
-    assert ("mean of 4 heads of 2 layers" in focus.title) == (asked.head is None)
 
 
 @pytest.mark.parametrize(("name", "side"), [("distance2d", 1), ("distance2d=16", 16)])
@@ -114,50 +107,52 @@ def test_heads_are_drawn_with_patches_on_their_axes(seen):
     assert overview(model, prepared, Selection()).grids["encoder"].size == (21, 21)
 
 
-def test_windows_are_drawn_at_their_places_in_the_picture(windows):
-    model, prepared, weights = windows
-    placed = images.put_in_place(
-        torch.from_numpy(weights[0]), 4, shift=2
-    ).numpy()  # of the last block of a stage
+def test_windows_are_drawn_at_their_places_in_the_picture(shown):
+    model, prepared, weights = shown("swin")
+    last, merged = (  # of a stage, and in the next stage
+        images.put_in_place(torch.from_numpy(weights[at]), 4, shift).numpy() for at, shift in ((0, 2), (1, 0))
+    )
     layers = dict(whole_layers(model, prepared, Selection()).kinds["encoder"])
-    np.testing.assert_allclose(layers[1].values, placed, atol=1e-5)
+    np.testing.assert_allclose(layers[1].values, last, atol=1e-5)
+    np.testing.assert_allclose(layers[2].values, merged, atol=1e-5)
     focus = one_token(model, prepared, Selection(Head("L1H0"), token="2,3"))
     assert (focus.label, focus.overlays[0].patch) == ("2,3", (2, 3))
-    np.testing.assert_allclose(focus.overlays[0].looks_at, placed[0, 2 * 16 + 3].reshape(16, 16), atol=1e-5)
+    np.testing.assert_allclose(focus.overlays[0].looks_at, last[0, 2 * 16 + 3].reshape(16, 16), atol=1e-5)
     every = overview(model, prepared, Selection())
     assert not any("mean of" in said for said in every.notes)
     assert "sizes: 256 in layers 0-1, 64 in layer 2" in every.notes
-    merged = images.put_in_place(torch.from_numpy(weights[1]), 4).numpy()
-    np.testing.assert_allclose(layers[2].values, merged, atol=1e-5)
+    # a merged patch has no place in the picture
+    assert not one_token(model, prepared, Selection(Head("L2H0"), token="5")).overlays
+    with pytest.raises(SelectionError, match="tokens 0-63"):
+        one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))
 
 
-def test_detection_tokens_stand_behind_the_patches(tmp_path, picture):
-    model = load(images.vision(tmp_path, "yolos"))
-    prepared = model.prepare_image(picture)
+def test_detection_tokens_stand_behind_the_patches(shown):
+    model, prepared, _ = shown("yolos")
     assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
     assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
-    focus = one_token(model, prepared, Selection(Head("L1H1"), token="DET1"))
-    assert (focus.position, focus.overlays[0].patch) == (18, None)
-    patch = one_token(model, prepared, Selection(Head("L1H1"), token="0,2"))
-    assert (patch.position, patch.overlays[0].patch) == (3, (0, 2))
-    assert patch.overlays[0].looked_at_by.shape == (4, 4)
+    for name, place, patch in (("DET1", 18, None), ("0,2", 3, (0, 2))):
+        focus = one_token(model, prepared, Selection(Head("L1H1"), token=name))
+        assert (focus.position, focus.overlays[0].patch) == (place, patch)
+        assert focus.overlays[0].looked_at_by.shape == (4, 4)
 
 
-def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(tmp_path, picture):
-    model = load(images.vision(tmp_path, "segformer"))
-    seen = overview(model, model.prepare_image(picture), Selection())
-    assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in seen.notes
-    assert "layers 0-1: rows and columns are positions, no patches of the picture" in seen.notes
-    assert "256 × 16 and 64 × 16 tokens" in seen.grids["encoder"].subtitle
+def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(shown):
+    model, prepared, _ = shown("segformer")
+    every = overview(model, prepared, Selection())
+    assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in every.notes
+    assert "layers 0-1: rows and columns are positions, no patches of the picture" in every.notes
+    assert "256 × 16 and 64 × 16 tokens" in every.grids["encoder"].subtitle
 
 
 def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
     model = load(images.siglip(tmp_path))
-    both = model.prepare_image(picture, "a tired cat")
-    focus = one_token(model, both, Selection(token="0"))
-    assert "mean of 4 heads of 2 layers" in focus.title
-    alone = one_token(model, model.prepare_image(picture), Selection(token="0"))
-    np.testing.assert_allclose(focus.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
+    both, alone = (
+        one_token(model, model.prepare_image(picture, *text), Selection(token="0"))
+        for text in (["a tired cat"], [])
+    )
+    assert "mean of 4 heads of 2 layers" in both.title
+    np.testing.assert_allclose(both.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
 
 
 def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
@@ -166,14 +161,6 @@ def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
     assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
     with pytest.raises(InputError, match="reads a text beside the image: give both"):
         model.prepare_image(picture)
-
-
-def test_a_merged_patch_has_no_place_in_the_picture(windows):
-    model, prepared, _ = windows
-    focus = one_token(model, prepared, Selection(Head("L2H0"), token="5"))
-    assert not focus.overlays
-    with pytest.raises(SelectionError, match="tokens 0-63"):
-        one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))
 
 
 @pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
@@ -193,25 +180,23 @@ def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head
         assert view.title.startswith(f"L1H{head} · ")
 
 
-def test_patches_of_a_picture_are_equal_parts_row_by_row(tmp_path):
-    model = load(images.vision(tmp_path / "vit", "vit"))
-    scene = find_scene(model.prepare_image(images.picture(tmp_path / "a.png")))
+def test_patches_of_a_picture_are_equal_parts_row_by_row(shown):
+    scene = find_scene(shown("vit")[1])
     assert scene.pixels.shape == (64, 64, 3)
     assert list(scene.parts) == [PICTURED + number for number in range(16)]
     assert scene.parts[PICTURED + 6] == (0.5, 0.25, 0.75, 0.5, True)
 
 
 def test_parts_of_a_picture_in_a_text_tile_what_the_model_saw(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    model = load(vision_language(tmp_path / "model", "llava_next"))
-    scene = find_scene(model.prepare_image(tmp_path / "a.png", "what is on the mat ?"))
+    model, noise = (
+        load(vision_language(tmp_path, "llava_next")),
+        images.save_noise(tmp_path / "a.png", 90, 120),
+    )
+    scene = find_scene(model.prepare_image(noise, "what is on the mat ?"))
     fine = np.array([part[:4] for part in scene.parts.values() if part.fine])
-    coarse = [part for part in scene.parts.values() if not part.fine]
     assert ((fine[:, 2] - fine[:, 0]) * (fine[:, 3] - fine[:, 1])).sum() == pytest.approx(1)
-    assert len(coarse) == 16  # the thumbnail shows all of it once more
-    assert fine.min() == 0
-    assert fine.max() == 1
+    assert (fine.min(), fine.max()) == (0, 1)
+    assert len(scene.parts) - len(fine) == 16  # the thumbnail shows all of it once more
 
 
 def test_boxes_lie_in_the_part_of_the_picture_that_is_shown():
@@ -236,10 +221,8 @@ def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
 
 def test_a_model_of_the_wave_has_a_spectrogram_in_which_a_tone_is_where_it_sounds(tmp_path):
     rate, at = 16000, np.arange(16000) / 16000
-    wave = np.where(at < 0.5, np.sin(2 * np.pi * 1000 * at), np.sin(2 * np.pi * 6000 * at))
-    with wav.open(str(tmp_path / "tones.wav"), "wb") as file:
-        file.setparams((1, 2, rate, 0, "NONE", ""))
-        file.writeframes((20000 * wave).astype("<i2").tobytes())
+    tones = np.where(at < 0.5, np.sin(2 * np.pi * 1000 * at), np.sin(2 * np.pi * 6000 * at))
+    soundfile.write(tmp_path / "tones.wav", 0.6 * tones, rate)
     prepared = load(speech.encoder(tmp_path / "model", "hubert")).prepare_audio(tmp_path / "tones.wav")
     assert find_scene(prepared).heard
     bands, frames = prepared.heard.bands, prepared.heard.frames  # [band, frame]

@@ -130,14 +130,11 @@ def heard(planted, tmp_path_factory):
     return model, model.prepare_audio(speech.sound(tmp_path_factory.mktemp("two") / "a.wav", 2.0), LONG)
 
 
-def test_a_planted_monotone_head_is_found_first(heard):
+def test_a_planted_monotone_head_is_found_first_and_gives_each_token_its_moment(heard):
     ranked = rank_monotone(*heard).ranked
     assert ranked[0].head == Head(1, 1)
     assert ranked[0].share > 3 * ranked[0].baseline
     assert len(ranked) == speech.LAYERS * speech.HEADS
-
-
-def test_a_planted_head_gives_each_token_its_moment(heard):
     seen = align_words(*heard, [Head(1, 1)])
     start = len(heard[1].axes["decoder"][0]) - len(seen.tokens)
     for number, said in enumerate(seen.tokens[1:-1], start + 1):
@@ -166,17 +163,13 @@ def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):
         np.testing.assert_array_equal(line[2 * row : 2 * row + 2], [[begin - 0.5, row], [end - 0.5, row]])
 
 
-def test_without_alignment_heads_the_upper_half_is_taken_and_named(heard):
+def test_chosen_heads_are_taken_in_their_order_or_else_the_upper_half_of_all_is_and_is_named(heard):
     seen = align_words(*heard)
     assert seen.heads == (Head(1, 0), Head(1, 1))
     assert "all heads of layer 1, as" in seen.way
-
-
-def test_chosen_heads_are_taken_in_their_order(model, tone):
-    prepared = model.prepare_audio(tone, "The cat sat.")
-    assert align_words(model, prepared, [Head("L1H1"), Head("L0H0")]).heads == (Head(1, 1), Head(0, 0))
+    assert align_words(*heard, [Head("L1H1"), Head("L0H0")]).heads == (Head(1, 1), Head(0, 0))
     with pytest.raises(SelectionError, match="no cross-attention head L7H0"):
-        align_words(model, prepared, [Head("L7H0")])
+        align_words(*heard, [Head("L7H0")])
 
 
 def test_one_token_and_silence_have_times_too(model, tmp_path):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from attnscope.models import ModelInput, load
 from attnscope.models.targets import score_prediction
+from attnscope.questions.patching import TextPair
 from tests.models.folders import gpt2, t5
 from tests.models.images import VIT, WHOLE, save_images, save_noise
 
@@ -69,6 +70,10 @@ class Shaped(NamedTuple):
     edge: str
     stacks: list
     projections: list
+
+    @property
+    def pair(self):
+        return TextPair(self.clean, self.corrupt)
 
 
 LAYERS = {

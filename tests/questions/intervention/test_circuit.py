@@ -162,7 +162,7 @@ def test_of_several_ways_the_fewest_edges_that_keep_the_share_are_left(worth, ke
 @pytest.mark.parametrize("shaped", ["vit"], indirect=True)
 def test_pictures_have_no_circuit_as_they_embed_no_tokens(shaped):
     with pytest.raises(ModelError, match="has no embedding of tokens: circuits are of texts"):
-        find_circuit(shaped.model, [TextPair(shaped.clean, shaped.corrupt)])
+        find_circuit(shaped.model, [shaped.pair])
 
 
 def test_texts_that_cannot_be_compared_are_refused():

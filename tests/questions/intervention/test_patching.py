@@ -29,7 +29,7 @@ WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 @NOISE
 def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noise):
-    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], noise=noise)
+    result = patch(shaped.model, [shaped.pair], noise=noise)
     hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
     donor, base, there, here = hooked.sides(noise)
     by_hand = hooked.exchanged(base, hooked.seen(donor, shaped.projections, "input"), heads)
@@ -41,7 +41,7 @@ def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model
     shaped, what, noise, monkeypatch
 ):
     """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
-    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what=what, noise=noise)
+    result = patch(shaped.model, [shaped.pair], what=what, noise=noise)
     hooked, theirs = Hooked(shaped), []
     donor, base, there, here = hooked.sides(noise)
     with monkeypatch.context() as patched:
@@ -66,10 +66,10 @@ def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model
 @pytest.mark.parametrize("shaped", ["llama"], indirect=True)
 @pytest.mark.parametrize("what", WHAT)
 def test_a_part_patched_in_attention_that_transformers_writes_out_is_the_same(shaped, what):
-    pair, scores = TextPair(shaped.clean, shaped.corrupt), []
+    scores = []
     for written in ("eager", "sdpa"):
         shaped.model.writer.set_attn_implementation(written)
-        result = patch(shaped.model, [pair], what=what)
+        result = patch(shaped.model, [shaped.pair], what=what)
         scores.append({each.head: each.score for each in result.heads})
     close(*scores)
 
@@ -83,7 +83,7 @@ def test_a_pattern_patched_has_the_biases_that_come_from_the_other_text(shaped, 
 
     layers, theirs = [layer.self_attn for layer in shaped.stacks[0]], {}
     hooks = [layer.register_forward_pre_hook(bias, with_kwargs=True) for layer in layers]
-    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], what="pattern")
+    result = patch(shaped.model, [shaped.pair], what="pattern")
     hooked = Hooked(shaped)
 
     def score(prepared, weigh):
@@ -109,7 +109,7 @@ def test_a_pattern_patched_has_the_biases_that_come_from_the_other_text(shaped, 
 
 @NOISE
 def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
-    result = trace_tokens(shaped.model, TextPair(shaped.clean, shaped.corrupt), noise=noise)
+    result = trace_tokens(shaped.model, shaped.pair, noise=noise)
     hooked = Hooked(shaped)
     donor, base, there, here = hooked.sides(noise)
     layers = [layer for stack in shaped.stacks for layer in stack]
@@ -138,7 +138,7 @@ PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) 
 def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, part):
     last = len(shaped.stacks[-1]) - 1
     to = Receiver.parse("logits" if part is None else f"L{last}H1:{part}")
-    result = patch(shaped.model, [TextPair(shaped.clean, shaped.corrupt)], to=to)
+    result = patch(shaped.model, [shaped.pair], to=to)
     hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
     donor, base, there, here = hooked.sides(False)
     theirs, mine = (hooked.seen(each, shaped.projections, "input") for each in (donor, base))
@@ -152,18 +152,13 @@ def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, pa
             held.append((module, "input", lambda _, given=given: given))
         if part is None:
             return hooked.score(base, held)
-        module = projected(shaped.stacks[0][last], part)
+        layer, long = shaped.stacks[0][last], {"q": "query", "k": "key", "v": "value"}[part]
+        named = dict(layer.named_modules())
+        module = named.get(f"self_attn.{part}_proj") or named[f"attention.self.{long}"]
         [kept] = hooked.seen(base, [module], "output", held)
         return hooked.score(base, [(module, "output", put(kept, 1, kept.shape[-1] // heads))])
 
     heads_are(shaped, result, by_hand, here, there - here, None if part is None else last)
-
-
-def projected(layer, part):
-    """What makes the queries, keys or values of a layer."""
-    if hasattr(layer, "self_attn"):
-        return getattr(layer.self_attn, f"{part}_proj")
-    return getattr(layer.attention.self, {"q": "query", "k": "key", "v": "value"}[part])
 
 
 def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error():
@@ -185,19 +180,6 @@ def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error():
         close(each.estimate, guessed.sum() / wholes.sum())
         rest = moved - each.effect * wholes
         close(each.error, rest.std(ddof=1) / 3**0.5 / abs(wholes.mean()))
-
-
-def test_the_exact_map_beside_the_estimate_says_how_they_correlate(model):
-    pair = TextPair(model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat")))
-    both = patch(model, [pair], fast=True, exact=True)
-    exact, fast = patch(model, [pair]), patch(model, [pair], fast=True)
-    effects, estimates = ({each.head: each.effect for each in result.heads} for result in (exact, fast))
-    assert {each.head: each.effect for each in both.heads} == pytest.approx(effects)
-    assert {each.head: each.estimate for each in both.heads} == pytest.approx(estimates)
-    pairs = np.array([(effects[head], estimates[head]) for head in effects])
-    assert both.correlation == pytest.approx(np.corrcoef(pairs.T)[0, 1], abs=1e-5)
-    assert exact.correlation is None
-    assert not both.estimated
 
 
 ASKED = {
@@ -248,15 +230,8 @@ def test_memory_is_flat_in_the_number_of_heads(asked, long):
     assert most[1] <= 1.02 * most[0]
 
 
-class Adds(nn.Module):
+class Adds(nn.Sequential):
     """A layer that returns what it adds to the stream."""
-
-    def __init__(self, attends):
-        super().__init__()
-        self.attends = attends
-
-    def forward(self, x):
-        return self.attends(x)
 
 
 def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
@@ -271,12 +246,21 @@ def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
         trace_tokens(model, pair)
 
 
-def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
+def test_a_fast_patch_is_the_slope_of_the_exact_one_and_beside_it_says_how_they_correlate(model, monkeypatch):
     clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
-    result = patch(model, [TextPair(clean, corrupt)], fast=True)
-    assert result.estimated
-    assert result.together is None
-    at, kept = score_prediction(model, clean, None), {}
+    pair, at, kept = TextPair(clean, corrupt), score_prediction(model, clean, None), {}
+    exact, fast, both = (
+        patch(model, [pair], **how) for how in ({}, {"fast": True}, {"fast": True, "exact": True})
+    )
+    assert fast.estimated
+    assert not both.estimated
+    assert fast.together is None
+    effects, estimates = ({each.head: each.effect for each in result.heads} for result in (exact, fast))
+    assert {each.head: each.effect for each in both.heads} == pytest.approx(effects)
+    assert {each.head: each.estimate for each in both.heads} == pytest.approx(estimates)
+    pairs = np.array([(effects[head], estimates[head]) for head in effects])
+    assert both.correlation == pytest.approx(np.corrcoef(pairs.T)[0, 1], abs=1e-5)
+    assert exact.correlation is None
 
     def score(prepared, give):
         with monkeypatch.context() as patched, torch.no_grad():
@@ -285,20 +269,20 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one(model, monkeypatch):
             return logits.log_softmax(-1)[at.chosen]
 
     there, here = score(clean, kept.setdefault), score(corrupt, None)
-    for each in result.heads[:3]:
+    for head in list(estimates)[:3]:
 
-        def moved(step, meant=(each.head.layer, each.head.head)):
+        def moved(step, head=head):
             def give(number, output):
                 output = output.clone()
-                if number == meant[0]:
-                    mine, theirs = output[:, meant[1]], kept[number][:, meant[1]]
-                    output[:, meant[1]] = mine + step * (theirs - mine)
+                if number == head.layer:
+                    mine, theirs = output[:, head.head], kept[number][:, head.head]
+                    output[:, head.head] = mine + step * (theirs - mine)
                 return output
 
             return score(corrupt, give)
 
         slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
-        assert each.effect == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
+        assert estimates[head] == pytest.approx(float(slope / (there - here)), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -21,20 +21,15 @@ from attnscope.questions.token import one_token
 from attnscope.views import CELLS
 from tests.axes.test_axes import grouped
 from tests.models.folders import eager as run_eager
-from tests.models.folders import eager_minilm, gpt2, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, t5
 from tests.models.test_generation import DECODERS, writer_folder
 
 TEXT = "The unbelievably tired cat sat on the mat, because the cat was tired."
 
 
 @pytest.fixture(scope="module")
-def model():
-    return load(minilm())
-
-
-@pytest.fixture(scope="module")
-def prepared(model):
-    return model.prepare(TEXT)
+def prepared(minilm):
+    return minilm.prepare(TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +43,17 @@ def labelled(eager, prepared):
     return weights(eager[2, 5], prepared.tokens, prepared.tokens)
 
 
-def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(model, prepared, eager):
+def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(minilm, prepared, eager):
     places = [(5, 0), (0, 2), (3, 11), (0, 1)]
     named = [f"L{layer}H{head}" for layer, head in places]
-    found = several_heads(model, prepared, Selection(scale="head"), named)
+    found = several_heads(minilm, prepared, Selection(scale="head"), named)
     assert [each.title for each in found.view.maps] == named
     assert [str(each.figures.name) for each in found.heads] == named
     top = max(eager[place].max() for place in places)
     for each, place in zip(found.view.maps, places, strict=True):
         np.testing.assert_allclose(each.values, eager[place], atol=1e-5)
         assert each.limits == pytest.approx((0, top), abs=1e-5)
-    alone = one_head(model, prepared, "L0H1")
+    alone = one_head(minilm, prepared, "L0H1")
     np.testing.assert_allclose(alone.heatmap.values, eager[0, 1], atol=1e-5)
     assert [each.text for each in alone.heatmap.weights.keys] == [token.text for token in prepared.tokens]
     assert not alone.heatmap.masked.any()
@@ -68,28 +63,28 @@ def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(mod
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("words", [False, True])
 def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
-    model, prepared, labelled, words, hide
+    minilm, prepared, labelled, words, hide
 ):
     expected, share = grouped(labelled, words=words, hide_special=hide)
-    found = one_head(model, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
+    found = one_head(minilm, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
     assert found.weights.keys == expected.keys
     assert (len(expected.keys) < len(prepared.tokens)) == (words or hide)
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert (f"special tokens hidden: they take {share:.0%} of its attention" in found.notes) == hide
 
 
-def test_a_head_too_large_to_keep_is_pooled_and_says_so(model, prepared, labelled, monkeypatch):
+def test_a_head_too_large_to_keep_is_pooled_and_says_so(minilm, prepared, labelled, monkeypatch):
     monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
     expected = fit(labelled, 8, 8)
-    found = one_head(model, prepared, "L2H5").heatmap
+    found = one_head(minilm, prepared, "L2H5").heatmap
     assert [place.label for place in found.weights.keys] == [place.label for place in expected.keys]
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert any("pooled" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("layers", [None, (4,)])
-def test_the_overview_has_every_head_in_its_place(model, prepared, eager, layers):
-    seen = overview(model, prepared, Selection(layers=layers))
+def test_the_overview_has_every_head_in_its_place(minilm, prepared, eager, layers):
+    seen = overview(minilm, prepared, Selection(layers=layers))
     (grid,), wanted = seen.grids.values(), list(layers or range(6))
     assert [layer.layer for layer in grid.layers] == wanted
     for layer in grid.layers:
@@ -113,23 +108,25 @@ def require(listed, numbers):
 
 
 def test_a_token_has_its_row_and_its_column_whatever_its_capitals_and_is_named_with_its_other_places(
-    model, prepared, eager
+    minilm, prepared, eager
 ):
     first, second = [number for number, token in enumerate(prepared.tokens) if token.text == "cat"]
-    seen = one_token(model, prepared, Selection(Head("L3H4"), token="CAT"))
+    seen = one_token(minilm, prepared, Selection(Head("L3H4"), token="CAT"))
     assert (seen.label, seen.position) == ("cat", first)
     assert f"the same text stands at {second} too" in " ".join(seen.notes)
     require(seen.looks_at, eager[3, 4, first])
     require(seen.looked_at_by, eager[3, 4, :, first])
 
 
-def test_without_a_head_a_token_is_averaged_over_all_heads_and_a_word_over_its_pieces(model, prepared, eager):
-    seen = one_token(model, prepared, Selection(token="1"))
+def test_without_a_head_a_token_is_averaged_over_all_heads_and_a_word_over_its_pieces(
+    minilm, prepared, eager
+):
+    seen = one_token(minilm, prepared, Selection(token="1"))
     require(seen.looks_at, eager.mean((0, 1))[1])
     assert "mean of 72 heads of 6 layers" in seen.title
     word = [number for number, token in enumerate(prepared.tokens) if token.word == 1]
     assert len(word) > 1
-    seen = one_token(model, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))
+    seen = one_token(minilm, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))
     assert weights_of(seen.looks_at).get(0, 0) == pytest.approx(eager[0, 0][word].mean(0)[0], abs=1e-5)
 
 
@@ -152,9 +149,8 @@ def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
         several_heads(model, prepared, Selection(), ["encoder L0H0", "cross L0H0"])
 
 
-def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same():
-    model = load("own")
-    spelled = model, model.prepare("Unbelievable interpretability of tokenizers.")
+def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same(own):
+    spelled = own, own.prepare("Unbelievable interpretability of tokenizers.")
     found = one_head(*spelled, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
     assert len(shown) == 7

@@ -131,14 +131,13 @@ def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, to
     assert result.kept[0].loss == pytest.approx(everything - plain, abs=1e-5)
 
 
-def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limited():
-    model = load("own-causal", predicting=True)
+def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limited(causal):
     words = random.Random(1).choices(COMMON, k=80)
-    text = model.prepare(" ".join(words))
-    result = cachecost(model, [text], 1, 16, keep=[0.5], depths=[0.1, 0.4])
+    text = causal.prepare(" ".join(words))
+    result = cachecost(causal, [text], 1, 16, keep=[0.5], depths=[0.1, 0.4])
     none, _, all_ = result.kept
     assert max(none.recall) <= 1 / (NEEDLE // 2)
-    words = [token for token in model.repeat_random(NEEDLE).tokens if not token.special][:NEEDLE]
+    words = [token for token in causal.repeat_random(NEEDLE).tokens if not token.special][:NEEDLE]
     recalled = []
     for depth in (0.1, 0.4):
         ids = text.inputs["ids"].clone()
@@ -148,7 +147,7 @@ def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limite
         rows = torch.arange(ids.shape[1] - 2 - NEEDLE // 2, ids.shape[1] - 2)
         prepared = replace(text, inputs=text.inputs | {"ids": ids})
         with torch.inference_mode():
-            said = model.logits(prepared, torch.zeros_like(rows), rows).argmax(-1)
+            said = causal.logits(prepared, torch.zeros_like(rows), rows).argmax(-1)
         recalled.append((said == ids[0, rows + 1]).double().mean().item())
     assert all_.recall == tuple(recalled)
     assert min(recalled) >= 0.5

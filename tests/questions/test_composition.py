@@ -24,11 +24,6 @@ from tests.questions.planted import Planted, wrap_planted
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 
 
-@pytest.fixture(scope="module")
-def causal():
-    return load("own-causal")
-
-
 def test_the_head_with_most_induction_is_fed_its_keys_by_the_one_that_looks_back_most(causal):
     """Olsson et al. 2022: an induction head finds its key by what a previous-token head wrote there."""
     seen = {}

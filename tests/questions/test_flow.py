@@ -78,9 +78,8 @@ def test_rows_sum_to_one(method, name):
         np.testing.assert_allclose(weights.values.sum(-1), 1, atol=1e-6)
 
 
-def test_relevance_is_that_of_the_prediction_that_is_asked_for():
-    model = load("own-causal")
-    mat, floor = (_follow(model, "relevance", target=word) for word in ("mat", "floor"))
+def test_relevance_is_that_of_the_prediction_that_is_asked_for(causal):
+    mat, floor = (_follow(causal, "relevance", target=word) for word in ("mat", "floor"))
     assert any("the prediction: 'mat'" in note for note in mat.notes)
     assert np.abs(mat.map(None, None)[2].values - floor.map(None, None)[2].values).max() > 1e-3
 
@@ -101,16 +100,16 @@ def test_the_largest_flow_of_one_token_is_its_row_of_all_on_the_side_that_has_it
         follow_flow(model, text, "flow", Selection(), token="dog")
 
 
-def test_words_are_averaged_down_and_summed_across():
-    whole = _follow(load("own")).map(None, None)[2]
-    words = _follow(load("own"), selection=Selection(words=True)).map(None, None)[2]
+def test_words_are_averaged_down_and_summed_across(own):
+    whole = _follow(own).map(None, None)[2]
+    words = _follow(own, selection=Selection(words=True)).map(None, None)[2]
     assert len(words.queries) == len(TEXT.replace(".", " .").split()) + 2
     np.testing.assert_allclose(words.values.sum(-1), 1, atol=1e-6)
     assert whole.values.shape == (13, 13)
 
 
-def test_one_token_is_a_row_and_a_column():
-    seen = _follow(load("own"))
+def test_one_token_is_a_row_and_a_column(own):
+    seen = _follow(own)
     _, _, weights = seen.map(None, None)
     focus = focus_token(seen, None, None, "it")
     assert focus.verbs == ("is made of", "goes into")
@@ -118,13 +117,12 @@ def test_one_token_is_a_row_and_a_column():
     assert focus.looked_at_by.bars[0].weight == pytest.approx(weights.values[:, 8].max())
 
 
-def test_what_cannot_be_followed_or_is_not_there_is_refused():
-    model = load("own")
-    long = follow_flow, model, model.prepare("cat " * 100), "flow", Selection()
+def test_what_cannot_be_followed_or_is_not_there_is_refused(own):
+    long = follow_flow, own, own.prepare("cat " * 100), "flow", Selection()
     with pytest.raises(SelectionError, match="name one with --token"):
         long[0](*long[1:])
     assert focus_token(long[0](*long[1:], token="5"), None, None, "5").looked_at_by is None
-    seen = _follow(model)
+    seen = _follow(own)
     with pytest.raises(SelectionError, match="has layers 0-3"):
         seen.map(None, 9)
     with pytest.raises(SelectionError, match="no decoder"):

@@ -249,5 +249,5 @@ def test_several_pictures_stand_beside_each_other_each_with_its_parts():
         assert inside.shape == (20, 20, 3)
 
 
-def test_a_text_has_no_scene():
-    assert find_scene(load("own").prepare("the cat")) is None
+def test_a_text_has_no_scene(own):
+    assert find_scene(own.prepare("the cat")) is None

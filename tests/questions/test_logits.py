@@ -191,12 +191,11 @@ def test_a_space_is_named():
     assert [term.label for term in moved.raised] == ["␣", "the", "␣␣"]
 
 
-def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path):
-    model = load("own-causal")
-    seen = direct_effects(model, model.prepare(TEXT), None, None)
+def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path, causal):
+    seen = direct_effects(causal, causal.prepare(TEXT), None, None)
     assert [each.head for each in seen.words] == seen.effects.largest_heads(5)
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
-        direct_effects(model, model.prepare(TEXT), None, None, Head("L1H7"))
+        direct_effects(causal, causal.prepare(TEXT), None, None, Head("L1H7"))
 
 
 def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
@@ -314,9 +313,8 @@ def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> 
     assert (seen.weight, weight) == (pytest.approx(shown, abs=1e-6), pytest.approx(shown, abs=1e-6))
 
 
-def test_the_picture_lists_the_largest_products_and_maps_them_all() -> None:
-    model = load("own-causal")
-    result = take_apart(model, model.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
+def test_the_picture_lists_the_largest_products_and_maps_them_all(causal) -> None:
+    result = take_apart(causal, causal.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
     terms, map_ = of_neurons(result).views
     products = [each.product for each in result.dimensions]
     assert sum(term.value for term in terms.groups) == pytest.approx(result.score, abs=1e-3)
@@ -332,7 +330,6 @@ def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(made) -> None:
         take_apart(model, model.prepare(TEXT), CHOSEN, "sat -> cat")
 
 
-def test_a_token_that_stands_twice_is_told() -> None:
-    model = load("own-causal")
-    seen = take_apart(model, model.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
+def test_a_token_that_stands_twice_is_told(causal) -> None:
+    seen = take_apart(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
     assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)

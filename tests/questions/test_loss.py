@@ -58,11 +58,10 @@ def test_each_token_has_the_loss_of_a_plain_pass(name, folder_of):
     assert sum(each.loss is not None for each in losses) > 6
 
 
-def test_a_column_has_the_mean_loss_of_its_tokens():
-    model = load("own-causal")
-    prepared = model.prepare(TEXT)
-    losses = token_losses(model, prepared)
-    view = one_head(model, prepared, Selection(words=True).of("L1H0"), losses).heatmap
+def test_a_column_has_the_mean_loss_of_its_tokens(causal):
+    prepared = causal.prepare(TEXT)
+    losses = token_losses(causal, prepared)
+    view = one_head(causal, prepared, Selection(words=True).of("L1H0"), losses).heatmap
     places = [place for place in view.weights.keys if place.stop - place.start > 1]
     assert places
     for place, shown in zip(view.weights.keys, view.strip, strict=True):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, SelectionError
-from attnscope.models import load
 from attnscope.questions.cause import average_effects, cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
@@ -40,10 +39,9 @@ def test_what_cannot_be_filled_is_said(template, table, sentence):
         read_prompts(template, table)
 
 
-def test_means_are_those_of_the_prompts_one_by_one():
-    model = load("own-causal")
+def test_means_are_those_of_the_prompts_one_by_one(causal):
     prompts = read_prompts(TEMPLATE, TABLE, "{B}", "{C}")
-    asked = [(model, model.prepare(each.text), each.target, each.against) for each in prompts]
+    asked = [(causal, causal.prepare(each.text), each.target, each.against) for each in prompts]
     alone = [direct_effects(*each) for each in asked]
     mean = mean_writes(alone, TEMPLATE)
     assert len(mean.heads) == 12
@@ -60,44 +58,43 @@ def test_means_are_those_of_the_prompts_one_by_one():
             assert getattr(each, name) == pytest.approx(np.mean([getattr(one, name) for one in layers]))
 
 
-def test_a_mean_map_is_that_of_the_prompts_with_the_tokens_of_a_slot_together():
-    model = load("own-causal")
+def test_a_mean_map_is_that_of_the_prompts_with_the_tokens_of_a_slot_together(causal):
     table = "A\nking\nunhappiest\n"  # of one token, and of several
     prompts = read_prompts("The {A} saw it", table)
-    texts = [(prompt, model.prepare(prompt.text)) for prompt in prompts]
-    seen = mean_head(model, texts, "The {A} saw it", Selection().of("L1H2"))
+    texts = [(prompt, causal.prepare(prompt.text)) for prompt in prompts]
+    seen = mean_head(causal, texts, "The {A} saw it", Selection().of("L1H2"))
     assert seen.keys == ["[CLS]", "The", "{A}", "saw", "it", "[SEP]"]
     maps = []
     for _, prepared in texts:
-        values = np.array(one_head(model, prepared, "L1H2").heatmap.values, float)
+        values = np.array(one_head(causal, prepared, "L1H2").heatmap.values, float)
         of = [0, 1, *([2] * (len(prepared.tokens) - 5)), 3, 4, 5]
         keys = np.stack([values[:, np.equal(of, place)].sum(1) for place in range(6)], 1)
         maps.append(np.stack([keys[np.equal(of, place)].mean(0) for place in range(6)]))
     assert len({len(prepared.tokens) for _, prepared in texts}) == 2
     assert seen.heatmap.values == pytest.approx(np.mean(maps, 0), abs=1e-6)
-    alone = [one_head(model, prepared, "L1H2").figures.figures["first"].value for _, prepared in texts]
+    alone = [one_head(causal, prepared, "L1H2").figures.figures["first"].value for _, prepared in texts]
     assert seen.figures.figures["first"].value == pytest.approx(np.mean(alone))
     assert seen.figures.figures["first"].error == pytest.approx(abs(alone[0] - alone[1]) / 2)
 
 
-def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map():
-    model = load("own-causal")
+def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map(causal):
     prompts = [Prompt("The cat sat", None, None), Prompt("The dog sat down", None, None)]
     with pytest.raises(SelectionError, match="prompt 2 has other tokens"):
-        mean_head(model, [(each, model.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))
+        mean_head(causal, [(each, causal.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))
 
 
-def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are():
-    model = load("own-causal", predicting=True)
+def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are(causal):
     prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
-    asked = [(model, model.prepare(each.text), parse_questions(each.fill("{B} -> {A}"))) for each in prompts]
+    asked = [
+        (causal, causal.prepare(each.text), parse_questions(each.fill("{B} -> {A}"))) for each in prompts
+    ]
     words = [{"target": each.target, "against": each.against} for each in prompts]
     alone = [cut(*each, **mine) for each, mine in zip(asked, words, strict=True)]
     assert len({each.changed for each in alone}) == 3
-    asked = model.prepare, "The {A}", parse_questions("{B} -> {A}")
-    found = mean_cut(model, prompts, *asked)
+    asked = causal.prepare, "The {A}", parse_questions("{B} -> {A}")
+    found = mean_cut(causal, prompts, *asked)
     assert found.heads == average_effects(alone, "", "").heads
     assert found.score == pytest.approx(np.mean([each.score for each in alone]))
     wrong = [prompts[0], prompts[1]._replace(target="qqqqq")]
     with pytest.raises(SelectionError, match=r"^prompt 2: no token 'qqqqq'"):
-        mean_cut(model, wrong, *asked)
+        mean_cut(causal, wrong, *asked)

@@ -17,15 +17,10 @@ from attnscope.questions.across import by_word, compare_models, compare_texts
 from attnscope.questions.compare import compare_all_heads, compare_two_heads, evenly
 from attnscope.questions.selection import Selection
 from tests.axes.test_axes import grouped
-from tests.models.folders import eager_minilm, gpt2, minilm, t5
+from tests.models.folders import eager_minilm, gpt2, t5
 
 TEXT = "The cat sat on the mat because it was tired."
 OTHER = "A small tokenizer wants only a few lines to learn from."
-
-
-@pytest.fixture(scope="module")
-def own():
-    return load("own")
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +34,11 @@ def oracle(maps):
 
 
 @pytest.mark.parametrize(("text", "words"), [(TEXT, False), ("Tokenizers overfit.", True)])
-def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(text, words):
-    model = load(minilm())
-    tokens = model.prepare(text).tokens
+def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(text, words, minilm):
+    tokens = minilm.prepare(text).tokens
     maps, _ = grouped(weights(np.concatenate(eager_minilm(text)), tokens, tokens), words=words)
     assert (len(maps.keys) < len(tokens)) == words, "a word has several pieces"
-    seen = compare_all_heads(model, model.prepare(text), Selection(words=words))
+    seen = compare_all_heads(minilm, minilm.prepare(text), Selection(words=words))
     assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
     assert seen.distances == pytest.approx(oracle(maps.values), abs=1e-6)
     assert not seen.error.any()
@@ -134,8 +128,8 @@ def test_kinds_of_attention_are_never_mixed(pair):
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
 
-def test_two_heads_and_where_they_part():
-    model, eager = load(minilm()), np.concatenate(eager_minilm(TEXT))
+def test_two_heads_and_where_they_part(minilm):
+    model, eager = minilm, np.concatenate(eager_minilm(TEXT))
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
@@ -212,9 +206,8 @@ def test_one_head_that_was_trained_on_drifted_most(causal, layer, head):
     assert (seen.drift[: 4 * layer] == pytest.approx(0, abs=1e-9)) if layer else True
 
 
-def test_other_shapes_are_matched_and_agree_with_scipy(own):
-    real = load(minilm())
-    seen = compare_models(real, own, [(real.prepare(TEXT), own.prepare(TEXT))])
+def test_other_shapes_are_matched_and_agree_with_scipy(own, minilm):
+    seen = compare_models(minilm, own, [(minilm.prepare(TEXT), own.prepare(TEXT))])
     assert (len(seen.heads), len(seen.others), len(seen.matches)) == (72, 32, 32)
     assert seen.drift is None
     assert seen.ranking[-1].distance < 0.05, "both have a head that looks at the previous token"
@@ -247,9 +240,8 @@ def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_
     assert np.isnan(seen.view.values[:, :2]).all()
 
 
-def test_the_change_of_a_text_agrees_with_scipy():
-    model = load(minilm())
-    seen = compare_texts(model, model.prepare(TEXT), model.prepare(LONGER), Selection(Head("L1H3")))
+def test_the_change_of_a_text_agrees_with_scipy(minilm):
+    seen = compare_texts(minilm, minilm.prepare(TEXT), minilm.prepare(LONGER), Selection(Head("L1H3")))
     one, other = (np.concatenate(eager_minilm(text)) for text in (TEXT, LONGER))
     theirs = [*range(6), *range(8, 15)]  # "very old" was put in
     kept = other[:, theirs][:, :, theirs]

@@ -75,7 +75,7 @@ def count(out, checkpoint, dies=None):
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch, capfd):
+def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch, capfd, own):
     out, kept = tmp_path / "out", tmp_path / "sums.json"
     assert in_two(count, out, kept, 20) == [1, 1]
     assert "the power went out" in capfd.readouterr().err
@@ -83,7 +83,7 @@ def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_p
     assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
     assert in_two(count, out, kept) == [0, 0]
     monkeypatch.setattr(corpus, "WINDOW_TEXTS", 7)
-    found, alone = pickle.loads(out.read_bytes()), corpus_stats(load("own"), ListedTexts(TEXTS))
+    found, alone = pickle.loads(out.read_bytes()), corpus_stats(own, ListedTexts(TEXTS))
     assert (found.title, found.ran, found.heads) == (alone.title, alone.ran, alone.heads)
 
 
@@ -126,9 +126,9 @@ def test_two_processes_give_bit_identical_figures(name, counts):
     assert counts == [2, 1]
 
 
-def test_a_text_that_is_longer_than_a_batch_has_all_threads(counts, monkeypatch):
+def test_a_text_that_is_longer_than_a_batch_has_all_threads(counts, monkeypatch, own):
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 40)
-    corpus_stats(load("own"), ListedTexts(LONGER))
+    corpus_stats(own, ListedTexts(LONGER))
     assert counts == [1]
 
 
@@ -189,11 +189,10 @@ def test_processes_share_the_memory_that_the_limit_leaves():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_shared(monkeypatch):
-    model = load("own")
-    assert (workers(model, 8), workers(model, 7)) == (2, 1)
+def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_shared(monkeypatch, own):
+    assert (workers(own, 8), workers(own, 7)) == (2, 1)
     monkeypatch.setattr("attnscope.questions.processes.LARGE_MODEL", 1000)
-    assert workers(model, 8) == 1
+    assert workers(own, 8) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(model, "forkable", False)
-    assert workers(model, 8) == 1
+    monkeypatch.setattr(own, "forkable", False)
+    assert workers(own, 8) == 1

@@ -99,22 +99,21 @@ def test_random_orders_fall_evenly_on_average_as_the_closed_form_says(one_token,
     np.testing.assert_allclose(curves[1].mean(0), expected[::-1], atol=0.02 * first)
 
 
-def test_an_order_is_measured_as_by_hand_with_mask_tokens():
-    model = load("own")
-    prepared = model.prepare("The [MASK] sat on the mat.")
-    deletion = open_deletion(model, prepared, None)
+def test_an_order_is_measured_as_by_hand_with_mask_tokens(own):
+    prepared = own.prepare("The [MASK] sat on the mat.")
+    deletion = open_deletion(own, prepared, None)
     assert deletion.said == "a mask token takes its place"
     assert deletion.places == (1, 3, 4, 5, 6, 7)
     order = np.array([[2, 0, 5, 1, 4, 3]])
     ours = measure_orders(deletion, order, np.arange(7))
-    mask = model.reader.tokenizer.token_to_id("[MASK]")
+    mask = own.reader.tokenizer.token_to_id("[MASK]")
     whole = prepared.inputs["ids"]
     for step in range(7):
         for way, changed in enumerate((order[0, :step], order[0, step:])):
             ids = whole.clone()
             ids[0, [deletion.places[place] for place in changed]] = mask
             with torch.no_grad():
-                logits = model.encoder.logits(model.encoder(**prepared.inputs | {"ids": ids}))[0, 2]
+                logits = own.encoder.logits(own.encoder(**prepared.inputs | {"ids": ids}))[0, 2]
             expected = float(logits.softmax(-1)[deletion.prediction.chosen])
             assert ours[way, 0, step] == pytest.approx(expected, rel=1e-4)
 

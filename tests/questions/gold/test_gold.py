@@ -103,11 +103,6 @@ def model(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def own():
-    return load("own")
-
-
-@pytest.fixture(scope="module")
 def bank(tmp_path_factory):
     file = tmp_path_factory.mktemp("bank") / "small.conllu"
     file.write_text(treebank.conllu(), "utf-8")
@@ -210,8 +205,8 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
         assert scored.head.kind == "cross"
 
 
-def test_words_and_characters_of_json_lines_mean_the_same(tmp_path):
-    text, model = "The cat sat on the mat.", load(folders.minilm())
+def test_words_and_characters_of_json_lines_mean_the_same(tmp_path, minilm):
+    text, model = "The cat sat on the mat.", minilm
     words = ask(model, tmp_path, text, [[1, 2, "subject"], [5, 2]])
     assert words == ask(model, tmp_path, text, [[[4, 7], [8, 11], "subject"], [[19, 23], [8, 11]]])
     assert {each.label for each in words} == {"subject", "all"}
@@ -223,11 +218,10 @@ def test_words_and_characters_of_json_lines_mean_the_same(tmp_path):
         assert scored.weight == pytest.approx(weights[scored.head.layer, scored.head.head], abs=1e-6)
 
 
-def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path):
+def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path, minilm):
     text = "The cat sat on the mat"
-    model = load(folders.minilm())
-    weights, found = weights_of(model, model.prepare(text))[:, :, 1:-1, 1:-1], []
-    there, _ = ask(model, tmp_path, text, [[[0, 7], [15, 22]]])
+    weights, found = weights_of(minilm, minilm.prepare(text))[:, :, 1:-1, 1:-1], []
+    there, _ = ask(minilm, tmp_path, text, [[[0, 7], [15, 22]]])
     for scored in there.heads:
         rows = weights[scored.head.layer, scored.head.head].copy()
         assert scored.rows == 2

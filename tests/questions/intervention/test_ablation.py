@@ -240,9 +240,8 @@ def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped,
     heads_are(shaped, found, zeroed, hooked.score(shaped.clean))
 
 
-def test_some_layers_alone_are_taken_away():
-    own = load("own-causal")
-    every, some = asked(own, "ablation"), asked(own, "ablation", layers=(1,))
+def test_some_layers_alone_are_taken_away(causal):
+    every, some = asked(causal, "ablation"), asked(causal, "ablation", layers=(1,))
     same(some, {head: found for head, found in every.items() if head.layer == 1})
 
 
@@ -259,20 +258,19 @@ def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_pa
     assert all(tokens[one.position].text == one.token for one in seen.changed)
 
 
-def test_sums_of_two_halves_merge_and_come_back_from_a_file():
-    own = load("own-causal")
-    whole = by_head(corpus_stats(own, ListedTexts(TEXTS), ablation="zero"), "ablation")
+def test_sums_of_two_halves_merge_and_come_back_from_a_file(causal):
+    whole = by_head(corpus_stats(causal, ListedTexts(TEXTS), ablation="zero"), "ablation")
     assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
     halves = []
     for text in (TEXTS[0], TEXTS[1]):
         made = HeadSums()
-        prepared = own.prepare(text)
-        made.add(own, prepared, {"decoder": ([prepared.tokens], [prepared.tokens])}, Selection())
+        prepared = causal.prepare(text)
+        made.add(causal, prepared, {"decoder": ([prepared.tokens], [prepared.tokens])}, Selection())
         halves.append(made)
     halves[0].merge(halves[1])
     again = HeadSums.from_state(halves[0].state())
     assert again.figures() == halves[0].figures()
-    both = by_head(corpus_stats(own, ListedTexts(TEXTS[:2]), ablation="zero"), "ablation")
+    both = by_head(corpus_stats(causal, ListedTexts(TEXTS[:2]), ablation="zero"), "ablation")
     same(again.figures(), both)
 
 
@@ -329,9 +327,9 @@ class Small(nn.Module):
     ],
     ids=["packed", "packed, not causal", "batch first", "batch second", "encoder layer"],
 )
-def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, several):
+def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, several, own):
     module = Small(layer, several).eval()
-    made, last = wrap_module(module, load("own").reader.tokenizer, None, "small"), module.layers[1]
+    made, last = wrap_module(module, own.reader.tokenizer, None, "small"), module.layers[1]
     assert (made.objective.mask is None) == getattr(last, "causal", True)
     prepared = made.prepare(TEXT)
     seen = measure_heads(made, prepared, Selection(), importance=True, ablation=True)
@@ -351,7 +349,7 @@ def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, seve
     assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 
 
-def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path):
+def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path, causal):
     with pytest.raises(ModelError, match="predicts no tokens: it has no language-model head"):
         load(minilm(), predicting=True)
     model = load(gpt2(tmp_path), predicting=True)
@@ -363,10 +361,9 @@ def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path):
     model.module.h[0].attn.forward = by_hand
     with pytest.raises(ModelError, match="cannot be gated: it attends by"):
         ablate(model, model.prepare(TEXT), "L1H0")
-    own = load("own-causal")
     with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-2"):
-        ablate(own, own.prepare(TEXT), "L9H0")
+        ablate(causal, causal.prepare(TEXT), "L9H0")
     with pytest.raises(SelectionError, match="which head is removed"):
-        ablate(own, own.prepare(TEXT), Selection(layers=(1,)))
+        ablate(causal, causal.prepare(TEXT), Selection(layers=(1,)))
     with pytest.raises(InputError, match="no token to predict"):
-        ablate(own, own.prepare("cat", limit=Limit(2)), "L0H0")
+        ablate(causal, causal.prepare("cat", limit=Limit(2)), "L0H0")

@@ -166,12 +166,11 @@ def test_a_backup_head_shows_in_no_head_alone_but_in_both_together(seed):
     assert circuit.completeness < 0.3  # without the circuit, the backup brings most of it back
 
 
-def test_a_target_and_a_rival_make_a_logit_difference():
-    model = load("own-causal", predicting=True)
-    prepared, words = model.prepare("The cat sat on the"), {"target": "mat", "against": "door"}
-    result = cut(model, prepared, parse_questions("the -> cat"), **words)
+def test_a_target_and_a_rival_make_a_logit_difference(causal):
+    prepared, words = causal.prepare("The cat sat on the"), {"target": "mat", "against": "door"}
+    result = cut(causal, prepared, parse_questions("the -> cat"), **words)
     assert result.unit == "logit difference"
-    assert result.score == pytest.approx(direct_effects(model, prepared, *words.values()).score, abs=1e-4)
+    assert result.score == pytest.approx(direct_effects(causal, prepared, *words.values()).score, abs=1e-4)
 
 
 ASKED = {

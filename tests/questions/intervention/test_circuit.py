@@ -165,11 +165,10 @@ def test_pictures_have_no_circuit_as_they_embed_no_tokens(shaped):
         find_circuit(shaped.model, [shaped.pair])
 
 
-def test_texts_that_cannot_be_compared_are_refused():
-    model = load("own-causal")
+def test_texts_that_cannot_be_compared_are_refused(causal):
     for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
         with pytest.raises(InputError, match=sentence):
-            find_circuit(model, [pair_of(model, CLEAN, corrupt)])
+            find_circuit(causal, [pair_of(causal, CLEAN, corrupt)])
 
 
 def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():

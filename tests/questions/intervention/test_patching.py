@@ -161,16 +161,15 @@ def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, pa
     heads_are(shaped, result, by_hand, here, there - here, None if part is None else last)
 
 
-def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error():
-    model = load("own-causal", predicting=True)
+def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error(causal):
     lines = [
         ("The cat sat on the", "The dog sat on the", "mat"),
         ("The man is on the", "The cat is on the", "floor"),
         ("The dog saw the", "The man saw the", "mat"),
     ]
-    pairs = [TextPair(model.prepare(one), model.prepare(two), target, "door") for one, two, target in lines]
-    result = patch(model, pairs, fast=True, exact=True)
-    alone = [patch(model, [pair], fast=True, exact=True) for pair in pairs]
+    pairs = [TextPair(causal.prepare(one), causal.prepare(two), target, "door") for one, two, target in lines]
+    result = patch(causal, pairs, fast=True, exact=True)
+    alone = [patch(causal, [pair], fast=True, exact=True) for pair in pairs]
     wholes = np.array([each.reference - each.score for each in alone])
     assert result.score == pytest.approx(np.mean([each.score for each in alone]))
     for each in result.heads:
@@ -295,9 +294,8 @@ def test_a_fast_patch_is_the_slope_of_the_exact_one_and_beside_it_says_how_they_
         ("The dog sat on the", "xylophone", "'xylophone' in the vocabulary: it is 6 tokens .*name one token"),
     ],
 )
-def test_a_word_of_several_pieces_is_named(ask, other, target, sentence):
-    model = load("own-causal", predicting=True)
-    pair = TextPair(model.prepare("The cat sat on the"), model.prepare(other), target)
-    fine = TextPair(pair.clean, model.prepare("The dog sat on the"))
+def test_a_word_of_several_pieces_is_named(ask, other, target, sentence, causal):
+    pair = TextPair(causal.prepare("The cat sat on the"), causal.prepare(other), target)
+    fine = TextPair(pair.clean, causal.prepare("The dog sat on the"))
     with pytest.raises((InputError, SelectionError), match=f"^pair 2: .*{sentence}"):
-        ask([fine, pair], model)
+        ask([fine, pair], causal)

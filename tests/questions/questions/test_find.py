@@ -56,17 +56,11 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
         assert each.rows == len(rows)
 
 
-def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot():
-    model = load("own-causal")
-    there, back = find_heads(model, model.prepare(TEXT), parse_questions("it <-> mat")).answers
+def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot(causal):
+    there, back = find_heads(causal, causal.prepare(TEXT), parse_questions("it <-> mat")).answers
     assert there.heads
     assert not back.heads
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
-
-
-@pytest.fixture(scope="module")
-def minilm():
-    return load(folders.minilm())
 
 
 MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
@@ -138,10 +132,9 @@ def test_what_is_no_question_or_no_expression_is_refused(asked):
         parse_questions(asked)
 
 
-def test_several_places_are_averaged_and_summed_and_said():
-    model = load("own")
+def test_several_places_are_averaged_and_summed_and_said(own):
     questions = [parse_questions(f"it -> {name}")[0] for name in ("cat", "cat#1", "cat#2")]
-    both, *ones = find_heads(model, model.prepare(TEXT), questions).answers
+    both, *ones = find_heads(own, own.prepare(TEXT), questions).answers
     weights, one, two = ({each.head: each.weight for each in found.heads} for found in (both, *ones))
     assert weights == pytest.approx({head: one[head] + two[head] for head in one}, abs=1e-6)
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)

@@ -72,10 +72,10 @@ def test_every_token_stands_in_one_part_and_special_tokens_in_their_own(way, cou
         assert TEXT[begin:].lstrip().startswith(first)
 
 
-def test_marks_name_parts_and_are_not_read_by_the_model():
+def test_marks_name_parts_and_are_not_read_by_the_model(own):
     text, parts = read_marks("[[fact: The cat slept.]] It rained. [[question: Who slept?]]")
     assert text == "The cat slept. It rained. Who slept?"
-    spans = spans_of(load("own").prepare(text).tokens, text, parts)
+    spans = spans_of(own.prepare(text).tokens, text, parts)
     assert [span.name for span in spans] == ["[CLS]", "fact", "rest 2", "question", "[SEP]"]
     endless = "[[a: " * 100_000  # is read at once
     text, parts = read_marks(f"{endless}[[fact: A cat.]]")
@@ -86,8 +86,8 @@ def test_marks_name_parts_and_are_not_read_by_the_model():
             read_marks(unmarked)
 
 
-def test_the_texts_of_a_pair_are_parts():
-    prepared = load(folders.minilm()).prepare("The cat sat.", "The dog barked.")
+def test_the_texts_of_a_pair_are_parts(minilm):
+    prepared = minilm.prepare("The cat sat.", "The dog barked.")
     names = [span.name for span in segments(prepared.tokens)]
     assert names == ["[CLS]", "first text", "[SEP]", "second text", "[SEP]#2"]
 
@@ -144,16 +144,16 @@ def test_lines_in_scripts_that_a_vocabulary_lacks_are_still_parts(name):
         assert line.startswith(first), (span, line)
 
 
-def test_a_deep_indent_leaves_no_token_behind():
+def test_a_deep_indent_leaves_no_token_behind(own):
     text = "one two\n" + " " * 60 + "three four"
-    spans = spans_of(load("own").prepare(text).tokens, text, cut_text(text, "line"))
+    spans = spans_of(own.prepare(text).tokens, text, cut_text(text, "line"))
     assert spans[1:3] == (Span("1 one two", 1, 3), Span("2 three four", 3, 5))
 
 
-def test_parts_behind_the_last_token_are_never_cut():
+def test_parts_behind_the_last_token_are_never_cut(own):
     text = "A cat sat. " * 5000
     cut = cut_text(text, "sentence")
-    spans = spans_of(load("own").prepare(text, limit=Limit(16)).tokens, text, cut)
+    spans = spans_of(own.prepare(text, limit=Limit(16)).tokens, text, cut)
     assert [span.name for span in spans][1:-1] == [f"{number} A cat sat." for number in (1, 2, 3, 4)]
     assert next(cut)[0] == "6 A cat sat."
 
@@ -190,18 +190,17 @@ def document(seed):
 
 
 @pytest.mark.slow
-def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_documents(request):
+def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_documents(request, causal):
     """By day in 38 of 40."""
     documents = 100 if request.config.getoption("whole") else 40
-    model = load("own-causal")
     heads = Head("decoder L1H0"), Head("decoder L1H3")  # with the strongest induction
     questions = [parse_questions(f"answer -> 'paragraph {number}'")[0] for number in range(PARAGRAPHS)]
     right = 0
     for seed in range(documents):
         marked, place = document(seed)
         text, parts = read_marks(marked)
-        prepared = model.prepare(text)
-        seen = span_maps(model, prepared, spans_of(prepared.tokens, text, parts), Selection(layers=(1,)))
+        prepared = causal.prepare(text)
+        seen = span_maps(causal, prepared, spans_of(prepared.tokens, text, parts), Selection(layers=(1,)))
         looks = [{each.head: each.weight for each in seen.pair(question).heads} for question in questions]
         right += int(np.argmax([sum(look[head] for head in heads) for look in looks])) == place
     assert right >= 0.95 * documents
@@ -210,16 +209,15 @@ def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_docume
 KING = "The king was old. The king said that he would"
 
 
-def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
-    model = load("own-causal")
-    prompt = model.prepare(KING)
-    prepared = model.generate(prompt, 8)
+def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head(causal):
+    prompt = causal.prepare(KING)
+    prepared = causal.generate(prompt, 8)
     start, size = prepared.written, len(prepared.tokens)
     assert size - start == 8
     parts = spans_of(prepared.tokens[:start], KING, cut_text(KING, "sentence"))
     cut = (*parts, Span("written", start, size))
-    seen = written_looks(model, prepared, cut)
-    rows = rows_of(model, prepared)
+    seen = written_looks(causal, prepared, cut)
+    rows = rows_of(causal, prepared)
     for number, part in enumerate(cut):
         expected = rows[:, start:, part.start : part.stop].sum(-1)
         np.testing.assert_allclose(seen.shares[:, :, number], expected, atol=1e-6)
@@ -228,7 +226,7 @@ def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head():
         expected = np.mean([old / (old + new) for old, new in means])
         assert seen.lookback[head] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="wrote nothing"):
-        written_looks(model, prompt, parts)
+        written_looks(causal, prompt, parts)
 
 
 TALK = ("system", "You are a cat."), ("user", "Who slept?"), ("tool", "the  mat"), ("assistant", "A cat.")

@@ -210,7 +210,8 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
         worst = 0.0
         for start, stop in pairwise((*range(0, length, ROWS), length)):
             mine = attention.read.rows(behind + start, behind + stop, None).float()
-            worst = max(worst, float((mine - other.read.rows(start, stop, None).float()).abs().max()))
+            read = other.read.rows(start, stop, None).to(mine)
+            worst = max(worst, float((mine - read).abs().max()))
         found.append(Verdict(claim, worst <= tolerance(other.dtype), f"largest difference {worst:.2g}"))
 
     ids = torch.tensor([[token.id for token in prepared.tokens]])

@@ -226,20 +226,17 @@ def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) 
     assert refused > len(content)
 
 
-def test_layers_with_nothing_above_the_diagonal_count_as_causal_and_a_note_says_so(tmp_path) -> None:
-    maps = np.tril(drawn(2, 3, 4, 4))
-    maps /= maps.sum(-1, keepdims=True)
-    np.savez(tmp_path / "theirs.npz", maps)
-    found = read_weights(tmp_path / "theirs.npz")
-    ((kind, layers),) = found.kinds.items()
+def test_maps_with_nothing_above_the_diagonal_are_causal_and_those_that_are_not_square_cross(
+    tmp_path,
+) -> None:
+    np.save(tmp_path / "a.npy", np.tril(drawn(1, 2, 5, 5)))
+    found = read_weights(tmp_path / "a.npy")
+    ((kind, ((_, field),)),) = found.kinds.items()
     assert kind == "decoder"
-    np.testing.assert_array_equal(layers[0][1].allowed[0], np.tril(np.ones((4, 4), bool)))
+    np.testing.assert_array_equal(field.allowed[0], CAUSAL)
     assert "above the diagonal is all 0" in str(found.notes[0])
-
-
-def test_rows_and_columns_of_different_numbers_are_cross_attention_and_numbered(tmp_path) -> None:
-    np.save(tmp_path / "theirs.npy", drawn(1, 2, 3, 5))
-    ((kind, ((_, field),)),) = read_weights(tmp_path / "theirs.npy").kinds.items()
+    np.save(tmp_path / "a.npy", drawn(1, 2, 3, 5))
+    ((kind, ((_, field),)),) = read_weights(tmp_path / "a.npy").kinds.items()
     assert (kind, [place.label for place in field.keys]) == ("cross", ["0", "1", "2", "3", "4"])
 
 
@@ -303,37 +300,28 @@ LIES = [
     *(described(place=lie) for lie in PLACES),
     *(described(**{name: lie}) for name, lies in FIELDS.items() for lie in lies),
 ]
-
-
-@pytest.mark.parametrize("number", range(len(LIES)))
-def test_a_description_that_lies_is_one_sentence(number, tmp_path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(described()))
-    assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
-    (tmp_path / "a.json").write_text(json.dumps(LIES[number]))
-    kinds = "is not a kind of attention: there are encoder, decoder, cross"
-    refuses(
-        tmp_path / "a.json", kinds if "sideways" in json.dumps(LIES[number]) else "cannot read attention from"
-    )
-
-
-RAW = {
-    "nested deep.json": b"[" * 100_000 + b"]" * 100_000,
+ODD = ["nothing", "{}", "[]", "3", '"x"', "[[1, 2], [3]]", "[" * 100_000, '{"a": {}}', *map(json.dumps, LIES)]
+FILES = {
+    **{f"{number}.json": text.encode() for number, text in enumerate(ODD)},
     "nested deep in a name.json": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "digits.json": b"[[" + b"9" * 100_000 + b"]]",
     "half a character.json": b'{"tokens": ["\\ud800"], "a": 1}',
     "not utf-8.json": b"\xff\xfe\x00",
     "header of exabytes.safetensors": b"\xff" * 8 + b"{}",
-    **{f"{suffix} that is empty.{suffix}": b"" for suffix in ("npz", "npy", "safetensors", "json")},
-    **{f"broken.{suffix}": b"PK\x03\x04 nothing" for suffix in ("npz", "safetensors")},
+    "empty.npy": b"",
+    "broken.npz": b"PK\x03\x04 nothing",
 }
-ODD = ["nothing", "{}", "[]", "3", '"x"', "[[1, 2], [3]]", "[" * 100_000, '{"a": {}}']
-RAW |= {f"{number}.json": text.encode() for number, text in enumerate(ODD)}
 
 
-@pytest.mark.parametrize("name", RAW)
-def test_bytes_that_are_no_file_of_weights_are_one_sentence(name, tmp_path) -> None:
-    (tmp_path / name).write_bytes(RAW[name])
-    refuses(tmp_path / name)
+@pytest.mark.parametrize("name", FILES)
+def test_a_description_that_lies_or_bytes_that_are_none_are_one_sentence(name, tmp_path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(described()))
+    assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
+    (tmp_path / name).write_bytes(FILES[name])
+    refuses(
+        tmp_path / name,
+        "is not a kind of attention: there are" if b"sideways" in FILES[name] else "cannot read",
+    )
 
 
 @contextmanager

@@ -11,25 +11,6 @@ from attnscope.storage.files import Line, read_lines
 from attnscope.storage.gold import read_gold
 from tests.questions.gold import treebank
 
-ENTITY = """# newdoc id = one
-# global.Entity = eid-etype-head-other
-1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(e1-person-1-)
-2	saw	_	VERB	_	_	0	root	_	_
-3	the	_	DET	_	_	5	det	_	Entity=(e2-animal-3-
-4	old	_	ADJ	_	_	5	amod	_	_
-5	dog	_	NOUN	_	_	2	obj	_	Entity=e2)
-
-1	She	_	PRON	_	_	2	nsubj	_	Entity=(e1-person-1-)
-2	fed	_	VERB	_	_	0	root	_	_
-3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(e2-animal-2-(e1-person-1-)
-4	pet	_	NOUN	_	_	2	obj	_	Entity=e2)|SpaceAfter=No
-5	.	_	PUNCT	_	_	2	punct	_	_
-
-# newdoc id = two
-1	She	_	PRON	_	_	0	root	_	Entity=(e1-person-1-)
-
-"""
-
 
 def asked_of(gold):
     """What is asked, in words: each with those that are right."""
@@ -63,15 +44,7 @@ def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_pa
     assert [gold.text[start:stop] for start, stop in gold.words] == ["du", "", "chat"]
 
 
-def test_mentions_of_a_document_are_asked_for_those_before_them(tmp_path):
-    (tmp_path / "doc.conllu").write_text(ENTITY)
-    first, second = read_gold(tmp_path / "doc.conllu", coreference=True).entries()
-    assert first.text == "Ann saw the old dog She fed her pet."
-    assert asked_of(first) == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
-    assert (second.text, second.pairs) == ("She", ())
-
-
-HARD = """# newdoc id = hard
+DOCUMENTS = """# newdoc id = hard
 # global.Entity = GRP-etype-infstat
 # sent_id = 1
 # text = Ann and Bob don't know the mayor's wife.
@@ -107,14 +80,33 @@ HARD = """# newdoc id = hard
 4	of	_	ADP	_	_	5	case	_	_
 5	them	_	PRON	_	_	3	nmod	_	Entity=e3)
 
+# newdoc id = one
+# global.Entity = eid-etype-head-other
+1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	saw	_	VERB	_	_	0	root	_	_
+3	the	_	DET	_	_	5	det	_	Entity=(e2-animal-3-
+4	old	_	ADJ	_	_	5	amod	_	_
+5	dog	_	NOUN	_	_	2	obj	_	Entity=e2)
+
+1	She	_	PRON	_	_	2	nsubj	_	Entity=(e1-person-1-)
+2	fed	_	VERB	_	_	0	root	_	_
+3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(e2-animal-2-(e1-person-1-)
+4	pet	_	NOUN	_	_	2	obj	_	Entity=e2)|SpaceAfter=No
+5	.	_	PUNCT	_	_	2	punct	_	_
+
+# newdoc id = two
+1	She	_	PRON	_	_	0	root	_	Entity=(e1-person-1-)
+
 """
 
 
 @pytest.mark.parametrize(("begin", "ending"), [("", "\n"), ("\ufeff", "\r\n")])
-def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_path, begin, ending):
+def test_mentions_are_asked_for_those_before_them_and_may_be_nested_split_or_beside_words_that_are_none(
+    tmp_path, begin, ending
+):
     """The answers are a person's: a mention's head word counts, of a split one that of its first piece."""
-    (tmp_path / "hard.conllu").write_bytes((begin + HARD.replace("\n", ending)).encode())
-    (gold,) = read_gold(tmp_path / "hard.conllu", coreference=True).entries()
+    (tmp_path / "a.conllu").write_bytes((begin + DOCUMENTS.replace("\n", ending)).encode())
+    gold, first, second = read_gold(tmp_path / "a.conllu", coreference=True).entries()
     assert gold.fault == ""
     assert gold.text == (
         "Ann and Bob don't know the mayor's wife. She says he and called Bob up today. "
@@ -123,6 +115,9 @@ def test_mentions_may_be_nested_split_and_stand_beside_words_that_are_none(tmp_p
     one_each = {"She": "wife", "he": "mayor", "Bob": "Bob", "It": "called", "both": "Ann"}
     assert asked_of(gold) == [(later, [earlier]) for later, earlier in one_each.items()]
     assert [pair.left[0] - pair.right[0] for pair in gold.pairs] == [2, 6, 14, 5, 22]
+    assert first.text == "Ann saw the old dog She fed her pet."
+    assert asked_of(first) == [("She", ["Ann"]), ("her", ["Ann", "She"]), ("pet", ["dog"])]
+    assert (second.text, second.pairs) == ("She", ())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import random
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import HeldRows, Site
+from attnscope.attention import Site
 from attnscope.figures import Figure, HeadFigures
 from attnscope.measures import Measurement, role, settle_roles, worth_a_look
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, NEAR, PATTERNLESS, PATTERNS, SHARP
@@ -16,7 +17,7 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.tiny import tiny
-from tests.measures.reference import shown
+from tests.measures.reference import Case, attention
 
 
 def figures(rows=20, chance=0.1, **scores):
@@ -189,6 +190,15 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
     assert seen["L1H0"].score > 3 * seen["L1H0"].baseline
 
 
+def heads_of(layers, tokens, causal):
+    """The heads of layers' weights, each [1, head, query, key]."""
+    measured, allowed = Measurement(), np.ones((len(tokens), len(tokens)), bool)
+    for layer, weights in enumerate(layers):
+        case = Case(weights.numpy(), np.tril(allowed) if causal else allowed, [tokens])
+        measured.observe(attention(case, layer=layer))
+    return measured.figures()
+
+
 @pytest.mark.parametrize("longest", [1, 3])
 def test_a_true_induction_head_is_named_where_common_words_repeat(longest):
     """It looks at what followed the ``longest`` last tokens earlier, evenly, and else at the first token."""
@@ -197,25 +207,12 @@ def test_a_true_induction_head_is_named_where_common_words_repeat(longest):
     ids = [token.id for token in tokens]
     weights = torch.zeros(1, 1, len(ids), len(ids))
     for row in range(len(ids)):
-        same = [
-            key + 1
-            for key in range(longest - 1, row)
-            if ids[key - longest + 1 : key + 1] == ids[row - longest + 1 : row + 1]
-        ]
-        weights[0, 0, row, same or [0]] = 1 / len(same or [0])
-    figures = measure(weights, tokens, causal=True)
-    assert figures[0].role.name == "induction"
-    assert figures[0].figures["induction"].baseline < 0.05
-
-
-def measure(weights, tokens, causal, into=None):
-    measurement = into or Measurement()
-    allowed = torch.ones(1, 1, len(tokens), len(tokens), dtype=torch.bool)
-    layer = len({each.site for each in measurement.figures()})
-    rows = HeldRows(weights, allowed.tril() if causal else allowed)
-    kind = "decoder" if causal else "encoder"
-    measurement.observe(shown(rows, weights.shape[:2], (tokens, tokens), 0, kind, layer))
-    return measurement.figures()
+        last = ids[row - longest + 1 : row + 1]
+        same = [key for key in range(longest, row + 1) if ids[key - longest : key] == last] or [0]
+        weights[0, 0, row, same] = 1 / len(same)
+    (head,) = heads_of([weights], tokens, causal=True)
+    assert head.role.name == "induction"
+    assert head.figures["induction"].baseline < 0.05
 
 
 def rest(first=0.9, chance=1 / 12, **others):
@@ -263,10 +260,9 @@ def roles_of(net, tokens, causal):
     """The roles of all heads."""
     with torch.inference_mode():
         layers = net(torch.tensor([[token.id for token in tokens]]), output_attentions=True).attentions
-    measurement = Measurement()
-    for weights in layers:
-        measure(weights, tokens, causal, measurement)
-    return [each.role.name for each in settle_roles(measurement.figures()) if each.role is not None]
+    return [
+        each.role.name for each in settle_roles(heads_of(layers, tokens, causal)) if each.role is not None
+    ]
 
 
 def texts_of(size):

@@ -36,12 +36,10 @@ DOG = TEXT.replace("cat", "dog")
 LONGER = f"{TEXT} It slept. The dog was here."
 SAME = [
     (lambda run: run.overview(), ["show", TEXT]),
-    (lambda run: run.head("L1H3"), ["show", TEXT, "--head", "L1H3"]),
     (
-        lambda run: run.head("1.3", words=True, hide_special=True),
-        ["show", TEXT, "--head", "L1H3", "--words", "--hide-special"],
+        lambda run: run.head("1.3", words=True, hide_special=True, min_weight=0.2),
+        ["show", TEXT, "--head", "L1H3", "--words", "--hide-special", "--min-weight", "0.2"],
     ),
-    (lambda run: run.head("L1H3", min_weight=0.2), ["show", TEXT, "--head", "L1H3", "--min-weight", "0.2"]),
     (lambda run: run.token("cat"), ["show", TEXT, "--token", "cat"]),
     (lambda run: run.token(2, head="L2H1"), ["show", TEXT, "--token", "2", "--head", "L2H1"]),
     (lambda run: run.compare(attnscope.load("own").read(DOG)), ["compare", TEXT, "--with-text", DOG]),

@@ -165,17 +165,13 @@ def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [first.name, second.name]
 
 
-def test_the_users_own_style_changes_nothing_and_stays() -> None:
+def test_the_users_own_style_changes_nothing_and_stays(tmp_path) -> None:
     view = heatmap(random_head(4))
-
-    def bytes_now() -> bytes:
-        with drawing(view) as (figure, _):
-            return encode(figure, "png", 50)
-
-    plain = bytes_now()
+    save_image(view, tmp_path / "plain.png")
     with matplotlib.rc_context({"font.size": 30, "text.parse_math": True, "image.origin": "lower"}):
-        assert bytes_now() == plain
+        save_image(view, tmp_path / "own.png")
         assert matplotlib.rcParams["font.size"] == 30
+    assert (tmp_path / "own.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
 def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypatch) -> None:
@@ -194,10 +190,11 @@ def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypat
     assert "install Noto Emoji and Noto Sans CJK" in sentence
 
 
-def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(tmp_path, monkeypatch) -> None:
-    path = renamed_font(tmp_path / "tiny.ttf", "Tiny Sans", "猫犬")
+def test_fonts_of_the_system_that_have_the_script_are_found_by_themselves_and_draw(tmp_path, monkeypatch):
+    found = {"Some Sans": "猫", "A Serif": "猫犬"}
+    paths = [renamed_font(tmp_path / f"{family}.ttf", family, has) for family, has in found.items()]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
-    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path)])
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: paths)
     fonts._font_files.cache_clear()
     try:
         made = {}
@@ -207,7 +204,9 @@ def test_a_font_of_the_system_that_has_the_script_is_found_by_itself_and_draws(t
                 made[label] = encode(figure, "png", 100), [sentence.split(",")[0] for sentence in warned]
         assert made["猫"][0] != made["猫猫"][0]
         assert [told for _, told in made.values()] == [[], [], ["no installed font can draw CJK (鳥)"]]
-        assert fonts.families(["cat"], "Tiny Sans")[0][0] == "Tiny Sans"
+        assert fonts.families(["cat"], "A Serif")[0][0] == "A Serif"
+        for text, chosen in (("cat", []), ("猫", ["Some Sans"]), ("猫犬", ["Some Sans", "A Serif"])):
+            assert fonts.families([text]) == (["DejaVu Sans", *chosen], [])
     finally:
         fonts._font_files.cache_clear()
 
@@ -220,15 +219,7 @@ def renamed_font(path, family: str, characters: str):
     for name in font["name"].names:
         name.string = family if name.nameID in (1, 4, 16) else str(name)
     font.save(path)
-    return path
-
-
-def test_of_fonts_that_have_the_script_as_many_are_chosen_as_are_needed(monkeypatch) -> None:
-    monkeypatch.setattr(fonts, "_font_files", lambda: {"Some Sans": "sans", "A Serif": "serif"})
-    real, found = fonts._characters, {"sans": frozenset("猫"), "serif": frozenset("猫犬")}
-    monkeypatch.setattr(fonts, "_characters", lambda path: found.get(path) or real(path))
-    for text, chosen in (("cat", []), ("猫", ["Some Sans"]), ("猫犬", ["Some Sans", "A Serif"])):
-        assert fonts.families([text]) == (["DejaVu Sans", *chosen], [])
+    return str(path)
 
 
 def test_what_cannot_be_written_says_why(tmp_path) -> None:

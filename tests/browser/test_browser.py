@@ -146,15 +146,12 @@ def test_a_pinned_token_shows_its_row_and_column_with_their_weights(heads, size)
     assert f"{heaviest:.2f} █" in shown
 
 
-def test_s_saves_what_is_in_view_under_a_name_that_is_free(heads, tmp_path):
+def test_s_saves_what_is_in_view_under_a_name_that_is_free_or_tells_why_not_and_goes_on(heads, tmp_path):
     browsed(heads, "s", "right", "enter", "s", "s", "j", "s", folder=tmp_path)
     names = {path.stem for path in tmp_path.glob("*.png")}
     assert names == {"L00H01-2", "L00H01-token0", "L00H01", "overview"}
     save_image(heads.head("encoder", 0, 1), tmp_path / "same.png")
     assert (tmp_path / "L00H01.png").read_bytes() == (tmp_path / "same.png").read_bytes()
-
-
-def test_a_picture_that_cannot_be_saved_is_told_and_ends_nothing(heads, tmp_path):
     app, _ = browsed(heads, "s", "right", folder=tmp_path / "nowhere")
     (told,) = app._notifications
     assert (told.severity, "there is no folder" in told.message) == ("error", True)
@@ -167,12 +164,10 @@ def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
     assert closed.splitlines()[0].strip().startswith("L0H1")
 
 
-def test_light_and_dark_change_places(heads):
-    assert [browsed(heads, *keys)[0].current_theme.dark for keys in ((), ("d",))] == [True, False]
-
-
-def test_without_colour_shades_carry_the_weights(heads, monkeypatch):
-    assert "▓" not in browsed(heads)[1]
+def test_light_and_dark_change_places_and_without_colour_shades_carry_the_weights(heads, monkeypatch):
+    for key, dark in (("escape", True), ("d", False)):
+        app, shown = browsed(heads, key)
+        assert (app.current_theme.dark, "▓" in shown) == (dark, False)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "▓" in browsed(heads)[1]
 
@@ -268,20 +263,17 @@ def test_a_click_on_a_word_lights_the_picture(seen):
     assert any("full light is" in line for line in lists["#looks-at"])
 
 
-def test_a_click_on_a_patch_pins_its_token(seen):
+def test_a_click_on_a_patch_pins_its_token_and_one_beside_everything_changes_nothing(seen):
     app, _ = use(seen, "decoder", "k", clicks=[("#looks-at", 1, "▀", -1)])  # of the last word
     assert pinned(app).text == f"image 1 · {app.heads.pictures[0].grid[0] - 1},0"
+    app, _ = use(seen, "decoder", clicks=[("#title", 0, "", 0), ("#picture", 60, "", 0)])
+    assert app.pinned is None
 
 
 def test_a_click_on_a_moment_shows_the_words_that_look_at_it(heard):
     app, lists = use(heard, "cross", "j", clicks=[("#looks-at", 0, "▀", 0)])
     assert (app.pinned, app.row) == (0, False)
     assert "0.00 s (token 0) is looked at by" in "\n".join(lists["#looked-at-by"])
-
-
-def test_a_click_beside_everything_changes_nothing(seen):
-    app, _ = use(seen, "decoder", clicks=[("#title", 0, "", 0), ("#picture", 60, "", 0)])
-    assert app.pinned is None
 
 
 def test_both_lists_of_a_token_have_one_scale(seen):

@@ -103,9 +103,7 @@ def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_netwo
             cell.write_text(host(shown))
             chromium.send("Page.navigate", url=cell.as_uri())
             chromium.until("document.readyState === 'complete' && document.querySelector('iframe') !== null")
-            look_until(
-                chromium, lambda now: colours(now / 255) > 100
-            )  # once its maps are drawn
+            look_until(chromium, lambda now: colours(now / 255) > 100)  # once its maps are drawn
             before = chromium.pixels()[250:600, 500:850]
             chromium.click(98, 219)  # on the thumbnail of L2H1
             look_until(chromium, lambda now, before=before: (now[250:600, 500:850] != before).mean() > 0.01)

@@ -45,14 +45,6 @@ def test_full_colour_is_the_largest_of_the_row_or_head_and_zero_the_middle_of_si
     np.testing.assert_allclose(view.levels(), levels)
 
 
-def test_broken_and_excessive_values_are_told() -> None:
-    view = heatmap(bare(np.array([[np.nan, 2.0]])))
-    assert view.masked.tolist() == [[True, False]]
-    assert [note.split()[0] for note in view.notes] == ["1", "1"]
-    assert "not numbers" in view.notes[0]
-    assert "outside 0 to 1" in view.notes[1]
-
-
 def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled() -> None:
     view = heatmap(bare(np.eye(10)))
     assert view.fit(10, 10) is view
@@ -65,7 +57,11 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
     assert [place.label for place in wide.weights.queries] == ["the", "cat", "sat", "down"]
 
 
-def test_of_values_beyond_the_limits_those_alone_are_told_that_are_drawn() -> None:
+def test_broken_values_are_told_and_of_those_beyond_the_limits_the_ones_that_are_drawn() -> None:
+    view = heatmap(bare(np.array([[np.nan, 2.0]])))
+    assert view.masked.tolist() == [[True, False]]
+    assert [note.split()[0] for note in view.notes] == ["1", "1"]
+    assert ["not numbers" in view.notes[0], "outside 0 to 1" in view.notes[1]] == [True, True]
     view = heatmap(bare(np.full((4, 4), 0.9)))
     assert (view.notes, view.fit(2, 2).notes[-1]) == ((), "4 values are outside 0 to 1")
     values = np.eye(8) / 50
@@ -120,9 +116,7 @@ def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
         (layer, weights(each, TEXT, TEXT, CAUSAL)) for layer, each in zip((3, 0), stacks, strict=True)
     )
     assert [(layer.layer, layer.heads) for layer in view.layers] == [(0, 3), (3, 2)]
-    assert view.without_attention == (1, 2)
-    assert view.heads == 3
-    assert view.size == (4, 4)
+    assert (view.without_attention, view.heads, view.size) == ((1, 2), 3, (4, 4))
     np.testing.assert_allclose(view.layers[0].values[2], VALUES)
     np.testing.assert_array_equal(view.layers[0].masked[0], ~CAUSAL)
     small = grid([(0, bare(np.full((2, 100, 100), 0.01)))], cells=20).layers[0]
@@ -183,8 +177,7 @@ def test_the_mean_of_a_layer_is_that_of_the_heads_that_have_a_number(rows: list[
 
 def test_a_head_map_pads_ragged_layers() -> None:
     view = head_map({2: [0.5], 0: [1.0, 3.0]}, "entropy", unit="nats")
-    assert view.layers == (0, 2)
-    assert view.limits == (0, 3)
+    assert (view.layers, view.limits) == ((0, 2), (0, 3))
     assert math.isnan(view.values[1, 1])
     np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])
 
@@ -255,13 +248,13 @@ def test_places_carry_words_and_numbers_and_bare_positions_are_their_own_labels(
 
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
     even = bare(np.full((2, 12, 12), 0.08))
-    view = grid([(0, even)], scale="auto")
-    assert view.shown_scale == "head"
+    one = bare(np.stack([np.eye(12), even.values[0]]))
+    view, asked, clear = (
+        grid([(0, field)], scale=scale) for field, scale in ((even, "auto"), (even, "fixed"), (one, "auto"))
+    )
+    assert [each.shown_scale for each in (view, asked, clear)] == ["head", "fixed", "fixed"]
     told = "hardly anything is above 0.1: full colour is each head's largest weight"
     assert told in " ".join(printed(view).split())
-    assert grid([(0, even)], scale="fixed").shown_scale == "fixed"
-    one = bare(np.stack([np.eye(12), even.values[0]]))
-    assert grid([(0, one)], scale="auto").shown_scale == "fixed"
 
 
 def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:

@@ -197,14 +197,10 @@ def ink(text: str) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., 0] < 250
 
 
-@pytest.mark.parametrize("width", [3.2, 4.0, 5.5])
-@pytest.mark.parametrize("bold", [False, True])
-def test_every_line_has_room_as_it_is_drawn(width, bold):
-    for line in wrap_inches(TITLE, 11, width, bold=bold):
-        assert inches(line, 11, "bold" if bold else "normal") <= width - 0.3
-
-
-def test_a_title_that_fits_stays_in_one_line_and_bold_letters_are_no_wider_than_is_thought():
+def test_every_line_has_room_as_it_is_drawn_and_a_title_that_fits_stays_in_one():
+    for width, weight in product((3.2, 4.0, 5.5), ("normal", "bold")):
+        for line in wrap_inches(TITLE, 11, width, bold=weight == "bold"):
+            assert inches(line, 11, weight) <= width - 0.3
     assert inches(TITLE, 9, "bold") <= BOLD * inches(TITLE, 9)
     assert wrap_inches(TITLE, 11, inches(TITLE, 11) * 1.02 + 0.34) == [TITLE]
     assert len(wrap_inches(TITLE, 11, inches(TITLE, 11))) == 2

@@ -2,6 +2,7 @@
 
 import base64
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,17 +113,17 @@ def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
     assert text == f"sat 5 → <b>cat</b> 1  {value:.{5 if value < 0.01 else 3}f}"
 
 
-def test_hidden_cells_are_the_ground_in_light_and_dark_and_the_legend_says_so(chromium, tmp_path) -> None:
+def test_hidden_cells_are_the_ground_of_the_system_or_the_chosen_one_and_are_told(chromium, tmp_path) -> None:
     values = heads(0)[:1]
     kinds = {"encoder": [(0, weights(values, TEXT, TEXT))]}
     chromium.open_anew(write_page(tmp_path / "page.html", kinds, min_weight=0.1), 1300)
     assert chromium.text("direction") == "rows look at columns; hidden below 0.1: blank"
     faint = (values[0] < 0.1).ravel()
     assert 0 < faint.sum() < faint.size
-    for dark, ground in ((False, (255, 255, 255)), (True, (22, 22, 26))):
-        chromium.dark(dark)
-        chromium.until(f"getComputedStyle(document.body).backgroundColor === 'rgb{ground}'")
-        chromium.until("!waiting")
+    light, dark, choose = (255, 255, 255), (22, 22, 26), partial(chromium.press, "d")
+    for act, ground in ((partial(chromium.dark, False), light), (chromium.dark, dark), (choose, light)):
+        act()
+        chromium.until(f"getComputedStyle(document.body).backgroundColor === 'rgb{ground}' && !waiting")
         np.testing.assert_array_equal(np.abs(cells(chromium) - ground).max(-1) <= 3, faint)
     assert chromium.troubles == []
 
@@ -167,15 +168,6 @@ def test_scales_change_what_full_colour_means(opened) -> None:
         assert opened.run(f"[state.scale, {high}]") == found
         opened.press("s")
     assert opened.run("state.scale") == "auto"
-
-
-def test_light_and_dark_follow_the_system_until_they_are_chosen(opened) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    assert opened.run(ground) == "rgb(255, 255, 255)"
-    opened.dark()
-    opened.until(f"{ground} === 'rgb(22, 22, 26)'")
-    opened.press("d")
-    assert opened.run(ground) == "rgb(255, 255, 255)"
 
 
 def test_only_what_is_in_view_is_drawn(opened) -> None:

@@ -85,8 +85,8 @@ class Family:
 
     kind: str
     vision: Settings
-    text: Settings
     images: Part
+    text: Settings = field(default_factory=dict)
     videos: Part | None = None
     signs: Sequence[str] = ()
     named: Mapping[str, str] = field(default_factory=dict)
@@ -127,9 +127,6 @@ def seeing(**settings: Any) -> Settings:
     return VISION | settings
 
 
-CLIP = seeing(model_type="clip_vision_model")
-SIGLIP = seeing(model_type="siglip_vision_model", vision_use_head=False)
-LLAMA, QWEN2 = ({"model_type": kind} for kind in ("llama", "qwen2"))
 CUT = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 WHOLE = {"size": SQUARE}
 PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
@@ -138,45 +135,41 @@ PATCHED = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_a
 TILED = WHOLE | {"crop_to_patches": True, "max_patches": 6, "min_patches": 2}
 FOUR = {"image_seq_length": 4}
 OWN = {"image_token": ""}  # the processor's own, which its tokenizer does not name
-LLAVA = Family("Llava", CLIP, LLAMA, ("CLIP", CUT), named=OWN, config=LAST, options=PATCHED)
+LLAVA = Family("Llava", VISION, ("CLIP", CUT), named=OWN, config=LAST, options=PATCHED)
 LLAVA_NEXT = replace(LLAVA, kind="LlavaNext", images=("LlavaNext", CUT | PINS), config=LAST | PINS)
 
-DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14}
+DEEP = {"depth": 2, "num_heads": 2, "hidden_size": 32}
 WINDOWS = DEEP | {"out_hidden_size": 32, "intermediate_size": 32, "window_size": 56}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-PIXELS = {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140}
-MANY = {"patch_size": 14, "size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}}
 QWEN2_VL = Family(
     "Qwen2VL",
     DEEP | {"embed_dim": 32, "mlp_ratio": 2},
+    ("Qwen2VL", {"patch_size": 14, "max_pixels": 140 * 140}),
     {"rope_parameters": ROPE},
-    ("Qwen2VL", PIXELS),
-    ("Qwen2VL", MANY),
+    ("Qwen2VL", {"patch_size": 14, "size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 140 * 140}}),
 )
+EDGES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 IDEFICS3 = Family(
     "Idefics3",
     VISION,
-    LLAMA,
-    ("Idefics3", {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}),
+    ("Idefics3", EDGES),
     signs=[f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)],
-    config={"scale_factor": 2},
     options={"image_seq_len": 4},
 )
 QUERIES = {"num_query_tokens": 8}
 QUERIED = Family(
     "Blip2",
     VISION,
-    {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 512},
     ("Blip", WHOLE),
+    {"ffn_dim": 32, "max_position_embeddings": 512},
     signs=["<image>"],
     named=OWN,
     ids={"image_token_index": "<image>"},
-    config=QUERIES | {"qformer_config": LAYERS | {"encoder_hidden_size": 32, "vocab_size": 40}},
+    config=QUERIES | {"qformer_config": LAYERS | {"vocab_size": 40}},
     options=QUERIES,
 )
 LATENTS = {"resampler_n_latents": 8, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 16}
 OVIS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
-RATIOS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 CODES = 16  # words for what is seen
 DRAWN = {"embed_dim": 16, "base_channels": 32, "num_res_blocks": 1, "attn_resolutions": []}
 SIDES = {
@@ -197,12 +190,11 @@ FAMILIES = {
     ),
     "llava_onevision": Family(  # the same with another tower
         "LlavaOnevision",
-        seeing(model_type="siglip_vision_model"),
-        QWEN2,
+        VISION,
         ("LlavaOnevision", WHOLE | PINS),
-        ("LlavaOnevision", WHOLE),
-        config=LAST | PINS,
-        options={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "patch_size": 14},
+        videos=("LlavaOnevision", WHOLE),
+        config=PINS,
+        options={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     ),
     "qwen2_vl": QWEN2_VL,  # any proportions, four patches a token
     "qwen2_5_vl": replace(  # the same, with attention in windows
@@ -210,17 +202,16 @@ FAMILIES = {
     ),
     "paligemma": Family(  # a square, and a prefix that sees itself whole
         "PaliGemma",
-        SIGLIP,
-        {"model_type": "gemma"},
+        seeing(model_type="siglip_vision_model", vision_use_head=False),
         ("Siglip", WHOLE | {"image_seq_length": 16}),
+        {"model_type": "gemma"},
         signs=["<image>", *(f"<loc{at:04}>" for at in range(1024)), *(f"<seg{at:03}>" for at in range(128))],
         named=OWN,
         config={"projection_dim": 32},
     ),
     "gemma3": Family(  # a square, of which four patches are averaged into a token
         "Gemma3",
-        SIGLIP,
-        {},
+        seeing(vision_use_head=False),
         ("Gemma3", WHOLE),
         named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft>"},
         ids={"image_token_id": "<image_soft>"},
@@ -230,42 +221,35 @@ FAMILIES = {
     "idefics2": Family(  # learned queries stand for the picture: none of them has a place in it
         "Idefics2",
         VISION,
-        {"model_type": "mistral"},
         ("Idefics2", {"size": {"longest_edge": 56, "shortest_edge": 28}, "do_image_splitting": False}),
-        config={"perceiver_config": LATENTS | {"num_key_value_heads": 1, "hidden_size": 32}},
+        config={"perceiver_config": LATENTS | {"num_key_value_heads": 1}},
         options={"image_seq_len": 8},
     ),
     "idefics3": IDEFICS3,  # tiles with names between them, a small picture of the whole behind them
-    "smolvlm": replace(
-        IDEFICS3, kind="SmolVLM", **dict.fromkeys(("images", "videos"), ("SmolVLM", IDEFICS3.images[1]))
-    ),
+    "smolvlm": replace(IDEFICS3, kind="SmolVLM", images=("SmolVLM", EDGES), videos=("SmolVLM", EDGES)),
     "internvl": Family(  # tiles in one row of tokens, then a small picture of the whole
         "InternVL",
-        seeing(image_size=[56, 56], patch_size=[14, 14], use_mean_pooling=False),
-        QWEN2,
+        seeing(image_size=[56, 56], use_mean_pooling=False) | {"patch_size": [14, 14]},
         ("GotOcr2", TILED),
-        ("InternVL", WHOLE),
-        config=LAST,
+        videos=("InternVL", WHOLE),
         options=FOUR,
     ),
     "mllama": Family(  # the picture is looked at across, from some layers
         "Mllama",
-        seeing(num_global_layers=1, attention_heads=2, vision_output_dim=64, max_num_tiles=4)
-        | {"intermediate_layers_indices": [1], "supported_aspect_ratios": RATIOS},
-        {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
+        seeing(num_global_layers=1, vision_output_dim=64, intermediate_layers_indices=[1]),
         ("Mllama", WHOLE | {"max_image_tiles": 4}),
+        {"cross_attention_layers": [1], "vocab_size": 25},  # without the sign of a picture
     ),
     "lfm2_vl": Family(  # tiles of any proportions, four patches a token
         "Lfm2Vl",
         LAYERS | {"patch_size": 14, "num_patches": 16, "vision_use_head": False},
-        {"model_type": "lfm2", "layer_types": ["full_attention"] * 2},
         (
             "Lfm2Vl",
             {"encoder_patch_size": 14, "tile_size": 56, "max_tiles": 4, "downsample_factor": 2}
             | {"min_image_tokens": 4, "max_image_tokens": 16},
         ),
+        {"layer_types": ["full_attention"] * 2},
         signs=[f"<|img_row_{at // 10 + 1}_col_{at % 10 + 1}|>" for at in range(100)],
-        config={"downsample_factor": 2},
     ),
 }
 
@@ -273,47 +257,36 @@ MORE = {  # other ways to stand in a text
     "llama4": Family(  # tiles with signs between their rows and columns, then the whole
         "Llama4",
         seeing(intermediate_size=128, vision_output_dim=32, projector_input_dim=32, projector_output_dim=32),
+        ("Llama4", WHOLE | {"max_patches": 4}),
         {"layer_types": ["full_attention"] * 2, "intermediate_size_mlp": 32}
         | {"num_local_experts": 2, "moe_layers": []},
-        ("Llama4", WHOLE | {"max_patches": 4}),
         ids={"image_token_index": "<|patch|>"},
-        options={"patch_size": 14},
     ),
     # tiles, each token a mixture of words for what is seen, with indicators between them
     "ovis2": Family(
         "Ovis2",
-        seeing(vocab_size=64, num_visual_indicator_tokens=5, hidden_stride=2),
-        QWEN2,
+        seeing(vocab_size=64, hidden_stride=2),
         ("Ovis2", TILED | {"max_patches": 4, "min_patches": 1}),
         signs=["<image>", "<IMG_ATOM>", *OVIS],
         ids={"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": OVIS},
         config={"hidden_size": 32},
-        options=FOUR | {"image_token": "<IMG_ATOM>"},
+        options=FOUR,
     ),
-    "idefics": Family(  # the picture is looked at across, from layers between those of the text
-        "Idefics",
-        seeing(embed_dim=32),
-        {"additional_vocab_size": 0, "cross_layer_interval": 1, "use_resampler": False},
-        ("Idefics", {"image_size": 56}),
-        options={"image_size": 56},
-        flat=True,
-    ),
+    # the picture is looked at across, from layers between those of the text
+    "idefics": Family("Idefics", VISION, ("Idefics", {"image_size": 56}), flat=True),
     # learned queries stand for the picture, put before the text by the processor itself
     "blip_2": QUERIED,
     "instructblip": replace(QUERIED, kind="InstructBlip"),  # the same; the queries read the text, too
     "kosmos_2": Family(  # learned queries, at places of which the processor tells: their ids mean nothing
         "Kosmos2",
         VISION,
-        {"vocab_size": 128, "ffn_dim": 32, "max_position_embeddings": 256},
         ("CLIP", CUT),
-        signs=[f"<patch_index_{at:04}>" for at in range(16)],
-        config={"latent_query_num": 64},
+        {"vocab_size": 128, "ffn_dim": 32, "max_position_embeddings": 256},
         options={"num_patch_index_tokens": 16},
     ),
     # words that stand for what is seen, chosen by what is nearest
     "chameleon": Family(
         "Chameleon",
-        {},
         {},
         ("Chameleon", CUT),
         named={"image_token": "<image>"},
@@ -328,8 +301,8 @@ MORE = {  # other ways to stand in a text
     "emu3": Family(  # the same, of any proportions, with a word for the end of each row
         "Emu3",
         {},
-        {"bos_token_id": 2, "eos_token_id": 3},
         ("Emu3", {"min_pixels": 32 * 32, "max_pixels": 64 * 64}),
+        {"bos_token_id": 2, "eos_token_id": 3},
         signs=[*(f"<|visual token {at:06}|>" for at in range(CODES)), "<|extra_200|>"],
         named={"image_token": "<image>", "image_wrapper_token": "<|image token|>"}
         | {"eof_token": "<|extra_201|>"},
@@ -345,8 +318,8 @@ MORE = {  # other ways to stand in a text
         {"depths": [1, 1], "embed_dim": [16, 32], "num_heads": [2, 2], "num_groups": [2, 2]}
         | {"patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1]}
         | {"patch_prenorm": [False, True], "window_size": 4, "projection_dim": 32},
-        SIDES | {"model_type": "bart", "decoder_start_token_id": 2},
         ("CLIP", WHOLE | {"do_center_crop": False, "image_seq_length": 50}),
+        SIDES | {"decoder_start_token_id": 2},
     ),
 }
 

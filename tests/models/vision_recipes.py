@@ -5,6 +5,7 @@ its own classes. ``RECIPES`` says what they do not tell, ``LEFT`` which types ar
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import CONFIG_MAPPING
 
 from tests.models.folders import save
-from tests.models.vision_language import LAYERS, SQUARE, make_tokenizer, make_words, name_tokens
+from tests.models.vision_language import LAYERS, SQUARE, VISION, make_tokenizer, make_words, name_tokens
 from tests.tools.coverage.recipes import RECIPES as COVERED
 from tests.tools.coverage.shrink import small_config
 
@@ -27,15 +29,14 @@ class Reading:
     """What a type's own classes do not tell of a small model and its processor.
 
     ``changes`` of the config have dotted keys; ``images`` are settings of the image processor, ``options`` of
-    the processor, ``parts`` the classes of what it is made of.
+    the processor, and ``like`` is a type of the same processor, or of the parts that its own lacks.
     """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     images: Mapping[str, Any] = field(default_factory=dict)
     videos: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, str] = field(default_factory=dict)
-    processor: str | None = None
+    like: str | None = None
     signs: Sequence[str] = ()
     ids: Mapping[str, str] = field(default_factory=dict)  # of the config, by dotted keys: their tokens
     side: int | None = None  # of a picture, in pixels
@@ -49,20 +50,10 @@ def inside(part: str, **settings: Any) -> dict[str, Any]:
 tower = functools.partial(inside, "vision_config")
 HEADS, FOURTEEN, NAMED_HEADS = tower(num_heads=9), tower(num_heads=14), tower(num_attention_heads=9)
 DEEP = HEADS | tower(deepstack_visual_indexes=[0])
-STARTS = {"vision_start_token_id": 5, "vision_end_token_id": 6, "audio_start_token_id": 7}
-SOUNDS = {"feature_extractor": "WhisperFeatureExtractor"}
-QWEN = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}
-QWEN3 = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen3VLVideoProcessor"}
-GLM4V = {"image_processor": "Glm4vImageProcessor", "video_processor": "Glm4vVideoProcessor"}
-LAYERS_OF_GEMMA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-GEMMA4 = LAYERS_OF_GEMMA | {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "head_dim": 24,
-    "pooling_kernel_size": 2,
-}
-UNIFIED = {"patch_size": 16, "pooling_kernel_size": 2, "mm_posemb_size": 64}
-UNIFIED |= {"mm_embed_dim": 144, "output_proj_dims": 144}
+STARTS = {"vision_start_token_id": 5, "vision_end_token_id": 6}
+GEMMA4 = {"hidden_size": 48, "intermediate_size": 96, "head_dim": 24, "pooling_kernel_size": 2}
+GEMMA4 |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+UNIFIED = {"pooling_kernel_size": 2, "mm_posemb_size": 64, "mm_embed_dim": 144, "output_proj_dims": 144}
 SOFT = {"pooling_kernel_size": 2, "patch_size": 16, "max_soft_tokens": 70}
 PIXTRAL = {"size": {"longest_edge": 112}, "patch_size": {"height": 14, "width": 14}}
 PINS = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]]}
@@ -79,59 +70,53 @@ def square(side: int) -> dict[str, Any]:
 
 RECIPES: dict[str, Reading] = {
     "aya_vision": Reading(  # tiles, with words between them that say which
-        NAMED_HEADS | tower(patch_size=14) | {"downsample_factor": 2},
+        NAMED_HEADS,
         images={"crop_to_patches": True, "max_patches": 6, "min_patches": 2},
-        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2},
-        parts={"image_processor": "GotOcr2ImageProcessor"},
+        options={"img_size": 56, "downsample_factor": 2},
         signs=["TILE_GLOBAL", "TILE", *(f"TILE_{number}" for number in range(1, 13))],
-        side=56,
     ),
     "cohere2_vision": Reading(  # its patch size is how many tokens a tile has along its side
-        NAMED_HEADS | tower(patch_size=14) | {"downsample_factor": 2},
+        NAMED_HEADS | tower(patch_size=14),
         images={"patch_size": 2, "max_patches": 6, "min_patches": 1},
         side=56,
     ),
     "cosmos3_edge": Reading(NAMED_HEADS),
-    "cosmos3_omni": Reading(DEEP, processor="Qwen3VLProcessor"),
+    "cosmos3_omni": Reading(DEEP, like="qwen3_vl"),
     "ernie4_5_vl_moe": Reading(tower(num_heads=10), videos={"draw_on_frames": False}),
     "exaone4_5": Reading(FOURTEEN | tower(num_key_value_heads=7)),
     "gemma4": Reading({"vision_config": GEMMA4}, images=SOFT),
     "glm4v_moe": Reading(
-        inside("text_config", num_attention_heads=16)
-        | {"text_config.rope_parameters.mrope_section": [2, 1, 1]},
-        processor="Glm4vProcessor",
-        parts=GLM4V,
+        {"text_config.num_attention_heads": 16, "text_config.rope_parameters.mrope_section": [2, 1, 1]},
+        like="glm4v",
     ),
-    "glm_ocr": Reading(processor="Glm4vProcessor", parts=GLM4V),
-    "glmga": Reading(processor="Glm46VProcessor"),
+    "glm_ocr": Reading(like="glm4v"),
+    "glmga": Reading(like="glm46v"),
     "granite_docling": Reading(
         tower(scale_factor=2, deepstack_visual_indexes=[0]), options={"image_seq_len": 4}
     ),
     "hyperclovax_vision_v2": Reading(FOURTEEN),
     "janus": Reading(  # a square; the model draws, too, with another tower
         tower(num_attention_heads=8, patch_size=14, num_image_tokens=16, projection_dim=256)
-        | inside("vq_config", base_channels=32, channel_multiplier=[1, 1], num_patches=4),
+        | inside("vq_config", base_channels=32, channel_multiplier=[1, 1]),
         images={"min_size": 14},
         options={"num_image_tokens": 16},
         side=56,
     ),
     "kimi_k25": Reading(NAMED_HEADS | tower(pos_emb_width=64)),
     "lighton_ocr": Reading(images=PIXTRAL),
-    **dict.fromkeys(
-        ["minicpmv4_6", "minicpmv4_7"], Reading({"insert_layer_id": 0} | tower(insert_layer_id=0))
-    ),
+    **dict.fromkeys(["minicpmv4_6", "minicpmv4_7"], Reading({"insert_layer_id": 0})),
     "minimax_m3_vl": Reading(
         signs=[f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
     ),
     "paddleocr_vl": Reading(NAMED_HEADS),
     "qianfan_ocr": Reading({"image_seq_length": 4}, options={"image_seq_length": 4}),
-    "qwen3_5": Reading(HEADS, processor="Qwen3VLProcessor", parts=QWEN3),
+    "qwen3_5": Reading(HEADS),
     "qwen3_5_moe": Reading(HEADS),
     "qwen3_vl": Reading(DEEP),
-    "qwen3_vl_moe": Reading(DEEP, processor="Qwen3VLProcessor", parts=QWEN3),
+    "qwen3_vl_moe": Reading(DEEP, like="qwen3_vl"),
     "qwen4_exp": Reading(HEADS),
-    "qwen2_5_omni_thinker": Reading(FOURTEEN | STARTS, processor="Qwen2_5OmniProcessor", parts=QWEN | SOUNDS),
-    "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, processor="Qwen3OmniMoeProcessor", parts=QWEN | SOUNDS),
+    "qwen2_5_omni_thinker": Reading(FOURTEEN | STARTS, like="qwen2_5_omni"),
+    "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, like="qwen3_omni_moe"),
     "aria": Reading(
         NAMED_HEADS
         | tower(patch_size=14, image_size=980)
@@ -156,20 +141,12 @@ RECIPES: dict[str, Reading] = {
         side=56,
     ),
     "deepseek_vl_hybrid": Reading(
-        inside("high_res_vision_config", image_size=256, global_attn_indexes=[0]),
+        inside("high_res_vision_config", global_attn_indexes=[0]),
         images={"high_res_size": square(256)["size"]},
         options={"num_image_tokens": 16},
     ),
-    "dots3_note": Reading(
-        tower(adapter_in_dim=96) | {"audio_config.adapter_input_size": 80}, images={"temporal_patch_size": 1}
-    ),
-    "diffusion_gemma": Reading(
-        {"vision_config": GEMMA4},
-        images=SOFT,
-        parts={"image_processor": "Gemma4ImageProcessor", "video_processor": "Gemma4VideoProcessor"}
-        | {"feature_extractor": "Gemma4AudioFeatureExtractor"},
-    ),
-    "kosmos-2.5": Reading(processor="Kosmos2_5Processor"),
+    "dots3_note": Reading({"audio_config.adapter_input_size": 80}, images={"temporal_patch_size": 1}),
+    "diffusion_gemma": Reading({"vision_config": GEMMA4}, images=SOFT, like="gemma4"),
     "got_ocr2": Reading(side=1024),
     "granite4_vision": Reading(
         tower(hidden_size=64, num_attention_heads=4, patch_size=14)
@@ -181,14 +158,14 @@ RECIPES: dict[str, Reading] = {
         side=56,
     ),
     **dict.fromkeys(["inkling2", "inkling_mm_model"], Reading(images=square(40))),
-    "mistral3": Reading(images=PIXTRAL, options={"patch_size": 14, "spatial_merge_size": 2}),
-    "mistral_large4": Reading(images=PIXTRAL, options={"spatial_merge_size": 2}),
+    **dict.fromkeys(
+        ["mistral3", "mistral_large4"], Reading(images=PIXTRAL, options={"spatial_merge_size": 2})
+    ),
     "t5gemma2": Reading(
         inside("encoder.vision_config", image_size=56, patch_size=14) | {"encoder.mm_tokens_per_image": 4},
         options={"image_seq_length": 4},
         ids=dict.fromkeys(["image_token_index", "encoder.image_token_id"], "<image_token>")
         | {"eoi_token_index": "<eoi_token>"},
-        side=56,
     ),
     "molmo2": Reading(
         inside("adapter_config", vision_feature_layer=[1, 0], text_hidden_size=256)
@@ -200,7 +177,7 @@ RECIPES: dict[str, Reading] = {
     ),
     "gemma4_unified": Reading({"vision_config": UNIFIED}, images=SOFT, videos=SOFT),
     **dict.fromkeys(["muse_glimmer", "muse_spark"], Reading(tower(pos_emb_width=32, num_attention_heads=12))),
-    "nemotron_h_omni": Reading(parts={"feature_extractor": "ParakeetFeatureExtractor"}),
+    "nemotron_h_omni": Reading(like="parakeet_encoder"),
     "pp_formulanet": Reading(tower(output_channels=256, window_size=4)),
     "pp_chart2table": Reading(
         side=1024,
@@ -228,13 +205,11 @@ LEFT = {
 def vision_encoder_decoder(folder: Path) -> str:
     """As TrOCR: patches of a square, and a decoder that looks at them across."""
     words = make_tokenizer()
-    encoder = transformers.ViTConfig(**LAYERS, image_size=56, patch_size=14)
-    decoder = transformers.BertConfig(
-        vocab_size=len(words), is_decoder=True, add_cross_attention=True, **LAYERS
-    )
+    writes = {"vocab_size": len(words), "is_decoder": True, "add_cross_attention": True}
     torch.manual_seed(0)
     model = transformers.VisionEncoderDecoderModel(
-        encoder=transformers.ViTModel(encoder), decoder=transformers.BertLMHeadModel(decoder)
+        encoder=transformers.ViTModel(transformers.ViTConfig(**VISION)),
+        decoder=transformers.BertLMHeadModel(transformers.BertConfig(**writes, **LAYERS)),
     )
     model.config.decoder_start_token_id, model.config.pad_token_id = 2, 1
     images = transformers.ViTImageProcessorPil(size=SQUARE)
@@ -245,9 +220,10 @@ def make_folder(name: str, folder: Path) -> str:
     """The folder of a tiny model of a type, with random weights."""
     if name == "vision-encoder-decoder":
         return vision_encoder_decoder(folder)
-    reading = RECIPES.get(name, Reading())
-    kind = transformers.CONFIG_MAPPING[name]
-    vision = kind().to_dict().get("vision_config") or {}
+    reading, vision = (
+        RECIPES.get(name, Reading()),
+        CONFIG_MAPPING[name]().to_dict().get("vision_config") or {},
+    )
     patch = vision.get("patch_size")
     patch = patch if isinstance(patch, int) else 14
     side = reading.side or 4 * patch
@@ -256,38 +232,36 @@ def make_folder(name: str, folder: Path) -> str:
     name_tokens(config, processor)
     for key, token in reading.ids.items():
         *path, last = key.split(".")
-        setattr(
-            functools.reduce(getattr, path, config), last, processor.tokenizer.convert_tokens_to_ids(token)
-        )
+        part = functools.reduce(getattr, path, config)
+        setattr(part, last, processor.tokenizer.convert_tokens_to_ids(token))
     torch.manual_seed(0)
     return save(folder, transformers.AutoModelForImageTextToText.from_config(config), processor, seed=None)
 
 
-def _classes_of(part: str) -> Any:
-    """The classes of a part of processors, by type; imported late, when torchvision can be."""
-    from transformers.models.auto import feature_extraction_auto as sounds
-    from transformers.models.auto import image_processing_auto as images
-    from transformers.models.auto import video_processing_auto as videos
+PARTS = {"image_processor": "image_processing", "video_processor": "video_processing"}
+PARTS |= {"feature_extractor": "feature_extraction"}
 
-    return {
-        "image_processor": images.IMAGE_PROCESSOR_MAPPING_NAMES,
-        "video_processor": videos.VIDEO_PROCESSOR_MAPPING_NAMES,
-        "feature_extractor": sounds.FEATURE_EXTRACTOR_MAPPING_NAMES,
-    }[part]
+
+def _class_of(part: str, *types: str | None) -> str | None:
+    """The class of a part of the first type that has it; imported late, when torchvision can be."""
+    module = importlib.import_module(f"transformers.models.auto.{PARTS[part]}_auto")
+    mapping = getattr(module, f"{part.upper()}_MAPPING_NAMES")
+    names = next(filter(None, map(mapping.get, types)), None)
+    names = names.get("torchvision") or names.get("pil") if isinstance(names, dict) else names
+    return next(filter(None, names), None) if isinstance(names, (list, tuple)) else names
 
 
 def _make_processor(name: str, reading: Reading, patch: int, side: int) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    kind = getattr(transformers, reading.processor or PROCESSOR_MAPPING_NAMES[name])
-    words = make_words(transformers.CONFIG_MAPPING[name], kind, *reading.signs)
+    names = {"kosmos-2.5": "Kosmos2_5Processor"} | PROCESSOR_MAPPING_NAMES
+    kind = getattr(transformers, names.get(name) or names[reading.like])
+    words = make_words(CONFIG_MAPPING[name], kind, *reading.signs)
     takes = inspect.signature(kind.__init__).parameters
     settings = {"image_processor": reading.images, "video_processor": reading.videos}
     parts = {
-        part: _make_part(
-            reading.parts.get(part) or _first(_classes_of(part).get(name)), settings.get(part), patch, side
-        )
-        for part in ("image_processor", "video_processor", "feature_extractor")
+        part: _make_part(_class_of(part, name, reading.like), settings.get(part), patch, side)
+        for part in PARTS
         if part in takes
     }
     sizes = {"patch_size": patch} if "patch_size" in takes else {}
@@ -300,10 +274,9 @@ def _make_part(name: str | None, settings: Mapping[str, Any] | None, patch: int,
     kind = getattr(transformers, name)
     if settings is None:
         return kind()
+    sizes = ("size", "crop_size", "tile_size", "scale_resolution")
     small: dict[str, Any] = {
-        key: _small(getattr(kind, key), side)
-        for key in ("size", "crop_size", "tile_size", "scale_resolution")
-        if getattr(kind, key, None)
+        key: _small(getattr(kind, key), side) for key in sizes if getattr(kind, key, None)
     }
     if isinstance(getattr(kind, "patch_size", None), int):
         small["patch_size"] = patch
@@ -332,8 +305,3 @@ def _make_config(name: str, reading: Reading, vision: Mapping[str, Any], side: i
             if hasattr(text, "hidden_size") and hasattr(getattr(config, tower, None), wide):
                 setattr(getattr(config, tower), wide, text.hidden_size)
     return config
-
-
-def _first(names: Any) -> str | None:
-    names = names.get("torchvision") or names.get("pil") if isinstance(names, dict) else names
-    return next(filter(None, names), None) if isinstance(names, (list, tuple)) else names

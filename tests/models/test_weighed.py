@@ -1,6 +1,7 @@
 """Weights that are weighed by what they move, against NumPy, zeroed values, and on a trained model."""
 
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,6 @@ from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.reader import ModuleModel
 from attnscope.models.weighed import weigh_model
-from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL, OTHERS, random_family
@@ -26,20 +26,43 @@ from tests.models.folders import Calls, minilm
 TEXT = "The cat sat on the mat because it was tired."
 
 
-def test_norm_is_the_length_of_each_vector_as_a_share_of_its_row():
-    model, raw, shown = load("own"), Calls(), Calls()
+class _Attend(nn.Module):
+    """Attention that nothing projects."""
+
+    def forward(self, x):
+        split = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(split, split, split).transpose(1, 2).flatten(2)
+
+
+def _bare(*more):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(20000, 8), _Attend(), *more)
+    return ModuleModel("bare", module, load("own").reader, None)
+
+
+@pytest.mark.parametrize("name", ["own", "bare"])
+def test_norm_is_the_length_of_each_vector_or_of_the_value_alone_as_a_share_of_its_row(name):
+    model, raw, shown = load("own") if name == "own" else _bare(), Calls(), Calls()
     prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
+    assert any(note.startswith("weighed: a cell is the share") for note in weighed.notes)
     model.run(prepared, [raw])
     weighed.run(prepared, [shown])
+    title = "weighed by norm" + (", without output projection" if name == "bare" else "")
+    assert weighed.title.endswith(title)
     modules = (m for m in model.module.modules() if hasattr(m, "out_proj"))
     projections = [m.out_proj.weight.detach().numpy().T.reshape(8, 24, 192) for m in modules]
+    projections = projections or [np.stack([np.eye(4)] * 2)]
     for (_, weights, values), projection, (_, rows, _) in zip(raw.seen, projections, shown.seen, strict=True):
         vectors = np.einsum("bhij,bhjs,hsw->bhijw", weights, values, projection)
         norms = np.linalg.norm(vectors, axis=-1)
         np.testing.assert_allclose(rows, norms / norms.sum(-1, keepdims=True), atol=1e-6)
-    seen = one_head(weighed, prepared, "L0H1").heatmap
-    assert "weighed by norm" in seen.title
-    assert any(note.startswith("weighed: a cell is the share") for note in seen.notes)
+
+
+def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
+    model = weigh_model(_bare(nn.Linear(8, 8), _Attend()), "norm")
+    record = model.run(model.prepare(TEXT), [])
+    assert model.title.endswith("weighed by norm, without output projection in some layers")
+    assert any("no output projection was found in layer 3" in note for note in record.notes)
 
 
 def _sum_of_states(output):
@@ -113,38 +136,6 @@ def test_in_a_trained_model_special_tokens_weigh_little_by_norm_and_a_token_stay
             means[one.weigh, name] = np.mean([head.figures[name].value for head in heads])
     assert means["norm", "special"] < means["raw", "special"] / 3
     assert means["norm-residual", "self"] > 0.4 > 2 * means["norm", "self"]
-
-
-class _Attend(nn.Module):
-    """Attention that nothing projects."""
-
-    def forward(self, x):
-        split = x.unflatten(-1, (2, 4)).transpose(1, 2)
-        return nn.functional.scaled_dot_product_attention(split, split, split).transpose(1, 2).flatten(2)
-
-
-def _bare(*more):
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Embedding(20000, 8), _Attend(), *more)
-    return ModuleModel("bare", module, load("own").reader, None)
-
-
-def test_without_an_output_projection_the_value_alone_is_measured_and_the_title_says_so():
-    model, raw, shown = _bare(), Calls(), Calls()
-    prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
-    model.run(prepared, [raw])
-    weighed.run(prepared, [shown])
-    assert weighed.title.endswith("weighed by norm, without output projection")
-    weights, values = (each.numpy() for each in raw.seen[0][1:])
-    norms = weights * np.linalg.norm(values, axis=-1)[:, :, None]
-    np.testing.assert_allclose(shown.seen[0][1], norms / norms.sum(-1, keepdims=True), atol=1e-6)
-
-
-def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
-    model = weigh_model(_bare(nn.Linear(8, 8), _Attend()), "norm")
-    record = model.run(model.prepare(TEXT), [])
-    assert model.title.endswith("weighed by norm, without output projection in some layers")
-    assert any("no output projection was found in layer 3" in note for note in record.notes)
 
 
 def test_where_no_values_were_seen_a_sentence_says_so():
@@ -239,14 +230,11 @@ def _states(module, pattern, run, given):
         state = (args or tuple(kwargs.values()))[0] if given else output
         seen.append((one, state.detach().double().numpy()))
 
-    hooks = [
-        each.register_forward_hook(hook, with_kwargs=True)
-        for path, each in module.named_modules()
-        if re.fullmatch(pattern, path)
-    ]
-    run()
-    for each in hooks:
-        each.remove()
+    with ExitStack() as hooks:
+        for path, each in module.named_modules():
+            if re.fullmatch(pattern, path):
+                hooks.enter_context(each.register_forward_hook(hook, with_kwargs=True))
+        run()
     return seen
 
 

@@ -1,5 +1,7 @@
 """Tiny Hugging Face model folders with real tokenizers, made from nothing."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -67,6 +69,19 @@ def gpt2(folder: Path, **changes) -> str:
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": len(wrapped)}
     return save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
+
+
+def changed(place: Path, file: str = "config.json", **changes) -> Path:
+    """A folder of that causal model, or one that is there, with one of its JSON files changed."""
+    if not place.exists():
+        honest = place.parent / "honest"
+        if not honest.exists():
+            gpt2(honest)
+        shutil.copytree(honest, place)
+    path = place / file
+    settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(settings | changes), "utf-8")
+    return place
 
 
 CHAT = (

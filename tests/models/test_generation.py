@@ -63,27 +63,21 @@ def ids_of(tokens):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_steps_are_the_models_own_attention_over_the_whole_text(folder_of, writer_of, name):
+def test_steps_are_the_models_own_attention_over_the_whole_text_and_greedy_ones_the_likeliest(
+    folder_of, writer_of, name
+):
     model = writer_of(name)
     prompt = model.prepare(TEXT)
-    text = model.generate(prompt, 9)
-    assert len(text.tokens) == len(prompt.tokens) + 9
+    text, start = model.generate(prompt, 9), len(prompt.tokens)
+    ids = torch.tensor([ids_of(text.tokens)])
+    assert len(text.tokens) == start + 9
+    assert text.notes[-1].startswith(f"generated 9 tokens, greedy, from token {start} on: ")
     assert text.replay is not None
-    theirs = eager(folder_of(name), input_ids=torch.tensor([ids_of(text.tokens)]))
+    theirs = eager(folder_of(name), transformers.AutoModelForCausalLM, input_ids=ids)
+    assert theirs.logits[0, start - 1 : -1].argmax(-1).tolist() == ids[0, start:].tolist()
     for kept in eager_maps(model, text, theirs, 4):
         assert kept.site.kind == "decoder"
         assert kept.queries == kept.keys == text.tokens
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_greedy_is_the_likeliest_token_of_every_plain_pass(folder_of, writer_of, name):
-    model = writer_of(name)
-    prompt = model.prepare(TEXT)
-    text, start = model.generate(prompt, 6), len(prompt.tokens)
-    ids = torch.tensor([ids_of(text.tokens)])
-    logits = eager(folder_of(name), transformers.AutoModelForCausalLM, input_ids=ids).logits[0]
-    assert logits[start - 1 : -1].argmax(-1).tolist() == ids[0, start:].tolist()
-    assert text.notes[-1].startswith(f"generated 6 tokens, greedy, from token {start} on: ")
 
 
 def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(writer_of):

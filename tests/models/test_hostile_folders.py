@@ -8,7 +8,7 @@ import pytest
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models import foreign, load
 from attnscope.network import PRETRAINED
-from tests.models.hostile import folder
+from tests.models.folders import changed
 
 TEXT = "The cat sat on the mat because it was tired, and the dog was not tired at all."
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -66,7 +66,7 @@ pytestmark = pytest.mark.usefixtures("little_memory")
 def honest(tmp_path_factory):
     """An honest folder is read once: what that imports takes time and memory."""
     place = tmp_path_factory.mktemp("made") / "model"
-    load(folder(place, "tokenizer_config.json", chat_template="{{ messages }}")).prepare_chat(TEXT)
+    load(changed(place, "tokenizer_config.json", chat_template="{{ messages }}")).prepare_chat(TEXT)
 
 
 def require_sentence(place, said, read="prepare"):
@@ -86,13 +86,13 @@ def require_sentence(place, said, read="prepare"):
 @pytest.mark.parametrize("name", CHATS)
 def test_a_chat_template_takes_neither_all_time_nor_all_memory(name, tmp_path):
     template, said = CHATS[name]
-    made = folder(tmp_path / "model", "tokenizer_config.json", chat_template=template)
+    made = changed(tmp_path / "model", "tokenizer_config.json", chat_template=template)
     require_sentence(made, said, "prepare_chat")
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "additional_chat_templates/default.jinja"])
 def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
-    path = folder(tmp_path / "model") / file
+    path = changed(tmp_path / "model") / file
     path.parent.mkdir(exist_ok=True)
     path.write_text("{{ 'a' * 10**10 }}")
     require_sentence(tmp_path / "model", TOO_MUCH, "prepare_chat")
@@ -103,7 +103,7 @@ def test_a_config_whose_numbers_exceed_the_memory_is_refused_before_anything_is_
     name, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
-    require_sentence(folder(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
+    require_sentence(changed(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
 
 
 MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]], "num_layers": 2}
@@ -111,11 +111,11 @@ MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9
 
 @pytest.mark.parametrize("changes", [MANY, {"n_inner": 10**9}], ids=["attention_types", "inner width"])
 def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
-    require_sentence(folder(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
+    require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
 
 def test_a_field_of_the_wrong_type_is_refused_with_the_reason(tmp_path):
-    place = folder(tmp_path / "model", initializer_range="wide")
+    place = changed(tmp_path / "model", initializer_range="wide")
     require_sentence(place, "field 'initializer_range': TypeError: Field 'initializer_range' expected float")
 
 
@@ -123,7 +123,7 @@ def test_a_field_of_the_wrong_type_is_refused_with_the_reason(tmp_path):
 @pytest.mark.parametrize("name", ODD)
 def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path):
     place = tmp_path / "model"
-    shutil.copytree(PRETRAINED / "own", place) if own else folder(place)
+    shutil.copytree(PRETRAINED / "own", place) if own else changed(place)
     (place / "config.json").unlink()
     put, said = ODD[name]
     put(place / "config.json")
@@ -136,7 +136,7 @@ def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path)
 )
 def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said, tmp_path):
     place = tmp_path / "model"
-    shutil.copytree(PRETRAINED / "own", place) if own else folder(place)
+    shutil.copytree(PRETRAINED / "own", place) if own else changed(place)
     (place / "tokenizer.json").unlink()
     put(place / "tokenizer.json")
     require_sentence(place, said)

@@ -1,14 +1,16 @@
 """A folder chooses no code and no network: what names a repository is refused, and nothing gets out."""
 
+import json
 import shutil
+import sys
 
 import pytest
 import transformers
 
-from attnscope.errors import ModelError
+from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models import load
-from tests.models.folders import gpt2
-from tests.models.hostile import folder, verdicts
+from tests.models.folders import changed, gpt2
+from tests.tools.survey import in_a_fork
 
 KERNEL = "someone/kernel"
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
@@ -58,14 +60,40 @@ KEPT_IN = [  # what names nothing of that kind, and must reach nothing either
 ]
 
 
+def attempt(places):
+    """Load each folder and read a text, where no audit hook can be taken away: the sentence of each, and what
+    connection, program or file of code in it was tried."""
+    found = []
+
+    def watch(event, arguments):
+        if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec"):
+            found[-1]["tried"].append(f"{event} {arguments!r}")
+        ran = str(getattr(arguments[0], "co_filename", "")) if event == "exec" else ""
+        if ran.startswith(str(places[0].parent)):
+            found[-1]["tried"].append(f"ran {ran}")
+
+    sys.addaudithook(watch)
+    for place in places:
+        found.append({"sentence": None, "tried": []})
+        try:
+            load(place).prepare("The cat sat.")
+        except AttnscopeError as error:
+            found[-1]["sentence"] = str(error)
+        except BaseException as error:  # such as planted code's own exit
+            found[-1]["tried"].append(repr(error))
+    return json.dumps(found)
+
+
 @pytest.mark.usefixtures("unlisted")
 def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(tmp_path):
-    load(str(folder(tmp_path / "plain"))).prepare("The cat sat.")  # what that imports counts for no folder
+    load(changed(tmp_path / "plain")).prepare("The cat sat.")  # what that imports counts for no folder
     cases = [*REFUSED, *KEPT_IN]
-    places = [folder(tmp_path / f"{number:02}", case[0], **case[1]) for number, case in enumerate(cases)]
+    places = [changed(tmp_path / f"{number:02}", case[0], **case[1]) for number, case in enumerate(cases)]
     for place in places:
         (place / "planted.py").write_text("raise SystemExit('planted code ran')\n")
-    for (file, changes, *fields), outcome in zip(cases, verdicts(places), strict=True):
+    said, status = in_a_fork(lambda: attempt(places), 60, 16 << 30)
+    assert status == 0
+    for (file, changes, *fields), outcome in zip(cases, json.loads(said), strict=True):
         assert [what for what in outcome["tried"] if not (what.startswith("socket") and not fields)] == []
         for field in fields:
             sentence = outcome["sentence"]
@@ -77,20 +105,20 @@ def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(t
 
 def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_path):
     """A field that nobody thought of reaches the closed network, and that says so."""
-    made = folder(tmp_path / "m", model_type="dpt", backbone="owner-less", use_timm_backbone=False)
+    made = changed(tmp_path / "m", model_type="dpt", backbone="owner-less", use_timm_backbone=False)
     said = r"chooses no network .*, and huggingface\.co was asked for|cannot be"
     with pytest.raises(ModelError, match=said):
         load(made)
 
 
 def test_a_folder_that_only_tells_where_it_came_from_loads(tmp_path):
-    made = folder(tmp_path / "m", _name_or_path="someone/else", id2label={"0": "yes/no"})
-    folder(made, TOKENIZER, name_or_path="someone/else")
+    made = changed(tmp_path / "m", _name_or_path="someone/else", id2label={"0": "yes/no"})
+    changed(made, TOKENIZER, name_or_path="someone/else")
     assert load(made).prepare("The cat").tokens
 
 
 def test_trust_lets_the_library_decide(tmp_path):
-    made = folder(tmp_path / "m", base_model="someone/base")
+    made = changed(tmp_path / "m", base_model="someone/base")
     with pytest.raises(ModelError, match="names 'someone/base'"):
         load(made)
     assert load(made, trust_remote_code=True).prepare("The cat").tokens
@@ -120,6 +148,6 @@ OUTSIDE = ("../elsewhere.safetensors", "/dev/zero", "a/b.safetensors", 7, None)
 )
 def test_an_index_of_weights_stays_in_its_folder(change, sentence, in_parts, tmp_path):
     place = shutil.copytree(in_parts.parent, tmp_path / "model")
-    folder(place, in_parts.name, **change)
+    changed(place, in_parts.name, **change)
     with pytest.raises(ModelError, match=f"index.json,? {sentence}"):
         load(place)

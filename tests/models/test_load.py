@@ -15,8 +15,7 @@ from attnscope.models import load
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.inputs import Limit
 from attnscope.network import Encoder, EncoderConfig, load_encoder, save_encoder
-from tests.models.folders import gpt2, minilm, t5
-from tests.models.hostile import folder
+from tests.models.folders import changed, gpt2, minilm, t5
 from tests.questions.intervention.shapes import saved
 
 
@@ -170,7 +169,7 @@ def test_pickled_weights_are_refused_unless_asked_for(copied):
 
 def test_code_in_a_folder_does_not_run_unless_asked_for(tmp_path):
     auto = {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}
-    place = folder(tmp_path / "model", model_type="planted", auto_map=auto)
+    place = changed(tmp_path / "model", model_type="planted", auto_map=auto)
     (place / "planted.py").write_text("import sys\nsys.planted_code_ran = True\nraise SystemExit(9)\n")
     with pytest.raises(ModelError, match="carries code of its own: read it, then pass --trust-remote-code"):
         load(place)

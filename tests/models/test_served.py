@@ -134,12 +134,6 @@ def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
     assert [token.id for token in found.prepared.tokens] == IDS[1]
 
 
-def test_queries_of_a_cached_pass_are_the_last_rows(served, parts):
-    folder, texts = served
-    parts = {(layer, part): array[-3:] if part == "q" else array for (layer, part), array in parts.items()}
-    require_rows(opened(folder, parts), "L2H1", texts[0][2][2][1][-3:])
-
-
 def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
     folder, texts = served
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
@@ -243,11 +237,6 @@ def test_names_of_requests_may_hold_numbers(served, tmp_path):
         require_all(open_file(tmp_path / "qk.safetensors", None, str(folder), number), weights)
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        open_file(tmp_path / "qk.safetensors")
-
-
 def test_requests_may_have_more_keys_than_queries(served):
     folder, texts = served
     laid = [after for _, after, _ in texts]
@@ -268,8 +257,10 @@ def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path)
     assert any("layout token head size" in note for note in notes)
 
 
-def test_widths_need_the_heads(served, tmp_path):
+def test_widths_need_the_heads_and_a_file_that_is_not_there_is_said_to_be_missing(served, tmp_path):
     _, texts = served
+    with pytest.raises(InputError, match="no such file"):
+        open_file(tmp_path / "qk.safetensors")
     parts = lay_out(texts[0][1], "token width")
     with pytest.raises(InputError, match="name the model"):
         opened(tmp_path, parts)

@@ -19,7 +19,7 @@ from attnscope.models.huggingface.sounds import find_frames
 from attnscope.models.inputs import SoundPart
 from attnscope.storage import sound as reading
 from attnscope.storage.sound import Sound, read_sound
-from tests.models import folders, hostile, speech
+from tests.models import folders, speech
 from tests.models.folders import eager, eager_maps, made_once, maps
 from tests.tools import sounds
 
@@ -204,9 +204,7 @@ def no_sounds(folder: Path):
     yield "missing.wav", None, "no such file"
     yield "nothing.wav", b"", "is empty"
     yield "text.wav", b"The cat sat on the mat.", "is not a WAV or FLAC file"
-    yield "vorbis.wav", b"OggS" + bytes(60), "is not a WAV or FLAC file"
     yield "header.wav", wave[:44], "has no samples"
-    yield "half.wav", wave[:20], "cannot be read as sound"
     yield "half.flac", flac[:20], "cannot be read as sound"
     yield "fast.wav", wave[:24] + struct.pack("<I", 2**31 - 1) + wave[28:], "samples a second"
     yield "many.wav", wave[:22] + struct.pack("<H", 999) + wave[24:], "many.wav"
@@ -229,8 +227,8 @@ def no_sounds(folder: Path):
 def test_a_feature_extractor_that_does_not_fit_ends_in_a_sentence(
     folder_of, tmp_path, tone, name, changes, sentence
 ):
-    place = Path(shutil.copytree(folder_of(name), tmp_path / "model"))
-    model = load(str(hostile.folder(place, "preprocessor_config.json", **changes)), generative=True)
+    place = shutil.copytree(folder_of(name), tmp_path / "model")
+    model = load(folders.changed(place, "preprocessor_config.json", **changes), generative=True)
     with pytest.raises(AttnscopeError, match=sentence):
         model.prepare_audio(tone, "the cat" if name == "whisper" else None)
 

@@ -16,8 +16,7 @@ from attnscope.models import load
 from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import tokens_of, tokens_of_ids, tokens_of_spellings, without_marks
 from tests.capture.observing import Keep
-from tests.models.folders import LINES, gpt2, made_once, minilm, t5
-from tests.models.hostile import folder
+from tests.models.folders import LINES, changed, gpt2, made_once, minilm, t5
 
 WORDPIECE, BYTE_LEVEL, SENTENCEPIECE = (lambda folder: minilm()), gpt2, t5
 
@@ -245,7 +244,7 @@ def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
 
 def test_what_stands_for_unknown_words_is_in_the_vocabulary(tmp_path):
     t5(tmp_path / "t5")
-    model = load(folder(tmp_path / "t5", "tokenizer_config.json", unk_token=""))
+    model = load(changed(tmp_path / "t5", "tokenizer_config.json", unk_token=""))
     with pytest.raises(ModelError, match=r"^the tokenizer of [^ ]* lacks '', its token for unknown words"):
         model.prepare("The cat sat.")
 
@@ -254,7 +253,7 @@ def test_what_stands_for_unknown_words_is_in_the_vocabulary(tmp_path):
 def test_a_decoder_begins_with_a_token(number, tmp_path):
     t5(tmp_path / "t5")
     with pytest.raises(ModelError):
-        load(folder(tmp_path / "t5", decoder_start_token_id=number)).prepare("The cat sat.")
+        load(changed(tmp_path / "t5", decoder_start_token_id=number)).prepare("The cat sat.")
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1]])

@@ -13,7 +13,7 @@ from torch import nn
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import _patch_grid, open_image
-from tests.models import folders, hostile, images
+from tests.models import folders, images
 from tests.models.folders import eager, eager_maps, made_once, maps
 
 
@@ -175,7 +175,8 @@ def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
 
 @pytest.mark.parametrize("size", [100_000, 10**9])
 def test_a_folder_that_asks_for_a_huge_image_is_refused(size, tmp_path, little_memory):
-    folder = images.vision(tmp_path / "vit", "vit")
-    hostile.folder(tmp_path / "vit", "preprocessor_config.json", size={"height": size, "width": size})
+    images.vision(tmp_path / "vit", "vit")
+    huge = {"size": {"height": size, "width": size}}
+    folder = folders.changed(tmp_path / "vit", "preprocessor_config.json", **huge)
     with pytest.raises(AttnscopeError, match=r"asked for more memory than there is"):
         load(folder).prepare_image(images.picture(tmp_path / "a.png"))

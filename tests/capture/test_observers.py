@@ -35,30 +35,21 @@ class Counting(HeldRows):
         return super().rows(start, stop, heads)
 
 
-def held(weights, mask=None):
-    """An attention of weights that exist."""
-    batch, heads, queries, keys = weights.shape
-    shape = batch, heads, heads, range(queries), range(keys), 0, weights.dtype
+def attention(queries=11, keys=13):
+    """A call whose mask is causal and leaves nothing open to one query; closed keys have weights as well."""
+    weights = torch.randn(2, 3, queries, keys, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
+    mask[..., 8, :] = False
+    shape = 2, 3, 3, range(queries), range(keys), 0, weights.dtype
     return Attention(Site("layers.0", 0, "encoder", 0), "kernel", "eager", *shape, Counting(weights, mask))
 
 
-def random_attention(queries=11, keys=13):
-    """A random causal attention, its weights and its mask."""
-    scores = torch.randn(2, 3, queries, keys, generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
-    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
-    return held(weights, mask), weights, mask.expand(2, 3, -1, -1)
-
-
-def attention(size=24, heads=3):
-    noise = torch.Generator().manual_seed(0)
-    return held(torch.randn(1, heads, size, size, generator=noise).softmax(-1))
-
-
 def seen_by(observer, attention):
-    """What an observer makes of one call."""
+    """What an observer makes of one call, the weights of its open keys, and which are open."""
     observer.observe(attention)
-    return observer.maps
+    (made,) = observer.maps
+    mask = attention.read.open_keys.expand_as(attention.read.weights)
+    return made, attention.read.weights * mask, mask
 
 
 def as_it_is(size: int) -> Coarsening:
@@ -71,17 +62,19 @@ KEYS = group_places(places(PIECES), words=True, hide_special=True)
 
 
 @pytest.mark.parametrize("block", [1, 200, 1 << 23])
-@pytest.mark.parametrize("queries", [as_it_is(11), ROWS, ROWS.only(2)], ids=["as they are", "blocks", "one"])
+@pytest.mark.parametrize("queries", [as_it_is(11), ROWS, ROWS.only(2), as_it_is(11).only(6)])
 @pytest.mark.parametrize("keys", [as_it_is(13), KEYS, KEYS.only(1)], ids=["as they are", "words", "one"])
 def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, queries, keys):
     monkeypatch.setattr(observers, "BLOCK", block)
-    attention, weights, allowed = random_attention()
-    (made,) = seen_by(Coarsen(lambda _: (queries, keys)), attention)
+    seen = attention()
+    made, weights, opened = seen_by(Coarsen(lambda _: (queries, keys)), seen)
     down, across = queries.averaging(), keys.summing()
     left = torch.eye(11) if down is None else torch.from_numpy(down)
     right = torch.eye(13) if across is None else torch.from_numpy(across)
     assert torch.allclose(made.values, left @ weights @ right.T, atol=1e-6)
-    assert (made.open == (left @ allowed.float() @ right.T > 0)).all()
+    assert (made.open == (left @ opened.float() @ right.T > 0)).all()
+    read = [row for start, stop in seen.read.read for row in range(start, stop)]
+    assert read == left.any(0).nonzero()[:, 0].tolist()  # and no row that is in none of its blocks
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
@@ -89,8 +82,7 @@ def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, 
 @pytest.mark.parametrize("block", [1, 1 << 24])
 def test_a_cell_is_the_mean_or_maximum_of_its_open_pairs(how, count, block, monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", block)
-    attention, weights, mask = random_attention()
-    (made,) = seen_by(WHOLE.coarsen(count, even=True, how=how), attention)
+    made, weights, mask = seen_by(WHOLE.coarsen(count, even=True, how=how), attention())
     assert made.values.shape == (2, 3, count, count)
     weights = weights.masked_fill(~mask, torch.nan)
     for r, rows in enumerate(starmap(slice, pairwise(edges(11, count)))):
@@ -101,39 +93,23 @@ def test_a_cell_is_the_mean_or_maximum_of_its_open_pairs(how, count, block, monk
             torch.testing.assert_close(made.values[..., r, c], expected.nan_to_num())
 
 
-def test_the_rows_of_one_place_alone_are_read():
-    attention, weights, _ = random_attention()
-    (made,) = seen_by(Coarsen(lambda _: (as_it_is(11).only(6), as_it_is(13))), attention)
-    assert attention.read.read == [(6, 7)]
-    assert torch.equal(made.values, weights[:, :, 6:7])
-
-
 def test_weights_that_are_no_numbers_count_as_nothing_and_are_counted():
-    attention, weights, _ = random_attention()
-    weights[0, 1, 4, 2] = torch.nan
-    weights[1, 2, 5, 0] = torch.inf
-    (made,) = seen_by(Coarsen(lambda _: (as_it_is(11), as_it_is(13))), attention)
-    (sampled,) = seen_by(Sample(lambda _: Rows([[4], [5]])), attention)
+    seen = attention()
+    seen.read.weights[0, 1, 4, 2] = torch.nan
+    seen.read.weights[1, 2, 5, 0] = torch.inf
+    made, *_ = seen_by(Coarsen(lambda _: (as_it_is(11), as_it_is(13))), seen)
+    sampled, *_ = seen_by(Sample(lambda _: Rows([[4], [5]])), seen)
     assert made.broken == sampled.broken == 2
     assert sampled.values.isfinite().all()
     assert made.values[0, 1, 4, 2] == 0
-    assert not made.open[0, 1, 4, 2]
-    assert made.open[0, 0, 4, 2]
-
-
-def test_an_even_row_that_sees_nothing_is_masked_and_zero():
-    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    mask[..., 2:, :] = False
-    (made,) = seen_by(WHOLE.coarsen(2, even=True), held(torch.full((1, 1, 4, 4), 0.25), mask))
-    assert made.open.tolist() == [[[[True, True], [False, False]]]]
-    assert made.values[0, 0, 1].tolist() == [0.0, 0.0]
+    assert made.open[0, :2, 4, 2].tolist() == [True, False]
 
 
 NOTHING = {
     "coarse": lambda: Coarsen(lambda _: None),
     "sampled": lambda: Sample(lambda _: None),
     "shared": lambda: SharedRows([Sample(lambda _: None), Coarsen(lambda _: None)]),
-    "shared of no head": lambda: SharedRows([WHOLE.coarsen(24, even=True)], lambda site, count: None),
+    "shared of no head": lambda: SharedRows([WHOLE.coarsen(11, even=True)], lambda site, count: None),
 }
 
 
@@ -145,33 +121,32 @@ def test_nothing_is_read_or_kept_of_a_call_that_nobody_asked_for(made):
     assert not any(each.maps for each in getattr(observer, "observers", [observer]))
 
 
-def test_the_rows_that_are_named_are_kept_and_none_far_from_them_is_read():
-    seen = attention()
-    (kept,) = seen_by(Sample(lambda _: Rows([[1], [2], [7], [23]])), seen)
-    assert torch.equal(kept.values, seen.read.weights[:, :, [1, 2, 7, 23]])
-    assert seen.read.read == [(1, 8), (23, 24)]
+ACROSS = np.zeros((2, 24), np.float32)
+ACROSS[0, :5] = ACROSS[1, 7:9] = 1
+SAMPLES = [  # rows that are averaged, keys that are added up, and the rows that are read
+    ([[1], [2], [7], [23]], None, [(1, 8), (23, 24)]),
+    ([[0, 3], [5]], ACROSS, [(0, 6)]),
+]
 
 
-def test_rows_are_averaged_and_keys_added_up():
-    seen = attention()
-    across = np.zeros((2, 24), np.float32)
-    across[0, :5] = across[1, 7:9] = 1
-    (kept,) = seen_by(Sample(lambda _: Rows([[0, 3], [5]], across)), seen)
-    weights = seen.read.weights[0, 2]
-    expected = torch.stack([(weights[0] + weights[3]) / 2, weights[5]])
-    expected = torch.stack([expected[:, :5].sum(-1), expected[:, 7:9].sum(-1)], -1)
-    assert torch.allclose(kept.values[0, 2], expected, atol=1e-6)
+@pytest.mark.parametrize(("rows", "across", "read"), SAMPLES)
+def test_rows_that_are_named_are_kept_and_none_far_from_them_is_read(rows, across, read):
+    seen = attention(24, 24)
+    kept, weights, _ = seen_by(Sample(lambda _: Rows(rows, across)), seen)
+    expected = torch.stack([weights[:, :, some].mean(2) for some in rows], 2)
+    expected = expected if across is None else expected @ torch.from_numpy(across).T
+    assert torch.allclose(kept.values, expected, atol=1e-6)
+    assert seen.read.read == read
 
 
 def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
-    monkeypatch.setattr(observers, "BLOCK", 3 * 24 * 5)
-    seen = attention()
+    monkeypatch.setattr(observers, "BLOCK", 6 * 24 * 5)
+    seen = attention(24, 24)
     coarsen, sample = WHOLE.coarsen(7, even=True), Sample(lambda _: Rows([[1], [22]]))
     SharedRows([coarsen, sample]).observe(seen)
     assert seen.read.read == [(0, 5), (5, 10), (10, 15), (15, 20), (20, 24)]
-    (alone,) = seen_by(WHOLE.coarsen(7, even=True), attention())
-    assert torch.allclose(coarsen.maps[0].values, alone.values, atol=1e-7)
-    assert torch.equal(sample.maps[0].values, seen.read.weights[:, :, [1, 22]])
+    for shared, alone in ((coarsen, WHOLE.coarsen(7, even=True)), (sample, Sample(sample.choose))):
+        assert torch.allclose(shared.maps[0].values, seen_by(alone, seen)[0].values, atol=1e-7)
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("cpu", 10), ("cuda", 1 << 13), ("mps", 10)])
@@ -183,10 +158,10 @@ def test_a_gpu_reads_as_many_rows_at_a_time_as_a_thousandth_of_its_bytes_has_wei
 
 
 def test_heads_that_are_not_meant_are_not_computed():
-    seen = attention()
-    coarsen = WHOLE.coarsen(24, even=True)
+    seen, coarsen = attention(), Coarsen(lambda _: (as_it_is(11), as_it_is(13)))
     SharedRows([coarsen], lambda site, count: [2, 0]).observe(seen)
-    assert torch.equal(coarsen.maps[0].values, seen.read.weights[:, [2, 0]])
+    mask = seen.read.open_keys
+    assert torch.equal(coarsen.maps[0].values, seen.read.weights[:, [2, 0]] * mask)
 
 
 TEXT = "The cat sat on the mat because it was tired."

@@ -1,6 +1,6 @@
 """Torch's fused encoder layers stay fused while they are watched, and their attention is seen and proved."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,10 +17,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensor
 BATCH, LENGTH, SIZE, HEADS = 3, 6, 16, 4
 
 
-def encoder(norm_first=False, layers=2, nested=True, **options):
+class Own(nn.TransformerEncoder):
+    """A class of one's own that calls the fast path."""
+
+    def forward(self, x, **given):
+        return super().forward(x, **given)
+
+
+def encoder(made=nn.TransformerEncoder, norm_first=False, nested=True, **options):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(SIZE, HEADS, 32, batch_first=True, norm_first=norm_first, **options)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=nested and not norm_first).eval()
+    return made(layer, 2, enable_nested_tensor=nested and not norm_first).eval()
 
 
 def padding(*lengths):
@@ -47,22 +54,14 @@ def same(model, *given, **options):
 
 
 def by_hand(model, x, closed=None):
-    """The weights of every layer, each run by its plain path.  -> [[batch, head, query, key]]"""
+    """The weights of every layer by its plain path, which gradients need.  -> [[batch, head, query, key]]"""
     seen = []
-    with torch.no_grad(), plain_path():
-        for layer in model.layers:
-            states = layer.norm1(x) if layer.norm_first else x
-            options = {"key_padding_mask": closed, "average_attn_weights": False}
-            seen.append(layer.self_attn(states, states, states, **options)[1])
-            x = layer(x, src_key_padding_mask=closed)
+    for layer in model.layers:
+        states = layer.norm1(x) if layer.norm_first else x
+        options = {"key_padding_mask": closed, "average_attn_weights": False}
+        seen.append(layer.self_attn(states, states, states, **options)[1])
+        x = layer(x, src_key_padding_mask=closed)
     return seen
-
-
-@contextmanager
-def plain_path():
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(True)
 
 
 X = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(1))
@@ -71,7 +70,7 @@ X = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("activation", ["relu", "gelu", nn.functional.silu], ids=["relu", "gelu", "its own"])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_an_encoder_without_padding(norm_first, activation):
-    model = encoder(norm_first, activation=activation)
+    model = encoder(norm_first=norm_first, activation=activation)
     record, maps = watched(model, X)
     assert [site.site.name for site in record.sites] == ["layers.0.self_attn", "layers.1.self_attn"]
     assert [site.site.kind for site in record.sites] == ["encoder"] * 2
@@ -82,30 +81,32 @@ def test_an_encoder_without_padding(norm_first, activation):
         torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("lengths", [(6, 4, 2), (4, 3, 1), (5, 5, 5)], ids=str)
+CLOSED = [padding(6, 4, 2), padding(4, 3, 1), padding(5, 5, 5), padding(6, 4, 2).flip(1)]
+
+
+@pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("nested", [True, False])
-def test_padded_texts_are_zeros_with_and_without_a_recording(nested, lengths):
-    model, closed = encoder(nested=nested), padding(*lengths)
+def test_padded_texts_are_zeros_with_and_without_a_recording(nested, closed):
+    model, nested = encoder(Own, nested=nested), nested and not closed[:, 0].any()  # at the end of the texts
     record, maps = watched(model, X, src_key_padding_mask=closed)
     assert [(site.queries, site.keys) for site in record.sites] == [(LENGTH, LENGTH)] * 2
     for kept, weights in zip(maps, by_hand(model, X, closed), strict=True):
-        for text, length in enumerate(lengths):
-            torch.testing.assert_close(
-                kept.weights[text, :, :length], weights[text, :, :length], atol=1e-6, rtol=0
-            )
+        alive = ~closed[:, None, :, None]
+        torch.testing.assert_close(kept.weights * alive, weights * alive, atol=1e-6, rtol=0)
         rows = kept.allowed.expand_as(kept.weights)[:, 0]  # [text, query, key]
         real = ~closed[:, None] & (~closed[:, :, None] | (not nested))
         assert torch.equal(rows, real.expand_as(rows))
         if nested:
-            assert kept.weights[closed[:, None].expand(-1, HEADS, -1)].sum() == 0
+            assert not (kept.weights * ~alive).any()
 
 
-def test_a_mask_and_padding_together():
+def test_a_mask_with_and_without_padding():
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH) < 0
-    record, maps = watched(encoder(), X, mask=causal)
-    assert [site.site.kind for site in record.sites] == ["decoder"] * 2
-    _, both = watched(encoder(nested=False), X, mask=causal, src_key_padding_mask=padding(6, 4, 2))
-    assert both[0].allowed.sum() < maps[0].allowed.expand_as(both[0].allowed).sum()
+    for model, closed in ((encoder(), None), (encoder(nested=False), padding(6, 4, 2))):
+        record, maps = watched(model, X, mask=causal, src_key_padding_mask=closed)
+        assert [site.site.kind for site in record.sites] == ["decoder"] * 2
+        opened = ~causal if closed is None else ~causal & ~closed[:, None]
+        assert torch.equal(maps[0].allowed[:, 0], opened.expand_as(maps[0].allowed[:, 0]))
 
 
 def test_a_layer_and_its_attention_alone():
@@ -127,17 +128,6 @@ def test_nested_states_reach_attention_through_a_layer_with_code_of_its_own():
     assert [site.keys for site in record.sites] == [LENGTH] * 2
 
 
-def test_a_class_of_ones_own_that_calls_the_fast_path():
-    class Own(nn.TransformerEncoder):
-        def forward(self, x, closed):
-            return super().forward(x, src_key_padding_mask=closed)
-
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(SIZE, HEADS, 32, batch_first=True)
-    for closed in (padding(6, 4, 2), padding(6, 4, 2).flip(1)):  # at the end, and at the start
-        watched(Own(layer, 2).eval(), X, closed)
-
-
 def test_recordings_inside_each_other():
     model = encoder()
     with recording(model) as outer:
@@ -145,23 +135,24 @@ def test_recordings_inside_each_other():
     assert len(outer.sites) == 2 * len(inner.sites) == 4
 
 
+class Across(nn.Module):
+    """Calls the fused function with keys of their own."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, query, key):
+        one = self.attention
+        weights = one.in_proj_weight, one.in_proj_bias, one.out_proj.weight, one.out_proj.bias
+        return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
+
+
 def test_the_fused_function_called_with_keys_of_their_own():
-    class Across(nn.Module):
-        def __init__(self, attention):
-            super().__init__()
-            self.attention = attention
-
-        def forward(self, query, key):
-            one = self.attention
-            weights = one.in_proj_weight, one.in_proj_bias, one.out_proj.weight, one.out_proj.bias
-            return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
-
-    attention = encoder().layers[0].self_attn
-    other = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(2))
+    attention, other = encoder().layers[0].self_attn, X.flip(2)
     record, (kept,) = watched(Across(attention).eval(), X, other)
     assert record.sites[0].kernel == "native_multi_head_attention"
-    with torch.no_grad(), plain_path():
-        expected = attention(X, other, other, average_attn_weights=False)[1]
+    expected = attention(X, other, other, average_attn_weights=False)[1]
     torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)
 
 
@@ -199,9 +190,8 @@ class Mode(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize(("grad", "mode"), [(torch.inference_mode, Mode), (nullcontext, nullcontext)])
 def test_where_torch_takes_its_plain_path_it_does_so_under_a_recording(grad, mode):
-    model, closed = encoder(), padding(6, 4, 2)
     with grad(), mode():
-        record = same(model, X, src_key_padding_mask=closed)
+        record = same(encoder(), X, src_key_padding_mask=padding(6, 4, 2))
     assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}
 
 
@@ -210,10 +200,8 @@ def test_where_torch_takes_its_plain_path_it_does_so_under_a_recording(grad, mod
 @pytest.mark.parametrize("made", ["attention", "layer"])
 @pytest.mark.parametrize("texts", [1, 7])
 def test_states_that_are_transposed_are_projected_as_they_are_without_a_recording(made, context, grad, texts):
-    torch.manual_seed(0)
-    model = encoder().layers[0]
-    model = model if made == "layer" else model.self_attn
-    model, states = model.eval().requires_grad_(grad), torch.randn(texts, SIZE, 2).mT
+    layer = encoder().layers[0].requires_grad_(grad)
+    states = torch.randn(texts, SIZE, 2).mT
     with context():
-        record = same(model, *((states,) * 3 if made == "attention" else (states,)))
+        record = same(layer, states) if made == "layer" else same(layer.self_attn, states, states, states)
     assert [site.difference < 1e-5 for site in record.sites] == [True]

@@ -12,6 +12,7 @@ from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import softmax, torch_functions
 from attnscope.capture.placing import chunked, mixing
 from attnscope.capture.placing import kinds as sites
+from attnscope.capture.record import Seeing
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -116,16 +117,15 @@ def test_the_kernel_runs_once_whatever_fails_around_it(monkeypatch):
 
 
 def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
-    class Failing:
-        def observe(self, attention):
-            if attention.site.layer == 1:
-                raise ValueError("it cannot be read")
+    def fail(attention):
+        if attention.site.layer == 1:
+            raise ValueError("it cannot be read")
 
     model, given = gpt2()
     keep = Keep()
     with torch.inference_mode():
         expected = model(**given).last_hidden_state
-        with recording(model, [Failing(), keep]) as record:
+        with recording(model, [Seeing(fail), keep]) as record:
             assert torch.equal(model(**given).last_hidden_state, expected)
     assert [site.site.layer for site in record.sites] == [0, 2]
     assert [kept.site.layer for kept in keep.maps] == [0, 2]

@@ -12,6 +12,7 @@ from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen, observers, recording
 from attnscope.capture.observers import Rows, Sample, SharedRows, rows_at_a_time
+from attnscope.capture.record import Seeing
 from attnscope.capture.recorder import AttentionMode
 from attnscope.models import load
 from attnscope.questions.head import one_head
@@ -205,15 +206,13 @@ def test_what_an_observer_computes_is_told_to_modes_of_the_user_alone(recordings
         told["ours"] += func is torch.erfinv
         return run(mode, name, func, args, kwargs)
 
-    class Computes:
-        def observe(self, attention):
-            torch.erfinv(attention.rows(0, 1))
-
     monkeypatch.setattr(AttentionMode, "_run", count)
     model = torch.nn.MultiheadAttention(8, 2).eval()
     states = torch.randn(3, 1, 8)
     with Mode(), ExitStack() as stack:
         for _ in range(recordings):
-            stack.enter_context(recording(model, [Computes()]))
+            stack.enter_context(
+                recording(model, [Seeing(lambda attention: torch.erfinv(attention.rows(0, 1)))])
+            )
         model(states, states, states)
     assert told == {"ours": 0, "theirs": recordings}

@@ -11,6 +11,7 @@ from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.capture import recording
+from attnscope.capture.record import Seeing
 from attnscope.errors import SizeError
 from tests.capture import modules
 from tests.capture.observing import Keep, observe
@@ -38,13 +39,12 @@ def bert():
 
 @pytest.mark.parametrize("error", [SizeError, MemoryError, KeyboardInterrupt, SystemExit])
 def test_nothing_is_left_after_an_exception(bert, error):
-    class Failing:
-        def observe(self, attention):
-            if attention.site.layer == 1:
-                raise error
+    def fail(attention):
+        if attention.site.layer == 1:
+            raise error
 
     before = traces(bert)
-    with pytest.raises(error), recording(bert, [Failing()]):
+    with pytest.raises(error), recording(bert, [Seeing(fail)]):
         bert(**inputs("text"))
     assert traces(bert) == before
 
@@ -87,13 +87,12 @@ def test_a_model_beside_the_recorded_one_is_not_recorded(bert):
 
 
 def test_an_observers_own_attention_is_not_recorded(bert):
-    class Attending:
-        def observe(self, attention):
-            with torch.inference_mode():
-                modules.Fused()(torch.randn(1, 5, 16))
-                bert.encoder.layer[0].attention.self(torch.randn(1, 5, 32))
+    def attend(attention):
+        with torch.inference_mode():
+            modules.Fused()(torch.randn(1, 5, 16))
+            bert.encoder.layer[0].attention.self(torch.randn(1, 5, 32))
 
-    with torch.inference_mode(), recording(bert) as outer, recording(bert, [Attending()]) as record:
+    with torch.inference_mode(), recording(bert) as outer, recording(bert, [Seeing(attend)]) as record:
         bert(**inputs("text"))
     assert len(record.sites) == len(outer.sites) == 3
 

@@ -33,14 +33,6 @@ def test_it_agrees_with_torchs_operations(keys, spread):
         assert torch.equal(found, wanted)  # which torch computes
 
 
-def test_masked_keys_weigh_nothing():
-    scores = torch.zeros(2, 40)
-    scores[:, 20:] = -1e30
-    weights, *sums = both_ways(scores)[1]
-    assert torch.equal(weights, (scores == 0).float())
-    assert [each.tolist() for each in sums] == [[0, 0], [20, 20], [0, 0]]  # highest, mass and moment
-
-
 @pytest.mark.parametrize("place", [0, 5, 39])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_what_is_not_a_number_stays_so(broken, place):

@@ -9,11 +9,13 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.modeling_utils import AttentionInterface
 
+from attnscope.attention import AttentionCall
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture.modules import Heads
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import FAMILIES, inputs, tiny
+from tests.fused.combinations import brute_force
 
 SEEN = []
 IDS = torch.randint(4, 99, (2, 9))
@@ -22,6 +24,12 @@ IDS = torch.randint(4, 99, (2, 9))
 def spread(query, *parts):
     """Keys and values, one for each head of the queries."""
     return [part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in parts]
+
+
+def weigh(*call, **options):
+    """The weights of a call; no recording sees how they are computed, as in a kernel."""
+    with torch._C.DisableTorchFunction():
+        return brute_force(AttentionCall(*call, **options)).nan_to_num().float()
 
 
 def mix(weights, value):
@@ -33,25 +41,15 @@ def mix(weights, value):
 def reference_flash(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **options):
     """What flash attention computes, written out: padding, causality from the end, window, cap, sinks."""
     queries, keys = query.shape[2], key.shape[2]
-    key, value = spread(query, key, value)
-    scores = query @ key.mT * scaling
-    if options.get("softcap"):
-        scores = (scores / options["softcap"]).tanh() * options["softcap"]
-    row = torch.arange(queries)[:, None] + keys - queries
-    place = torch.arange(keys)[None]
+    row, place = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
     opened = place <= row if module.is_causal else torch.ones(queries, keys, dtype=torch.bool)
     if options.get("sliding_window") is not None:
         opened = opened & ((row - place).abs() < options["sliding_window"])
-    opened = opened.expand(query.shape[0], 1, -1, -1)
     if attention_mask is not None:
         real = attention_mask.bool()[:, None]
         opened = opened & real[:, :, None] & real[:, :, -queries:, None]
-    powers = (scores.exp() * opened).double()
-    total = powers.sum(-1, keepdim=True)
-    if options.get("s_aux") is not None:
-        total = total + options["s_aux"].double().exp()[None, :, None, None]
-    weights = torch.where(total > 0, powers / total, 0.0).float()
-    return mix(weights, value), None
+    more = {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
+    return mix(weigh(query, key, value, scaling, masks=(opened,), **more), *spread(query, value)), None
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, : 3 * padded] = 0
     record, maps, _ = observe(using(family), input_ids=IDS, attention_mask=mask)
-    assert {site.kernel for site in record.sites} == {"flash_attention_2"}
+    assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "flash_attention_2")}
     assert record.without_attention == []
     check_seen(maps)
     pairs = zip(maps, SEEN, strict=True)
@@ -114,9 +112,7 @@ def test_a_function_that_is_no_softmax_of_products_is_a_hole(using):
 
 
 def by_the_formula(module, query, key, value, attention_mask, scaling=None, **options):
-    key, value = spread(query, key, value)
-    powers = (query @ key.mT * scaling).exp().tril()
-    return mix(powers / powers.sum(-1, keepdim=True), value), None
+    return mix(weigh(query, key, value, scaling, diagonal=0), *spread(query, value)), None
 
 
 def with_a_sink_of_each_query(module, query, key, value, attention_mask, scaling=None, **options):

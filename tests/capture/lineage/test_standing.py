@@ -37,11 +37,6 @@ def experts_by_a_router(m, x):
     return (m.router(m.attend(x)).softmax(-1)[:, :, None] @ experts(m, x))[:, :, 0]
 
 
-def experts_by_the_cosine(m, x):
-    likeness = F.normalize(m.attend(x), dim=-1) @ F.normalize(m.table, dim=-1).T
-    return (likeness.softmax(-1).unsqueeze(-2) @ experts(m, x)).squeeze(-2)
-
-
 def experts_by_an_einsum(m, x):
     likeness = torch.einsum("btd,ed->bte", m.attend(x), m.table.double().float()).softmax(-1)
     return torch.einsum("btre,bted->btrd", likeness[:, :, None], experts(m, x))[:, :, 0]
@@ -81,7 +76,7 @@ def experts_by_a_layer_of_torch(m, x):
 
 
 INSIDE = [
-    *(streams_by_gates, experts_by_a_router, experts_by_the_cosine, experts_by_an_einsum),
+    *(streams_by_gates, experts_by_a_router, experts_by_an_einsum),
     *(experts_by_their_own_scores, experts_by_attention, experts_by_torchs_kernel, heads_by_attention),
     *(layers_by_a_learned_query_of_torchs_kernel, experts_by_a_layer_of_torch),
 ]

@@ -143,10 +143,7 @@ def test_an_unknown_mixer_is_named_by_its_class():
     }
 
 
-BLOCK = "layers.{}.attn"
 NUMBERED = {  # modules that attend in turn, how often each was called before, and their layers
-    "one number in the path is the layer": ([(BLOCK.format(1), 0), (BLOCK.format(3), 0)], 4, [1, 3]),
-    "no number counts on": ([("attention", 0)], 4, [0]),
     "several numbers count on": (
         [("stages.0.blocks.0.attn", 0), ("stages.0.blocks.1.attn", 0), ("stages.1.blocks.0.attn", 0)],
         4,
@@ -162,8 +159,6 @@ NUMBERED = {  # modules that attend in turn, how often each was called before, a
         2,
         [0, 2, 1, 3],
     ),
-    "a shared module gets the next free number": ([(BLOCK.format(0), at) for at in range(3)], 1, [0, 1, 2]),
-    "pieces of one module call share their number": ([(BLOCK.format(2), 0)] * 2, 4, [2, 2]),
 }
 
 
@@ -172,21 +167,6 @@ def test_layers_are_numbered_by_their_paths(name):
     calls, width, layers = NUMBERED[name]
     numbers = LayerNumbers()
     assert [numbers.number("encoder", *call, width) for call in calls] == layers
-
-
-def test_kinds_are_numbered_apart():
-    numbers = LayerNumbers()
-    assert numbers.number("decoder", "decoder.layers.0.self_attn", 0, 2) == 0
-    assert numbers.number("cross", "decoder.layers.0.cross_attn", 0, 2) == 0
-
-
-def test_no_two_calls_of_a_kind_in_a_pass_share_a_number():
-    ids = torch.randint(4, 99, (1, 6))
-    for name in ("bert", "albert", "gpt-oss"):
-        model = FAMILIES[name].build()
-        record, *_ = observe(model, call=lambda model=model: [model(ids)[0] for _ in range(2)])
-        places = [(site.step, site.site.kind, site.site.layer) for site in record.sites]
-        assert len(set(places)) == len(places)
 
 
 def test_both_towers_of_a_two_tower_model_are_named():
@@ -200,14 +180,6 @@ def test_both_towers_of_a_two_tower_model_are_named():
         for kind, tower in (("decoder", "text_model"), ("encoder", "vision_model"))
         for layer in (0, 1)
     }
-
-
-def test_a_decoder_that_attends_to_an_encoder_has_both_kinds():
-    model = tiny("Bert", **SIZES, num_hidden_layers=2, is_decoder=True, add_cross_attention=True).build()
-    ids, states = torch.randint(4, 99, (1, 5)), torch.randn(1, 5, 32)
-    record, *_ = observe(model, input_ids=ids, encoder_hidden_states=states)
-    expected = [(kind, layer) for layer in (0, 1) for kind in ("decoder", "cross")]
-    assert [(site.site.kind, site.site.layer) for site in record.sites] == expected
 
 
 PADDED = [("bert", "encoder", real, 6) for real in (1, 2, 4)]

@@ -101,8 +101,13 @@ class Attention(nn.Module):
         return self.attention(x)
 
 
+def take_types(self, q, k, v):
+    """The types of states of another size, and of others in another order."""
+    return q.to(k[..., :3]) + q.type_as(k.flip(2))
+
+
 ALONE = [mix_heads, mix_layers, choose_experts, add_experts, join_scores_of_heads, normalize]
-ALONE += [powers_of_a_graph]
+ALONE += [powers_of_a_graph, take_types]
 
 
 @pytest.mark.parametrize(
@@ -154,21 +159,3 @@ def test_gradients_of_single_texts_are_taken_as_without_a_recording():
         again = slopes(weights, x)
     assert all(torch.equal(again[name], expected[name]) for name in expected)
     assert (record.failures, [layer.reason for layer in record.without_attention]) == ([], [MAPPED])
-
-
-class Cast(nn.Module):
-    """States behind attention in the type of others, of another size or in another order."""
-
-    def __init__(self, cast):
-        super().__init__()
-        self.attend, self.cast = Stream(attend), cast
-
-    def forward(self, x):
-        states = self.attend(x)
-        return self.cast(states, states[..., :3]) + self.cast(states, states.flip(1))
-
-
-@pytest.mark.parametrize("cast", [torch.Tensor.to, torch.Tensor.type_as])
-def test_what_gives_a_type_alone_mixes_nothing(cast):
-    record, *_ = observe(Cast(cast), STATES)
-    assert (record.without_attention, record.changes) == ([], [])

@@ -104,22 +104,18 @@ def one_mean_for_all_heads(scores):
     return scores.softmax(-1).mean(1, keepdim=True)
 
 
-def go_online(size):
+def go_online(self, q, k, v):
     """Running sums over parts of the keys, scaled anew whenever a higher score comes."""
-
-    def way(self, q, k, v):
-        highest = torch.full((*v.shape[:-1], 1), -torch.inf)
-        total, mixed = torch.zeros_like(highest), torch.zeros_like(v)
-        for start in range(0, COUNT, size):
-            part = q @ k[:, :, start : start + size].mT
-            higher = torch.maximum(highest, part.amax(-1, keepdim=True))
-            powers, scale = (part - higher).exp(), (highest - higher).exp()
-            total = total * scale + powers.sum(-1, keepdim=True)
-            mixed = mixed * scale + powers @ v[:, :, start : start + size]
-            highest = higher
-        return mixed / total
-
-    return way
+    highest = torch.full((*v.shape[:-1], 1), -torch.inf)
+    total, mixed = torch.zeros_like(highest), torch.zeros_like(v)
+    for keys, values in zip(k.split(3, 2), v.split(3, 2), strict=True):
+        part = q @ keys.mT
+        higher = torch.maximum(highest, part.amax(-1, keepdim=True))
+        powers, scale = (part - higher).exp(), (highest - higher).exp()
+        total = total * scale + powers.sum(-1, keepdim=True)
+        mixed = mixed * scale + powers @ values
+        highest = higher
+    return mixed / total
 
 
 def one_pair_after_another(self, q, k, v):
@@ -377,8 +373,8 @@ PLACED = [  # tried at one place in a model alone
 
 NAMED = [
     *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
-    *((way, why.NO_SOFTMAX) for way in (go_online(3), one_pair_after_another)),
-    *((way, why.NO_SOFTMAX) for way in (lie_transposed, shared_keys, decay)),
+    *((way, why.NO_SOFTMAX) for way in (go_online, one_pair_after_another, lie_transposed)),
+    *((way, why.NO_SOFTMAX) for way in (shared_keys, decay)),
     (subtract, SIGNED),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     *((way, why.RUNNING) for way in (run_a_sum, run_a_sum_along_an_axis)),

@@ -1,5 +1,7 @@
 """Recomputed rows against torch's own kernel, whose output on unit values is its weights."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,38 +33,38 @@ def kernel_weights(query, key, **options):
     return F.scaled_dot_product_attention(query, key, values, **options)
 
 
+MASKINGS = {  # a mask from a source of random numbers and the numbers of heads, queries and keys
+    "none": None,
+    "causal": None,
+    "bool": lambda rand, heads, queries, keys: rand(2, 1, queries, keys) > 0.4,
+    "a head": lambda rand, heads, queries, keys: rand(1, heads, queries, keys) > 0.4,
+    "padding": lambda rand, heads, queries, keys: rand(2, 1, 1, keys) > 0.4,
+    "added": lambda rand, heads, queries, keys: rand(1, heads, queries, keys).masked_fill(
+        rand(2, 1, queries, keys) > 0.6, LOWEST
+    ),
+    "no key of a row": lambda rand, heads, queries, keys: (
+        torch.arange(queries)[:, None].expand(-1, keys) != 3
+    ),
+    "the lowest number in a row": lambda rand, heads, queries, keys: torch.where(
+        torch.arange(queries)[:, None].expand(-1, keys) == 3, LOWEST, 0.0
+    ),
+}
+LOWEST = torch.finfo(torch.float32).min
+
+
 def random_call(seed, masking="none", heads=4, key_heads=2, queries=7, keys=7):
     """Queries, keys and options of one kernel call."""
     noise = torch.Generator().manual_seed(seed)
     query = torch.randn(2, heads, queries, 8, generator=noise)
     key = torch.randn(2, key_heads, keys, 8, generator=noise)
-    options = {"enable_gqa": True}
-    if masking == "causal":
-        options["is_causal"] = True
-    elif masking == "bool":
-        options["attn_mask"] = torch.rand(2, 1, queries, keys, generator=noise) > 0.4
-    elif masking == "a head":
-        options["attn_mask"] = torch.rand(1, heads, queries, keys, generator=noise) > 0.4
-    elif masking == "padding":
-        options["attn_mask"] = torch.rand(2, 1, 1, keys, generator=noise) > 0.4
-    elif masking == "added":
-        mask = torch.randn(1, heads, queries, keys, generator=noise)
-        closed = torch.rand(2, 1, queries, keys, generator=noise) > 0.6
-        options["attn_mask"] = mask.masked_fill(closed, torch.finfo(torch.float32).min)
-    elif masking == "no key of a row":
-        options["attn_mask"] = torch.arange(queries)[:, None].expand(-1, keys) != 3
-    elif masking == "the lowest number in a row":
-        closed = torch.arange(queries)[:, None].expand(-1, keys) == 3
-        options["attn_mask"] = closed * torch.finfo(torch.float32).min
+    options, make = {"enable_gqa": True, "is_causal": masking == "causal"}, MASKINGS[masking]
+    if make is not None:
+        options["attn_mask"] = make(partial(torch.rand, generator=noise), heads, queries, keys)
     return query, key, options
 
 
-MASKINGS = ["none", "causal", "bool", "a head", "padding", "added", "no key of a row"]
-MASKINGS += ["the lowest number in a row"]
-
-
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), seed=st.integers(0, 1000), masking=st.sampled_from(MASKINGS))
+@given(data=st.data(), seed=st.integers(0, 1000), masking=st.sampled_from(list(MASKINGS)))
 def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, masking):
     keys = data.draw(st.integers(1, 9))
     query, key, options = random_call(seed, masking, keys=keys)
@@ -76,6 +78,9 @@ def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, ma
     rows = capture.read.rows(start, stop, heads)
     expected = whole[:, :, start:stop] if heads is None else whole[:, heads, start:stop]
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
+    mask = options.get("attn_mask", torch.ones(7, keys).tril(0 if masking == "causal" else keys).bool())
+    opened = (mask if mask.dtype == torch.bool else mask > LOWEST).expand(2, 4, 7, keys)
+    assert torch.equal(capture.read.allowed(start, stop).expand(2, 4, -1, -1), opened[:, :, start:stop])
 
 
 @pytest.mark.parametrize("short", [0, 1 << 21])
@@ -88,19 +93,6 @@ def test_picked_rows_are_the_kernels_whether_all_are_computed_or_they_alone(mask
     torch.testing.assert_close(picked, whole[:, :, [0, 3, 6]], atol=1e-6, rtol=0)
     read.let_go()
     torch.testing.assert_close(read.rows(0, 7, None), whole, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("masking", MASKINGS)
-def test_allowed_is_the_mask(masking):
-    query, key, options = random_call(3, masking)
-    capture = capture_sdpa(2, query, key, key, **options)
-    allowed = capture.read.allowed(2, 6).expand(2, 4, -1, -1)
-    mask = options.get("attn_mask")
-    if mask is None:
-        expected = torch.ones(7, 7, dtype=torch.bool).tril(0 if masking == "causal" else 7)
-    else:
-        expected = mask if mask.dtype == torch.bool else mask > -1e30
-    assert torch.equal(allowed, expected.expand(2, 4, 7, 7)[:, :, 2:6])
 
 
 def test_not_a_number_is_not_hidden():
@@ -202,10 +194,17 @@ class Off(torch.overrides.TorchFunctionMode):
 STATES = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
 
 
+OFF = [  # a module, what it is given, and which functions return something else, in which shape
+    (modules.Kernel, [STATES[:, :, :9]] * 3, (9, 8), ["scaled_dot_product_attention"]),
+    (modules.softmaxed, [torch.randn(2, 6, 16)], (6, 4), ["matmul", "__matmul__"]),
+]
+
+
 @pytest.mark.parametrize("by", [0.0, 0.5])
-def test_a_kernel_that_does_something_else_is_said_beside_the_picture(by):
-    with Off((9, 8), "scaled_dot_product_attention", by=by):
-        record, *_ = observe(modules.Kernel(), *[STATES[:, :, :9]] * 3)
+@pytest.mark.parametrize(("made", "given", "shape", "names"), OFF)
+def test_what_gives_something_else_is_said_beside_the_picture(made, given, shape, names, by):
+    with Off(shape, *names, by=by):
+        record, *_ = observe(made(), *given)
     (site,) = record.sites
     assert site.differs == (by > 0)
     assert ("do not trust layer 0" in provenance(record.sites)) == site.differs
@@ -221,12 +220,6 @@ def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
     assert first.kernel == FUSED
     assert site.kernel == "sdpa"
     assert "rows of its output differ from the formula by 0.0" in site.refusal
-
-
-def test_a_product_that_gives_something_else_is_said():
-    with Off((6, 4), "matmul", "__matmul__"):
-        record, *_ = observe(modules.softmaxed(), torch.randn(2, 6, 16))
-    assert record.sites[0].differs
 
 
 def test_weights_and_values_of_another_type_than_their_product_are_not_proved():

@@ -33,33 +33,28 @@ def kernel_weights(query, key, **options):
     return F.scaled_dot_product_attention(query, key, values, **options)
 
 
-MASKINGS = {  # a mask from a source of random numbers and the numbers of heads, queries and keys
+LOWEST = torch.finfo(torch.float32).min
+ROW = torch.arange(7)[:, None] == 3
+MASKINGS = {  # a mask from a source of random numbers and the number of keys
     "none": None,
     "causal": None,
-    "bool": lambda rand, heads, queries, keys: rand(2, 1, queries, keys) > 0.4,
-    "a head": lambda rand, heads, queries, keys: rand(1, heads, queries, keys) > 0.4,
-    "padding": lambda rand, heads, queries, keys: rand(2, 1, 1, keys) > 0.4,
-    "added": lambda rand, heads, queries, keys: rand(1, heads, queries, keys).masked_fill(
-        rand(2, 1, queries, keys) > 0.6, LOWEST
-    ),
-    "no key of a row": lambda rand, heads, queries, keys: (
-        torch.arange(queries)[:, None].expand(-1, keys) != 3
-    ),
-    "the lowest number in a row": lambda rand, heads, queries, keys: torch.where(
-        torch.arange(queries)[:, None].expand(-1, keys) == 3, LOWEST, 0.0
-    ),
+    "bool": lambda rand, keys: rand(2, 1, 7, keys) > 0.4,
+    "a head": lambda rand, keys: rand(1, 4, 7, keys) > 0.4,
+    "padding": lambda rand, keys: rand(2, 1, 1, keys) > 0.4,
+    "added": lambda rand, keys: torch.where(rand(2, 1, 7, keys) > 0.6, LOWEST, 4 * rand(1, 4, 7, keys) - 2),
+    "no key of a row": lambda rand, keys: ~ROW.expand(-1, keys),
+    "the lowest number in a row": lambda rand, keys: torch.where(ROW.expand(-1, keys), LOWEST, 0.0),
 }
-LOWEST = torch.finfo(torch.float32).min
 
 
-def random_call(seed, masking="none", heads=4, key_heads=2, queries=7, keys=7):
-    """Queries, keys and options of one kernel call."""
+def random_call(seed, masking="none", key_heads=2, keys=7):
+    """Queries, keys and options of one kernel call of two texts, four heads and seven queries."""
     noise = torch.Generator().manual_seed(seed)
-    query = torch.randn(2, heads, queries, 8, generator=noise)
+    query = torch.randn(2, 4, 7, 8, generator=noise)
     key = torch.randn(2, key_heads, keys, 8, generator=noise)
     options, make = {"enable_gqa": True, "is_causal": masking == "causal"}, MASKINGS[masking]
     if make is not None:
-        options["attn_mask"] = make(partial(torch.rand, generator=noise), heads, queries, keys)
+        options["attn_mask"] = make(partial(torch.rand, generator=noise), keys)
     return query, key, options
 
 

@@ -27,15 +27,7 @@ from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.intervention import (
-    Change,
-    KeptLayers,
-    Made,
-    PlainPass,
-    change_together,
-    mix_rows,
-    put_heads,
-)
+from attnscope.questions.intervention import Change, Made, PlainPass, mix_rows, put_heads, running_layers
 from attnscope.questions.loss import predicted_side
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measuring_pass
@@ -174,18 +166,20 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
     first = PlainPass.run(model, *_predicting(model, text), change)
     sites, query_heads = first.record.sites, _query_heads(first.record)
     copies = max(1, min(max(site.key_heads for site in sites), BATCH_TOKENS // len(text.tokens)))
-    (_, losses), kept = _predicting(model, text, copies), KeptLayers(model.module)
-    with edited(lambda number, output: None) as gates, kept.keeping(lambda: len(gates.heads)):
+    _, losses = _predicting(model, text, copies)
+    with (
+        edited(lambda number, output: None) as gates,
+        running_layers(model.module, None, gates.heads) as kept,
+    ):
         before = losses()
     rises = dict[KeyHead, float]()
-    for call, (site, made) in enumerate(zip(sites, first.made, strict=True)):
+    for call, (site, made) in enumerate(zip(sites, first.made.values(), strict=True)):
         tell("layer", call + 1, len(sites))
         for start in range(0, site.key_heads, copies):
             keys = [(site.site.layer, key) for key in range(start, min(start + copies, site.key_heads))]
             places = [(copy, head.head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
             wide = None if made is None else made._replace(outputs=made.outputs.expand(copies, -1, -1, -1))
-            edit = partial(put_heads, {} if wide is None else {call: (wide, places)})
-            with first.edited_from(call, edit, copies=kept):
+            with first.edited_from(call, partial(put_heads, {call: places}, {call: wide}), copies=kept):
                 rose = (losses() - before).sum(1).tolist()
             rises |= zip(keys, rose, strict=False)
     return first.before[0], rises
@@ -247,7 +241,7 @@ def cachecost(
         limited = [each for key, each in query_heads.items() if key not in chosen]
         calls = {head: [call] for call, heads in limited for head in heads}
         with torch.no_grad(), model.threads(asked[0]):
-            return change_together(model, *asked, change, calls)[0]
+            return PlainPass.run(model, *asked, change, calls=calls).before[0]
 
     kept = []
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):

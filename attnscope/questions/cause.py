@@ -3,57 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import mix
-from attnscope.errors import InputError, SelectionError
+from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
+from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
-from attnscope.questions.intervention import (
-    BLOCK,
-    SAME,
-    Calls,
-    Change,
-    Effect,
-    Made,
-    PlainPass,
-    Scored,
-    calls_of,
-    mixed_values,
-    scoring,
-)
+from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass
+from attnscope.questions.sentences import group_by, name_pass, quote_text
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import Column, HeadMap, Table, effect_maps, number
 
 How: TypeAlias = Literal["renormalize", "zero", "mean"]
-"""Whether the other weights of a row are renormalized, as after a mask, or stay.
+"""A row is renormalized, as after a mask, or its pairs are set to zero, or to their mean over a corpus."""
 
-With ``mean`` the weights are set to their mean over a corpus, with ``zero`` to zero.
-"""
+Found = TypeVar("Found")
+Text = TypeVar("Text")
+
+SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
+Known = partial(Meaning, optional=True)  # of what not every answer has
 
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
-Columns: TypeAlias = Mapping[str, Callable[[Any], str]]
-"""The columns of a table: each with its part of an entry."""
 
-OPTIONAL: Columns = {
-    "error": lambda each: f"±{each.error:.3f}",
-    "estimate": lambda each: f"{each.estimate:+.3f}",
-}
-"""Those that not every answer has."""
+@record("what a change does to the prediction")
+class Effect:
+    """A prediction after a change."""
+
+    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
+    score: Annotated[float, Meaning("the score after the change")]
+    divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A prediction whose score is recomputed in changed passes."""
+
+    model: Model
+    prepared: ModelInput
+    prediction: Prediction
+    other: ModelInput | None = None  # another text
+    reference: float | None = None  # its score
+    whole: float = 1.0  # what effects are divided by: how far that one is away
+
+    @classmethod
+    @contextmanager
+    def of(
+        cls, model: Model, prepared: ModelInput, target: str | None, against: str | None
+    ) -> Iterator[Scored]:
+        """The prediction that words name, to be changed in the block."""
+        if prepared.replay is not None:
+            raise ModelError("a trace holds no weights of the model: give the model and the text")
+        model.show_kinds(prepared)
+        with torch.no_grad(), model.threads(prepared):
+            yield cls(model, prepared, score_prediction(model, prepared, target, against))
+
+    def toward(self, other: ModelInput, before: Tensor, reference: Tensor) -> Scored:
+        """The same with effects as shares of the way from one prediction to that of another text."""
+        score, there = float(self.score(before)), float(self.score(reference))
+        if abs(there - score) < SAME:
+            raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
+        return replace(self, other=other, reference=there, whole=there - score)
+
+    @property
+    def asked(self) -> tuple[Model, ModelInput, Callable[[], Tensor]]:
+        """What ``PlainPass.run`` runs."""
+        return self.model, self.prepared, self.logits
+
+    def logits(self) -> Tensor:
+        """One pass.  -> [vocabulary] or [class], float64"""
+        return self.prediction.scores(self.model, self.prepared)[0].cpu().double()
+
+    def score(self, logits: Tensor) -> Tensor:
+        """The log-probability of the prediction, or its logit minus the other word's."""
+        chosen, against = self.prediction.chosen, self.prediction.against
+        return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
+
+    def effect(self, before: Tensor, after: Tensor) -> Effect:
+        """What a change does."""
+        pair = torch.stack([before, after]).log_softmax(-1)
+        divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
+        score = float(self.score(after))
+        return Effect((score - float(self.score(before))) / self.whole, score, divergence)
+
+    def outcome(self, before: Tensor) -> dict[str, Any]:
+        """What a ``ScoreOutcome`` says of the prediction before changes."""
+        title = name_pass(self.model, self.prepared)
+        return {
+            "prediction": self.prediction.description,
+            "unit": "log-probability" if self.prediction.against is None else "logit difference",
+            "score": float(self.score(before)),
+            "reference": self.reference,
+            "title": title if self.other is None else f"{title} ← {quote_text(self.other)}",
+        }
+
+
+def ask_each(what: str, texts: Sequence[Text], ask: Callable[[Text], Found]) -> list[Found]:
+    """What ``ask`` finds in each of some texts; progress and errors give its number."""
+    found = []
+    for at, text in enumerate(texts, 1):
+        tell(what, at, len(texts))
+        try:
+            found.append(ask(text))
+        except (InputError, SelectionError) as error:
+            raise type(error)(f"{what} {at:,}: {error}" if len(texts) > 1 else str(error)) from None
+    return found
 
 
 @record("a head, changed alone")
@@ -61,12 +131,8 @@ class ChangedHead(Effect):
     """A prediction after a change of one head."""
 
     head: Address
-    error: Annotated[float | None, Meaning("the standard error of the effect over texts", optional=True)] = (
-        None
-    )
-    estimate: Annotated[
-        float | None, Meaning("the linear estimate of the effect from one gradient", optional=True)
-    ] = None
+    error: Annotated[float | None, Known("the standard error of the effect over texts")] = None
+    estimate: Annotated[float | None, Known("the linear estimate of the effect from one gradient")] = None
 
 
 @record("a prediction whose score is measured")
@@ -92,48 +158,36 @@ class Intervention(ScoreOutcome):
     ]
     estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")] = False
     correlation: Annotated[
-        float | None, Meaning("how the effects correlate with their estimates, over heads", optional=True)
+        float | None, Known("how the effects correlate with their estimates, over heads")
     ] = None
 
-    @property
-    def whole(self) -> float:
-        """The difference from the other text, if there is one; effects are shares of it."""
-        return 1.0 if self.reference is None else self.reference - self.score
+
+Run: TypeAlias = Callable[[Calls], Tensor]  # predicts with some heads changed
+Estimates: TypeAlias = Mapping[Head, Effect]
 
 
 def measure_effects(
-    scored: Scored,
-    first: PlainPass,
-    calls: Calls,
-    changed: str,
-    title: str = "",
-    run: Callable[[Calls], Tensor] | None = None,
-    estimates: Mapping[Head, Effect] = MappingProxyType({}),
-    exact: bool = True,
+    scored: Scored, first: PlainPass, calls: Calls, changed: str, run: Run | None, estimates: Estimates
 ) -> Intervention:
-    """Change each head alone, and all of them at once; ``run`` predicts with some heads changed.
+    """Change each head alone, and all of them at once.
 
-    ``estimates`` stand beside the effects, or in their place if not ``exact``: then no head is changed.
+    ``estimates`` stand beside the effects, or in their place without ``run``: then no head is changed.
     """
-    run, found, together = run or first.changed, dict(estimates), None
-    if exact:
+    found, together = dict(estimates), None
+    if run is not None:
         for done, (head, mine) in enumerate(calls.items()):
             tell("head", done + 1, len(calls))
             found[head] = scored.effect(first.before, run({head: mine}))
         together = scored.effect(first.before, run(calls))
-    beside = {head: each.effect for head, each in estimates.items()} if exact else {}
+    beside = {} if run is None else {head: each.effect for head, each in estimates.items()}
     heads = [ChangedHead(**vars(each), head=head, estimate=beside.get(head)) for head, each in found.items()]
     return Intervention(
-        prediction=scored.prediction.description,
-        unit=scored.unit,
-        score=float(scored.score(first.before)),
-        reference=scored.reference,
-        title=title or name_pass(scored.model, scored.prepared),
+        **scored.outcome(first.before),
         notes=(*scored.model.notes, *scored.prepared.notes, *first.record.notes),
         changed=changed,
-        heads=tuple(sorted(heads, key=_smallness)),
+        heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
         together=together,
-        estimated=not exact,
+        estimated=run is None,
         correlation=_correlate(heads),
     )
 
@@ -143,7 +197,8 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
     first, count = found[0], len(found)
     if count == 1:
         return first
-    wholes = np.array([each.whole for each in found])
+    pairs = [(each.score, each.reference) for each in found]
+    wholes = np.array([1.0 if other is None else other - score for score, other in pairs])
     if len({each.unit for each in found}) > 1:
         raise InputError("some texts have a word against the target and some have none: give all or none")
     if abs(wholes.sum()) < SAME * count:
@@ -156,11 +211,10 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         score, divergence = np.mean([(each.score, each.divergence) for each in effects], 0).tolist()
         return Effect(ratio([each.effect for each in effects]), score, divergence)
 
-    by_head: dict[Head, list[ChangedHead]] = {}
-    for each in (head for one in found for head in one.heads):
-        by_head.setdefault(each.head, []).append(each)
     heads = []
-    for head, parts in by_head.items():
+    for head, parts in group_by(
+        chain.from_iterable(each.heads for each in found), attrgetter("head")
+    ).items():
         alone, estimates = mean(parts), [each.estimate for each in parts if each.estimate is not None]
         apart = wholes * [each.effect - alone.effect for each in parts]
         error = float((np.square(apart).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
@@ -173,15 +227,16 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         score=float(np.mean([each.score for each in found])),
         reference=None if first.reference is None else float(np.mean([each.reference for each in found])),
         title=title,
-        notes=tuple(dict.fromkeys(note for each in found for note in each.notes)),
-        heads=tuple(sorted(heads, key=_smallness)),
+        notes=all_notes(found),
+        heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
         together=mean(together) if together else None,
         correlation=_correlate(heads),
     )
 
 
-def _smallness(each: Effect) -> float:
-    return -abs(each.effect)
+def all_notes(found: Iterable[Any]) -> tuple[str, ...]:
+    """The notes of several answers, each once."""
+    return tuple(dict.fromkeys(note for one in found for note in one.notes))
 
 
 def _correlate(heads: Sequence[ChangedHead]) -> float | None:
@@ -189,11 +244,14 @@ def _correlate(heads: Sequence[ChangedHead]) -> float | None:
     return float(both.T.corrcoef()[0, 1]) if len(both) > 1 else None
 
 
-def _pair_finder(questions: Sequence[Question]) -> Callable[[Axis, Axis], Tensor]:
-    """Finds the pairs of tokens of the questions, [query, key] bool, once for all calls with equal axes."""
+def _row_finder(questions: Sequence[Question]) -> Callable[[Attention], Iterator[tuple[Tensor, ...]]]:
+    """Finds the rows of a call with an unmasked pair of tokens of the questions, block by block.
 
-    @cache
-    def find(queries: Axis, keys: Axis) -> Tensor:
+    -> numbers, [row]; weights, unmasked keys, unmasked pairs, [batch, head, row, key]
+    """
+
+    @cache  # calls share their axes
+    def pairs_of(queries: Axis, keys: Axis) -> Tensor:
         pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
         for question in questions:
             asked = ResolvedQuestion.of(question, queries, keys)
@@ -204,24 +262,20 @@ def _pair_finder(questions: Sequence[Question]) -> Callable[[Axis, Axis], Tensor
                 pairs[list(asked.rows)] |= asked.wanted
         return pairs
 
+    def find(attention: Attention) -> Iterator[tuple[Tensor, ...]]:
+        pairs = pairs_of(attention.queries, attention.keys)
+        for start in range(0, len(pairs), BLOCK):
+            rows = start + pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
+            if len(rows):
+                first, last = int(rows[0]), int(rows[-1]) + 1
+                weights = attention.rows(first, last)[:, :, rows - first]
+                allowed = attention.allowed(first, last).to(weights.device)[:, :, rows - first]
+                meant = pairs[rows].to(weights.device) & allowed
+                able = meant.flatten(0, 1).any(0).any(-1).cpu()  # [row]
+                if bool(able.any()):
+                    yield rows[able], weights[:, :, able], allowed[:, :, able], meant[:, :, able]
+
     return find
-
-
-def _rows_with(attention: Attention, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The rows with an unmasked pair, block by block: numbers, weights, unmasked keys and unmasked pairs.
-
-    -> [row], [batch, head, row, key] three times
-    """
-    for start in range(0, len(pairs), BLOCK):
-        rows = start + pairs[start : start + BLOCK].any(1).nonzero()[:, 0]
-        if len(rows):
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            weights = attention.rows(first, last)[:, :, rows - first]
-            allowed = attention.allowed(first, last).to(weights.device)[:, :, rows - first]
-            meant = pairs[rows].to(weights.device) & allowed
-            able = meant.flatten(0, 1).any(0).any(-1).cpu()  # [row]
-            if bool(able.any()):
-                yield rows[able], weights[:, :, able], allowed[:, :, able], meant[:, :, able]
 
 
 Means: TypeAlias = Mapping[Site, Tensor]  # the mean weight of some pairs in each head of a call: [head]
@@ -231,17 +285,17 @@ def mean_weights(
     model: Model, texts: Iterable[ModelInput], questions: Sequence[Question]
 ) -> tuple[Means, int]:
     """The mean weight of the questions' pairs in some texts, and how many texts have such pairs."""
-    sums, count, find = dict[Site, Tensor](), 0, _pair_finder(questions)  # [head, weights | pairs]
+    sums, count, seen = dict[Site, Tensor](), 0, list[Site]()  # [head, weights | pairs]
+    find = _row_finder(questions)
+
+    def add(attention: Attention) -> None:
+        for _, weights, _, meant in find(attention):
+            both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
+            sums[attention.site] = sums.get(attention.site, 0) + both.double().sum((0, 2, 3)).cpu()
+            seen.append(attention.site)
+
     for prepared in texts:
-        seen = list[Site]()
-
-        def add(attention: Attention, seen: list[Site] = seen) -> None:
-            for _, weights, _, meant in _rows_with(attention, find(attention.queries, attention.keys)):
-                both = torch.stack([weights.masked_fill(~meant, 0), meant.expand_as(weights)], -1)
-                added = both.double().sum((0, 2, 3)).cpu()
-                sums[attention.site] = sums.get(attention.site, 0) + added
-                seen.append(attention.site)
-
+        seen.clear()
         with torch.no_grad(), model.threads(prepared):
             model.run(prepared, [Seeing(add)])
         count += bool(seen)
@@ -252,14 +306,14 @@ def mean_weights(
 
 def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
     """Cut the weights of some pairs of tokens from every head, or set them to their means."""
-    find = _pair_finder(questions)
+    find = _row_finder(questions)
 
     def change(number: int, attention: Attention) -> Made | None:
         mean = torch.zeros(attention.heads) if means is None else means.get(attention.site)
         if mean is None:
             return None
         parts = list[tuple[Tensor, Tensor, Tensor]]()
-        for rows, weights, allowed, meant in _rows_with(attention, find(attention.queries, attention.keys)):
+        for rows, weights, allowed, meant in find(attention):
             left = torch.where(meant, mean.to(weights)[:, None, None], weights)
             if how == "renormalize":
                 alone = (meant >= allowed).all(-1).flatten(0, 1).any(0).cpu()  # [row]
@@ -303,44 +357,40 @@ def cut(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
     selection = selection or Selection()
-    with scoring(model, prepared, target, against) as scored:
+    with Scored.of(model, prepared, target, against) as scored:
         first = PlainPass.run(*scored.asked, cut_edges(questions, how, means))
-        calls = calls_of(first.record, selection, heads)
+        calls = first.calls(selection, heads)
         if not any(first.made[call] for mine in calls.values() for call in mine):
             sites = [each.site for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
         changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
-        return measure_effects(scored, first, calls, changed)
+        return measure_effects(scored, first, calls, changed, first.changed, {})
 
 
 def of_effects(
     result: ScoreOutcome,
     changed: str,
     effects: Sequence[Any],
-    named: Columns,
+    named: Mapping[str, str],
     maps: Mapping[str, HeadMap],
     csv: Sequence[str],
     lines: Sequence[str] = (),
     said: Sequence[str] = (),
 ) -> Answer:
-    """The change in a line, the largest effects, ``named`` by their columns, and maps of all."""
-    effect = "effect" if result.reference is None else "recovered"
-    score = [f"{result.unit} {result.score:.3f}"]
+    """The change in a line, the largest effects, maps of all; ``named`` has the first columns' formats."""
+    effect, score = "effect", [f"{result.unit} {result.score:.3f}"]
     if result.reference is not None:
-        score.append(f"{result.reference:.3f} in the other text")
-    known = [name for name in OPTIONAL if any(getattr(each, name, None) is not None for each in effects)]
-    columns: Columns = {
-        **named,
-        effect: lambda each: f"{each.effect:+.3f}",
-        **{name: OPTIONAL[name] for name in known},
-        "score": lambda each: f"{each.score:.3f}",
-        "KL": lambda each: number(each.divergence) or "–",
-    }
+        effect, score = "recovered", [*score, f"{result.reference:.3f} in the other text"]
+    optional = {"error": "±{0.error:.3f}", "estimate": "{0.estimate:+.3f}"}
+    known = [name for name in optional if any(getattr(each, name, None) is not None for each in effects)]
+    columns = {**named, effect: "{0.effect:+.3f}", **{name: optional[name] for name in known}}
+    columns["score"] = "{0.score:.3f}"
+    listed = sorted(effects, key=lambda each: -abs(each.effect))[:LISTED]
     table = Table(
-        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in columns),
+        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in (*columns, "KL")),
         tuple(
-            tuple(cell(each) for cell in columns.values())
-            for each in sorted(effects, key=_smallness)[:LISTED]
+            (*(cell.format(each) for cell in columns.values()), number(each.divergence) or "–")
+            for each in listed
         ),
         title=f"{changed} · {result.title}",
         subtitle="; ".join([result.prediction, *score, *lines]),
@@ -352,20 +402,15 @@ def of_effects(
 
 def of_intervention(result: Intervention) -> Answer:
     """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
-    effect, lines = "effect" if result.reference is None else "recovered", []
-    if result.together is not None:
-        count, all_ = len(result.heads), result.together
-        one = f"{effect} {all_.effect:+.3f}, score {all_.score:.3f}, KL {all_.divergence:.3f} nats"
-        lines.append(f"all {count:,} heads at once: {one}" if count > 1 else one)
+    heads, lines = result.heads, list[str]()
+    effect, unit = ("effect", result.unit) if result.reference is None else ("recovered", "")
+    if (every := result.together) is not None:
+        one = f"{effect} {every.effect:+.3f}, score {every.score:.3f}, KL {every.divergence:.3f} nats"
+        lines.append(f"all {len(heads):,} heads at once: {one}" if len(heads) > 1 else one)
     if result.correlation is not None:
         lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
     quick = "estimated from one gradient, not run: leave out --fast for the exact effects"
-    unit = result.unit if result.reference is None else ""
-    effects = {each.head: each.effect for each in result.heads}
-    maps = effect_maps(effects, effect, unit=unit, lead=f"{effect}, ")
-    named: dict[str, Callable[[Any], str]] = {"head": lambda each: each.head.name}
-    if len({each.head.kind for each in result.heads}) > 1:
-        named["kind"] = lambda each: each.head.kind or ""
+    maps = effect_maps({each.head: each.effect for each in heads}, effect, unit=unit, lead=f"{effect}, ")
+    named = {"head": "{0.head.name}"} | ({"kind": "{0.head.kind}"} if len(maps) > 1 else {})
     csv = "head.kind", "head.layer", "head.head"
-    said = [quick] * result.estimated
-    return of_effects(result, result.changed, result.heads, named, maps, csv, lines, said)
+    return of_effects(result, result.changed, heads, named, maps, csv, lines, [quick] * result.estimated)

@@ -7,16 +7,15 @@ that cutting a weight before the softmax equals masking it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from attnscope.attention import Attention, Axis, Head, Kind, RowSource
@@ -25,18 +24,12 @@ from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_for
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import Seeing, tolerance
 from attnscope.capture.rows.scores import mix
-from attnscope.errors import InputError, ModelError, SelectionError
+from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
-from attnscope.models.targets import Prediction, score_prediction
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
-from attnscope.records import Meaning, record
-
-Forward = Callable[..., Any]
-Predicted = TypeVar("Predicted")
 
 BLOCK = 512  # rows that are computed at a time
-SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
 NEAR = 1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
 
 
@@ -58,94 +51,71 @@ class RanLayer(NamedTuple):
         """Its first result: in most models the residual stream."""
         return first_tensor(self.output)
 
-    def with_states(self, changed: Tensor) -> RanLayer:
-        """The same with another stream."""
-        mine = self.states
-        return self._replace(output=tree_map(lambda part: changed if part is mine else part, self.output))
 
+@contextmanager
+def running_layers(
+    module: nn.Module, given: Sequence[RanLayer] | None = None, calls: Sized = ()
+) -> Iterator[list[RanLayer]]:
+    """Let the first layers return what is ``given`` while the block runs; without it, keep all results.
 
-@dataclass(eq=False)
-class KeptLayers:
-    """The results of every layer of a pass, in order.
-
-    A layer that ended before an attention call returns the same whatever happens to that call, so it need
-    not run again. A layer is a module with a number that is in no other such module: ``encoder.layer.3``.
-    Its result is copied whenever it is stored or returned, as a model may write into it.
+    A layer is a module with a number that is in no other such module: ``encoder.layer.3``. One that ended
+    before an attention call returns the same whatever happens to that call, so it need not run again;
+    ``calls`` are the attention calls so far. Results are copied, as a model may write into them.
     """
+    ready, kept, inside = iter(given or ()), list[RanLayer](), 0
+    copy = partial(tree_map, lambda part: part.clone() if isinstance(part, Tensor) else part)
 
-    module: nn.Module
-    ran: list[RanLayer] = field(default_factory=list)
+    def run(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if (known := next(ready, None)) is not None:
+            return copy(known.output)
+        before = len(calls)
+        inside += 1
+        output = forward(*args, **kwargs)
+        inside -= 1
+        if given is None and not inside:  # a layer that another one calls is a part of that
+            kept.append(RanLayer(name, copy(output), before, len(calls)))
+        return output
 
-    def keeping(self, calls: Callable[[], int] = lambda: 0) -> AbstractContextManager[None]:
-        """Store the layers' results while the block runs; ``calls`` gives the attention calls so far."""
-        self.ran.clear()
-        inside = 0
-
-        def keep(name: str, forward: Forward, *args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            before = calls()
-            inside += 1
-            output = forward(*args, **kwargs)
-            inside -= 1
-            if not inside:  # a layer that another one calls is a part of that
-                self.ran.append(RanLayer(name, _copy(output), before, calls()))
-            return output
-
-        return self._running(keep)
-
-    def before(self, call: int) -> list[RanLayer]:
-        """The layers that ended before an attention call."""
-        return [ran for ran in self.ran if ran.after <= call]
-
-    def giving(self, ran: Sequence[RanLayer]) -> AbstractContextManager[None]:
-        """Return these results for the first layers while the block runs, and run the others."""
-        given = iter(ran)
-
-        def give(name: str, forward: Forward, *args: Any, **kwargs: Any) -> Any:
-            ran = next(given, None)
-            if ran is None:
-                return forward(*args, **kwargs)
-            assert ran.layer == name
-            return _copy(ran.output)
-
-        return self._running(give)
-
-    @contextmanager
-    def _running(self, run: Forward) -> Iterator[None]:
-        """Call ``run`` with its name and forward in the place of each layer while the block runs."""
-        with ExitStack() as stack:
-            for name, layer in self.module.named_modules():
-                *outside, last = name.split(".")
-                if last.isdecimal() and not any(part.isdecimal() for part in outside):
-                    stack.enter_context(put_forward(layer, partial(run, name, layer.forward)))
-            yield
+    with ExitStack() as stack:
+        for name, layer in module.named_modules():
+            *outside, last = name.split(".")
+            if last.isdecimal() and not any(part.isdecimal() for part in outside):
+                stack.enter_context(put_forward(layer, partial(run, name, layer.forward)))
+        yield kept
 
 
-def _copy(output: Any) -> Any:
-    return tree_map(lambda part: part.clone() if isinstance(part, Tensor) else part, output)
+@dataclass(frozen=True, eq=False)
+class LayerPass:
+    """A pass with the results of its layers, and the same with another residual stream behind one of them."""
 
+    model: Model
+    ran: list[RanLayer]
+    record: Record
+    before: Any  # the prediction
 
-def run_keeping_layers(
-    model: Model, prepared: ModelInput, predict: Callable[[], Predicted]
-) -> tuple[Predicted, KeptLayers, Record]:
-    """One pass, what its layers returned, and its attention calls."""
-    kept = KeptLayers(model.module)
-    with recording(model.module, [], prepared.axes, warn=False) as seen, kept.keeping():
-        return predict(), kept, seen
+    @classmethod
+    def run(cls, model: Model, prepared: ModelInput, predict: Callable[[], Any]) -> LayerPass:
+        """Run ``predict``."""
+        module, axes = model.module, prepared.axes
+        with recording(module, [], axes, warn=False) as seen, running_layers(module) as ran:
+            return cls(model, ran, seen, predict())
 
+    @property
+    def attending(self) -> list[tuple[int, Kind, int]]:
+        """The place, kind and number in its list of each layer that ran in a list with attention."""
+        inside = ((site.site, ran) for site in reversed(self.record.sites) for ran in self.ran)
+        kinds = {ran.stack: site.kind for site, ran in inside if site.name.startswith(f"{ran.layer}.")}
+        if not kinds:  # of several calls in a list, the first one counts
+            raise ModelError(f"{self.model.name} has no list of layers to read after")
+        stacks = [ran.stack for ran in self.ran]
+        return [(at, kinds[it], stacks[:at].count(it)) for at, it in enumerate(stacks) if it in kinds]
 
-def attending_layers(model: Model, kept: KeptLayers, seen: Record) -> list[tuple[int, Kind, int]]:
-    """The place, kind and number in its list of each layer that ran in a list with attention."""
-    inside = ((site.site, ran) for site in reversed(seen.sites) for ran in kept.ran)  # the first one counts
-    kinds = {ran.stack: site.kind for site, ran in inside if site.name.startswith(f"{ran.layer}.")}
-    if not kinds:
-        raise ModelError(f"{model.name} has no list of layers to read after")
-    ran_in = {stack: count() for stack in kinds}
-    return [
-        (at, kinds[ran.stack], next(ran_in[ran.stack]))
-        for at, ran in enumerate(kept.ran)
-        if ran.stack in kinds
-    ]
+    def changing(self, at: int, states: Tensor) -> AbstractContextManager[object]:
+        """Let a layer return other states while the block runs, and those before it what they returned."""
+        ran, mine = self.ran[at], self.ran[at].states
+        output = tree_map(lambda part: states if part is mine else part, ran.output)
+        return running_layers(self.model.module, [*self.ran[:at], ran._replace(output=output)])
 
 
 @contextmanager
@@ -173,21 +143,6 @@ def editing(
 Calls: TypeAlias = Mapping[Head, Sequence[int]]  # the attention calls of every selected head, by number
 
 
-def calls_of(record: Record, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
-    """The calls of each selected head: of ``heads``, or of all in the selection."""
-    calls: dict[Head, list[int]] = {}
-    for asked in [selection.of(head) for head in heads] or [selection]:
-        found = [
-            (Head(each.site.layer, head, each.site.kind), call)
-            for call, each in enumerate(record.sites)
-            for head in asked.heads(each.site, each.heads)
-        ]
-        require_selected(found, record, asked)
-        for head, call in found:
-            calls.setdefault(head, []).append(call)
-    return calls
-
-
 class Made(NamedTuple):
     """The new outputs of one call's heads at some rows, and the old ones.  [batch, head, row, size]"""
 
@@ -195,30 +150,45 @@ class Made(NamedTuple):
     rows: Tensor | slice = slice(None)  # [row]
     before: Tensor | None = None  # what proves that a change is of this call; none for known outputs
 
+    def check(self, output: Tensor) -> None:
+        """Raise ``ModelError`` unless the call returned ``output``, [batch, query, head, size]."""
+        if self.before is None:
+            return
+        given = output.detach().transpose(1, 2)
+        fits = isinstance(self.rows, slice) or int(self.rows[-1]) < given.shape[2]
+        if given.shape[:2] != self.before.shape[:2] or not fits:
+            raise ModelError("the heads shown are not those that this layer sums")
+        given = given[:, :, self.rows]
+        size = float(given.abs().amax()) or 1.0
+        if float((self.before - given).abs().amax()) <= tolerance(output.dtype) * size:
+            return
+        raise ModelError("weights × values do not reproduce this layer's output: its heads cannot be changed")
+
 
 Change: TypeAlias = Callable[[int, Attention], "Made | None"]
 """The change of an attention call of this number; ``None`` leaves it alone."""
 
-Changed: TypeAlias = Mapping[int, tuple[Made, Iterable[tuple[int | slice, int]]]]
-"""What is put into an attention call of this number: into which copies of the text, and which heads."""
+Places: TypeAlias = Mapping[int, Sequence[tuple[int | slice, int]]]
+"""Which heads of a call of this number are changed: each in which copies of the text."""
 
 
-def check_change(made: Sequence[Made | None], number: int, output: Tensor) -> Made | None:
-    """The change of the call that returned ``output``, [batch, query, head, size], after a check."""
-    if number >= len(made):
-        raise ModelError("this attention is known only after its layer has run, and cannot be changed")
-    mine = made[number]
-    if mine is None or mine.before is None:
-        return mine
-    given = output.detach().transpose(1, 2)
-    fits = isinstance(mine.rows, slice) or int(mine.rows[-1]) < given.shape[2]
-    if given.shape[:2] != mine.before.shape[:2] or not fits:
-        raise ModelError("the heads shown are not those that this layer sums")
-    given = given[:, :, mine.rows]
-    size = float(given.abs().amax()) or 1.0
-    if not float((mine.before - given).abs().amax()) <= tolerance(output.dtype) * size:
-        raise ModelError("weights × values do not reproduce this layer's output: its heads cannot be changed")
-    return mine
+def places_of(calls: Calls) -> Places:
+    """The heads of each call, in all copies of the text."""
+    numbers = {call for mine in calls.values() for call in mine}
+    return {
+        call: [(slice(None), head.head) for head, mine in calls.items() if call in mine] for call in numbers
+    }
+
+
+def put_heads(places: Places, made: Mapping[int, Made | None], number: int, output: Tensor) -> Tensor | None:
+    """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
+    mine = made[number] if number in places else None
+    if mine is None:
+        return None
+    other = output.clone()
+    for copy, head in places[number]:
+        other[copy, mine.rows, head] = mine.outputs[copy, head].to(output)
+    return other
 
 
 def mix_rows(read: RowSource, values: Tensor, first: int, stop: int) -> Tensor:
@@ -235,52 +205,15 @@ def mixed_values(attention: Attention) -> Tensor:
     return values
 
 
-def change_together(
-    model: Model, prepared: ModelInput, predict: Callable[[], Tensor], change: Change, calls: Calls
-) -> Tensor:
-    """The result of ``predict`` with several heads changed in one pass, each given the earlier changes."""
-    made, heads = list[Made | None](), heads_by_call(calls)
-    see = Seeing(lambda attention: made.append(change(len(made), attention)))
-
-    def edit(number: int, output: Tensor) -> Tensor | None:
-        mine = check_change(made, number, output)
-        return None if mine is None else put_heads({number: (mine, heads.get(number, ()))}, number, output)
-
-    with recording(model.module, [see], prepared.axes, warn=False), edited(edit):
-        return predict()
-
-
-def heads_by_call(calls: Calls) -> dict[int, list[tuple[slice, int]]]:
-    """The heads of each call, in all copies of the text."""
-    heads: dict[int, list[tuple[slice, int]]] = {}
-    for head, mine in calls.items():
-        for call in mine:
-            heads.setdefault(call, []).append((slice(None), head.head))
-    return heads
-
-
-def put_heads(changed: Changed, number: int, output: Tensor) -> Tensor | None:
-    """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
-    if number not in changed:
-        return None
-    (made, heads), other = changed[number], output.clone()
-    for copy, head in heads:
-        other[copy, made.rows, head] = made.outputs[copy, head].to(output)
-    return other
-
-
 @dataclass(frozen=True, eq=False)
-class PlainPass:
-    """An unchanged pass with its layers stored, and the same with heads changed."""
+class PlainPass(LayerPass):
+    """A pass, and the same with heads changed, from the layer of the first change on."""
 
-    model: Model
+    before: Tensor
     prepared: ModelInput
     predict: Callable[[], Tensor]
     change: Change | None  # none where heads get known outputs
-    before: Tensor
-    kept: KeptLayers
-    record: Record
-    made: Sequence[Made | None]  # for each call, its heads' new outputs
+    made: Mapping[int, Made | None]  # by call, its heads' new outputs
     given: Sequence[Tensor]  # what heads gave, [batch, query, head, size], by call; empty unless asked for
     same: dict[int, bool] = field(default_factory=lambda: {0: True})  # by the number of skipped calls
 
@@ -293,138 +226,104 @@ class PlainPass:
         change: Change | None = None,
         observers: Sequence[Observer] = (),
         *,
+        calls: Calls = MappingProxyType({}),
         keep_outputs: bool = False,
     ) -> PlainPass:
-        """Run ``predict``. Raises ``ModelError`` for heads that cannot be gated."""
-        kept, made, given = KeptLayers(model.module), list[Made | None](), list[Tensor]()
-        if change is not None:
-            see = Seeing(lambda attention: made.append(change(len(made), attention)))
-            observers = [see, *observers]
+        """Run ``predict``; the heads of ``calls`` are changed, each given the earlier changes.
 
-        def check(number: int, output: Tensor) -> None:
+        Raises ``ModelError`` for heads that cannot be gated.
+        """
+        made, given, places = dict[int, Made | None](), list[Tensor](), places_of(calls)
+
+        def see(attention: Attention) -> None:
+            made[len(made)] = None if change is None else change(len(made), attention)
+
+        def edit(number: int, output: Tensor) -> Tensor | None:
             if keep_outputs:
                 given.append(output.detach().clone())
-            if change is not None:
-                check_change(made, number, output)
+            if change is None:
+                return None
+            if number not in made:
+                raise ModelError(
+                    "this attention is known only after its layer has run, and cannot be changed"
+                )
+            if (mine := made[number]) is not None:
+                mine.check(output)
+            return put_heads(places, made, number, output)
 
-        with (
-            editing(model, check, prepared.axes, observers) as (record, gates),
-            kept.keeping(lambda: len(gates.heads)),
-        ):
+        observers = [*[Seeing(see)] * (change is not None), *observers]
+        with ExitStack() as stack:
+            record, gates = stack.enter_context(editing(model, edit, prepared.axes, observers))
+            ran = [] if calls else stack.enter_context(running_layers(model.module, None, gates.heads))
             before = predict()
-        return cls(model, prepared, predict, change, before, kept, record, made, given)
+        return cls(model, ran, record, before, prepared, predict, change, made, given)
+
+    def calls(self, selection: Selection, heads: Sequence[Head] = ()) -> Calls:
+        """The calls of each selected head: of ``heads``, or of all in the selection."""
+        calls = dict[Head, list[int]]()
+        for asked in [selection.of(head) for head in heads] or [selection]:
+            found = [
+                (Head(each.site.layer, head, each.site.kind), call)
+                for call, each in enumerate(self.record.sites)
+                for head in asked.heads(each.site, each.heads)
+            ]
+            require_selected(found, self.record, asked)
+            for head, call in found:
+                calls.setdefault(head, []).append(call)
+        return calls
 
     def putting(self, outputs: Iterable[Tensor]) -> PlainPass:
         """The same with known outputs for the heads of each call, [batch, query, head, size]."""
-        return replace(self, made=[Made(each.transpose(1, 2)) for each in outputs])
+        return replace(self, made=dict(enumerate(Made(each.transpose(1, 2)) for each in outputs)))
 
     @contextmanager
     def edited_from(
-        self, call: int, edit: Edit, observers: Sequence[Observer] = (), copies: KeptLayers | None = None
-    ) -> Iterator[int]:
+        self, call: int, edit: Edit, observers: Sequence[Observer] = (), copies: Sequence[RanLayer] = ()
+    ) -> Iterator[None]:
         """Run from the layer of an attention call on; ``edit`` numbers calls as in a full pass.
 
-        Yields the number of skipped calls. ``copies`` are the layers of a batch of this input. Layers may
-        keep more state than they return: they are reused only if a pass without a change ends the same.
+        ``copies`` are the layers of a batch of this input. Layers may keep more state than they return: they
+        are reused only if a pass without a change ends the same.
         """
-        kept = self.kept.before(call)
+        module, axes = self.model.module, self.prepared.axes
+        kept = [ran for ran in self.ran if ran.after <= call]
         skipped = sum(ran.after - ran.before for ran in kept)
         if skipped not in self.same:
-            with self.kept.giving(kept):
+            with running_layers(module, kept):
                 self.same[skipped] = torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0)
-        reused = (copies or self.kept).before(call) if all(self.same.values()) else []
-        skipped = skipped if reused else 0
-        with ExitStack() as stack:
-            if observers:
-                module, axes = self.model.module, self.prepared.axes
-                stack.enter_context(recording(module, observers, axes, warn=False))
-            stack.enter_context(self.kept.giving(reused))
-            stack.enter_context(edited(lambda number, output: edit(number + skipped, output)))
-            yield skipped
+        if not all(self.same.values()):
+            kept, skipped = [], 0
+        with (
+            recording(module, observers, axes, warn=False) if observers else nullcontext(),
+            running_layers(module, (copies or kept)[: len(kept)]),
+            edited(lambda number, output: edit(number + skipped, output)),
+        ):
+            yield
 
-    def changes(self, calls: Calls) -> Changed:
-        """The new outputs of some heads, by call; calls without a change are left out."""
-        heads = heads_by_call(calls).items()
-        return {call: (made, mine) for call, mine in heads if (made := self.made[call]) is not None}
-
-    def changed(self, calls: Calls) -> Tensor:
-        """The prediction with some heads changed in one pass, from the layer of the first change on."""
-        changed = self.changes(calls)
-        if not changed:
+    def changed(self, calls: Calls, observers: Sequence[Observer] = (), *, hold: bool = False) -> Tensor:
+        """The prediction with some heads changed at once; ``hold``: all others give what they gave."""
+        places = {call: heads for call, heads in places_of(calls).items() if self.made[call] is not None}
+        if not places:
             return self.before
-        if self.change is not None and len(changed) > 1:
-            return change_together(self.model, self.prepared, self.predict, self.change, calls)
-        with self.edited_from(min(changed), partial(put_heads, changed)):
+        if self.change is not None and len(places) > 1 and not hold:
+            return self.run(self.model, self.prepared, self.predict, self.change, calls=calls).before
+
+        def edit(number: int, output: Tensor) -> Tensor | None:
+            held = self.given[number].clone() if hold else None
+            changed = put_heads(places, self.made, number, output if held is None else held)
+            return held if changed is None else changed
+
+        with self.edited_from(min(places), edit, observers):
             return self.predict()
 
+    def slopes(self, score: Callable[[Tensor], Tensor]) -> Sequence[Tensor | None]:
+        """The gradient of a score of the prediction by each call's output, [batch, query, head, size]."""
+        added = list[Tensor]()
 
-@record("what a change does to the prediction")
-class Effect:
-    """A prediction after a change."""
+        def add(number: int, output: Tensor) -> Tensor:
+            added.append(torch.zeros_like(output, requires_grad=True))
+            return output + added[-1]
 
-    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
-    score: Annotated[float, Meaning("the score after the change")]
-    divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A prediction whose score is recomputed in changed passes."""
-
-    model: Model
-    prepared: ModelInput
-    prediction: Prediction
-    reference: float | None = None  # the score of another text
-    whole: float = 1.0  # what effects are divided by: how far that one is away
-
-    def toward(self, before: Tensor, reference: Tensor) -> Scored:
-        """The same with effects as shares of the way from one prediction to another."""
-        score, there = float(self.score(before)), float(self.score(reference))
-        if abs(there - score) < SAME:
-            raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
-        return replace(self, reference=there, whole=there - score)
-
-    @property
-    def asked(self) -> tuple[Model, ModelInput, Callable[[], Tensor]]:
-        """What ``PlainPass.run`` runs."""
-        return self.model, self.prepared, self.logits
-
-    def logits(self) -> Tensor:
-        """One pass.  -> [vocabulary] or [class], float64"""
-        return self.prediction.scores(self.model, self.prepared)[0].cpu().double()
-
-    @property
-    def unit(self) -> str:
-        """What the score is."""
-        return "log-probability" if self.prediction.against is None else "logit difference"
-
-    def score(self, logits: Tensor) -> Tensor:
-        """The log-probability of the prediction, or its logit minus the other word's."""
-        chosen, against = self.prediction.chosen, self.prediction.against
-        return logits.log_softmax(-1)[chosen] if against is None else logits[chosen] - logits[against]
-
-    def effect(self, before: Tensor, after: Tensor) -> Effect:
-        """What a change does."""
-        pair = torch.stack([before, after]).log_softmax(-1)
-        divergence = float(F.kl_div(pair[1], pair[0], reduction="sum", log_target=True))
-        score = float(self.score(after))
-        return Effect((score - float(self.score(before))) / self.whole, score, divergence)
-
-
-@contextmanager
-def scoring(model: Model, prepared: ModelInput, target: str | None, against: str | None) -> Iterator[Scored]:
-    """The prediction that words name, to be changed in the block."""
-    if prepared.replay is not None:
-        raise ModelError("a trace holds no weights of the model: give the model and the text")
-    model.show_kinds(prepared)
-    with torch.no_grad(), model.threads(prepared):
-        yield Scored(model, prepared, score_prediction(model, prepared, target, against))
-
-
-@contextmanager
-def naming(what: str, number: int, count: int) -> Iterator[None]:
-    """Name one of several texts in errors of the block."""
-    try:
-        yield
-    except (InputError, SelectionError) as error:
-        raise type(error)(f"{what} {number:,}: {error}" if count > 1 else str(error)) from None
+        with torch.enable_grad(), editing(self.model, add):
+            value = score(self.predict())
+        return torch.autograd.grad(value, added, allow_unused=True)

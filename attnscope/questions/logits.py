@@ -27,7 +27,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction
 from attnscope.models.text.tokens import without_marks
 from attnscope.questions.answer import Answer
-from attnscope.questions.intervention import KeptLayers, attending_layers, run_keeping_layers
+from attnscope.questions.intervention import LayerPass
 from attnscope.questions.loss import Likeliest, name_likeliest, read_token, show_likeliest
 from attnscope.questions.sentences import name_pass
 from attnscope.records import Address, Meaning, Notes, Parts, derived, record
@@ -271,11 +271,9 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     place_prediction(model, prepared, target)  # the error for a model without a head comes from here
     with torch.no_grad(), model.threads(prepared):
-        prediction, kept, seen = run_keeping_layers(
-            model, prepared, lambda: score_prediction(model, prepared, target, against)
-        )
-        del kept.ran[attending_layers(model, kept, seen)[-1][0] + 1 :]
-        logits = _read_off(model, prepared, kept, prediction).double().cpu()  # [layer, vocabulary]
+        first = LayerPass.run(model, prepared, lambda: score_prediction(model, prepared, target, against))
+        prediction: Prediction = first.before
+        logits = _read_off(model, prepared, first, prediction).double().cpu()  # [layer, vocabulary]
     chosen, other = prediction.chosen, prediction.against
     found = (
         LayerPrediction(
@@ -292,17 +290,17 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
         prediction=prediction.description,
         layers=tuple(found),
         title=name_pass(model, prepared),
-        notes=(*model.notes, *prepared.notes, *seen.notes),
+        notes=(*model.notes, *prepared.notes, *first.record.notes),
     )
 
 
-def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: Prediction) -> Tensor:
+def _read_off(model: Model, prepared: ModelInput, first: LayerPass, prediction: Prediction) -> Tensor:
     """The logits after each layer of the last list. Raises ``ModelError`` if layers return no stream.
 
     Each layer's row takes the place of one token; no layer runs again.  -> [layer, vocabulary]
     """
-    final, length = kept.ran[-1], model.objective.ids(prepared).shape[1]
-    ran = [each.states for each in kept.ran if each.stack == final.stack]
+    last, length = first.attending[-1][0], model.objective.ids(prepared).shape[1]
+    ran = [each.states for each in first.ran[: last + 1] if each.stack == first.ran[last].stack]
     streams = [states for states in ran if states is not None]
     shapes = {states.shape for states in streams}
     if len(streams) < len(ran) or len(shapes) > 1 or streams[-1][..., 0].numel() != length:
@@ -311,8 +309,7 @@ def _read_off(model: Model, prepared: ModelInput, kept: KeptLayers, prediction: 
     found = []
     for some in torch.split(rows, length):
         changed = torch.cat([some, streams[-1].reshape(length, -1)[len(some) :]]).view_as(streams[-1])
-        kept.ran[-1] = final.with_states(changed)
-        with kept.giving(kept.ran):
+        with first.changing(last, changed):
             places = torch.arange(len(some), device=model.device)
             found.append(model.logits(prepared, torch.zeros_like(places), places).float())
     logits = torch.cat(found)

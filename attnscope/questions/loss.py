@@ -31,7 +31,7 @@ from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import listening, tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import TokenLoss
-from attnscope.questions.intervention import PlainPass, calls_of, editing
+from attnscope.questions.intervention import PlainPass, editing
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
@@ -95,7 +95,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
         with torch.no_grad(), model.threads(predictions.prepared):
             predict = partial(predictions.logits, model)
             first = take_away(PlainPass.run(model, predictions.prepared, predict))
-            calls = calls_of(first.record, selection, heads)
+            calls = first.calls(selection, heads)
             after = first.changed(calls)
         pair = torch.stack([first.before, after]).double().cpu().log_softmax(-1)  # [2, target, vocabulary]
         right = pair[:, torch.arange(pair.shape[1]), predictions.target_ids]  # [before | after, target]
@@ -291,7 +291,7 @@ def _rises(
     with torch.no_grad(), model.threads(predictions.prepared):
         losses = PlainPass.run(model, predictions.prepared, lambda: predictions.losses(model).cpu().double())
         first = take_away(losses, means)
-        calls = calls_of(first.record, selection).items()
+        calls = first.calls(selection).items()
         return (
             of_text,
             first.before,

@@ -9,44 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, AttentionCall, Head, HeldRows, Kind, Site
+from attnscope.attention import Attention, AttentionCall, Head, HeldRows, Kind
 from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import ScoredRows, find_scores
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
+from attnscope.questions import cause
 from attnscope.questions.answer import Answer
-from attnscope.questions.cause import Intervention, ScoreOutcome, average_effects, measure_effects, of_effects
-from attnscope.questions.intervention import (
-    NEAR,
-    Calls,
-    Change,
-    Effect,
-    Made,
-    PlainPass,
-    RanLayer,
-    Scored,
-    attending_layers,
-    calls_of,
-    editing,
-    mix_rows,
-    mixed_values,
-    naming,
-    put_heads,
-    run_keeping_layers,
-    scoring,
-)
+from attnscope.questions.intervention import NEAR, Calls, LayerPass, Made, PlainPass, mix_rows, mixed_values
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import name_pass, quote_text
+from attnscope.questions.sentences import group_by
 from attnscope.records import Meaning, record
-from attnscope.views import head_map
+from attnscope.views import HeadMap, head_map
 
 What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]  # what can be patched
 
@@ -61,6 +42,7 @@ PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
 """Each in words, and the terms of the call that it is."""
 
 LOGITS = "logits"  # the end of a path that leads to no head
+WAYS = "this into the other", "the other text into this"  # without and with noise
 OTHER_CALLS = "the passes of the texts have different attention calls"
 
 
@@ -74,7 +56,7 @@ class TextPair:
     against: str | None = None
 
     @contextmanager
-    def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[Scored, Scored]]:
+    def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[cause.Scored, cause.Scored]]:
         """The prediction in the pass to change, and in that whose parts go there (``noise``: corrupt)."""
         one, other = self.clean.tokens, self.corrupt.tokens
         if len(one) != len(other):
@@ -89,7 +71,7 @@ class TextPair:
                 f"the texts differ in their number of tokens, {len(one):,} and {len(other):,}"
                 f"{next(why, '')}; a patch needs the same number"
             )
-        with scoring(model, self.clean, self.target, self.against) as clean:
+        with cause.Scored.of(model, self.clean, self.target, self.against) as clean:
             corrupt = replace(clean, prepared=self.corrupt)
             yield (clean, corrupt) if noise else (corrupt, clean)
 
@@ -134,16 +116,6 @@ class Receiver(NamedTuple):
     def __str__(self) -> str:
         return LOGITS if self.head is None else f"{self.head}:{self.part}"
 
-    def call(self, sites: Sequence[Site]) -> int:
-        """The number of its call; after the last one for the output. Raises ``SelectionError``."""
-        if self.head is None:
-            return len(sites)
-        asked = Selection(self.head)
-        found = [number for number, site in enumerate(sites) if asked.meets(site)]
-        if len(found) != 1:
-            raise SelectionError(f"{self.head} is {len(found)} attention calls: name one, with its kind")
-        return found[0]
-
 
 def _call(attention: Attention) -> AttentionCall:
     read = attention.read
@@ -153,6 +125,10 @@ def _call(attention: Attention) -> AttentionCall:
             f"{attention.site.name} shows weights without its queries and keys: patch --what output"
         )
     return call
+
+
+def _seeing(calls: list[AttentionCall]) -> Seeing:
+    return Seeing(lambda attention: calls.append(_call(attention)))
 
 
 def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> Tensor:
@@ -165,35 +141,70 @@ def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> T
 class TwoPasses:
     """The pass to change, and that of the other text, whose parts are put there."""
 
-    scored: Scored
+    scored: cause.Scored
     here: PlainPass
     there: PlainPass
     mine: Sequence[AttentionCall] = ()  # of the pass to change; empty unless asked for
 
     @classmethod
-    def of(cls, base: Scored, donor: Scored, what: What = "output", *, keep_calls: bool = False) -> TwoPasses:
+    def of(
+        cls, base: cause.Scored, donor: cause.Scored, what: What = "output", *, keep_calls: bool = False
+    ) -> TwoPasses:
         """Run both texts. Raises ``InputError`` for passes that differ in their attention calls."""
         mine, theirs = list[AttentionCall](), list[AttentionCall]()
-        see = Seeing(lambda attention: mine.append(_call(attention)))
-        saw = Seeing(lambda attention: theirs.append(_call(attention)))
-        there = PlainPass.run(*donor.asked, None, [saw] * (what != "output"), keep_outputs=True)
-        change = None if what == "output" else _give_part(what, theirs)
-        here = PlainPass.run(*base.asked, change, [see] * keep_calls, keep_outputs=True)
+
+        def give_part(number: int, attention: Attention) -> Made:
+            call, others = _call(attention), theirs[number : number + 1]
+            if [call.query.shape] != [other.query.shape for other in others]:
+                raise InputError(OTHER_CALLS)
+            before = mix_rows(attention.read, mixed_values(attention), 0, len(attention.queries))
+            return Made(_mixed(call, others[0], PARTS[what][1]), before=before)
+
+        change, saw = (None, []) if what == "output" else (give_part, [_seeing(theirs)])
+        there = PlainPass.run(*donor.asked, None, saw, keep_outputs=True)
+        here = PlainPass.run(*base.asked, change, [_seeing(mine)] * keep_calls, keep_outputs=True)
         if [each.shape for each in here.given] != [each.shape for each in there.given]:
             raise InputError(OTHER_CALLS)
-        scored = base.toward(here.before, there.before)
+        scored = base.toward(donor.prepared, here.before, there.before)
         return cls(scored, here if change else here.putting(there.given), there, mine)
 
+    def estimate(self, calls: Calls) -> dict[Head, cause.Effect]:
+        """The effect of each head's output from one gradient: gradient of the score times the difference."""
+        found, slopes = dict[Head, cause.Effect](), self.here.slopes(self.scored.score)
+        for head, mine in calls.items():
+            moved = sum(
+                float((slope * (self.there.given[call] - self.here.given[call]))[:, :, head.head].sum())
+                for call in mine
+                if (slope := slopes[call]) is not None
+            )
+            score = float(self.scored.score(self.here.before)) + moved
+            found[head] = cause.Effect(moved / self.scored.whole, score, float("nan"))
+        return found
 
-def _give_part(what: What, theirs: Sequence[AttentionCall]) -> Change:
-    def change(number: int, attention: Attention) -> Made:
-        call, others = _call(attention), theirs[number : number + 1]
-        if [call.query.shape] != [other.query.shape for other in others]:
-            raise InputError(OTHER_CALLS)
-        before = mix_rows(attention.read, mixed_values(attention), 0, len(attention.queries))
-        return Made(_mixed(call, others[0], PARTS[what][1]), before=before)
+    def path(self, to: Receiver, calls: Calls) -> tuple[cause.Run, Calls]:
+        """Predicts with heads changed for one receiver alone, all other heads held; and those before it.
 
-    return change
+        One pass gives the receiver's new input, and another one its effect on the prediction.
+        """
+        receiver, sites = to.head, self.here.record.sites
+        ends = [number for number, each in enumerate(sites) if Selection(receiver).meets(each.site)]
+        if receiver is not None and len(ends) != 1:
+            raise SelectionError(f"{receiver} is {len(ends)} attention calls: name one, with its kind")
+        end = len(sites) if receiver is None else ends[0]
+        earlier = ((head, [call for call in mine if call < end]) for head, mine in calls.items())
+        senders = {head: mine for head, mine in earlier if mine}
+        if not senders:
+            raise SelectionError(f"none of these heads comes before {to}")
+
+        def send(sent: Calls) -> Tensor:
+            if receiver is None:
+                return self.here.changed(sent, hold=True)
+            seen = list[AttentionCall]()  # from the first change on
+            self.here.changed(sent, [_seeing(seen)], hold=True)
+            made = Made(_mixed(self.mine[end], seen[end - len(sites)], PARTS[to.part][1]))
+            return replace(self.here, made={end: made}).changed({receiver: [end]})
+
+        return send, senders
 
 
 def patch(
@@ -207,7 +218,7 @@ def patch(
     noise: bool = False,
     fast: bool = False,
     exact: bool = False,
-) -> Intervention:
+) -> cause.Intervention:
     """Put each head of one text into the pass of the other: how much of the difference it restores.
 
     The prediction is that of the clean text. Its heads go into the pass of the corrupt one, or the other
@@ -217,89 +228,24 @@ def patch(
     ``exact``: beside them). Raises ``InputError`` for texts of different lengths or with the same score.
     """
     named = PARTS[what][0] if to is None else f"the way to {to}"
-    changed, found = f"patch {named} of {_way(noise)}", list[Intervention]()
-    for number, pair in enumerate(pairs, 1):
-        with naming("pair", number, len(pairs)), pair.scoring(model, noise) as (base, donor):
+    changed, run_all = f"patch {named} of {WAYS[noise]}", exact or not fast
+
+    def ask(pair: TextPair) -> cause.Intervention:
+        with pair.scoring(model, noise) as (base, donor):
             passes = TwoPasses.of(base, donor, what, keep_calls=to is not None and to.head is not None)
-            scored, first, title = passes.scored, passes.here, _title(base, donor)
-            calls = calls_of(first.record, selection or Selection(), heads)
-            run: Callable[[Calls], Tensor] = first.changed
-            if to is not None:
-                run, calls = _path_runner(passes, to, calls)
-            estimates = _estimate(passes, calls) if fast else {}
-            found.append(
-                measure_effects(scored, first, calls, changed, title, run, estimates, exact or not fast)
-            )
-    title = f"{model.title} · {len(found):,} pairs of texts"
-    return average_effects(found, "the prediction of each pair", title)
+            first = passes.here
+            calls = first.calls(selection or Selection(), heads)
+            run, calls = (first.changed, calls) if to is None else passes.path(to, calls)
+            estimates = passes.estimate(calls) if fast else {}
+            changing = run if run_all else None
+            return cause.measure_effects(passes.scored, first, calls, changed, changing, estimates)
 
-
-def _way(noise: bool) -> str:
-    return "the other text into this" if noise else "this into the other"
-
-
-def _title(base: Scored, donor: Scored) -> str:
-    return f"{name_pass(base.model, base.prepared)} ← {quote_text(donor.prepared)}"
-
-
-def _estimate(passes: TwoPasses, calls: Calls) -> dict[Head, Effect]:
-    """The effect of each head's output from one gradient: gradient of the score times the difference."""
-    scored, here, there = passes.scored, passes.here, passes.there
-    added = list[Tensor]()
-
-    def add(number: int, output: Tensor) -> Tensor:
-        added.append(torch.zeros_like(output, requires_grad=True))
-        return output + added[-1]
-
-    with torch.enable_grad():
-        with editing(scored.model, add):
-            score = scored.score(scored.logits())
-        slopes = torch.autograd.grad(score, added, allow_unused=True)
-    found = dict[Head, Effect]()
-    for head, mine in calls.items():
-        moved = sum(
-            float((slope * (there.given[call] - here.given[call]))[:, :, head.head].sum())
-            for call in mine
-            if (slope := slopes[call]) is not None
-        )
-        found[head] = Effect(moved / scored.whole, float(scored.score(here.before)) + moved, float("nan"))
-    return found
-
-
-def _path_runner(passes: TwoPasses, to: Receiver, calls: Calls) -> tuple[Callable[[Calls], Tensor], Calls]:
-    """Predicts with some heads changed for one receiver alone, all other heads frozen; heads before it.
-
-    One pass gives the receiver's new input, and another one its effect on the prediction.
-    """
-    scored, first, frozen = passes.scored, passes.here, passes.here.given
-    end = to.call([each.site for each in first.record.sites])
-    senders = {head: [call for call in mine if call < end] for head, mine in calls.items()}
-    senders = {head: mine for head, mine in senders.items() if mine}
-    if not senders:
-        raise SelectionError(f"none of these heads comes before {to}")
-
-    def send(sent: Calls) -> Tensor:
-        changes, seen = first.changes(sent), list[AttentionCall]()
-        see = Seeing(lambda attention: seen.append(_call(attention)))
-
-        def freeze(number: int, output: Tensor) -> Tensor:
-            mine = put_heads(changes, number, frozen[number])
-            return frozen[number].clone() if mine is None else mine
-
-        with first.edited_from(min(changes), freeze, [see] * (to.head is not None)) as skipped:
-            logits = scored.logits()
-        if to.head is None:
-            return logits
-        made = Made(_mixed(passes.mine[end], seen[end - skipped], PARTS[to.part][1]))
-        changed = {end: (made, [(slice(None), to.head.head)])}
-        with first.edited_from(end, partial(put_heads, changed)):
-            return scored.logits()
-
-    return send, senders
+    title, found = f"{model.title} · {len(pairs):,} pairs of texts", cause.ask_each("pair", pairs, ask)
+    return cause.average_effects(found, "the prediction of each pair", title)
 
 
 @record("a layer's residual stream at a token, patched alone")
-class PatchedToken(Effect):
+class PatchedToken(cause.Effect):
     """A prediction after one token's state after one layer was replaced."""
 
     kind: Annotated[Kind, Meaning("the side of the model")]
@@ -314,7 +260,7 @@ class PatchedToken(Effect):
 
 
 @record("the residual stream patched token by token (--by token)", "patch")
-class TokenTrace(ScoreOutcome):
+class TokenTrace(cause.ScoreOutcome):
     """How much of the difference between two texts each token's state holds after each layer."""
 
     changed: Annotated[str, Meaning("what was changed")]
@@ -324,25 +270,23 @@ class TokenTrace(ScoreOutcome):
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
     """Put the state of each token after each layer into the pass of the other text, one at a time."""
     with pair.scoring(model, noise) as (base, donor):
-        there, theirs, _ = run_keeping_layers(*donor.asked)
-        before, mine, seen = run_keeping_layers(*base.asked)
-        scored = base.toward(before, there)
-        found, layers = list[PatchedToken](), attending_layers(model, mine, seen)
+        there, here = LayerPass.run(*donor.asked), LayerPass.run(*base.asked)
+        scored, before = base.toward(donor.prepared, here.before, there.before), here.before
+        found, layers = list[PatchedToken](), here.attending
         alone = len({kind for _, kind, _ in layers}) == 1
-        for done, (at, kind, layer) in enumerate(layers):
-            tell("layer", done + 1, len(layers))
+        for done, (at, kind, layer) in enumerate(layers, 1):
+            tell("layer", done, len(layers))
             axes = [each.prepared.axes[kind][0] for each in (base, donor)]
-            ran, states, others = mine.ran[at], mine.ran[at].states, theirs.ran[at].states
-            length = len(axes[0])
+            states, others, length = here.ran[at].states, there.ran[at].states, len(axes[0])
             if states is None or others is None or {s[..., 0].numel() for s in (states, others)} != {length}:
                 raise ModelError(f"the layers of {model.name} do not each give one state a token")
 
-            def run(changed: Tensor, at: int = at, ran: RanLayer = ran) -> Tensor:
-                with mine.giving([*mine.ran[:at], ran.with_states(changed)]):
+            def run(changed: Tensor, at: int = at) -> Tensor:
+                with here.changing(at, changed):
                     return scored.logits()
 
             # with all states it is the other pass's prediction, if the model has a single side
-            every, expected = (others, there) if alone else (states, before)
+            every, expected = (others, there.before) if alone else (states, before)
             if not torch.allclose(run(every), expected, atol=NEAR, rtol=0):
                 name = model.name
                 raise ModelError(
@@ -355,33 +299,25 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
                     changed = rows.clone()
                     changed[position] = wanted[position]
                     after = run(changed.view_as(states))
-                effect = scored.effect(before, after)
+                effect = vars(scored.effect(before, after))
                 named = dict.fromkeys(str(position) if isinstance(e, int) else e.text for e in tokens)
-                found.append(
-                    PatchedToken(
-                        **vars(effect), kind=kind, layer=layer, position=position, token="←".join(named)
-                    )
-                )
+                token = "←".join(named)
+                found.append(PatchedToken(**effect, kind=kind, layer=layer, position=position, token=token))
     return TokenTrace(
-        changed=f"patch states of {_way(noise)}",
-        prediction=base.prediction.description,
-        unit=base.unit,
-        score=float(base.score(before)),
-        reference=scored.reference,
+        **scored.outcome(before),
+        notes=(*model.notes, *pair.clean.notes, *here.record.notes),
+        changed=f"patch states of {WAYS[noise]}",
         tokens=tuple(found),
-        title=_title(base, donor),
-        notes=(*model.notes, *pair.clean.notes, *seen.notes),
     )
 
 
 def of_trace(result: TokenTrace) -> Answer:
     """The states that restore most, and a map of tokens × layers for each side of the model."""
-    kinds: dict[str, dict[int, list[PatchedToken]]] = {}
-    for each in result.tokens:
-        kinds.setdefault(each.kind, {}).setdefault(each.position, []).append(each)
     top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
-    maps = {
-        kind: head_map(
+    maps = dict[str, HeadMap]()
+    for kind, mine in group_by(result.tokens, lambda each: each.kind).items():
+        tokens = group_by(mine, lambda each: each.position)
+        maps[kind] = head_map(
             {position: [each.effect for each in layers] for position, layers in tokens.items()},
             "recovered",
             limits=(-top, top),  # all on one scale
@@ -390,11 +326,6 @@ def of_trace(result: TokenTrace) -> Answer:
             marks=("", "L"),
             labels=tuple(first.label for first, *_ in tokens.values()),
         )
-        for kind, tokens in kinds.items()
-    }
-    named: dict[str, Callable[[Any], str]] = {"layer": lambda each: str(each.layer)}
-    if len(maps) > 1:
-        named["kind"] = lambda each: each.kind
-    named["token"] = lambda each: each.label
+    named = {"layer": "{0.layer}", **({"kind": "{0.kind}"} if len(maps) > 1 else {}), "token": "{0.label}"}
     csv = "kind", "layer", "position", "token"
-    return of_effects(result, result.changed, result.tokens, named, maps, csv)
+    return cause.of_effects(result, result.changed, result.tokens, named, maps, csv)

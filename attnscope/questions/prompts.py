@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from itertools import groupby
 from statistics import fmean
@@ -21,10 +22,9 @@ from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.cause import Intervention, average_effects, cut
+from attnscope.questions.cause import Intervention, all_notes, ask_each, average_effects, cut
 from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
-from attnscope.questions.intervention import naming
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
 from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
@@ -39,19 +39,17 @@ class Prompt(NamedTuple):
     target: str | None
     against: str | None
     slots: tuple[tuple[str, int, int], ...] = ()  # each with where it begins and ends in the text
-    row: Mapping[str, str] | None = None  # of the table: what fills each slot; empty if nothing does
-    line: int = 0
+    fill: Callable[[str], str] = str  # fills the slots of another text
 
-    def fill(self, text: str) -> str:
-        """Another text with its slots filled. Raises ``InputError`` for one that the row does not fill."""
-        if self.row is None:
-            return text
-        for name in SLOT.findall(text):
-            if name not in self.row:
-                raise InputError(f"no column {name!r} in the file: it has {', '.join(self.row)}")
-            if not self.row[name]:
-                raise InputError(f"line {self.line:,} of the file has no {name}")
-        return SLOT.sub(lambda match: self.row[match[1]], text)  # type: ignore[index]
+
+def _fill(row: Mapping[str, str], line: int, text: str) -> str:
+    """A text with its slots filled by a row of a table. Raises ``InputError`` for one that is not filled."""
+    for name in SLOT.findall(text):
+        if name not in row:
+            raise InputError(f"no column {name!r} in the file: it has {', '.join(row)}")
+        if not row[name]:
+            raise InputError(f"line {line:,} of the file has no {name}")
+    return SLOT.sub(lambda match: row[match[1]], text)
 
 
 def read_prompts(
@@ -67,14 +65,13 @@ def read_prompts(
     names, *rows = [[cell.strip() for cell in row] for row in read if any(map(str.strip, row))] or [[]]
     prompts = []
     for number, row in enumerate(rows, 2):
-        values = dict.fromkeys(names, "") | dict(zip(names, row, strict=False))
-        bare = Prompt("", None, None, row=values, line=number)
+        fill = partial(_fill, dict.fromkeys(names, "") | dict(zip(names, row, strict=False)), number)
         slots = tuple(
-            (found[0], len(bare.fill(template[: found.start()])), len(bare.fill(template[: found.end()])))
+            (found[0], len(fill(template[: found.start()])), len(fill(template[: found.end()])))
             for found in SLOT.finditer(template)
         )
-        own, other = (None if word is None else bare.fill(word) for word in (target, against))
-        prompts.append(bare._replace(text=bare.fill(template), target=own, against=other, slots=slots))
+        own, other = (None if word is None else fill(word) for word in (target, against))
+        prompts.append(Prompt(fill(template), own, other, slots, fill))
     if not prompts:
         raise InputError("the file has no rows below its header")
     return prompts
@@ -83,10 +80,6 @@ def read_prompts(
 def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
     return float(np.mean(values)), error
-
-
-def _notes(found: Iterable[OneHead | Writes | Lens]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(note for one in found for note in one.notes))
 
 
 def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
@@ -131,7 +124,7 @@ def mean_head(
     title = f"{model.title} · {_describe(template, len(found))}"
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
-    picture = head_picture(whole, of_all, first.site, title, selection, (said, *_notes(found)))
+    picture = head_picture(whole, of_all, first.site, title, selection, (said, *all_notes(found)))
     return OneHead(picture, of_all, first.site)
 
 
@@ -148,15 +141,15 @@ def mean_cut(
     **more: Any,
 ) -> Intervention:
     """The mean effects of edges cut over prompts, which fill the edges, too; an error names its prompt."""
-    found, named = list[Intervention](), ", ".join(map(str, questions))
-    for number, prompt in enumerate(prompts, 1):
-        tell("prompt", number, len(prompts))
-        with naming("prompt", number, len(prompts)):
-            edges = [edge for each in questions for edge in parse_questions(prompt.fill(str(each)))]
-            more |= {"target": prompt.target, "against": prompt.against, "named": named}
-            found.append(cut(model, read(prompt.text), edges, **more))
-    title = f"{model.title} · {_describe(template, len(found))}"
-    return average_effects(found, "the prediction of each prompt", title)
+    named = ", ".join(map(str, questions))
+
+    def ask(prompt: Prompt) -> Intervention:
+        edges = [edge for each in questions for edge in parse_questions(prompt.fill(str(each)))]
+        words = {"target": prompt.target, "against": prompt.against}
+        return cut(model, read(prompt.text), edges, **more | words, named=named)
+
+    title = f"{model.title} · {_describe(template, len(prompts))}"
+    return average_effects(ask_each("prompt", prompts, ask), "the prediction of each prompt", title)
 
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:
@@ -178,7 +171,7 @@ def mean_writes(found: Sequence[Writes], template: str) -> Writes:
         score=fmean(one.score for one in found),
         rest=fmean(one.rest for one in found),
         prediction=f"the mean of {_describe(template, len(found))}; ± is the standard error",
-        notes=_notes(found),
+        notes=all_notes(found),
         errors=errors,
     )
 
@@ -196,5 +189,5 @@ def mean_lens(found: Sequence[Lens], template: str) -> Lens:
         f"the mean of {_describe(template, len(found))}",
         tuple(layers),
         found[0].title.partition(" · ")[0],
-        _notes(found),
+        all_notes(found),
     )

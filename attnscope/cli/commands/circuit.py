@@ -65,8 +65,6 @@ def circuit(
     pairs = read_pairs(table, loaded.prepare, score.target, score.against)
     with waiting(f"{loaded.title} · {len(pairs):,} pairs"):
         result = find_circuit(loaded, pairs, asked.keep)
-        maps = {}
-        if output.out is not None and output.out.suffix.lower() == ".html":
-            for each in result.heads:
-                maps[each.head] = one_head(loaded, pairs[0].clean, each.head).heatmap
+        paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
+        maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}
     deliver("circuit", of_circuit(result, maps), output, picture)

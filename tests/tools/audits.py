@@ -29,10 +29,9 @@ def audit_type(model_type: str, removed: bool = False) -> dict[str, Any]:
     from tests.questions.test_audit import Bare, missing
 
     failures: list[str] = []
-    made = make(model_type, failures)
-    if made is None:
+    model, _, given = make(model_type, failures)
+    if given is None:
         return {"note": failures[0] if failures else "no inputs are known for it"}
-    model, _, given = made
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     settings = {name: value for name, value in given.items() if name not in tensors}
     prepared, missed = ModelInput(tensors, {}, label(model, tensors), settings=settings), []

@@ -79,16 +79,14 @@ class Result:
 
 def attempt(model_type: str) -> Result:
     """Build one type as small as it goes, run it, and compare it with the same model in eager."""
-    result, failures, recipe = Result(model_type), list[str](), RECIPES.get(model_type, Recipe())
-
-    def built(model: Any) -> None:
-        result.model, result.built = type(model).__name__, True
-
-    made = make(model_type, failures, built)
-    if made is None:
+    failures: list[str] = []
+    model, config, given = make(model_type, failures)
+    if model is None:
+        return Result(model_type, note=failures[0])
+    result, recipe = Result(model_type, type(model).__name__, built=True), RECIPES.get(model_type, Recipe())
+    if given is None:
         result.note = failures[0] if failures else "no inputs are known for it"
         return result
-    model, config, given = made
     try:
         eager = build(type(model), config, recipe.gain, recipe.eager)
     except Exception as error:

@@ -249,7 +249,7 @@ TABLE: dict[str, Recipe] = {
     "bridgetower_vision_model": fed(LARGER | {"hidden_size": 128}, image=(2, 3, 64, 64)),
     "chmv2 zoedepth": Recipe(DENSE | inside("backbone_config", LARGER), layers=4),
     "depth_anything prompt_depth_anything": Recipe(DENSE | inside("backbone_config", IMAGE), layers=4),
-    "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4": Recipe(FROM_RESNET),
+    "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v2 pp_doclayout_v4": Recipe(FROM_RESNET),
     "maskformer": Recipe(FOUR_STAGES, gain=1.0),
     "mask2former": Recipe(FOUR_STAGES),
     "sam sam_hq": Recipe(
@@ -274,8 +274,6 @@ TABLE: dict[str, Recipe] = {
     "paddleocr_vl_vision": fed(
         IMAGE | {"num_attention_heads": 9}, pixel_values=(1, 32, 3, 14, 14), grid_thw=FRAME
     ),
-    "kimi_k25_vision": fed({"num_attention_heads": 9}, pixel_values=(32, 3, 14, 14), grid_thw=FRAME),
-    "muse_glimmer_vision muse_spark_vision": fed(pixel_values=(32, 1176), grid_thw=FRAME),
     "molmo2_vision": fed(SQUARE | {"num_position_embeddings": 16}, pixel_values=(2, 16, 588)),
     "minicpm_ocr_vision minicpmv4_6_vision minicpmv4_7_vision": fed(ROWS),
     "vitmatte": Recipe({"hidden_size": 48, "backbone_config.image_size": 64}),
@@ -315,11 +313,6 @@ TABLE: dict[str, Recipe] = {
         | {"text_config.hidden_size": 48, "text_config.intermediate_size": 96, "projection_dim": 160},
         both,
         factors=(1,),
-    ),
-    "clvp": fed(
-        {f"{part}_config.num_attention_heads": 1 for part in ("text", "speech")},
-        input_ids=IDS,
-        input_features=(2, 80, 32),
     ),
     "diffusion_gemma": Recipe(inside("text_config", EXPERTS)),
     "grounding-dino mm-grounding-dino": DINO,
@@ -366,7 +359,6 @@ TABLE: dict[str, Recipe] = {
         DECODED, input_ids=IDS, bbox=torch.rand(2, LENGTH, 4, generator=torch.Generator().manual_seed(1))
     ),
     "pix2struct": fed({"text_config.initializer_range": 0.02}, FLAT, DECODED),
-    "nougat": Recipe({"encoder.model_type": "donut-swin"}),
     "oneformer": fed(
         FOUR_STAGES | {"conv_dim": 32}, pixel_values=(2, 3, 64, 64), task_inputs=numbers(100, 2, 77)
     ),

@@ -10,40 +10,34 @@ from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
 
 site = importlib.import_module("tests.tools.site.__main__")
+ASKS = r"<(script|link|img)[^>]+(src|href)=.?https?://(?!localhost)"
 
 
-@pytest.fixture
-def pages(tmp_path, monkeypatch):
-    """The pages, without the pictures that commands would draw."""
-    monkeypatch.setattr(site, "PICTURES", {})
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    """Of the commands in the site's gallery nothing is drawn."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(site, "PICTURES", {})
+        yield
+
+
+def test_links_lead_to_pages_and_what_is_made_of_the_code_is_whole(tmp_path):
     site.write_pages(tmp_path)
-    return tmp_path
-
-
-def test_every_link_between_pages_leads_to_a_page(pages):
-    links = 0
-    for page in pages.rglob("*.md"):
-        for mark, _, target, _ in site.LINK.findall(page.read_text("utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).is_file(), f"{page.name} {mark} {target}"
-                links += 1
-    assert links > 10
-
-
-def test_what_is_made_of_the_code_is_whole(pages):
-    measures, python = ((pages / f"{name}.md").read_text("utf-8") for name in ("measures", "python"))
+    pages = {page: page.read_text("utf-8") for page in tmp_path.rglob("*.md")}
+    links = [(page, link[2]) for page, text in pages.items() for link in site.LINK.findall(text)]
+    inside = [page.parent / target for page, target in links if "://" not in target]
+    assert len(inside) > 10
+    assert [target for target in inside if not target.is_file()] == []
+    measures, python = (pages[tmp_path / f"{name}.md"] for name in ("measures", "python"))
     assert set(re.findall("^## (.+)$", measures, re.M)) == set(site.MEASURES)
     assert {"`attnscope.load`", "`run.stats`", "`run.cut`"} <= set(re.findall("^##+ (.+)$", python, re.M))
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The site without its gallery."""
     pytest.importorskip("material")
     out = tmp_path_factory.mktemp("site")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(site, "PICTURES", {})
-        site.build(out)
+    site.build(out)
     return out
 
 
@@ -51,9 +45,7 @@ def built(tmp_path_factory):
 def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
     assert "attention heads" in (built / "index.html").read_text("utf-8")
     for page in built.rglob("*.html"):
-        assert not re.search(
-            r"<(script|link|img)[^>]+(src|href)=.?https?://(?!localhost)", page.read_text("utf-8")
-        ), page
+        assert not re.search(ASKS, page.read_text("utf-8")), page
 
 
 @pytest.mark.nightly
@@ -75,9 +67,7 @@ def test_its_search_answers_from_the_disk(built):
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
-    made = tmp_path_factory.mktemp("bases")
-    make_bases(made)
-    return made
+    return make_bases(tmp_path_factory.mktemp("bases"))
 
 
 @pytest.mark.slow

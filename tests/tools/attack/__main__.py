@@ -180,8 +180,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
-        place = Path(made)
-        make_bases(place)
+        place = make_bases(Path(made))
         libraries = ("matplotlib.figure", "matplotlib.backends.backend_svg", "attnscope.questions.stats")
         for library in (*libraries, "rich.table"):
             import_module(library)  # before the forks, so that each of them is quick

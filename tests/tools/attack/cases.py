@@ -34,7 +34,7 @@ class Case(NamedTuple):
 BASES = ("gpt2", "bert", "llama", "mistral", "gemma2", "albert", "longformer", "t5", "mamba")
 
 
-def make_bases(place: Path) -> None:
+def make_bases(place: Path) -> Path:
     """The valid things that cases are made from: model folders, files of weights and traces."""
     import safetensors.numpy
 
@@ -56,6 +56,7 @@ def make_bases(place: Path) -> None:
     named = {"encoder.00": weights[0], "encoder.01": weights[1]}
     np.savez(place / "weights.npz", **named, tokens=np.array(TEXT.split()[:6]))
     safetensors.numpy.save_file(named, place / "weights.safetensors")
+    return place
 
 
 def _on_text(chance: Random, text: str, *more: str) -> list[str]:
@@ -270,7 +271,7 @@ def _zip(arrays: dict[str, bytes], chance: Random) -> bytes:
     with zipfile.ZipFile(packed, "w", chance.choice((0, 8, 12, 14))) as archive:
         for name, content in arrays.items():
             clean = name.encode("utf-8", "ignore").decode().replace("\0", "")[:60000] or "x"
-            archive.writestr(f"{clean}.npy", content + b"\0" * chance.choice((0, 0, 0, 3 * 10**8)))
+            archive.writestr(f"{clean}.npy", content + b"\0" * chance.choice((0, 0, 0, 10**8)))
     return packed.getvalue()
 
 

@@ -131,13 +131,11 @@ def damage(content: bytes, chance: Random) -> bytes:
 
 TEMPLATES = (
     "{{ messages[0].content }}", "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", "{{ x * 10**9 }}",
-    "{{ 'a' * 10**10 }}", "{% for a in range(10**9) %}{{ a }}{% endfor %}", "{{ range(10**12) | list }}", "{{ 9**9**9 }}",
-    "{{ ''.__class__.__base__.__subclasses__() }}", "{{ self.__init__.__globals__ }}", "{% include '/etc/passwd' %}",
-    "{{ raise_exception('\x1b[31m\u202e') }}", "{{ messages | tojson(indent=10**9) }}", "{{ '%999999999d' % 1 }}",
-    "{{ '{:>9999999999}'.format(1) }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ " + "[" * 5000 + "]" * 5000 + " }}",
-    "{% set ns = namespace(a='ab') %}{% for i in range(50) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}", "{{", "{% if %}", "",
-    "{{ messages | map(attribute='content') | join('\x1b[2J' * 100) }}", "{{ 'a'.center(10**10) }}", "{{ strftime_now('%Y' * 10**7) }}",
-    "{{ messages | sort(attribute='nothing') }}", "{{ (1, 2) | batch(10**9, 'x') | list }}", "{{ 'x' | indent(10**10) }}",
-    "{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!' | wordwrap(1) * 10**8 }}", "{{ lipsum(n=10**7) }}", "{{ messages[10**30] }}",
-    "{% generation %}{{ messages }}{% endgeneration %}", "\ud800", "{{ '\\ud800' }}", "{{ '\\ufffe' }}", "{{ dict(a=1).update }}",
+    "{{ range(10**12) | list }}", "{{ 9**9**9 }}", "{{ self.__init__.__globals__ }}", "{{ messages | tojson(indent=10**9) }}",
+    "{{ '%999999999d' % 1 }}", "{{ '{:>9999999999}'.format(1) }}", "{{", "{% if %}", "", "{{ strftime_now('%Y' * 10**7) }}",
+    "{{ messages | map(attribute='content') | join('\x1b[2J' * 100) }}", "{{ messages | sort(attribute='nothing') }}",
+    "{{ (1, 2) | batch(10**9, 'x') | list }}", "{{ 'x' | indent(10**10) }}", "{{ lipsum(n=10**7) }}", "{{ messages[10**30] }}",
+    "{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!' | wordwrap(1) * 10**8 }}", "{{ dict(a=1).update }}",
+    "{% generation %}{{ messages }}{% endgeneration %}", "\ud800", "{{ '\\ud800' }}", "{{ '\\ufffe' }}",
 )  # fmt: skip
+"""Beside those of tests/models/test_hostile_folders.py."""

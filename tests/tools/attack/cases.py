@@ -180,12 +180,14 @@ def _index(folder: Path, chance: Random) -> str:
 
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "U16", "U8", "BOOL", "F8_E4M3", "F4", "x", "", 3, None)
-LIES: dict[int, tuple[str, tuple[Any, ...]]] = {
-    1: ("dtype", DTYPES),
-    2: ("shape", ([10**9, 10**9], [2**32, 2**32], [0], [], [-1], [1] * 100, [2**63])),
-    3: ("data_offsets", ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2])),
+LIES: dict[str, tuple[Any, ...]] = {
+    "dtype": DTYPES,
+    "shape": ([10**9, 10**9], [2**32, 2**32], [6, 6, 4], [0], [], [-1], [1] * 100, [2**63]),
+    "data_offsets": ([0, 10**12], [10, 0], [-8, 0], [0, 0], [0], [2**64, 2**65], [1.5, 2]),
+    "__metadata__": ({"a": "b" * 10**6}, {"attnscope": "{"}, {"a": 1}, [], None, {"attnscope": "1" * 10**5}),
+    "name": ("../x", "\x1b[2J", "encoder.99999999", "", "x" * 10_000, "tokens"),
 }
-"""What a header of safetensors claims of an array."""
+"""What a header of safetensors claims of an array, of all of them, or calls one."""
 
 
 def _lying_safetensors(content: bytes, chance: Random) -> bytes:
@@ -193,20 +195,13 @@ def _lying_safetensors(content: bytes, chance: Random) -> bytes:
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     for _ in range(chance.choice((1, 1, 3))):
-        name = chance.choice(list(header))
-        entry, way = header[name], chance.randrange(7)
-        if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list) or way == 0:
+        entry, way = header[chance.choice(list(header))], chance.choice([*LIES, "mutate"])
+        if way == "mutate" or not isinstance(entry, dict):
             mutate(header, chance)
-        elif way < 4:
-            turned = [entry["shape"][::-1]] if way == 2 else []
-            entry[LIES[way][0]] = chance.choice((*LIES[way][1], *turned))
-        elif way == 4:
-            header[chance.choice(("../x", "\x1b[2J", "encoder.99999999", "", "x" * 10_000, "tokens"))] = entry
-        elif way == 5:
-            told = ({"a": "b" * 10**6}, {"attnscope": "{"}, {"a": 1}, [], None, {"attnscope": "1" * 10**5})
-            header["__metadata__"] = chance.choice(told)
+        elif way == "name":
+            header[chance.choice(LIES[way])] = entry
         else:
-            del header[name]
+            (header if way == "__metadata__" else entry)[way] = chance.choice(LIES[way])
         if not header:
             break
     made = dump(header)
@@ -271,7 +266,7 @@ def _zip(arrays: dict[str, bytes], chance: Random) -> bytes:
     with zipfile.ZipFile(packed, "w", chance.choice((0, 8, 12, 14))) as archive:
         for name, content in arrays.items():
             clean = name.encode("utf-8", "ignore").decode().replace("\0", "")[:60000] or "x"
-            archive.writestr(f"{clean}.npy", content + b"\0" * chance.choice((0, 0, 0, 10**8)))
+            archive.writestr(f"{clean}.npy", content + b"\0" * chance.choice((0, 0, 0, 3 * 10**7)))
     return packed.getvalue()
 
 
@@ -369,7 +364,7 @@ def _other(array: Any, chance: Random) -> tuple[Any, str]:
     odd.reshape(-1)[spots] = chance.choice((np.nan, np.inf, -np.inf, 6e4, -6e4)) if kind == "f" else 0
     ways = {
         "odd": odd,
-        "large": np.full_like(array, np.iinfo(array.dtype).max) if kind in "iu" else array * 1e30,
+        "large": np.full_like(array, np.iinfo(array.dtype).max if kind in "iu" else 6e4),
         "type": array.astype(
             chance.choice(("float64", "float16", "int32", "uint8", "int64", "bool", "uint16"))
         ),

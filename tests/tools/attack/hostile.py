@@ -59,7 +59,8 @@ def value(chance: Random, near: Any = None, depth: int = 0) -> Any:
     if kind == "none" or depth > 2:
         return None
     if kind == "list":
-        return [value(chance, near, depth + 1) for _ in range(chance.choice((0, 1, 2, 3, 300)))]
+        count = chance.choice((0, 1, 2, 3, 2 if depth else 300))
+        return [value(chance, near, depth + 1) for _ in range(count)]
     return {
         chance.choice((*NAMES, *STRANGE)): value(chance, near, depth + 1) for _ in range(chance.randint(0, 3))
     }

@@ -36,12 +36,12 @@ VERDICTS = {
 """What a map may be, and its name in the table; anything else is wrong."""
 
 
-class Some:
-    """Keeps the maps of a few layers of each kind, whole."""
+class Some(Keep):
+    """Keeps the whole maps of a few layers of each kind, and which of all layers these are."""
 
     def __init__(self) -> None:
-        self.kept: dict[int, Kept] = {}
-        self._seen = 0
+        super().__init__()
+        self.numbers: list[int] = []
         self._counts: Counter[Any] = Counter()
 
     def observe(self, attention: Attention) -> None:
@@ -49,10 +49,8 @@ class Some:
         kind = attention.batch, attention.heads, len(attention.queries), len(attention.keys), attention.kernel
         self._counts[kind] += 1
         if self._counts[kind] <= EACH:
-            keep = Keep()
-            keep.observe(attention)
-            self.kept[self._seen] = keep.maps[0]
-        self._seen += 1
+            self.numbers.append(self._counts.total() - 1)
+            super().observe(attention)
 
 
 def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]) -> Row:
@@ -74,7 +72,7 @@ def check(name: str, model: nn.Module, arguments: Sequence[Any], inputs: dict[st
             model(*arguments, **inputs)
     parts = any("a map is of one part" in note for note in record.notes)
     verdicts, wrong = Counter[str](), list[str]()
-    for number, kept in some.kept.items():
+    for number, kept in zip(some.numbers, some.maps, strict=True):
         site = record.sites[number]
         verdict = judge(kept, site, units, parts)
         if verdict == "laid":

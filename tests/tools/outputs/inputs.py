@@ -113,7 +113,15 @@ JAMBA = {
     **PLAIN, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 2, "attn_layer_period": 4,
     "attn_layer_offset": 2, "use_mamba_kernels": False, "mamba_d_state": 4,
 }  # fmt: skip
-TEXTUAL = {  # folder: model, the settings of its config, tokenizer
+VIT = {**PLAIN, "num_hidden_layers": 2, "image_size": 64, "patch_size": 16}
+SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2],
+        "window_size": 4}  # fmt: skip
+SQUARE = {"height": 64, "width": 64}
+WHOLE, CROPPED = {"size": SQUARE}, {"size": {"shortest_edge": 64}, "crop_size": SQUARE}
+SIZES = {f"{name}ImageProcessor": WHOLE for name in ("ViT", "Siglip")}
+SIZES |= {f"{name}ImageProcessor": CROPPED for name in ("Bit", "CLIP")}
+CLIP = {"text_config": {**READER, "eos_token_id": 3}, "vision_config": VIT, "projection_dim": 16}
+MODELS = {  # folder: model, the settings of its config, what prepares its inputs
     "bert": ("BertForMaskedLM", READER, "pieces"),
     "bert-other": ("BertForMaskedLM", {**READER, "num_attention_heads": 2}, "pieces"),
     "albert": ("AlbertModel", {**READER, "embedding_size": 16}, "pieces"),
@@ -138,20 +146,13 @@ TEXTUAL = {  # folder: model, the settings of its config, tokenizer
     "led": ("LEDModel", {**BART, "attention_window": 4, "max_encoder_position_embeddings": 40},
             "sentencepiece"),
     "pegasus-x": ("PegasusXModel", {**BART, "block_size": 4, "num_global_tokens": 3}, "sentencepiece"),
+    "vit": ("ViTModel", VIT, "ViTImageProcessor"),
+    "dinov2-registers": ("Dinov2WithRegistersModel", VIT, "BitImageProcessor"),
+    "siglip-vision": ("SiglipVisionModel", VIT, "SiglipImageProcessor"),
+    "swin": ("SwinModel", SWIN, "ViTImageProcessor"),
+    "clip": ("CLIPModel", CLIP, "CLIPImageProcessor", "pieces"),
+    "vilt": ("ViltModel", VIT, "ViTImageProcessor", "pieces"),
 }  # fmt: skip
-VIT = {**PLAIN, "num_hidden_layers": 2, "image_size": 64, "patch_size": 16}
-SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2],
-        "window_size": 4}  # fmt: skip
-SQUARE = {"height": 64, "width": 64}
-WHOLE, CROPPED = {"size": SQUARE}, {"size": {"shortest_edge": 64}, "crop_size": SQUARE}
-VISION = {  # folder: model, the settings of its config, what prepares images, its sizes
-    "vit": ("ViTModel", VIT, "ViTImageProcessor", WHOLE),
-    "dinov2-registers": ("Dinov2WithRegistersModel", VIT, "BitImageProcessor", CROPPED),
-    "siglip-vision": ("SiglipVisionModel", VIT, "SiglipImageProcessor", WHOLE),
-    "swin": ("SwinModel", SWIN, "ViTImageProcessor", WHOLE),
-    "clip": ("CLIPModel", {}, "CLIPImageProcessor", CROPPED),
-    "vilt": ("ViltModel", VIT, "ViTImageProcessor", WHOLE),
-}
 COPIED = {"pickled": "gpt2", "coded": "bert", "chat": "llama", "chat-refusing": "llama"}
 """Further folders, each with the model that it is made of, or that has its code."""
 
@@ -213,32 +214,29 @@ def make_files(folder: Path) -> None:
 
 def load_classes(names: Collection[str]) -> None:
     """Import the code of the models that are named."""
-    for name, (model, *_) in {**TEXTUAL, **VISION}.items():
-        if name in names or name in [COPIED.get(copy) for copy in names]:
-            getattr(hf, model)
+    for name in _wanted(names):
+        getattr(hf, MODELS[name][0])
+
+
+def _wanted(names: Collection[str]) -> list[str]:
+    """The models that are named, and those that are copied."""
+    return [name for name in MODELS if name in {*names, *(COPIED.get(name) for name in names)}]
 
 
 def make_models(folder: Path, names: Collection[str]) -> None:
     """A folder for each model that is named, with the tokenizer or the processor that it needs."""
     tokenizers = {"pieces": _pieces(), "bytes": _bytes(), "sentencepiece": _sentencepiece()}
-    wanted = {*names, *(COPIED[name] for name in names if name in COPIED)}
-    for name in [name for name in TEXTUAL if name in wanted]:
-        model, settings, tokenizer = TEXTUAL[name]
-        words = tokenizers[tokenizer]
-        _save(folder / name, model, {"vocab_size": len(words), **settings})
-        words.save_pretrained(folder / name)
-    for name in [name for name in VISION if name in wanted]:
-        model, settings, processor, sizes = VISION[name]
-        words = {"vocab_size": len(tokenizers["pieces"])}
-        if name == "clip":
-            text = {**READER, **words, "eos_token_id": 3}
-            settings = {"text_config": text, "vision_config": VIT, "projection_dim": 16}
-        _save(folder / name, model, settings | words if name == "vilt" else settings)
-        getattr(hf, processor)(**sizes).save_pretrained(folder / name)
-        if name in ("clip", "vilt"):
-            tokenizers["pieces"].save_pretrained(folder / name)
+    for name in _wanted(names):
+        model, settings, *needed = MODELS[name]
+        parts = [tokenizers.get(each) or getattr(hf, each)(**SIZES[each]) for each in needed]
+        words = {"vocab_size": len(tokenizers[needed[-1]])} if needed[-1] in tokenizers else {}
+        if "text_config" in settings:
+            settings, words = {**settings, "text_config": settings["text_config"] | words}, {}
+        _save(folder / name, model, words | settings)
+        for part in parts:
+            part.save_pretrained(folder / name)
     for name, make in (("chat", _chat), ("pickled", _pickled), ("coded", _coded)):
-        if name in wanted or f"{name}-refusing" in wanted:
+        if {name, f"{name}-refusing"} & {*names}:
             make(folder)
 
 

@@ -8,30 +8,41 @@ from torch import nn
 
 
 class Kernel(nn.Module):
-    """One call of torch's kernel."""
-
     def forward(self, *given, **options):
         return F.scaled_dot_product_attention(*given, **options)
 
 
-class Heads(nn.Module):
-    """Queries, keys and values of some heads by one projection, mixed in some way; it keeps weights."""
+class Of(nn.Module):
+    """Parts, and a function of the module and what it is given; ``kept`` are weights that it must show."""
 
-    def __init__(self, way=None, size=16, heads=4):
+    def __init__(self, run, **parts):
         super().__init__()
-        self.way, self.heads, self.qkv, self.kept = way, heads, nn.Linear(size, 3 * size), []
+        self.run, self.kept = run, []
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def keep(self, weights):
-        """The weights, [text, head, query, key], which a recording must show."""
+        """The weights, [text, head, query, key]."""
         self.kept.append(weights)
         return weights
+
+    def forward(self, *given, **named):
+        return self.run(self, *given, **named)
+
+
+class Heads(Of):
+    """Queries, keys and values of some heads by one projection, which a function of the module mixes."""
+
+    def __init__(self, way=None, size=16, heads=4):
+        super().__init__(way, qkv=nn.Linear(size, 3 * size))
+        self.heads = heads
 
     def split(self, x):
         """-> three of [text, head, position, size]"""
         return [t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
 
     def attend(self, q, k, v):
-        return self.way(self, q, k, v)
+        return self.run(self, q, k, v)
 
     def forward(self, x):
         mixed = self.attend(*self.split(x))

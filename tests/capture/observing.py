@@ -59,13 +59,16 @@ def observe(model, *given, call=None, **named):
 
 def check_kept(model, maps, paths=None):
     """Every map of a module is what it kept of its weights itself; ``paths``: where else it is looked for."""
+    expected = {}
     for path, module in model.named_modules():
         if hasattr(module, "kept"):
-            shown = [kept.weights for kept in maps if kept.site.name == (paths or {}).get(path, path)]
             kept = module.kept[len(module.kept) // 2 :]  # of the recorded pass
-            assert len(shown) == len(kept), path
-            for mine, theirs in zip(shown, kept, strict=True):
-                torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+            expected.setdefault((paths or {}).get(path, path), []).extend(kept)
+    for path, kept in expected.items():
+        shown = [each.weights for each in maps if each.site.name == path]
+        assert len(shown) == len(kept), path
+        for mine, theirs in zip(shown, kept, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
 def check_parts(attention):

@@ -213,11 +213,6 @@ def is_open_to_no_first_row(text, head, query, key):
     return (query > 0) & ((query - key).abs() < 3)
 
 
-PLACE = torch.arange(COUNT)
-EVERYWHERE = torch.arange(2).view(2, 1, 1, 1), torch.arange(HEADS)[:, None, None], PLACE[:, None], PLACE
-"""Text, head, query and key of all scores at once."""
-
-
 class Flexible(nn.Module):
     """Torch's flexible kernel of scores that are changed and of pairs that are open; it keeps weights."""
 
@@ -231,12 +226,14 @@ class Flexible(nn.Module):
         q, k, v = (
             part(x).unflatten(-1, (-1, SIZE // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v)
         )
-        scores, mask = q @ spread(q, k)[0].mT / 2, None
+        scores, mask, place = q @ spread(q, k)[0].mT / 2, None, torch.arange(x.shape[1])
+        texts, heads = torch.arange(len(x)).view(-1, 1, 1, 1), torch.arange(HEADS)[:, None, None]
+        everywhere = texts, heads, place[:, None], place
         if self.change is not None:
-            scores = self.change(scores, *EVERYWHERE)
+            scores = self.change(scores, *everywhere)
         if self.is_open is not None:
-            scores = scores.masked_fill(~self.is_open(*EVERYWHERE), -torch.inf)
-            mask = create_block_mask(self.is_open, None, None, COUNT, COUNT, device="cpu")
+            scores = scores.masked_fill(~self.is_open(*everywhere), -torch.inf)
+            mask = create_block_mask(self.is_open, None, None, len(place), len(place), device="cpu")
         self.kept.append(scores.softmax(-1).nan_to_num())
         mixed = self.attend(q, k, v, score_mod=self.change, block_mask=mask, enable_gqa=k.shape[1] < HEADS)
         return mixed.transpose(1, 2).flatten(2)

@@ -1,7 +1,5 @@
 """Windows and blocks of libraries at their true keys: rows times values against what the module returns."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture.lineage.layout import CHANNELS
-from tests.capture.modules import Heads
+from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import SIZES, tiny
 
@@ -79,45 +77,41 @@ class Windows(Heads):
         return (q @ k.mT / 8**0.5).masked_fill(~together, -torch.inf).softmax(-1)
 
 
-class Picture(nn.Module):
+def windows(m, pixels):
     """Patches of a picture, and two layers of windows."""
-
-    def __init__(self, kernel):
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, 2, 2)
-        self.layers = nn.ModuleList(Windows(shift, kernel) for shift in (0, 2))
-
-    def forward(self, pixels):
-        x = self.patches(pixels).flatten(2).mT
-        for layer in self.layers:
-            x = layer(x) + x
-        return x
+    x = m.patches(pixels).flatten(2).mT
+    for layer in m.layers:
+        x = layer(x) + x
+    return x
 
 
-class Blockwise(nn.Module):
-    """Patches that are drawn together or apart, put into blocks of four, and attention within these."""
-
-    def __init__(self, resample):
-        super().__init__()
-        self.patches, self.resample, self.attend = nn.Conv2d(3, 16, 2, 2), resample, InBlocks()
-
-    def forward(self, pixels):
-        x = self.resample(self.patches(pixels)).permute(0, 2, 3, 1)
-        blocks = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3)
-        return self.attend(blocks.flatten(3, 4).flatten(1, 2))
+def merged(m, pixels):
+    """Windows of a picture, and windows of what a layer made of four patches each."""
+    x = m.patches(pixels).permute(0, 2, 3, 1)
+    x = (x + m.layers[0](x.flatten(1, 2)).view(x.shape))[:, None]
+    x = torch.cat([x[:, 0, i::2, j::2] for i in (0, 1) for j in (0, 1)], -1)
+    return m.layers[1](m.merge(x).flatten(1, 2))
 
 
-class InBlocks(nn.Module):
-    """Attention of two heads over [text, block, position, feature]."""
+def picture(run, *layers):
+    merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
+    return Of(run, patches=nn.Conv2d(3, 16, 2, 2), merge=merge, layers=nn.ModuleList(layers))
 
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(16, 48)
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (2, -1)).movedim(-2, 1) for t in self.qkv(x).chunk(3, -1))
-        self.kept = (q @ k.mT).softmax(-1)  # [text, head, block, query, key]
-        return (self.kept @ v).movedim(1, -2).flatten(3)
+def in_blocks(m, pixels):
+    """Patches that are drawn together or apart, put into blocks of four; two heads attend in these."""
+    x = m.resample(m.patches(pixels)).permute(0, 2, 3, 1)
+    blocks = x.unflatten(2, (-1, 2)).unflatten(1, (-1, 2)).transpose(2, 3)
+    blocks = blocks.flatten(3, 4).flatten(1, 2)  # [text, block, position, feature]
+    q, k, v = (t.unflatten(-1, (2, -1)).movedim(-2, 1) for t in m.qkv(blocks).chunk(3, -1))
+    weights = (q @ k.mT).softmax(-1)  # [text, head, block, query, key]
+    side = x.shape[1]
+    places = torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
+    whole = torch.zeros(3, 2, side * side, side * side)
+    for block, places_of_block in enumerate(places):
+        whole[:, :, places_of_block[:, None], places_of_block] = weights[:, :, block]
+    m.keep(whole)
+    return (weights @ v).movedim(1, -2).flatten(3)
 
 
 @torch.inference_mode()
@@ -128,38 +122,26 @@ class InBlocks(nn.Module):
 )
 def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(resample):
     torch.manual_seed(0)
-    side = 8 if isinstance(resample, nn.Identity) else 4
-    model = Blockwise(resample)
-    _, (kept,), _ = observe(model, torch.randn(3, 3, 16, 16))
-    places = torch.arange(side * side).view(side // 2, 2, side // 2, 2).transpose(1, 2).reshape(-1, 4)
-    expected = torch.zeros(3, 2, side * side, side * side)
-    for block, places_of_block in enumerate(places):
-        expected[:, :, places_of_block[:, None], places_of_block] = model.attend.kept[:, :, block]
-    torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)
+    model = Of(in_blocks, patches=nn.Conv2d(3, 16, 2, 2), resample=resample, qkv=nn.Linear(16, 48))
+    _, maps, _ = observe(model, torch.randn(3, 3, 16, 16))
+    check_kept(model, maps)
 
 
-class Merged(nn.Module):
-    """Windows of a picture, and windows of what a layer made of four patches each."""
-
-    def __init__(self, kernel, apart=False):
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, 2, 2)
-        self.merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
-        self.layers = nn.ModuleList([Windows(0, kernel), Windows(1, kernel, 4, 2, apart=apart)])
-
-    def forward(self, pixels):
-        x = self.patches(pixels).permute(0, 2, 3, 1)
-        x = (x + self.layers[0](x.flatten(1, 2)).view(x.shape))[:, None]
-        x = torch.cat([x[:, 0, i::2, j::2] for i in (0, 1) for j in (0, 1)], -1)
-        return self.layers[1](self.merge(x).flatten(1, 2))
+PICTURES = {
+    "windows": lambda kernel: picture(windows, Windows(0, kernel), Windows(2, kernel)),
+    "merged": lambda kernel: picture(merged, Windows(0, kernel), Windows(1, kernel, 4, 2)),
+    "merged, projected apart": (
+        lambda kernel: picture(merged, Windows(0, kernel), Windows(1, kernel, 4, 2, apart=True))
+    ),
+}
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
-@pytest.mark.parametrize("made", [Picture, Merged, partial(Merged, apart=True)])
-def test_windows_are_placed_in_their_picture(made, kernel):
+@pytest.mark.parametrize("name", PICTURES)
+def test_windows_are_placed_in_their_picture(name, kernel):
     torch.manual_seed(0)
-    record, maps, _ = observe(model := made(kernel), torch.randn(3, 3, 16, 16))
+    record, maps, _ = observe(model := PICTURES[name](kernel), torch.randn(3, 3, 16, 16))
     check_kept(model, maps)
     for site, kept, layer in zip(record.sites, maps, model.layers, strict=True):
         count = layer.side**2

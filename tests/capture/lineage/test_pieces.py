@@ -1,5 +1,7 @@
 """One attention that a module computes in pieces, against the same attention with one plain softmax."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
 from attnscope.capture.record import Seeing
-from tests.capture.modules import Heads, Kernel
+from tests.capture.modules import Heads, Kernel, Of
 from tests.capture.observing import check_kept, check_parts, observe
 from tests.capture.placing.ways import Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs, tiny
@@ -158,71 +160,64 @@ def with_means_of_earlier_keys(self, q, k, v):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=opened)
 
 
-class OneAfterTheOther(nn.Module):
-    """Several layers in the forward of one module, each of them in chunks."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ParameterList(torch.randn(3, SIZE, SIZE) / 4 for _ in range(3))
-        self.kept = []
-
-    def forward(self, x):
-        for part in self.parts:
-            query, key, value = (x @ matrix for matrix in part)
-            self.kept.append((query @ key.mT).softmax(-1)[:, None])
-            x = x + torch.cat([(rows @ key.mT).softmax(-1) @ value for rows in query.split(5, 1)], 1)
-        return x
+def one_after_the_other(m, x):
+    """Several layers in one forward, each of them in chunks."""
+    for part in m.parts:
+        query, key, value = (x @ matrix for matrix in part)
+        m.keep((query @ key.mT).softmax(-1)[:, None])
+        x = x + torch.cat([(rows @ key.mT).softmax(-1) @ value for rows in query.split(5, 1)], 1)
+    return x
 
 
-class HeadsOfTheirOwn(nn.Module):
-    """Heads with projections of their own, in the forward of one module, cast when used."""
-
-    def __init__(self, dtype=torch.float32):
-        super().__init__()
-        self.dtype, self.kept = dtype, []
-        self.parts = nn.ParameterList(torch.randn(3, SIZE, 4) / 4 for _ in range(HEADS))
-
-    def forward(self, x):
-        weights, outputs = [], []
-        for part in self.parts:
-            query, key, value = ((x.to(self.dtype) @ matrix.to(self.dtype)).float() for matrix in part)
-            weights.append((query @ key.mT).softmax(-1))
-            outputs.append(weights[-1] @ value)
-        self.kept.append(torch.stack(weights, 1))
-        return torch.cat(outputs, -1)
+def heads_of_their_own(m, x):
+    """Heads with projections of their own, in one forward, cast when used."""
+    weights, outputs = [], []
+    for part in m.parts:
+        query, key, value = ((x.to(m.dtype) @ matrix.to(m.dtype)).float() for matrix in part)
+        weights.append((query @ key.mT).softmax(-1))
+        outputs.append(weights[-1] @ value)
+    m.keep(torch.stack(weights, 1))
+    return torch.cat(outputs, -1)
 
 
-class ClassToken(nn.Module):
-    """A class token in front of the others, which asks alone, or all of them in chunks."""
-
-    def __init__(self, alone):
-        super().__init__()
-        self.token, self.alone, self.kept = nn.Parameter(torch.randn(1, 1, SIZE)), alone, []
-        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
-
-    def forward(self, x):
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
-        states = self.q(x[:, 0][:, None] if self.alone else x), self.k(x), self.v(x)
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in states)
-        self.kept.append((q @ k.mT).softmax(-1))
-        return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
+def projections(count, size):
+    return nn.ParameterList(torch.randn(3, SIZE, size) / 4 for _ in range(count))
 
 
-class Joint(nn.Module):
-    """Two sequences that attend as one, each through projections of its own; queries may come in chunks."""
+def layers_in_one_forward():
+    return Of(one_after_the_other, parts=projections(3, SIZE))
 
-    def __init__(self, chunk=17):
-        super().__init__()
-        self.chunk, self.kept = chunk, []
-        self.own, self.other = nn.Linear(SIZE, 3 * SIZE), nn.Linear(SIZE, 3 * SIZE)
 
-    def forward(self, x, encoder_hidden_states):
-        parts = [self.own(x).chunk(3, -1), self.other(encoder_hidden_states).chunk(3, -1)]
-        q, k, v = (
-            torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
-        )
-        self.kept.append((q @ k.mT / 2).softmax(-1))
-        return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(self.chunk, 2)], 2)
+def own_heads(dtype):
+    return Of(heads_of_their_own, parts=projections(HEADS, 4), dtype=dtype)
+
+
+def behind_a_class_token(m, x):
+    """A class token in front of the others asks alone, or all of them in chunks."""
+    x = torch.cat([m.token.expand(len(x), -1, -1), x], 1)
+    states = m.q(x[:, 0][:, None] if m.alone else x), m.k(x), m.v(x)
+    q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in states)
+    m.keep((q @ k.mT).softmax(-1))
+    return torch.cat([(rows @ k.mT).softmax(-1) @ v for rows in q.split(5, 2)], 2)
+
+
+def class_token(alone):
+    layers = {name: nn.Linear(SIZE, SIZE) for name in "qkv"}
+    return Of(behind_a_class_token, token=nn.Parameter(torch.randn(1, 1, SIZE)), alone=alone, **layers)
+
+
+def jointly(m, x, encoder_hidden_states):
+    """Two sequences attend as one, each through projections of its own; queries may come in chunks."""
+    parts = [m.own(x).chunk(3, -1), m.other(encoder_hidden_states).chunk(3, -1)]
+    q, k, v = (
+        torch.cat(pair, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2) for pair in zip(*parts, strict=True)
+    )
+    m.keep((q @ k.mT / 2).softmax(-1))
+    return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(m.chunk, 2)], 2)
+
+
+def joint(chunk=17):
+    return Of(jointly, own=nn.Linear(SIZE, 3 * SIZE), other=nn.Linear(SIZE, 3 * SIZE), chunk=chunk)
 
 
 class Memory(Heads):
@@ -239,20 +234,18 @@ class Memory(Heads):
         return self.keep((q @ key.mT + self.bias(q)).masked_fill(future, -torch.inf).softmax(-1)) @ value
 
 
-class Patches(nn.Module):
+def unfolded(m, picture):
     """Tokens are patches of a picture that lie over each other, padded at its borders (T2T)."""
+    return m.attend(m.narrow(F.unfold(picture, 3, stride=2, padding=1).mT))
 
-    def __init__(self, pad):
-        super().__init__()
-        self.attend, self.narrow, self.pad = Stream(attend), nn.Linear(3 * 9, SIZE), pad
 
-    def forward(self, picture):
-        if self.pad == "unfold":
-            patches = F.unfold(picture, 3, stride=2, padding=1).mT  # [text, token, channel]
-        else:
-            wide = F.pad(picture, (1, 1, 1, 1)).unfold(2, 3, 2).unfold(3, 3, 2)
-            patches = wide.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-        return self.attend(self.narrow(patches))
+def padded_and_unfolded(m, picture):
+    patches = F.pad(picture, (1, 1, 1, 1)).unfold(2, 3, 2).unfold(3, 3, 2).permute(0, 2, 3, 1, 4, 5)
+    return m.attend(m.narrow(patches.flatten(3).flatten(1, 2)))
+
+
+def patches(run):
+    return Of(run, attend=Stream(attend), narrow=nn.Linear(3 * 9, SIZE))
 
 
 PICTURE = torch.randn(2, 3, 9, 9)
@@ -261,15 +254,15 @@ PLACED = {  # what a module is given, the kind of its attention, where it begins
     "pieces with more and more keys": (lambda: Stream(growing_keys), [X], "encoder", 0, COUNT),
     "two rows alone": (lambda: Stream(two_rows_alone), [X], "encoder", 5, COUNT),
     "keys behind the text": (lambda: Stream(with_means_of_earlier_keys), [X], "decoder", 0, COUNT + 4),
-    "layers in one forward stay apart": (OneAfterTheOther, [X], "encoder", 0, COUNT),
-    "projections of one input are heads": (HeadsOfTheirOwn, [X], "encoder", 0, COUNT),
-    "cast projections of one input": (lambda: HeadsOfTheirOwn(torch.float64), [X], "encoder", 0, COUNT),
-    "a class token in front asks alone": (lambda: ClassToken(True), [X], "encoder", 0, COUNT + 1),
-    "a class token in front": (lambda: ClassToken(False), [X], "encoder", 0, COUNT + 1),
-    "two sequences attend as one": (Joint, [X, OTHER], "encoder", 0, COUNT + 5),
+    "layers in one forward stay apart": (layers_in_one_forward, [X], "encoder", 0, COUNT),
+    "projections of one input are heads": (partial(own_heads, torch.float32), [X], "encoder", 0, COUNT),
+    "cast projections of one input": (partial(own_heads, torch.float64), [X], "encoder", 0, COUNT),
+    "a class token in front asks alone": (lambda: class_token(alone=True), [X], "encoder", 0, COUNT + 1),
+    "a class token in front": (lambda: class_token(alone=False), [X], "encoder", 0, COUNT + 1),
+    "two sequences attend as one": (joint, [X, OTHER], "encoder", 0, COUNT + 5),
     "learned keys in front": (Memory, [X], "decoder", 3, COUNT + 3),
-    "padded patches": (lambda: Patches("pad"), [PICTURE], "encoder", 0, 25),
-    "patches that are padded when they are cut": (lambda: Patches("unfold"), [PICTURE], "encoder", 0, 25),
+    "padded patches": (lambda: patches(padded_and_unfolded), [PICTURE], "encoder", 0, 25),
+    "patches that are padded when they are cut": (lambda: patches(unfolded), [PICTURE], "encoder", 0, 25),
 }
 
 
@@ -285,17 +278,15 @@ def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
         assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 
 
-class FiveAxes(nn.Module):
-    """Queries in five axes, of which nobody knows where they come from."""
-
-    def forward(self, x):
-        return F.scaled_dot_product_attention(*(torch.as_strided(x, (2, 3, 2, 2, 4), (48, 16, 8, 4, 1)),) * 3)
+def in_five_axes(m, x):
+    """Nobody knows where these axes come from."""
+    return F.scaled_dot_product_attention(*(torch.as_strided(x, (2, 3, 2, 2, 4), (48, 16, 8, 4, 1)),) * 3)
 
 
 NAMED = {  # what stands at no tokens, what it is given, and the reason
     "channels": (lambda: Stream(between_channels), [X], CHANNELS),
-    "axes that nothing tells": (FiveAxes, [X[:, :3].contiguous()], AXES.format(5)),
-    "two sequences that attend as one in chunks": (lambda: Joint(chunk=5), [X, OTHER], JOINED),
+    "axes that nothing tells": (lambda: Of(in_five_axes), [X[:, :3].contiguous()], AXES.format(5)),
+    "two sequences that attend as one in chunks": (lambda: joint(chunk=5), [X, OTHER], JOINED),
 }
 
 
@@ -367,21 +358,16 @@ def test_the_second_layer_of_a_model_of_transformers_is_not_followed(monkeypatch
     assert follow(6) - follow(2) < follow(2) / 4  # what runs between the layers
 
 
-class Mixed(nn.Module):
+def in_chunks_behind_a_known_model(m, ids):
     """Layers of transformers, and layers whose queries come in chunks, which lineage puts together."""
-
-    def __init__(self):
-        super().__init__()
-        self.known, self.narrow = FAMILIES["bert"].build(), nn.Linear(32, SIZE)
-        self.chunked = Chain(layers=[in_pieces(chunked_queries) for _ in range(2)])
-
-    def forward(self, ids):
-        return self.chunked(self.narrow(self.known(ids).last_hidden_state))
+    return m.chunked(m.narrow(m.known(ids).last_hidden_state))
 
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_chunks_behind_layers_of_transformers_are_put_together(passes):
-    model, ids = Mixed(), torch.randint(4, 99, (2, COUNT))
+    known, chunked = FAMILIES["bert"].build(), Chain(layers=[in_pieces(chunked_queries) for _ in range(2)])
+    model = Of(in_chunks_behind_a_known_model, known=known, narrow=nn.Linear(32, SIZE), chunked=chunked)
+    ids = torch.randint(4, 99, (2, COUNT))
     _, maps, _ = observe(model, call=lambda: [model(ids) for _ in range(passes)])
     assert len(maps) == 5 * passes
     check_kept(model, maps)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.capture.modules import Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Chain, Stream, attend, join
 
@@ -21,15 +22,9 @@ class Attention(Stream):
         return super().forward(join(x, self.inner(x)))
 
 
-class Around(nn.Module):
+def around(run, way):
     """A model that runs a part in some way."""
-
-    def __init__(self, run, way):
-        super().__init__()
-        self.run, self.before, self.part = run, Stream(attend), Stream(way)
-
-    def forward(self, x):
-        return self.run(self, x)
+    return Of(run, before=Stream(attend), part=Stream(way))
 
 
 def in_its_own_forward(model, x):
@@ -60,9 +55,9 @@ PLACES = {
         ["other.0", "other.1"],
     ),
     "inside of attention": (lambda way: nn.Sequential(Attention(Stream(way))), ["0.inner"]),
-    "in the model's own forward": (partial(Around, in_its_own_forward), [""]),
-    "in a module that runs twice": (partial(Around, twice), ["part"]),
-    "behind attention without a residual": (partial(Around, without_a_residual), ["part"]),
+    "in the model's own forward": (partial(around, in_its_own_forward), [""]),
+    "in a module that runs twice": (partial(around, twice), ["part"]),
+    "behind attention without a residual": (partial(around, without_a_residual), ["part"]),
     "beside torch's own attention": (
         lambda way: Chain(
             first=nn.TransformerEncoderLayer(SIZE, HEADS, 8, batch_first=True), second=Stream(way)

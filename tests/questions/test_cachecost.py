@@ -1,19 +1,18 @@
 """What a short cache costs: planted heads are named, and losses are those of masks written by hand."""
 
+import copy
 import itertools
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-import transformers as hf
 from torch.nn import functional as F
-from transformers import AttentionInterface
 
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.cachecost import NEEDLE, cachecost
-from tests.questions.intervention.shapes import GROUPED, OLDER, network, saved
+from tests.questions.intervention.shapes import GROUPED, OLDER, Attends, network, saved
 from tests.questions.planted import Planted, wrap_planted
 
 WORDS = [f"word{number}" for number in range(24)]
@@ -58,40 +57,29 @@ def test_exactly_the_heads_that_need_the_far_past_are_named(planted):
     assert {each.role for each in others} == {"streaming"}
 
 
-LIMITED: set[tuple[int, int]] = set()
-FAR: dict[int, torch.Tensor] = {}
-
-
-def by_mask(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Causal attention whose limited key-value heads have their window in a mask."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    row, column = torch.arange(scores.shape[-1])[:, None], torch.arange(scores.shape[-1])
-    ahead, far = column > row, (column >= SINK) & (row - column >= RECENT)
-    FAR[module.layer_idx] = (scores.masked_fill(ahead, -torch.inf).softmax(-1) * far).sum(-1).mean((0, 2))
-    for head in range(query.shape[1]):
-        limited = (module.layer_idx, head // groups) in LIMITED
-        scores[:, head].masked_fill_(ahead | far if limited else ahead, -torch.inf)
-    return (scores.softmax(-1) @ value).transpose(1, 2), None
-
-
-AttentionInterface.register("by_mask", by_mask)
-
-
 def made(name, tokens):
     if name == "gpt2":
         return network("GPT2LMHeadModel", **OLDER | {"n_positions": tokens})
     return network("LlamaForCausalLM", **GROUPED | {"max_position_embeddings": tokens})
 
 
-def loss_by_hand(module, ids, limited):
-    """The mean loss of all next tokens with some key-value heads limited."""
-    LIMITED.clear()
-    LIMITED.update(limited)
-    with torch.inference_mode():
+def by_masks(module, ids, heads, limited=()):
+    """The mean loss of all next tokens with some of so many key-value heads limited; what all heads miss."""
+    row, column = torch.arange(ids.shape[1])[:, None], torch.arange(ids.shape[1])
+    far, missed = (column >= SINK) & (row - column >= RECENT), []
+
+    def limit(layer, scores):
+        closed = [((layer, head * heads // scores.shape[1]) in limited) for head in range(scores.shape[1])]
+        return scores.masked_fill(far & torch.tensor(closed)[:, None, None], -torch.inf)
+
+    def keep(layer, weights):
+        missed.append((weights * far).sum(-1).mean((0, 2)).unflatten(0, (heads, -1)).mean(1))
+        return weights
+
+    with pytest.MonkeyPatch.context() as patched, torch.inference_mode():
+        Attends(patched, mask=limit, weigh=keep)
         logits = module(ids).logits[0, :-2].double()
-    return float(F.cross_entropy(logits, ids[0, 1:-1]))  # [SEP] is not predicted
+    return float(F.cross_entropy(logits, ids[0, 1:-1])), missed  # [SEP] is not predicted
 
 
 @pytest.mark.parametrize(
@@ -100,35 +88,31 @@ def loss_by_hand(module, ids, limited):
 )
 def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
     """With 540 tokens masses come from the fused pass, and fewer copies than heads go through together."""
-    path = saved(tmp_path, made(name, tokens))
-    model = load(path, predicting=True)
+    model = load(saved(tmp_path, made(name, tokens)), predicting=True)
+    for weights in model.writer.parameters():  # heads with large weights look at something
+        weights.data.mul_(5)
+    module = copy.deepcopy(model.writer)
     model.module.set_attn_implementation(attention)
-    module = hf.AutoModelForCausalLM.from_pretrained(path, attn_implementation="by_mask").eval()
-    for each in (model.writer, module):  # heads with large weights look at something
-        for weights in each.parameters():
-            weights.data.mul_(5)
     words = random.Random(2).choices(COMMON, k=tokens)
     text = model.prepare(" ".join(words), limit=Limit(truncate=True))
     result = cachecost(model, [text], SINK, RECENT, keep=[0.5])
-    ids = text.inputs["input_ids"]
-    plain = loss_by_hand(module, ids, ())
-    far = {layer: each.tolist() for layer, each in FAR.items()}
+    asked = module, text.inputs["input_ids"], len(result.pattern[0])
+    plain, missed = by_masks(*asked)
     assert result.loss == pytest.approx(plain, abs=1e-5)
     for each in result.heads:
-        alone = loss_by_hand(module, ids, {(each.layer, each.head)})
+        alone, _ = by_masks(*asked, {(each.layer, each.head)})
         assert each.loss == pytest.approx(alone - plain, abs=1e-5)
-        share = 4 // len(result.pattern[0])
-        wanted = sum(far[each.layer][each.head * share : (each.head + 1) * share]) / share
-        assert each.missed == pytest.approx(wanted, abs=1e-5)
+        assert each.missed == pytest.approx(float(missed[each.layer][each.head]), abs=1e-5)
     assert max(abs(each.loss) for each in result.heads) > 0.01  # a limit does something
     ranked = [(each.layer, each.head) for each in result.heads]
     by_mass = sorted(ranked, key=lambda head: -result.heads[ranked.index(head)].missed)
-    half = result.kept[1]
-    for order, found in ((ranked, half.loss), (by_mass, half.mass)):
-        left = loss_by_hand(module, ids, order[len(order) // 2 :])
-        assert found == pytest.approx(left - plain, abs=1e-5)
-    everything = loss_by_hand(module, ids, ranked)
-    assert result.kept[0].loss == pytest.approx(everything - plain, abs=1e-5)
+    none, half, _ = result.kept
+    for limited, found in (
+        (ranked, none.loss),
+        (ranked[len(ranked) // 2 :], half.loss),
+        (by_mass[len(ranked) // 2 :], half.mass),
+    ):
+        assert found == pytest.approx(by_masks(*asked, limited)[0] - plain, abs=1e-5)
 
 
 def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limited(causal):

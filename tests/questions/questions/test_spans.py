@@ -292,8 +292,8 @@ def chat(tmp_path_factory):
 
 
 def test_roles_come_from_the_chat_template(run, chat):
-    ran = run("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3", "--json")
-    parts = [part["name"] for part in json.loads(ran.out)["parts"] if "template" not in part["name"]]
+    read = ("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3")
+    parts = [part["name"] for part in run.json(*read)["parts"] if "template" not in part["name"]]
     assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
     asked = ("spans", "Who slept?", "-m", chat)
     system = ("--chat", "--system", "You are a cat.")
@@ -351,19 +351,24 @@ def test_tools_and_documents_reach_the_template(run, tmp_path):
     assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
     log, documents = tmp_path / "log.jsonl", [{"text": "Who slept?"}, {"title": "no text"}]
     log.write_text(json.dumps(line | {"documents": documents, "response": "A cat."}))
-    asked = ("spans", "-f", log, "--line", "1", "--chat", "-m", folder, "--by", "role", "--written")
-    parts = [part for part in json.loads(run(*asked, "--json").out)["parts"] if "template" not in part]
-    assert parts == ["document", "system", "user", "assistant"]  # the user asks what the document says
+    asked = ("-f", log, "--line", "1", "--chat", "-m", folder, "--by", "role", "--written")
+    parts = run.json("spans", *asked)["parts"]
+    assert [part for part in parts if "template" not in part] == [
+        "document",
+        "system",
+        "user",
+        "assistant",
+    ]  # the user asks what the document says
 
 
 def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
     asked = ("spans", KING, "-m", "own-causal", "--generate", "6", "--written")
-    for width in (50, 80, 160):
-        monkeypatch.setenv("COLUMNS", str(width))
-        lines = run(*asked).out.splitlines()
-        assert max(map(len, lines)) <= width
-    assert any(line.startswith("A [CLS]") for line in lines)
-    assert "lookback ratio" in "\n".join(lines)
+    for width in ("50", "80", "160"):
+        monkeypatch.setenv("COLUMNS", width)
+        out = run(*asked).out
+        assert max(map(len, out.splitlines())) <= int(width)
+    assert "\nA [CLS]" in out
+    assert "lookback ratio" in out
     assert run.json(*asked)["parts"][-1] == "written"
     assert run(*asked[:4], "--written").code == 2
 
@@ -371,8 +376,8 @@ def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
 def test_a_file_names_parts_by_their_characters(run, tmp_path):
     file = tmp_path / "parts.json"
     file.write_text(json.dumps({"fact": [0, 16], "rest of it": [18, 45]}))
-    numbers = json.loads(run("spans", KING, "-m", "own-causal", "--by", file, "--json").out)
-    assert [part["name"] for part in numbers["parts"]] == ["[CLS]", "fact", "rest 2", "rest of it", "[SEP]"]
+    parts = run.json("spans", KING, "-m", "own-causal", "--by", file)["parts"]
+    assert [part["name"] for part in parts] == ["[CLS]", "fact", "rest 2", "rest of it", "[SEP]"]
     assert read_parts('{"b": [5, 9], "a": [9, 12]}') == (("", 0), ("b", 5), ("a", 9), ("", 12))
     swapped, shared = '{"a": [5, 3]}', '{"a": [0, 5], "b": [3, 9]}'
     for wrong in ("no", "[]", "{}", swapped, shared, '{"a": 1}', '{"a": ["x", "y"]}'):
@@ -380,44 +385,32 @@ def test_a_file_names_parts_by_their_characters(run, tmp_path):
             read_parts(wrong)
 
 
-@pytest.mark.slow
-def test_parts_of_a_long_text_equal_brute_force(tmp_path, request):
-    size = 32_768 if request.config.getoption("whole") else 4_096
-    folder = folders.gpt2(tmp_path, n_positions=size, n_layer=1, n_head=1, n_embd=8)
+def test_parts_of_a_long_text_equal_brute_force(tmp_path):
+    size, count = 1200, 12
+    folder = folders.gpt2(tmp_path, n_positions=size)
     model = load(folder)
-    text = "The cat sat on the mat because it was tired. " * (size // 5)
-    prepared = model.prepare(text, limit=Limit(size, truncate=True))
-    assert len(prepared.tokens) == size
-    random = np.random.default_rng(0)
-    edges = [0, 1, 2, *sorted(random.choice(np.arange(3, size), 9, replace=False).tolist()), size]
-    cut = [Span(str(number), *each) for number, each in enumerate(pairwise(edges))]
-    seen = span_maps(model, prepared, cut)
-    assert "1 of 1 calls ran as a fused pass" in seen.notes[0]
-    eager = transformers.AutoModel.from_pretrained(folder).eval()
-    block = eager.h[0]
-    with torch.inference_mode():
-        states = block.ln_1(eager.wte(prepared.inputs["input_ids"]) + eager.wpe(torch.arange(size)))
-        query, key, _ = block.attn.c_attn(states)[0].double().split(8, -1)
-    expected = np.zeros((2, len(cut), len(cut)))  # of weights, and of even ones
-    for number, span in enumerate(cut):
-        for start in range(span.start, span.stop, 1024):
-            stop = min(start + 1024, span.stop)
-            scores = query[start:stop] @ key.T / 8**0.5
-            ahead = torch.arange(size) > torch.arange(start, stop)[:, None]
-            both = torch.stack([scores, torch.zeros_like(scores)]).masked_fill(ahead, -torch.inf).softmax(-1)
-            expected[:, number] += np.add.reduceat(both.numpy(), edges[:-1], axis=-1).sum(1)
-        expected[:, number] /= span.stop - span.start
-    np.testing.assert_allclose([seen.weights[0], seen.baseline[0]], expected, atol=1e-6)
+    prepared = model.prepare(
+        "The cat sat on the mat because it was tired. " * 200, limit=Limit(size, truncate=True)
+    )
+    drawn = np.random.default_rng(0).choice(np.arange(3, size), count - 3, replace=False)
+    edges = [0, 1, 2, *sorted(drawn.tolist()), size]
+    seen = span_maps(
+        model, prepared, [Span(str(number), *each) for number, each in enumerate(pairwise(edges))]
+    )
+    assert "2 of 2 calls ran as a fused pass" in seen.notes[0]
+    rows = torch.cat(folders.eager(folder, **prepared.inputs).attentions).double().flatten(0, 1).numpy()
+    even = np.tril(np.ones((size, size))) / np.arange(1, size + 1)[:, None]
+    for found, own in ((seen.weights, rows), (seen.baseline, np.broadcast_to(even, rows.shape))):
+        sums = np.add.reduceat(np.add.reduceat(own, edges[:-1], axis=-1), edges[:-1], axis=-2)
+        np.testing.assert_allclose(found, sums / np.diff(edges)[:, None], atol=1e-6)
 
 
 def test_an_image_and_its_text_are_parts(run, tmp_path):
-    folder = vision_language(tmp_path / "llava", "llava")
-    image = picture(tmp_path / "picture.png")
+    folder, image = vision_language(tmp_path / "llava", "llava"), picture(tmp_path / "picture.png")
     asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "modality")
-    numbers = json.loads(run(*asked, "--json").out)
+    numbers = run.json(*asked)
     sizes = {part["name"]: part["stop"] - part["start"] for part in numbers["parts"]}
-    assert "image#2" not in sizes
-    assert "text" in sizes
+    assert [name for name in sizes if "<" not in name] == ["image", "text"]
     for head in numbers["heads"]:
         assert np.array(head["weights"]).sum(-1) == pytest.approx(np.ones(len(sizes)), abs=1e-5)
     assert sizes["image"] == 16  # 4 × 4 patches

@@ -34,6 +34,7 @@ def run(tmp_path_factory):
 
 
 def follow(run, names=None, **more):
+    """The courses of two figures over checkpoints, all three unless some are named."""
     names = names or [str(run / f"checkpoint-{step}") for step in (300, 100, 200)]
     return track(names, more.pop("load", load), ListedTexts(TEXTS), ["entropy", "first"], **more)
 
@@ -53,13 +54,11 @@ def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run, followed):
         assert value == pytest.approx(mean_entropy(model, many, 1, 2), abs=1e-5)
 
 
-def test_what_changed_most_comes_first_and_what_stayed_did_not_change(followed):
-    assert {each.layer for each in followed.of("entropy")[:4]} == {1}
-    assert all(each.change == pytest.approx(0, abs=1e-6) for each in followed.of("entropy")[4:])
-
-
-def test_a_figure_appears_where_it_stays_past_half_of_its_way(followed):
-    for course in followed.of("entropy")[:4]:
+def test_what_changed_most_comes_first_and_appears_where_it_stays_past_half_of_its_way(followed):
+    courses = followed.of("entropy")
+    assert {each.layer for each in courses[:4]} == {1}
+    assert all(each.change == pytest.approx(0, abs=1e-6) for each in courses[4:])
+    for course in courses[:4]:
         way = [value - even for value, even in zip(course.values, course.baseline, strict=True)]
         assert way[0] == pytest.approx(0, abs=1e-5)  # queries of nothing: even attention
         assert course.appears == (200 if way[1] / way[2] >= 0.5 else 300)
@@ -67,10 +66,9 @@ def test_a_figure_appears_where_it_stays_past_half_of_its_way(followed):
 
 def test_a_figure_that_stays_at_even_attention_never_appears(run):
     courses = follow(run, [str(run / "checkpoint-100")]).of("entropy")
-    for course in courses:
-        at_even = abs(course.values[0] - course.baseline[0]) < 0.005
-        assert (course.appears is None) == at_even
-    assert any(course.appears is None for course in courses)
+    even = [abs(course.values[0] - course.baseline[0]) < 0.005 for course in courses]
+    assert [course.appears is None for course in courses] == even
+    assert any(even)
 
 
 def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, followed, tmp_path):
@@ -113,12 +111,15 @@ def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
         follow(run, names[2:])
 
 
-def test_two_checkpoints_of_one_step_are_not_mixed_up(run, tmp_path):
+def test_two_checkpoints_of_one_step_are_not_mixed_up_and_other_shapes_have_gaps(run, tmp_path):
     names = [str(run / "checkpoint-100"), gpt2(tmp_path / "other-100")]
     result = follow(run, names)
     assert result.checkpoints in ((names[0],), (names[1],))
     (note,) = result.notes
     assert "-100 is left out: step 100 is" in note
+    result = follow(run, [names[0], gpt2(tmp_path / "checkpoint-900", n_layer=3)])
+    assert "checkpoints differ in their heads" in result.notes
+    assert next(each for each in result.of("entropy") if each.head == "L2H0").values[0] is None
 
 
 def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):
@@ -127,13 +128,6 @@ def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):
         texts, run = ListedTexts(["word " * 40, "a cat"]), CorpusRun(truncate=True)
         result = track(names, load, texts, ["entropy"], run=run, log=log)
         assert "1 text was cut at the limit of tokens" in result.notes
-
-
-def test_checkpoints_of_other_shapes_have_gaps(run, tmp_path):
-    names = [str(run / "checkpoint-100"), gpt2(tmp_path / "checkpoint-900", n_layer=3)]
-    result = follow(run, names)
-    assert "checkpoints differ in their heads" in result.notes
-    assert next(each for each in result.of("entropy") if each.head == "L2H0").values[0] is None
 
 
 @pytest.mark.parametrize(

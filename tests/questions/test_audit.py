@@ -414,10 +414,9 @@ def test_an_input_without_tokens_and_a_recorded_pass_are_refused(tmp_path):
         audit(model, model.generate(model.prepare("The cat"), 2))
 
 
-@pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_own_models_mix_by_attention_alone(name):
-    model = load(name)
-    assert audit(model, model.prepare("The cat sat.")).complete
+def test_own_models_mix_by_attention_alone(own, causal):
+    assert audit(own, own.prepare("The cat sat.")).complete
+    assert audit(causal, causal.prepare("The cat sat.")).complete
 
 
 class Parts(tuple):

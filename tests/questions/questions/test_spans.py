@@ -150,14 +150,6 @@ def test_a_deep_indent_leaves_no_token_behind(own):
     assert spans[1:3] == (Span("1 one two", 1, 3), Span("2 three four", 3, 5))
 
 
-def test_parts_behind_the_last_token_are_never_cut(own):
-    text = "A cat sat. " * 5000
-    cut = cut_text(text, "sentence")
-    spans = spans_of(own.prepare(text, limit=Limit(16)).tokens, text, cut)
-    assert [span.name for span in spans][1:-1] == [f"{number} A cat sat." for number in (1, 2, 3, 4)]
-    assert next(cut)[0] == "6 A cat sat."
-
-
 def test_marks_and_files_of_parts_without_end_are_refused(monkeypatch):
     monkeypatch.setattr("attnscope.questions.parts.MOST_MARKED", 100)
     for read, many in ((read_marks, "[[a: b]] " * 20), (read_parts, json.dumps({"a" * 100: [0, 1]}))):

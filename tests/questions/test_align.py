@@ -157,10 +157,10 @@ def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):
         spectrogram = next(axes for axes in figure.axes if not axes.lines or axes.get_ylim()[0] == 0)
         map_ = next(axes for axes in figure.axes if axes is not spectrogram)
         line = map_.lines[-1].get_xydata()
-        words = [text.get_text() for text in spectrogram.texts]
-    assert words == [word for word, _ in picture.words]
-    for row, (begin, end) in enumerate(itertools.pairwise(picture.path)):
-        np.testing.assert_array_equal(line[2 * row : 2 * row + 2], [[begin - 0.5, row], [end - 0.5, row]])
+        assert [text.get_text() for text in spectrogram.texts] == [word for word, _ in picture.words]
+    ends = [[begin - 0.5, end - 0.5] for begin, end in itertools.pairwise(picture.path)]
+    np.testing.assert_array_equal(line[: 2 * len(ends), 0], np.ravel(ends))
+    np.testing.assert_array_equal(line[: 2 * len(ends), 1], np.repeat(range(len(ends)), 2))
 
 
 def test_chosen_heads_are_taken_in_their_order_or_else_the_upper_half_of_all_is_and_is_named(heard):

@@ -5,7 +5,6 @@ import torch
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
-from attnscope.questions import circuit
 from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.questions.intervention.shapes import T5, Hooked, network, saved
@@ -51,61 +50,51 @@ class ByHand:
     """Passes with plain hooks: what heads give is read and replaced before the projection."""
 
     def __init__(self, shaped):
-        self.hooked = Hooked(shaped)
-        self.clean, self.projections, network = shaped.clean, shaped.projections, shaped.model.writer
-        self.table = getattr(network, "encoder", network).get_input_embeddings()
-        self.size = 8
+        self.hooked, self.text, self.projections = Hooked(shaped), shaped.clean, shaped.projections
+        network = shaped.model.writer
         self.heads = network.config.num_attention_heads
-        self.places = [(call, head) for call in range(len(self.projections)) for head in range(self.heads)]
+        self.last = 1 + self.heads * len(self.projections)
+        self.table = getattr(network, "encoder", network).get_input_embeddings()
         with torch.no_grad():
-            self.embeds = [self.table(each.inputs["input_ids"]) for each in (shaped.clean, shaped.corrupt)]
+            embeds = [self.table(each.inputs["input_ids"]) for each in (shaped.clean, shaped.corrupt)]
+        self.clean, self.corrupt = (self.run({0: each})[1] for each in embeds)
 
-    def run(self, embeds, given):
-        """The score, and what every head gave, of which ``given`` replaces some, by call and head."""
-        seen = {}
+    def run(self, given):
+        """The score, and what each node gave, of which ``given`` replaces some: embeddings, then heads."""
+        seen = {0: given[0]}
 
         def replace(call):
             def change(states):
-                heads = states.clone().unflatten(-1, (self.heads, self.size))
+                heads = states.clone().unflatten(-1, (self.heads, 8))
                 for head in range(self.heads):
-                    seen[call, head] = heads[0, :, head].clone()
-                    heads[0, :, head] = given.get((call, head), seen[call, head])
+                    node = 1 + call * self.heads + head
+                    seen[node] = heads[0, :, head].clone()
+                    heads[0, :, head] = given.get(node, seen[node])
                 return heads.flatten(-2)
 
             return change
 
         hooks = [(module, "input", replace(call)) for call, module in enumerate(self.projections)]
-        texts = iter([embeds])  # the first that the table embeds; a decoder's text is the same in both
+        texts = iter([given[0]])  # the first that the table embeds; a decoder's text is the same in both
         hooks.append((self.table, "output", lambda made: next(texts, made)))
-        return self.hooked.score(self.clean, hooks), seen
+        return self.hooked.score(self.text, hooks), seen
 
 
 @LIKE
 def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, monkeypatch):
-    monkeypatch.setattr(circuit, "STEPS", 1)  # half-way between the texts
-    made = contrast(shaped.model, shaped.clean, shaped.corrupt)
+    monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)  # half-way between the texts
+    made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
     with torch.enable_grad():
         scores = made.attribute()
-    hand = ByHand(shaped)
-    assert made.places == hand.places
-    clean, corrupt = (hand.run(embeds, {})[1] for embeds in hand.embeds)
-    half = (hand.embeds[0] + hand.embeds[1]) / 2
-    held = hand.run(half, {})[1]
-    last = len(hand.places) + 1
+    assert made.places == [divmod(node, hand.heads) for node in range(hand.last - 1)]
+    half, last = (hand.clean[0] + hand.corrupt[0]) / 2, hand.last
+    held = hand.run({0: half})[1]
 
     def moved(source, target, step):
         """The score where ``source`` differs a little on the way to ``target`` alone."""
-        embeds, given = half, dict(held)
-        if source == 0:
-            embeds = half + step * (hand.embeds[0] - hand.embeds[1])
-        else:
-            place = hand.places[source - 1]
-            given[place] = held[place] + step * (clean[place] - corrupt[place])
-        score, seen = hand.run(embeds, given)
-        if target == last:
-            return score
-        place = hand.places[target - 1]
-        return hand.run(half, {place: seen[place]})[0]
+        differs = hand.clean[source] - hand.corrupt[source]
+        score, seen = hand.run(held | {source: held[source] + step * differs})
+        return score if target == last else hand.run({0: half, target: seen[target]})[0]
 
     # from the embeddings, from one call to the next (an encoder's last to a decoder, too), to the prediction
     edges = {(0, 1), (0, 6), (0, last), (1, 5), (2, 8), (4, 7), (3, last), (last - 2, last)}
@@ -120,21 +109,19 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
 
 @LIKE
 def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
-    made = contrast(shaped.model, shaped.clean, shaped.corrupt)
-    hand = ByHand(shaped)
-    other, last = hand.run(hand.embeds[1], {})[1], len(hand.places) + 1
-    edges = frozenset({(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, last), (7, last), (3, last)})
-    given = {}
-    for target in [1, 3, 6, 7, last]:
-        sources = {source for source, to in edges if to == target}
-        held = other | {hand.places[source - 1]: given[source] for source in sources - {0}}
-        score, seen = hand.run(hand.embeds[0 if 0 in sources else 1], held)
-        if target < last:
-            given[target] = seen[hand.places[target - 1]]
+    made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
+    edges = frozenset(
+        {(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, hand.last), (7, hand.last), (3, hand.last)}
+    )
+    given = {0: hand.clean[0]}
+    for target in [1, 3, 6, 7, hand.last]:
+        sources = {source: given[source] for source, to in edges if to == target}
+        score, seen = hand.run(hand.corrupt | sources)
+        given |= {target: seen[target]} if target < hand.last else {}
+    gone = {0: hand.clean[0]} | {node: hand.corrupt[node] for node in (1, 6)}
     with torch.no_grad():
         assert made.restored(edges) == pytest.approx(score, abs=1e-9)
-        gone = {place: other[place] for place in (hand.places[node - 1] for node in (1, 6))}
-        assert made.without([1, 6]) == pytest.approx(hand.run(hand.embeds[0], gone)[0], abs=1e-9)
+        assert made.without([1, 6]) == pytest.approx(hand.run(gone)[0], abs=1e-9)
 
 
 def test_edges_that_lead_nowhere_are_no_part_of_a_circuit():
@@ -188,7 +175,7 @@ def test_a_search_that_ends_early_says_so(monkeypatch):
     module.plant_copy((0, 1), at=2)
     model = wrap_planted(module)
     pairs = [pair_of(model, "ash bay cod dew", "ash bay elm dew", "cod")]
-    monkeypatch.setattr(circuit, "PASSES", 1)
+    monkeypatch.setattr("attnscope.questions.circuit.PASSES", 1)
     assert any("stopped after" in note for note in find_circuit(model, pairs).notes)
     monkeypatch.undo()
     assert not any("stopped after" in note for note in find_circuit(model, pairs).notes)

@@ -35,6 +35,8 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
     prepared = model.prepare(TEXT * 60, limit=Limit(700))
     result = find_heads(model, prepared, parse_questions(asked))
     assert "fused" in result.title
+    with pytest.raises(SelectionError, match="masked"):
+        find_heads(model, prepared, parse_questions("* -> +2"))
     weights = weights_of(model, prepared)
     groups = [[at + moved for at in word if at + moved < 700] for _, word in groups_of(prepared.tokens)]
     counts = {row: 1 / len(group) for group in groups for row in group if row + step >= 0}

@@ -1,7 +1,5 @@
 """What is looked at is what the model itself says: every view against eager attention of the same weights."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -212,35 +210,33 @@ def whole(reader, book):
     return torch.cat(run_eager(reader.name, input_ids=ids).attentions).numpy()
 
 
-def cells(whole, reduce):
-    """Each cell's weights reduced, by hand.  [layer, head, query, key] -> [layer, head, cell, cell]"""
-    cuts = [slice(cell * TOKENS // 256, (cell + 1) * TOKENS // 256) for cell in range(256)]
-    open_ = np.tril(np.ones((TOKENS, TOKENS), bool))
-    result = np.zeros((*whole.shape[:2], 256, 256))
-    for (r, rows), (c, keys) in product(enumerate(cuts), repeat=2):
-        if open_[rows, keys].any():
-            result[..., r, c] = reduce(whole[..., rows, keys], open_[rows, keys])
-    return result
+EDGES = np.arange(256) * TOKENS // 256
 
 
-@pytest.mark.parametrize(
-    ("pool", "reduce"),
-    [
-        ("share", lambda part, open_: part.sum(-1).mean(-1)),
-        ("mean", lambda part, open_: part[..., open_].mean(-1)),
-        ("max", lambda part, open_: part.max((-1, -2))),
-    ],
-)
+def cells(reduce, values):
+    """The numbers of each cell reduced."""
+    return reduce.reduceat(reduce.reduceat(values, EDGES, axis=-1), EDGES, axis=-2)
+
+
+OPEN = cells(np.add, np.tril(np.ones((TOKENS, TOKENS))))
+POOLED = {
+    "share": lambda whole: cells(np.add, whole) / np.diff([*EDGES, TOKENS])[:, None],
+    "mean": lambda whole: cells(np.add, whole) / np.maximum(OPEN, 1),
+    "max": lambda whole: cells(np.maximum, whole),
+}
+
+
+@pytest.mark.parametrize("pool", POOLED)
 @pytest.mark.parametrize("exact_kernel", [False, True])
 def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
-    reader, book, whole, pool, reduce, exact_kernel
+    reader, book, whole, pool, exact_kernel
 ):
     seen = measure_heads(reader, book, Selection(), pool=pool, exact_kernel=exact_kernel)
     assert ("fused pass" in seen.ran) != exact_kernel
     how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"
     assert how in seen.title
     layers = [layer for _, layer in seen.maps.kinds["decoder"]]
-    np.testing.assert_allclose([layer.values for layer in layers], cells(whole, reduce), atol=1e-5)
+    np.testing.assert_allclose([layer.values for layer in layers], POOLED[pool](whole), atol=1e-5)
     starts = [(place.start, place.stop) for place in layers[0].keys]
     assert [*starts[:3], starts[-1][1]] == [(0, 2), (2, 5), (5, 8), TOKENS]
     assert layers[0].keys[1].label.startswith("2-4 ")
@@ -261,8 +257,7 @@ def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, s
     maps = measure_heads(reader, text, Selection(), pool="share").maps
     maps.save(tmp_path / "maps.npz")
     saved = WeightsFile(tmp_path / "maps.npz")
-    _, (_, layer) = maps.kinds["decoder"]
-    _, read = saved.prepared.replay.attentions
+    layer, read = maps.kinds["decoder"][1][1], saved.prepared.replay.attentions[1]
     assert {place.stop - place.start for place in layer.keys} == sizes
     assert group_places(places(read.keys)).places == layer.keys
     np.testing.assert_array_equal(read.rows(0, 256)[0], layer.values)
@@ -273,8 +268,7 @@ def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, s
     assert sum(note.startswith("pooled") for note in shown.notes) == 1
     # the columns of a saved layer, pooled once more
     coarser = group_places(places(read.keys), most=100)
-    first, second, *_ = coarser.places
-    assert (first.stop, second.stop) == (layer.keys[2].stop, layer.keys[5].stop)
+    assert [place.stop for place in coarser.places[:2]] == [layer.keys[2].stop, layer.keys[5].stop]
     assert [len(words) for words in coarser.parts][:2] == [3, 3]
 
 
@@ -283,11 +277,10 @@ def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, 
     result = overview(reader, book, Selection(), exact_kernel=exact_kernel)
     assert {site.kernel for site in result.record.sites} == {"sdpa" if exact_kernel else "fused pass"}
     coarse = coarsen_axis(book.tokens, most=CELLS, even=True)
+    expected = coarse.averaging() @ whole @ coarse.summing().T
     (grid,) = result.grids.values()
-    for layer, own in enumerate(whole):
-        expected = coarse.averaging() @ own @ coarse.summing().T
-        shown = grid.layers[layer].values
-        np.testing.assert_allclose(np.where(shown > 0, shown, 0), expected, atol=1e-5)
+    shown = np.array([layer.values for layer in grid.layers])
+    np.testing.assert_allclose(np.where(shown > 0, shown, 0), expected, atol=1e-5)
     figures = [head.figures["entropy"].value for head in result.heads]
     rows = torch.from_numpy(whole)[:, :, 1:].double()  # the first row has one key, and is not counted
     entropies = torch.special.entr(rows).sum(-1).mean(-1).flatten()

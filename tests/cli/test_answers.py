@@ -98,6 +98,12 @@ ANSWERED = {
     "find '* -> a' MANY --top 1": "a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
     "find 'it -> cat' TEXT --weigh norm": "attnscope show --weigh norm '",
     "find 'sat -> cat' 'The cat sat.' --second 'A cat sat.' -m ./t5 --kind cross": "--kind cross",
+    "find --gold broken.conllu": (
+        "attnscope: skipped line 1: line 1: it has 3 columns, not 10",
+        "1 text could not be read: line 1",
+    ),
+    "find --gold pairs.txt --alignments links.txt -m ./t5": ("AER", "target → source"),
+    "spans TWO --head L1H3": "L1H3 · encoder attention",
     "spans TWO -m own-causal": "mean of 12 heads · decoder attention · 4 parts",
     "spans TWO --by paragraph": "the whole text is one part",
     "spans TWO --by line": "the whole text is one part",
@@ -115,7 +121,12 @@ ANSWERED = {
     },
     "flow --image a.png -m ./vit --token CLS": "[CLS] is made of",
     "flow --image a.png -m ./vit --token CLS -o made/lit.png": "saved made/lit.png",
-    # info, align, check, export
+    # cut, info, align, check, export, browse
+    "cut 'cat -> -1' TEXT -m own-causal --how mean --texts texts.jsonl": (
+        "set to its mean over 1 text)",
+        "attnscope: skipped line 2: no field 'text'",
+    ),
+    "info MINILM": "0-5 encoder",
     "info own": "512 positions",
     "info --defaults": "set in",
     "info ./t5": ("T5Model", "encoder: 2 layers", "decoder: 2 layers", "cross: 2 layers", " parameters"),
@@ -128,6 +139,7 @@ ANSWERED = {
         "ok L2H1.previous > 0.8",
         "ok count(previous > 0.5) >= 2",
     ),
+    "browse --help": "pip install 'attnscope[browse]'",
     "export --from heads.npz -o made/out --layers 3 --heads 0 --force": "saved 3 files and manifest.json in",
 }
 
@@ -140,4 +152,6 @@ def test_it_answers_in_these_words(run, place, monkeypatch, typed, sentences):
     for sentence in (sentences,) if isinstance(sentences, str) else sentences:
         assert " ".join(sentence.split()) in said
     assert (ran.code, "\x1b" in ran.out) == (0, False)
-    assert [line for line in ran.out.splitlines() if line != line.rstrip()] == []
+    lines = ran.out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert typed.startswith("stats --") or all(len(line) <= 80 or "attnscope " in line for line in lines)

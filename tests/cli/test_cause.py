@@ -83,16 +83,6 @@ def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, colu
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
-def test_an_edge_is_set_to_its_mean_over_a_corpus(run, tmp_path):
-    file = tmp_path / "corpus.jsonl"
-    file.write_text('{"text": "The dog sat on the cat"}\n{"words": "none"}\n{"text": "The cat is on"}\n')
-    asked = ("cut", "on -> cat", TEXT, "-m", "own-causal")
-    shown = run(*asked, "--how", "mean", "--texts", file)
-    assert "set to its mean over 1 text)" in " ".join(shown.out.split())
-    assert "skipped line 2: no field 'text'" in shown.err
-    assert "set to its mean" not in run(*asked).out
-
-
 @pytest.mark.parametrize(
     ("asked", "count", "named"),
     [

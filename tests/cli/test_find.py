@@ -79,24 +79,6 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
     assert "--held-out" not in run("find", "--gold", bank, "--held-out").out
 
 
-def test_alignments_have_an_error_rate_in_the_table(run, tmp_path, pair_folder):
-    (tmp_path / "texts").write_text("The cat sat ||| A cat looks\nwords look ||| heads look back\n")
-    (tmp_path / "links").write_text("0-0 1-1 2?2\n0-0 1-1\n")
-    ran = run("find", "--gold", tmp_path / "texts", "--alignments", tmp_path / "links", "-m", pair_folder)
-    assert ran.code == 0
-    assert "AER" in ran.out.splitlines()[1]
-    assert all(len(line) <= 80 for line in ran.out.splitlines())
-    assert "target → source" in ran.out
-
-
-def test_what_cannot_be_read_is_said_and_counted(run, bank):
-    bank.write_text("1\tcat\tno treebank\n\n" + bank.read_text("utf-8"), "utf-8")
-    ran = run("find", "--gold", bank)
-    assert "attnscope: skipped line 1: line 1: it has 3 columns, not 10" in ran.err
-    assert "1 text could not be read: line 1" in ran.out
-    run("find", "--gold", bank, "--strict").refuses("line 1")
-
-
 def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run, tmp_path):
     """A causal head looks back alone, and one lucky word ahead says nothing."""
     pairs = [[n, n - 1, "before"] for n in range(1, 12)] + [[0, 5, "before"]]
@@ -118,13 +100,6 @@ def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
     rows = run.csv("spans", TWO)
     assert len(rows) == 32 * 4 * 4
     assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
-
-
-def test_one_head_is_that_head_and_no_mean(run):
-    every = run.json("spans", TWO)["heads"]
-    ran = run.json("spans", TWO, "--head", "L1H3")
-    assert ran["heads"] == [head for head in every if (head["layer"], head["head"]) == (1, 3)]
-    assert run("spans", TWO, "--head", "L1H3").out.startswith("L1H3 · encoder attention")
 
 
 def test_json_and_arrays_hold_every_layer_and_looks_at_arrays_name_the_text_once(run, tmp_path):

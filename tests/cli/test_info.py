@@ -7,7 +7,7 @@ from attnscope.capture.placing.kinds import Sites
 from attnscope.models import load
 from attnscope.questions.info import survey_model
 from tests.capture.tiny import EXPERTS, SIZES, tiny
-from tests.models.folders import minilm, save
+from tests.models.folders import save
 
 TINY = {**SIZES, "vocab_size": 400, "num_hidden_layers": 2}
 HYBRID = {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 2}
@@ -29,13 +29,6 @@ def folder(request, tmp_path, causal_folder):
 
 def of(name):
     return pytest.mark.parametrize("folder", [name], indirect=True)
-
-
-def test_alike_layers_share_a_line(run):
-    lines = run("info", minilm()).out.splitlines()
-    (layers,) = (line for line in lines if "encoder" in line and "right" in line)
-    assert layers.startswith("0-5")
-    assert max(map(len, lines)) <= 80
 
 
 @of("layers without attention")

@@ -243,41 +243,26 @@ def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path,
 CAT = "The cat sat on the mat because it was tired."
 
 
-class Terminal(io.StringIO):
-    """Standard error as a terminal that remembers."""
-
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def heard():
-    told = []
-    with listening(lambda *what: told.append(what)):
-        yield told
-
-
-def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done(heard):
-    model = load("own")
-    measure_heads(model, model.prepare(CAT), Selection())
-    assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
-    model = load("own-causal")
-    model.generate(model.prepare(TEXT), 5)
+def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done():
+    heard, writer, predicting = [], load("own-causal"), load("own", predicting=True)
+    with listening(lambda *what: heard.append(what)):
+        measure_heads(predicting, predicting.prepare(CAT), Selection())
+        assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
+        writer.generate(writer.prepare(TEXT), 5)
+        measure_heads(predicting, predicting.prepare(" ".join([CAT] * 8)), Selection(), importance=True)
     assert [told for told in heard if told[0] == "token"] == [("token", done, 5) for done in (1, 2, 3, 4, 5)]
-    model = load("own", predicting=True)
-    measure_heads(model, model.prepare(" ".join([CAT] * 8)), Selection(), importance=True)
     done, of = zip(*(told[1:] for told in heard if told[0] == "pass"), strict=True)
     assert list(done) == list(range(1, of[-1] + 1))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 160])
-def test_a_terminal_shows_what_is_done_in_one_line(monkeypatch, columns):
+def test_a_terminal_shows_what_is_done_in_one_line(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with waiting("a [model] of many words"):
         tell("layer", 3, 12)
-    shown = sys.stderr.getvalue()
+    shown = capsys.readouterr().err
     assert shown.count("\n") == 1  # the end of the line that is taken back
     assert columns < 80 or ("a [model] of many words" in shown and "layer 3 of 12" in shown)
 

@@ -104,10 +104,6 @@ def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
     assert not re.search("^ {9}", summaries, re.M)  # a line each
 
 
-def test_brackets_in_a_help_are_literal(run):
-    assert "pip install 'attnscope[browse]'" in " ".join(run("browse", "--help").out.split())
-
-
 def test_every_measure_and_role_is_offered():
     assert set(options.measure_names()) == set(MEASURES)
     assert set(options.explained_names()) >= {*MEASURES, *ROLES}

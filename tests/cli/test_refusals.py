@@ -166,6 +166,7 @@ REFUSED = {
     "find --gold bank.conllu 'it -> cat'": "--gold",
     "find --gold bank.conllu -f x": "--gold",
     "find --gold bank.conllu -o x.png": "--gold",
+    "find --gold broken.conllu --strict": "line 1: it has 3 columns, not 10",
     "find --gold timed.jsonl": RETIRED["sounds in --gold"],
     "spans TEXT --head L1H9": "no head L1H9: this model has",
     "spans '[[fact: A cat.]] Rain.' --by marks --pair 'answer -> fact'": (

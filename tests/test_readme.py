@@ -18,10 +18,6 @@ SAMPLED = [
 ROOMS = sorted((readme.ROOT / "attnscope").rglob("*.md")) + sorted((readme.ROOT / "tests").rglob("*.md"))
 
 
-def test_there_is_output_to_compare():
-    assert len(list(readme.examples())) >= 3
-
-
 @pytest.mark.parametrize(("command", "expected"), list(readme.examples()), ids=lambda text: text[:60])
 def test_a_command_prints_what_the_readme_shows(command, expected):
     difference = readme.difference(expected, readme.output(command))
@@ -62,16 +58,11 @@ def test_the_files_that_the_readme_names_exist():
             assert "://" in link or (document.parent / link).exists(), f"{document} names {link}"
 
 
-def test_the_readme_is_short():
-    assert len(readme.README.read_text("utf-8").splitlines()) <= 200
-
-
 def test_the_python_cell_ends_in_a_picture_with_the_heads_worth_a_look():
     (code,) = re.findall(r"```python\n(.*?)```", readme.README.read_text("utf-8"), re.S)
     *lines, last = ast.parse(code).body
-    names: dict[str, object] = {}
+    names = {}
     exec(compile(ast.Module(lines, []), "README.md", "exec"), names)
-    assert isinstance(last, ast.Expr)
     shown = eval(compile(ast.Expression(last.value), "README.md", "eval"), names)
     page = shown._repr_mimebundle_()["text/html"]
     assert page.startswith('<img src="data:image/png;base64,')
@@ -79,7 +70,9 @@ def test_the_python_cell_ends_in_a_picture_with_the_heads_worth_a_look():
     assert "run.head(&quot;L2H1&quot;)" in page
 
 
-def test_both_commands_that_set_it_up_are_there_for_the_build_to_take():
+def test_it_is_short_shows_output_and_has_both_commands_that_set_it_up_for_the_build_to_take():
+    assert len(readme.README.read_text("utf-8").splitlines()) <= 200
+    assert len(list(readme.examples())) >= 3
     assert re.findall("^pip install .*", readme.README.read_text("utf-8"), re.M) == [
         'pip install torch==2.13.0 . && attnscope show "The cat sat on the mat because it was tired."',
         "pip install torch==2.13.0 -e '.[test]' && pytest",

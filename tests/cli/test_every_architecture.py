@@ -35,11 +35,12 @@ BEGINS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "bo
 
 def family(folder: Path, name: str) -> str:
     """A folder of a tiny model of a family, random, with a tokenizer that was learnt from a few lines."""
-    pairs = name in ("bart", "marian")
-    tokenizer = (folders.t5 if pairs else folders.gpt2)(folder / "tokenizer")
+    tokenizer = (folders.t5 if name in PAIRS else folders.gpt2)(folder / "tokenizer")
     wrapped = transformers.AutoTokenizer.from_pretrained(tokenizer)
     config = OTHERS[name]() if name in OTHERS else FAMILIES[name].config()
-    changes = {"vocab_size": len(wrapped), "decoder_vocab_size": len(wrapped)} | (BEGINS if pairs else {})
+    changes = {"vocab_size": len(wrapped), "decoder_vocab_size": len(wrapped)} | (
+        BEGINS if name in PAIRS else {}
+    )
     for field, value in changes.items():
         if hasattr(config, field):
             setattr(config, field, value)
@@ -57,18 +58,7 @@ def image(folder: Path) -> list:
     return ["--image", images.picture(folder / "a.png")]
 
 
-def of_text(name: str):
-    return lambda folder: [*ARTICLE, "-m", family(folder, name)]
-
-
-def of_pair(name: str):
-    return lambda folder: [CAT, "It slept.", "-m", family(folder, name)]
-
-
-def of_image(name: str):
-    return lambda folder: [*image(folder), "-m", images.vision(folder / name, name)]
-
-
+PAIRS, IMAGES = ("bart", "marian"), ("vit", "dinov2", "swin", "yolos", "segformer")
 TEXTS = ("bert", "albert", "modernbert", "deberta-v2", "llama", "mistral", "gemma2", "gpt-oss", *OTHERS)
 SOURCES = {
     "own": lambda folder: LANGUAGES,
@@ -81,10 +71,18 @@ SOURCES = {
     "mistral that writes": lambda folder: [CAT, "-m", written(folder), "--generate", "6"],
     "clip": lambda folder: ["The cat sat.", "-m", images.clip(folder)],
     "llava": lambda folder: ["What is on the mat?", *image(folder), "-m", vision_language(folder, "llava")],
-    **{name: of_text(name) for name in TEXTS},
-    **{name: of_pair(name) for name in ("bart", "marian")},
-    **{name: of_image(name) for name in ("vit", "dinov2", "swin", "yolos", "segformer")},
 }
+NAMES = (*SOURCES, *TEXTS, *PAIRS, *IMAGES)
+
+
+def given_to(name: str, folder: Path) -> list:
+    """The words of a source, with the files that they name."""
+    if name in IMAGES:
+        return [*image(folder), "-m", images.vision(folder / name, name)]
+    text = ARTICLE if name in TEXTS else [CAT, "It slept."]
+    return SOURCES[name](folder) if name in SOURCES else [*text, "-m", family(folder, name)]
+
+
 ASKED = (
     "show|show --layer 1|show --head L1H0|show --head L1H1 --words --hide-special|show --token 2|stats|"
     "stats --sort coverage90|stats --rows 1-3|stats --by-position entropy|compare|compare --head 1|"
@@ -106,9 +104,9 @@ def place(command: str, asked: list, given: list) -> list:
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_trace_answers_every_command_as_the_model_does(run, tmp_path, name, request):
-    given, file, turn = SOURCES[name](tmp_path), tmp_path / "a.trace", list(SOURCES).index(name) // 3
+    given, file, turn = given_to(name, tmp_path), tmp_path / "a.trace", NAMES.index(name) // 3
     looks = LOOKS if request.config.getoption("whole") else LOOKS[turn % 5 :: 5]
     kept = run("show", *given, "--keep", file, "--json")
     assert kept.code == 0, kept.err

@@ -168,13 +168,6 @@ def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tm
     assert run(*asked, "--layer", "0").code == 0
 
 
-def test_texts_that_are_too_long_for_a_command_to_copy_are_compared_as_others_are(run):
-    long = f"{TEXT} {'The dog barked at the moon. ' * 12}"
-    other = long.replace("sat", "ran")
-    assert any(head["change"] for head in run.json("compare", long, "--with-text", other)["heads"])
-    assert run("compare", long, "--head", "3").out.startswith("4 heads compared")
-
-
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

@@ -129,13 +129,10 @@ def state_of(model: Model):
     """What tells whether somebody wrote into a model, or left a hook or another method on it."""
     weights = [*model.module.named_parameters(), *model.module.named_buffers()]
     left = [
-        (name, part.training, "forward" in vars(part), [*map(id, filter(is_foreign, hooks))])
+        (name, part.training, "forward" in vars(part), id(hook))
         for name, part in model.module.named_modules()
-        for hooks in (part._forward_hooks.values(), part._forward_pre_hooks.values())
+        for hook in (None, *part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        # transformers' own come with the first ``output_attentions``, and stay
+        if hook is None or not hook.__module__.startswith("transformers.")
     ]
     return [(name, id(one), one._version) for name, one in weights], left
-
-
-def is_foreign(hook: object) -> bool:
-    """Whether a hook is not transformers' own, which come with the first ``output_attentions`` and stay."""
-    return not hook.__module__.startswith("transformers.")

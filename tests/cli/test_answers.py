@@ -66,6 +66,7 @@ ANSWERED = {
     "stats --explain alti": "alti (flow --method alti): ",
     "stats TEXT --where offset=-2>0.9": "none of the 32 heads meets the conditions",
     "stats TEXT --map previous": "mean",
+    "stats TEXT --layer 0-1,3 --top 1": "1 of 24 heads",
     "stats --texts bad.txt --top 1": (
         "attnscope: skipped line 2: byte 0 is not UTF-8 text",
         "1 text could not be read: line 2",
@@ -140,6 +141,8 @@ ANSWERED = {
         "ok count(previous > 0.5) >= 2",
     ),
     "browse --help": "pip install 'attnscope[browse]'",
+    "export TEXT -o made/some --layer 1-2 --heads 0 --format svg --force": "saved 5 files",
+    "logits 'The {A} saw' --prompts names.tsv -m own-causal --by layer --target {B}": "mean of 1 prompt",
     "export --from heads.npz -o made/out --layers 3 --heads 0 --force": "saved 3 files and manifest.json in",
 }
 

@@ -87,6 +87,7 @@ def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, colu
     ("asked", "count", "named"),
     [
         (["cut", "{B} -> {A}"], 12, "cut {B} -> {A}"),
+        (["logits"], 12, "the mean of 2 prompts of “The {A} saw the {B} and the”"),
         (["patch", "--with-text", "The {B} saw the {A} and the", "--against", "{B}"], 12, "2 pairs of texts"),
         (["cut", "* -> *", "--how", "zero", "--head", "L0H0,L1H2"], 2, "zeroed after the softmax"),
         (["patch", "--pairs", "pairs.tsv"], 12, "2 pairs of texts"),
@@ -238,16 +239,3 @@ def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, writer)
         [str(each["layer"]), f"{each['rank']:,}", f"{each['log_probability']:.2f}"]
         for each in run.json(*asked)["layers"]
     ]
-
-
-def test_prompts_fill_the_slots_of_text_and_target(run, writer, tmp_path):
-    table = tmp_path / "names.csv"
-    table.write_text("A,B\ncat,mat\nmat,cat\n")
-    asked = ("logits", "The {A} sat on the", "-m", writer, "--target", "{B}", "--prompts", table)
-    seen = run.json(*asked)
-    assert len(seen["heads"]) == 8
-    assert all(head["error"] >= 0 for head in seen["heads"])
-    printed = run(*asked).out
-    assert "the mean of 2 prompts of “The {A} sat on the”" in " ".join(printed.split())
-    assert " ±0.0" in printed
-    assert "mean of 2 prompts" in run(*asked, "--by", "layer").out

@@ -19,7 +19,6 @@ from attnscope.render.image import drawing as drawn
 from attnscope.render.image.sheet import labels
 from attnscope.render.terminal import print_view
 from tests.capture.observing import Keep
-from tests.models import speech
 from tests.tools import sounds
 
 
@@ -141,36 +140,20 @@ def test_long_sounds_have_round_seconds_along_their_axis():
     assert texts[:2] == ["20.00 s", "20.02 s"]
 
 
-@pytest.fixture(scope="module")
-def given(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("qwen")
-    sound = speech.sound(folder / "tone.wav", 2.0)
-    sounds.save(folder / "model", "qwen2_audio")
-    return "--audio", sound, "-m", str(folder / "model")
-
-
-def test_heads_that_listen_are_found(run, given):
-    found = run.json("find", "cat -> sound", "--text", "what is the cat", *given)
-    listening = {
-        (head["layer"], head["head"]): head["weight"]
-        for head in found["questions"][0]["heads"]
-        if head["kind"] == "decoder"
-    }
-    model, keep = load(given[-1]), Keep(lambda site: range(32) if site.kind == "decoder" else None)
-    prepared = model.prepare_audio(given[1], "what is the cat")
+def test_heads_that_listen_are_found_and_sound_and_text_are_parts(run, tone, tmp_path):
+    sounds.save(tmp_path, "qwen2_audio")
+    asked, question = ("--audio", tone, "-m", tmp_path), "what is the cat"
+    (found,) = run.json("find", "cat -> sound", "--text", question, *asked)["questions"]
+    weights = {(head["kind"], head["layer"], head["head"]): head["weight"] for head in found["heads"]}
+    model, keep = load(str(tmp_path)), Keep(lambda site: range(32) if site.kind == "decoder" else None)
+    prepared = model.prepare_audio(tone, question)
     model.run(prepared, [keep])
     heard = [place for place, token in enumerate(prepared.tokens) if token.text.endswith(" s")]
-    assert len(heard) == 50
-    expected = {
-        (layer, head): kept.weights[0, head, -1, heard].sum().item()
-        for layer, kept in enumerate(keep.maps)
-        for head in range(32)
-    }
-    assert listening == pytest.approx(expected, abs=1e-5)
-
-
-def test_sound_and_text_are_parts(run, given):
-    parts = run.json("spans", "what is the cat", *given, "--by", "modality")["parts"]
+    assert len(heard) > 30
+    for layer, kept in enumerate(keep.maps):
+        expected = kept.weights[0, :, -1, heard].sum(-1).tolist()
+        assert [weights["decoder", layer, head] for head in range(32)] == pytest.approx(expected, abs=1e-5)
+    parts = run.json("spans", question, *asked, "--by", "modality")["parts"]
     assert {"sound", "text"} <= {part["name"] for part in parts}
 
 

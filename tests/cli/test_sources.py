@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+from contextlib import nullcontext
 
 import click
 import pytest
@@ -91,14 +92,6 @@ def test_info_names_its_model_first_or_by_the_option(run):
     assert run("info", "-m", "own", TEXT, "--json").out == run("info", "own", TEXT, "--json").out
 
 
-def test_several_layers_are_named_in_each_command_alike(run, tmp_path):
-    layers = {head["layer"] for head in run.json("stats", TEXT, "--layer", "0-1,3")["heads"]}
-    assert layers == {0, 1, 3}
-    run("export", TEXT, "-o", tmp_path, "--layer", "1-2", "--format", "npz")
-    files = json.loads((tmp_path / "manifest.json").read_text())
-    assert "--layers 1-2" in files["command"]
-
-
 def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, tmp_path):
     ran = run("show", "Once upon a", "-m", writer(tmp_path), "--generate", "3", "--json")
     assert json.loads(ran.out)
@@ -140,71 +133,44 @@ def test_offline_a_model_that_is_here_works(run, reached, causal_folder):
     assert reached == []
 
 
-def read(text, second_text, file, line):
-    return read_text(SourceOptions(text=text, second_text=second_text, file=file, line=line))
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(content: bytes):
-        path = tmp_path / "text.txt"
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-READ = [  # a text, a second one, what is in a file, a line of it, and what is read
-    ("one", None, None, None, ("one", None)),
-    ("one", "two", None, None, ("one", "two")),
-    (None, None, "\ufeffSchrödinger\nagain\n".encode(), None, ("Schrödinger\nagain", None)),
-    (None, None, b"first\nleft\tright\n", 1, ("first", None)),
-    (None, None, b"first\nleft\tright\n", 2, ("left", "right")),
+READ = [  # what is typed, what stands in a file or in a pipe, and what is read or said
+    ({"text": "one"}, None, ("one", None)),
+    ({"text": "one", "second_text": "two"}, None, ("one", "two")),
+    ({"text": "nothing.txt"}, None, ("nothing.txt", None)),
+    ({"text": "-"}, b"from a pipe\n", ("from a pipe", None)),
+    ({}, "\ufeffSchrödinger\nagain\n".encode(), ("Schrödinger\nagain", None)),
+    ({"line": 1}, b"first\nleft\tright\n", ("first", None)),
+    ({"line": 2}, b"first\nleft\tright\n", ("left", "right")),
+    ({"text": "one", "second_text": ""}, None, "the second text is empty"),
+    ({"text": "caf\udce9"}, None, "the text is not UTF-8"),
+    ({"text": "-"}, None, "standard input is closed: give a text, or --file FILE"),
+    ({}, b" \n\t\n", r"the text is empty: .*text\.txt: give at least one word"),
+    ({}, "cafe\u00e9".encode("latin-1"), "is not UTF-8 text: byte 4 is 0xe9"),
+    *(({"line": line}, b"a\nb\n", "the input has lines 1 to 2") for line in (0, 3, -1)),
 ]
 
 
-@pytest.mark.parametrize(("text", "second", "content", "line", "found"), READ)
-def test_a_text_is_typed_with_its_pair_or_a_file_or_a_line_of_it(write, text, second, content, line, found):
-    assert read(text, second, content and write(content), line) == found
-
-
-def test_a_dash_reads_standard_input(monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
-    assert read("-", None, None, None) == ("from a pipe", None)
-
-
-LATIN = "cafe\u00e9".encode("latin-1")
-UNREAD = [  # a text, a second one, what is in a file, a line of it, and what is said
-    ("one", "", None, None, "the second text is empty"),
-    ("caf\udce9", None, None, None, "the text is not UTF-8"),
-    (None, None, b" \n\t\n", None, r"the text is empty: .*text\.txt: give at least one word"),
-    (None, None, LATIN, None, "is not UTF-8 text: byte 4 is 0xe9"),
-    *((None, None, b"a\nb\n", line, "the input has lines 1 to 2") for line in (0, 3, -1)),
-]
-
-
-@pytest.mark.parametrize(("text", "second", "content", "line", "sentence"), UNREAD)
-def test_what_cannot_be_read_is_said(write, text, second, content, line, sentence):
-    file = None if content is None else write(content)
-    with pytest.raises((InputError, click.BadParameter), match=sentence):
-        read(text, second, file, line)
+@pytest.mark.parametrize(("typed", "content", "found"), READ)
+def test_a_text_is_typed_or_comes_from_a_pipe_a_file_or_a_line_of_it(
+    tmp_path, monkeypatch, typed, content, found
+):
+    (tmp_path / "text.txt").write_bytes(content or b"")
+    monkeypatch.setattr("sys.stdin", content and io.TextIOWrapper(io.BytesIO(content)))
+    asked = SourceOptions(**typed, file=None if "text" in typed else tmp_path / "text.txt")
+    refused = pytest.raises((InputError, click.BadParameter), match=str(found))
+    with refused if isinstance(found, str) else nullcontext():
+        assert read_text(asked) == found
 
 
 def test_a_folder_is_no_text(tmp_path):
     with pytest.raises(InputError, match="is a folder: give a text file"):
-        read(None, None, tmp_path, None)
+        read_text(SourceOptions(file=tmp_path))
 
 
-def test_a_closed_standard_input_is_a_sentence(monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(InputError, match="standard input is closed: give a text, or --file FILE"):
-        read("-", None, None, None)
-
-
-def test_a_path_that_is_given_as_a_text_asks_whether_the_file_was_meant(write, monkeypatch):
-    path = str(write(b"words"))
+def test_a_path_that_is_given_as_a_text_asks_whether_the_file_was_meant(tmp_path, monkeypatch):
+    path = tmp_path / "text.txt"
+    path.write_text("words")
     with pytest.raises(InputError, match=r"is a file: did you mean --file .*text\.txt\?"):
-        read(path, None, None, None)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.encode())))
-    assert read("-", None, None, None) == (path, None)
-    assert read("nothing.txt", None, None, None) == ("nothing.txt", None)
+        read_text(SourceOptions(text=str(path)))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(bytes(path))))
+    assert read_text(SourceOptions(text="-")) == (str(path), None)

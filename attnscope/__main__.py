@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 
@@ -15,6 +16,7 @@ def main() -> None:
         raise SystemExit(130) from None
     finally:  # the rest is up to Python: Ctrl-C ends it without a message
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        gc.freeze()  # all that is left goes with the process: looking through it would take long
 
 
 if __name__ == "__main__":

@@ -12,31 +12,12 @@ import pytest
 import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
-LAYERS = [  # from the ground up: a package imports from those above it in this list, and from no other
-    {"text"},
-    {"errors"},
-    {"registry", "lazy", "limits", "private", "progress"},
-    {"attention"},
-    {"records"},
-    {"figures"},
-    {"axes"},
-    {"fused"},
-    {"capture"},
-    {"measures"},
-    {"comparison"},
-    {"storage"},
-    {"network"},
-    {"training"},
-    {"models"},
-    {"views"},
-    {"questions"},
-    {"render"},
-    {"notebook"},
-    {"browser"},
-    {"cli"},
-    {"__main__"},
-]
-LAYER = {name: number for number, packages in enumerate(LAYERS) for name in packages}
+ORDER = (  # from the ground up: a package imports from those before it, and from no other
+    "text < errors < registry lazy limits private progress < attention < records < figures < axes < fused"
+    " < capture < measures < comparison < storage < network < training < models < views < questions < render"
+    " < notebook < browser < cli < __main__"
+)
+LAYER = {name: number for number, names in enumerate(ORDER.split("<")) for name in names.split()}
 BANNED = {
     "axes": {"torch", "transformers"},
     "measures": {"transformers"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import stat
-import sys
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,16 +17,14 @@ from attnscope.axes import weights
 from attnscope.errors import AttnscopeError, OutputError
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
-from attnscope.storage import files as whole
 from attnscope.storage.arrays import read_weights, save_weights
 from attnscope.storage.files import write_whole
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.layout import allowed_of, traced_rows
+from tests.cli.test_ctrl_c import watched
 from tests.storage.test_arrays import memory_below
 from tests.tools.attack.hostile import damage
-
-STORAGE = str(Path(whole.__file__).parent)
 
 
 def test_a_file_is_replaced_whole_and_keeps_its_permissions_or_stays_as_it_was(tmp_path, monkeypatch) -> None:
@@ -69,28 +66,19 @@ def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_pa
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
-def interrupted(write, number: int) -> bool:
-    """Whether so many lines of this package's storage are run, of which a Ctrl-C falls on the last."""
-    passed = 0
+def interrupted(path: Path, number: int) -> bool:
+    """Whether to write a file takes so many lines, of which a Ctrl-C falls on the last."""
+    lines = count(1)
 
-    def press(frame, event, argument):
-        nonlocal passed
-        if not frame.f_code.co_filename.startswith(STORAGE):
-            return None
-        passed += event == "line"
-        if passed == number:
-            sys.settrace(None)
+    def press(line):
+        if next(lines) == number:
             raise KeyboardInterrupt
-        return press
 
-    before = sys.gettrace()
-    sys.settrace(press)
     try:
-        write()
+        with watched(press):
+            write_whole(path, b"new")
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(before)
     return False
 
 
@@ -101,7 +89,7 @@ def test_a_ctrl_c_at_any_line_leaves_the_old_file_or_the_new_and_nothing_else(tm
         path.unlink(missing_ok=True)
         if old:
             path.write_bytes(b"old")
-        if not interrupted(lambda: write_whole(path, b"new"), number):
+        if not interrupted(path, number):
             break
         left = path.read_bytes() if path.exists() else None
         assert left in (b"new", b"old" if old else None), number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import torch
@@ -60,19 +61,18 @@ def distance2d(case, b, h, i):
     return far / sum(seen.values())
 
 
+def largest(row):
+    return [j for j, a in enumerate(row) if a == max(row)]
+
+
 def monotonic(case, b, h, i):
-    if i == 0:
-        return None
-    here, before = ([j for j, a in enumerate(row) if a == max(row)] for row in case.weights[b, h, [i, i - 1]])
-    return sum(j >= k for j in here for k in before) / (len(here) * len(before))
+    pairs = list(product(*map(largest, case.weights[b, h, [i, i - 1]])))
+    return sum(j >= k for j, k in pairs) / len(pairs) if i else None
 
 
-def distance(case, b, h, i):
-    return sum(a * abs(case.offset + i - j) for j, a in enumerate(case.weights[b, h, i]))
-
-
-def offset(case, b, h, i):
-    return sum(a * (j - case.offset - i) for j, a in enumerate(case.weights[b, h, i]))
+def gaps(case, b, h, i):
+    """Each weight with how far its key stands ahead of the row."""
+    return [(a, j - case.offset - i) for j, a in enumerate(case.weights[b, h, i])]
 
 
 def at(gap):
@@ -93,12 +93,10 @@ def sink_rate(case, b, h, i):
 
 
 def retrieval(case, b, h, i):
-    row, at_ = case.weights[b, h, i], case.offset + i
-    ids = [token.id for token in case.keys[b]]
-    copies = [j for j in range(at_ + 1) if at_ + 1 < len(ids) and ids[j] == ids[at_ + 1]]
-    largest = [j for j, a in enumerate(row) if a == max(row)]
-    open_ = any(case.allowed[b, h, i, j] for j in copies)
-    return len(set(copies) & set(largest)) / len(largest) if open_ else None
+    ids, after = [token.id for token in case.keys[b]], case.offset + i + 1
+    copies = [j for j in range(after) if ids[j : j + 1] == ids[after : after + 1]]
+    top = largest(case.weights[b, h, i])
+    return len({*copies} & {*top}) / len(top) if case.allowed[b, h, i, copies].any() else None
 
 
 def on(wanted, if_any=False):
@@ -143,8 +141,8 @@ ROWS: dict[str, Row] = {
     "monotonic": monotonic,
     "no_key": lambda case, b, h, i: 1 - sum(case.weights[b, h, i]),
     "max_logit": lambda case, b, h, i: None,  # weights alone have no scores
-    "distance": distance,
-    "offset": offset,
+    "distance": lambda *place: sum(a * abs(gap) for a, gap in gaps(*place)),
+    "offset": lambda *place: sum(a * gap for a, gap in gaps(*place)),
     "distance2d": distance2d,
     "self": at(0),
     "previous": at(-1),
@@ -192,7 +190,7 @@ def random_text(rng, length, pair=False):
     return (Token("[CLS]", 1, special=True), *middle[1:-1], Token("[SEP]", 2, special=True))
 
 
-def random_rows(rng, allowed, heads, sink):
+def random_rows(rng, allowed, heads, sink=False):
     """Softmax of random scores over the open keys, with a sink that takes its share if asked."""
     batch, _, queries, keys = allowed.shape
     scores = rng.normal(size=(batch, heads, queries, keys)) * 3

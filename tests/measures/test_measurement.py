@@ -22,7 +22,7 @@ def texts():
     cases = []
     for length in LENGTHS:
         causal = np.tril(np.ones((length, length), bool))[None, None]
-        cases.append(Case(random_rows(rng, causal, 2, sink=False), causal, [random_text(rng, length)]))
+        cases.append(Case(random_rows(rng, causal, 2), causal, [random_text(rng, length)]))
     return cases
 
 
@@ -134,7 +134,7 @@ def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
     open_ = np.ones((1, 1, 12, 12), bool)
     causal = np.tril(open_)
     cases = [
-        Case(random_rows(rng, mask, 2, sink=False), mask, [tokens])
+        Case(random_rows(rng, mask, 2), mask, [tokens])
         for mask, tokens in ((open_, text), (open_, other), (open_, pair), (causal, pair), (causal, text))
     ]
     measured = Measurement(tuple(MEASURES))

@@ -33,30 +33,20 @@ from tests.tools.coverage.recipes import make
 TYPES = ["bloom", "mpt", "falcon", "gemma3_text", "swin", "longformer", "florence2", "jamba", "squeezebert"]
 
 
-class Given(Model):
-    """A module with its inputs."""
-
-    def prepare(self, text, second=None, limit=None):
-        raise NotImplementedError
-
-
-def tiny(name: str) -> tuple[Model, ModelInput]:
-    if name in FAMILIES:
-        family = FAMILIES[name]
-        return Given(name, family.build(), None), ModelInput(inputs(family.inputs), {}, ())
-    module, _, given = make(name, [])
-    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
-    others = {key: value for key, value in given.items() if key not in tensors}
-    return Given(name, module, None), ModelInput(tensors, {}, (), settings=others)
-
-
 @pytest.fixture(
     scope="module", params=[*FAMILIES, *(pytest.param(kind, marks=pytest.mark.sweep) for kind in TYPES)]
 )
 def pair(request, tmp_path_factory):
     """A model with its input, and the trace of it, read from its file."""
-    model, prepared = tiny(request.param)
-    file = tmp_path_factory.mktemp("traces") / f"{request.param}.trace"
+    name = request.param
+    if name in FAMILIES:
+        module, given = FAMILIES[name].build(), inputs(FAMILIES[name].inputs)
+    else:
+        module, _, given = make(name, [])
+    tensors = {key: value for key, value in given.items() if isinstance(value, torch.Tensor)}
+    others = {key: value for key, value in given.items() if key not in tensors}
+    model, prepared = Model(name, module, None), ModelInput(tensors, {}, (), settings=others)
+    file = tmp_path_factory.mktemp("traces") / f"{name}.trace"
     write_trace(keep_trace(model, prepared), file)
     return (model, prepared), open_file(file)
 

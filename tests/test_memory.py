@@ -60,19 +60,16 @@ def test_the_limit_ends_with_the_command_and_there_is_none_where_the_system_coun
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_without_a_size_it_is_most_of_what_is_free(monkeypatch):
+def test_the_limit_is_the_one_that_was_asked_for_or_most_of_what_is_free(monkeypatch):
+    for asked, size in {"off": None, "4G": 4 * 10**9, "900 mb": 9 * 10**8}.items():
+        monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
+        assert limits.most_memory() == size
     monkeypatch.delenv("ATTNSCOPE_MEMORY")
     monkeypatch.setattr(limits, "_container", lambda: 4 << 30)
     taken = limits._bytes("/proc/self/status", "VmData")
     assert 2 << 30 < limits.most_memory() - taken < 4 << 30
     monkeypatch.setattr(limits, "_container", lambda: 0)
     assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
-
-
-@pytest.mark.parametrize(("asked", "size"), [("off", None), ("4G", 4 * 10**9), ("900 mb", 9 * 10**8)])
-def test_the_limit_is_the_one_that_was_asked_for(monkeypatch, asked, size):
-    monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
-    assert limits.most_memory() == size
 
 
 @pytest.mark.parametrize(("limit", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])

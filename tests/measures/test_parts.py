@@ -70,12 +70,6 @@ def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
             assert total == pytest.approx(whole.figures[name].value, abs=1e-6)
 
 
-def test_rows_that_do_not_exist_are_met_with_those_that_do(run):
-    assert "rows are 0-8, one per token" in run("stats", "The cat sat on the mat.", "--rows", "20-30").err
-    assert "name one run, like 30-46" in run("stats", TEXT, "--rows", "1,5").err
-    assert "not with --texts" in run("stats", "--texts", "x.txt", "--rows", "1-5").err
-
-
 def test_a_curve_has_a_measure_of_each_row(run, weights):
     seen = run.json("stats", TEXT, "-m", "own-causal", "--by-position", "previous", "--top", "12")
     curves = {each["head"]: each["values"] for each in seen["curves"]}

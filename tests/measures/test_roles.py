@@ -28,8 +28,9 @@ def figures(rows=20, chance=0.1, **scores):
     return {name: Figure(*pair, rows, 1) for name, pair in pairs.items()}
 
 
-MOST = "no pattern stands out; most of all it looks at the"
-AWAY = {"offset=-2": (0.8, 0.08)}
+NOTHING = "no pattern stands out"
+MOST = f"{NOTHING}; most of all it looks at the"
+AWAY, TWO_BACK = {"offset=-2": (0.8, 0.08)}, "looks 2 tokens back (0.80, baseline 0.08)"
 NAMED = {  # figures, and the role with its sentence
     "just enough above chance": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT - 1e-9)), "previous"),
     "a little less": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT + 1e-6)), "none"),
@@ -55,18 +56,10 @@ NAMED = {  # figures, and the role with its sentence
         "none",
         f"{MOST} next token (0.30, baseline 0.10)",
     ),
-    "nothing": (figures(), "none", "no pattern stands out"),
-    "nothing above chance": (figures(previous=0.1, next=(0.05, 0.3)), "none", "no pattern stands out"),
-    "what most of a row does not look at": (
-        figures(previous=(0.2, 0.05), confidence=(0.9, 0.2)),
-        "none",
-        "no pattern stands out",
-    ),
-    "a distance that was measured": (
-        figures(previous=(0.1, 0.08), **AWAY),
-        "positional",
-        "looks 2 tokens back (0.80, baseline 0.08)",
-    ),
+    "nothing": (figures(), "none", NOTHING),
+    "nothing above chance": (figures(previous=0.1, next=(0.05, 0.3)), "none", NOTHING),
+    "little of most rows": (figures(previous=(0.2, 0.05), confidence=(0.9, 0.2)), "none", NOTHING),
+    "a distance that was measured": (figures(previous=(0.1, 0.08), **AWAY), "positional", TWO_BACK),
     "it beside much on the previous": (figures(previous=0.4, confidence=(0.85, 0.2), **AWAY), "positional"),
     "one token back by its other name": (figures(previous=0.9, **{"offset=-1": 0.9}), "previous"),
 }

@@ -1,9 +1,10 @@
-"""What each part writes to a score, over the families; the logit lens; the score of one pair by dimension."""
+"""What each part writes to a score; the logit lens; the score of one pair by dimension; the loss of each token."""
 
 import math
 from functools import cache, partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,11 +12,13 @@ from attnscope.attention import Head
 from attnscope.capture.stream import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
-from attnscope.models.targets import place_prediction
+from attnscope.models.targets import TURNS, place_prediction
 from attnscope.questions.head import one_head
 from attnscope.questions.logits import Favours, Word, Writes, direct_effects, logit_lens, of_writes
+from attnscope.questions.loss import token_losses
 from attnscope.questions.neurons import of_neurons, take_apart
 from attnscope.questions.selection import Selection
+from attnscope.render.image import drawing
 from tests.models.images import save_noise
 from tests.models.vision_language import vision_language
 from tests.questions.intervention.shapes import BART, GROUPED, NETWORKS, OLDER, SIZES, Attends, network, saved
@@ -333,3 +336,65 @@ def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(made) -> None:
 def test_a_token_that_stands_twice_is_told(causal) -> None:
     seen = take_apart(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
     assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)
+
+
+LONGER = "The unhappiest cat sat on the mat."
+
+
+def next_tokens(model, inputs, ids):
+    """What a pass says of each next token, for itself."""
+    given = model.writer(**inputs).logits[0].log_softmax(-1)
+    return [None, *(-float(given[at - 1, ids[at]]) for at in range(1, len(ids)))]
+
+
+def masked_tokens(model, inputs, ids):
+    """What a pass says of each token while it and every seventh other one are masked."""
+    special = model.reader.tokenizer.all_special_ids
+    plain = [at for at, id_ in enumerate(ids) if id_ not in special]
+    found = dict.fromkeys(range(len(ids)))
+    for turn in range(TURNS):
+        hidden = inputs["input_ids"].clone()
+        hidden[0, plain[turn::TURNS]] = model.reader.tokenizer.mask_token_id
+        given = model.writer(**{**inputs, "input_ids": hidden}).logits[0].log_softmax(-1)
+        found |= {at: -float(given[at, ids[at]]) for at in plain[turn::TURNS]}
+    return list(found.values())
+
+
+LOSSES = {"gpt2": next_tokens, "bert": masked_tokens, "t5": next_tokens}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_token_has_the_loss_of_a_plain_pass(name, made):
+    model = made(name)
+    prepared = model.prepare(LONGER, LONGER if name == "t5" else None)
+    tokens = prepared.axes["decoder"][0]
+    with torch.no_grad():
+        plain = LOSSES[name](model, prepared.inputs, [token.id for token in tokens])
+    losses = token_losses(model, prepared)
+    assert [each.token for each in losses] == [token.text for token in tokens]
+    for token, each, wanted in zip(tokens, losses, plain, strict=True):
+        assert each.loss == (None if token.special else pytest.approx(wanted, abs=1e-5))
+    assert sum(each.loss is not None for each in losses) > 6
+
+
+def test_a_column_has_the_mean_loss_of_its_tokens(causal):
+    prepared = causal.prepare(LONGER)
+    losses = token_losses(causal, prepared)
+    view = one_head(causal, prepared, Selection(words=True).of("L1H0"), losses).heatmap
+    places = [place for place in view.weights.keys if place.stop - place.start > 1]
+    assert places
+    for place, shown in zip(view.weights.keys, view.strip, strict=True):
+        mine = [each.loss for each in losses[place.start : place.stop] if each.loss is not None]
+        assert shown == (pytest.approx(np.mean(mine)) if mine else None)
+    with drawing(view) as (figure, _):
+        heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
+        assert heights == pytest.approx([each or 0 for each in view.strip])
+
+
+def test_other_tokens_than_those_that_are_predicted_have_no_strip(made):
+    model = made("t5")
+    prepared = model.prepare(LONGER, "A dog")
+    losses = token_losses(model, prepared)
+    for kind in ("encoder", "cross"):
+        with pytest.raises(SelectionError, match="name --kind decoder"):
+            one_head(model, prepared, Selection(kind=kind).of("L0H0"), losses)

@@ -132,15 +132,6 @@ def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really
     _check(follow_flow(model, text, "alti", Selection()), expected)
 
 
-def _raising(model, text):
-    """What in each call's eager weights raises a score, by autograd: the mean of all heads."""
-    made, calls = _eager(model, text)
-    slopes = torch.autograd.grad(sum_of_states(made), [weights for _, weights in calls])
-    raising = (weights * slope for (_, weights), slope in zip(calls, slopes, strict=True))
-    found = (each.detach().clamp(min=0)[0].double().mean(0).numpy() for each in raising)
-    return list(zip((kind for kind, _ in calls), found, strict=True))
-
-
 def _added(made, kind, rows, full):
     """``R + A R`` inside a side; across, ``R + S A E`` of what is more than itself in either side."""
     if kind != "cross":
@@ -166,7 +157,13 @@ def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name
         return Prediction(found, 0, None, "all states", found)
 
     monkeypatch.setattr(weighed, "score_prediction", score)
-    expected = _followed(_raising(model, text), _added)
+    made, calls = _eager(model, text)
+    slopes = torch.autograd.grad(sum_of_states(made), [weights for _, weights in calls])
+    raising = [  # the mean of all heads
+        (kind, (weights * slope).detach().clamp(min=0)[0].double().mean(0).numpy())
+        for (kind, weights), slope in zip(calls, slopes, strict=True)
+    ]
+    expected = _followed(raising, _added)
     _check(follow_flow(model, text, "relevance", Selection()), expected)
 
 

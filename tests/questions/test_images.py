@@ -93,18 +93,14 @@ def test_the_distance_of_patches_leaves_special_tokens_out(seen, name, side):
         assert head.figures[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
 
 
-def test_a_patch_that_is_not_there_is_told_what_is(seen):
-    model, prepared, _ = seen
-    with pytest.raises(SelectionError, match=r"no patch '9,9': .* from 0,0 to 3,3 and \[CLS\], \[REG0\]"):
-        one_token(model, prepared, Selection(token="9,9"))
-
-
-def test_heads_are_drawn_with_patches_on_their_axes(seen):
+def test_heads_are_drawn_with_patches_on_their_axes_and_one_that_is_not_there_is_told_which_are(seen):
     model, prepared, weights = seen
     head = one_head(model, prepared, "L1H0").heatmap
     np.testing.assert_allclose(head.values, weights[1, 0], atol=1e-5)
     assert [place.label for place in head.weights.keys][4:7] == ["[REG3]", "0,0", "0,1"]
     assert overview(model, prepared, Selection()).grids["encoder"].size == (21, 21)
+    with pytest.raises(SelectionError, match=r"no patch '9,9': .* from 0,0 to 3,3 and \[CLS\], \[REG0\]"):
+        one_token(model, prepared, Selection(token="9,9"))
 
 
 def test_windows_are_drawn_at_their_places_in_the_picture(shown):
@@ -180,18 +176,17 @@ def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head
         assert view.title.startswith(f"L1H{head} · ")
 
 
-def test_patches_of_a_picture_are_equal_parts_row_by_row(shown):
+def test_patches_of_a_picture_are_equal_parts_row_by_row_and_a_text_has_none(shown, own):
     scene = find_scene(shown("vit")[1])
     assert scene.pixels.shape == (64, 64, 3)
     assert list(scene.parts) == [PICTURED + number for number in range(16)]
     assert scene.parts[PICTURED + 6] == (0.5, 0.25, 0.75, 0.5, True)
+    assert find_scene(own.prepare("the cat")) is None
 
 
 def test_parts_of_a_picture_in_a_text_tile_what_the_model_saw(tmp_path):
-    model, noise = (
-        load(vision_language(tmp_path, "llava_next")),
-        images.save_noise(tmp_path / "a.png", 90, 120),
-    )
+    model = load(vision_language(tmp_path, "llava_next"))
+    noise = images.save_noise(tmp_path / "a.png", 90, 120)
     scene = find_scene(model.prepare_image(noise, "what is on the mat ?"))
     fine = np.array([part[:4] for part in scene.parts.values() if part.fine])
     assert ((fine[:, 2] - fine[:, 0]) * (fine[:, 3] - fine[:, 1])).sum() == pytest.approx(1)
@@ -247,7 +242,3 @@ def test_several_pictures_stand_beside_each_other_each_with_its_parts():
         inside = scene.pixels[rows, round(part.left * wide) : round(part.right * wide)]
         assert (inside == (50, 90, 130)[number // 2]).all()
         assert inside.shape == (20, 20, 3)
-
-
-def test_a_text_has_no_scene(own):
-    assert find_scene(own.prepare("the cat")) is None

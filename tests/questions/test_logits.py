@@ -1,4 +1,4 @@
-"""What each part writes to a score; the logit lens; the score of one pair by dimension; the loss of each token."""
+"""What each part writes to a score; the logit lens; a score by dimension; the loss of each token."""
 
 import math
 from functools import cache, partial

@@ -1,6 +1,7 @@
 """Tiny random models of five shapes, and their passes by plain hooks and by attention written out."""
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,22 +138,18 @@ class Hooked:
 
         ``hooks``: pairs of a module and a function of its first input, or a function of its output.
         """
-        handles = []
-        for module, kind, change in hooks:
-            if kind == "input":
-                handles.append(
-                    module.register_forward_pre_hook(lambda _, given, c=change: (c(given[0]), *given[1:]))
-                )
-            else:
-                handles.append(module.register_forward_hook(lambda _, __, out, c=change: _first(out, c)))
-        try:
-            with torch.no_grad():
-                network, at = self.shaped.model.writer, self.prediction.at
-                scores = network(**prepared.inputs, **getattr(prepared, "settings", {})).logits[0]
-                return (scores if at is None else scores[at]).log_softmax(-1)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooked, torch.no_grad():
+            for module, kind, change in hooks:
+                if kind == "input":
+                    handle = module.register_forward_pre_hook(
+                        lambda _, given, c=change: (c(given[0]), *given[1:])
+                    )
+                else:
+                    handle = module.register_forward_hook(lambda _, __, out, c=change: _first(out, c))
+                hooked.callback(handle.remove)
+            network, at = self.shaped.model.writer, self.prediction.at
+            scores = network(**prepared.inputs, **getattr(prepared, "settings", {})).logits[0]
+            return (scores if at is None else scores[at]).log_softmax(-1)
 
     def exchanged(self, prepared, others, heads, rows=None):
         """Scores with some heads, by call and number, of as many, from what the projections get elsewhere."""

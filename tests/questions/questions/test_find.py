@@ -186,13 +186,6 @@ def made(name):
     return ModuleModel(name, family.build(), None), ModelInput(given, axes, source), own
 
 
-def made_of_images(name, folder):
-    """A random model of images, a picture as it reads it, and the model's own eager attention."""
-    model = load(vision(folder / name, name))
-    prepared = model.prepare_image(picture(folder / "picture.png"))
-    return model, prepared, {"self": list(eager(folder / name, **prepared.inputs).attentions)}
-
-
 def groups_of(tokens):
     """The words of an axis: each as its name and its tokens."""
     if isinstance(tokens, range):
@@ -260,7 +253,12 @@ def brute(weights, rows, keys, step, words):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*FAMILIES, *IMAGES])
 def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
-    model, prepared, own = made_of_images(name, tmp_path) if name in IMAGES else made(name)
+    if name in IMAGES:
+        model = load(vision(tmp_path / name, name))
+        prepared = model.prepare_image(picture(tmp_path / "picture.png"))
+        own = {"self": eager(tmp_path / name, **prepared.inputs).attentions}
+    else:
+        model, prepared, own = made(name)
     chance, answered = random.Random(name), 0
     for _ in range(QUESTIONS):
         kind = chance.choice(list(prepared.axes)) if len(own) > 1 else None

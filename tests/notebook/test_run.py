@@ -112,8 +112,7 @@ def test_a_head_knows_its_figures_its_role_and_its_labels(cat):
     assert head.role.name == "previous"
     assert head.figures["previous"].value == pytest.approx(np.diag(head.weights, -1).mean(), abs=1e-6)
     assert head.queries == head.keys == cat.tokens
-    merged = cat.head("L2H1", words=True)
-    np.testing.assert_array_equal(merged.weights, head.weights)
+    np.testing.assert_array_equal(cat.head("L2H1", words=True).weights, head.weights)
 
 
 def test_a_head_is_drawn_on_axes_of_ones_own(cat):
@@ -188,21 +187,17 @@ def test_a_wrapped_model_of_transformers_reads_as_its_folder_does_and_goes_on_tr
     folder = gpt2(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
     model.transformer.h[0].eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    wrapped = attnscope.wrap(model, tokenizer)
-    loaded = attnscope.load(folder).read("The cat sat.")
-    read = wrapped.read("The cat sat.")
+    wrapped = attnscope.wrap(model, transformers.AutoTokenizer.from_pretrained(folder))
+    read, loaded = (reader.read("The cat sat.") for reader in (wrapped, attnscope.load(folder)))
     for head in ("L0H0", "L1H3"):
         np.testing.assert_allclose(read.head(head).weights, loaded.head(head).weights, atol=1e-6)
     assert len(wrapped.read("The cat", generate=3).tokens) > len(wrapped.read("The cat").tokens)
-    assert model.training
-    assert not model.transformer.h[0].training
+    assert (model.training, model.transformer.h[0].training) == (True, False)
 
 
 def test_a_bare_module_reads_tensors_and_says_so():
     module = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    reader = attnscope.wrap(module)
-    given = torch.randn(1, 5, 16, generator=torch.manual_seed(0))
+    reader, given = attnscope.wrap(module), torch.randn(1, 5, 16, generator=torch.manual_seed(0))
     read = reader.read({"src": given})
     module.eval()
     _, expected = module.self_attn(given, given, given, need_weights=True, average_attn_weights=False)

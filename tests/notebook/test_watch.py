@@ -70,14 +70,11 @@ def test_reports_frames_and_curves(tmp_path):
 
 
 def test_an_alarm_warns_or_calls(tmp_path):
-    model = build()
-    with (
-        pytest.warns(UserWarning, match=r"step 0: L\dH\d has entropy"),
-        attnscope.watch(model, alarm="entropy > 0.1"),
-    ):
+    model, told, alarm = build(), [], "entropy > 0.1"
+    named = r"step 0: L\dH\d has entropy"
+    with pytest.warns(UserWarning, match=named), attnscope.watch(model, alarm=alarm):
         learn(model, 1)
-    told = []
-    with attnscope.watch(model, alarm="entropy > 0.1", on_alarm=told.append, path=tmp_path / "log") as log:
+    with attnscope.watch(model, alarm=alarm, on_alarm=told.append, path=tmp_path / "log") as log:
         learn(model, 1)
     assert len(told) == 4
     assert told == log.alarms == json.loads((tmp_path / "log").read_text())["alarms"]
@@ -184,15 +181,16 @@ def test_what_a_probe_leaves_in_a_model_is_fit_for_training():
 
 
 def test_a_wrong_call_is_one_sentence():
-    with pytest.raises(AttnscopeError, match="every is 0"), attnscope.watch(build(), every=0):
-        pass
-    with pytest.raises(SelectionError, match="entropy"), attnscope.watch(build(), measures=["entropie"]):
-        pass
+    for options, error, sentence in (
+        ({"every": 0}, AttnscopeError, "every is 0"),
+        ({"measures": ["entropie"]}, SelectionError, "entropy"),
+        ({"texts": ["a"]}, InputError, "give tokenizer="),
+    ):
+        model = build()
+        with pytest.raises(error, match=sentence), attnscope.watch(model, **options):
+            learn(model, 1)
     with attnscope.watch(build()) as log, pytest.raises(AttnscopeError, match="no step was watched"):
         log.frame()
-    model = build()
-    with pytest.raises(InputError, match="give tokenizer="), attnscope.watch(model, texts=["a"]):
-        learn(model, 1)
 
 
 STEPS = 4

@@ -34,17 +34,14 @@ def terminal(monkeypatch):
     pixels.ask_terminal.cache_clear()
 
 
-def test_a_pipe_gets_cells_and_a_terminal_what_is_asked_for_unless_it_has_no_colour(request):
+def test_a_pipe_gets_cells_and_a_terminal_what_is_asked_for_unless_it_has_no_colour(request, monkeypatch):
     for way in ("auto", "kitty", "sixel", "cells"):
         assert pixels.choose_way(way, console()) == "cells"
     request.getfixturevalue("terminal")
     for way in ("kitty", "sixel"):
         assert pixels.choose_way(way, console()) == way
         assert pixels.choose_way(way, console(no_color=True)) == "cells"
-
-
-def test_a_terminal_that_cannot_be_asked_gets_cells(terminal, monkeypatch):
-    monkeypatch.setattr(sys, "__stdin__", io.StringIO())
+    monkeypatch.setattr(sys, "__stdin__", io.StringIO())  # it cannot be asked
     assert pixels.choose_way("auto", console()) == "cells"
 
 
@@ -78,15 +75,12 @@ def test_kitty_is_sent_the_picture_in_commands_of_which_the_first_says_where_it_
     screen = console()
     pixels.print_pixels(VIEW, screen, "kitty", None)
     told = screen.file.getvalue()
-    commands = [
-        (dict(pair.split("=") for pair in keys.split(",")), data)
-        for keys, _, data in (body.partition(";") for body in re.findall("\x1b_G(.*?)\x1b\\\\", told, re.S))
-    ]
-    assert all(len(data) <= 4096 for _, data in commands)
-    assert [keys["m"] for keys, _ in commands] == ["1"] * (len(commands) - 1) + ["0"]
-    first = commands[0][0]
+    keys, data = zip(*re.findall("\x1b_G(.*?);(.*?)\x1b\\\\", told, re.S), strict=True)
+    assert max(map(len, data)) <= 4096
+    first, *others = (dict(pair.split("=") for pair in each.split(",")) for each in keys)
+    assert [each["m"] for each in (first, *others)] == ["1"] * len(others) + ["0"]
     assert (first["a"], first["f"], first["q"]) == ("T", "100", "2")  # draw a PNG, and do not answer
-    image = Image.open(io.BytesIO(base64.b64decode("".join(data for _, data in commands), validate=True)))
+    image = Image.open(io.BytesIO(base64.b64decode("".join(data), validate=True)))
     np.testing.assert_array_equal(np.asarray(image), drawn())
     columns = int(first["c"])
     assert columns <= 60

@@ -37,8 +37,7 @@ def path(tmp_path_factory):
 
 def point_at(page, token: int) -> None:
     """Move the pointer over a token of the list."""
-    left, top, right, bottom = page.box(f"document.querySelectorAll('.text [role=option]')[{token}]")
-    page.move((left + right) / 2, (top + bottom) / 2)
+    page.page.locator(".text [role=option]").nth(token).hover()
     page.until(f"layered.shown?.token === {token}")
 
 
@@ -112,8 +111,7 @@ def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) ->
 
 
 def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
-    alone = PAIR[:SECOND]
-    field = weights(np.full((1, SECOND, SECOND), 0.25), alone, alone)
+    field = weights(np.full((1, SECOND, SECOND), 0.25), PAIR[:SECOND], PAIR[:SECOND])
     chromium.open(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     assert chromium.run("element('texts').hidden")
 
@@ -126,8 +124,8 @@ def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> N
     assert len(opened.strokes()) == np.minimum(drawn.sum(-1), 5).sum()
     kept = opened.run("strongestLines(drawnHeads()).map((line) => [line.row, line.place, line.column])")
     best = np.argsort(-strengths, axis=-1, kind="stable")[:, :5]
-    chosen = [(row, place) for row, places in enumerate(best) for place in places if drawn[row, place]]
-    assert {(row, place * COUNT + column) for row, place, column in kept} == {*chosen}
+    chosen = {(row, place) for row, places in enumerate(best) for place in places if drawn[row, place]}
+    assert {(row, place * COUNT + column) for row, place, column in kept} == chosen
     opened.run("element('few').firstChild.click()")
     assert len(opened.strokes()) == drawn.sum()
     opened.press("f")

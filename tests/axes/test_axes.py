@@ -85,9 +85,6 @@ def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
     assert hidden == pytest.approx(gone, rel=1e-12)
     np.testing.assert_array_equal(shown.values, values[1:7, 1:7])
     assert [place.start for place in shown.queries] == list(kept)
-
-
-def test_a_text_of_special_tokens_only_cannot_hide_them() -> None:
     with pytest.raises(SelectionError, match="no other tokens"):
         grouped(weights(np.ones((2, 2)), SPECIALS, SPECIALS), hide_special=True)
 
@@ -102,10 +99,12 @@ def test_blocks_equal_a_loop_and_keep_row_sums(down: int, across: int) -> None:
     np.testing.assert_allclose(pooled.values.sum(-1), 1)
 
 
-def test_a_pooled_place_is_labelled_with_its_range() -> None:
+def test_a_pooled_place_is_labelled_with_its_range_and_even_ones_differ_by_one_token_at_most() -> None:
     pooled = fit(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
     labels = [place.label for place in pooled.queries]
     assert labels == ["0-2 [CLS] an un", "3-5 believable ca", "6-7 t [SEP]"]
+    cells = fit(weights(rows(13, 13), range(13), range(13)), 5, 5, even=True).queries
+    assert [place.stop - place.start for place in cells] == [2, 3, 2, 3, 3]
 
 
 @pytest.mark.parametrize(("first", "then"), [(6, 3), (9, 4), (5, 2), (7, 7)])
@@ -116,11 +115,6 @@ def test_blocks_of_blocks_that_are_not_of_one_size_are_blocks_of_tokens(first: i
     groups = [range(place.start, place.stop) for place in twice.queries]
     assert [token for group in groups for token in group] == list(range(13))
     np.testing.assert_allclose(twice.values, looped(values, groups, groups), rtol=1e-12)
-
-
-def test_even_cells_differ_by_one_token_at_most() -> None:
-    cells = fit(weights(rows(13, 13), range(13), range(13)), 5, 5, even=True).queries
-    assert [place.stop - place.start for place in cells] == [2, 3, 2, 3, 3]
 
 
 def test_shrinking_knows_that_a_row_stands_for_several_tokens() -> None:

@@ -28,12 +28,10 @@ from attnscope.comparison import (
 )
 
 
-def clouds(sizes, seed=0, far=10.0):
+def clouds(sizes, far=10.0):
     """Points in clouds around far centres, and the cloud of each."""
-    random = np.random.default_rng(seed)
-    labels = np.repeat(range(len(sizes)), sizes)
-    centres = far * np.eye(len(sizes), 5)
-    return centres[labels] + random.normal(size=(len(labels), 5)), labels
+    labels, centres = np.repeat(range(len(sizes)), sizes), far * np.eye(len(sizes), 5)
+    return centres[labels] + np.random.default_rng(0).normal(size=(len(labels), 5)), labels
 
 
 def squared(points):

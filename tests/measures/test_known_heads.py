@@ -52,29 +52,20 @@ SENTENCES = (
 )
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """The figures of MiniLM's heads by name, and what each puts on [CLS] by the model's own weights."""
+def test_half_of_a_trained_encoders_heads_rest_on_cls_and_others_are_worth_a_look():
+    """One looks at the previous token nearly always, one at the next."""
     model, observer, on_first, rows = load(minilm()), Measurement(), 0.0, 0
     for sentence in SENTENCES:
         model.run(model.prepare(sentence), [observer])
         weights = eager_minilm(sentence)  # [layer, head, query, key]
         on_first, rows = on_first + weights[:, :, 1:, 0].sum(-1, dtype=float), rows + weights.shape[2] - 1
-    return {head.name: head for head in observer.figures()}, on_first / rows
-
-
-def test_a_trained_encoder_has_an_exact_previous_token_head_a_next_one_and_others_are_worth_a_look(measured):
-    heads, _ = measured
+    heads, on_first = {head.name: head for head in observer.figures()}, on_first / rows
+    for head in heads.values():
+        assert head.figures["first"].value == pytest.approx(on_first[head.site.layer, head.head], abs=1e-6)
+    assert 30 <= (on_first > 0.5).sum() <= 40
     assert (heads["L0H2"].role.name, heads["L1H8"].role.name) == ("previous", "next")
     assert heads["L0H2"].role.score > 0.995
     assert heads["L1H8"].role.score == pytest.approx(0.59, abs=0.02)
     best = worth_a_look(heads.values(), 4)
     assert {head.role.name for head in best} == {"previous", "next", "first", "special"}
     assert best[0].name == "L0H2"
-
-
-def test_about_half_of_its_heads_rest_on_cls(measured):
-    heads, on_first = measured
-    for head in heads.values():
-        assert head.figures["first"].value == pytest.approx(on_first[head.site.layer, head.head], abs=1e-6)
-    assert 30 <= (on_first > 0.5).sum() <= 40

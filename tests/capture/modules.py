@@ -170,26 +170,3 @@ class SequenceFirst(nn.Module):
         weights = scores.softmax(dim=1)
         mixed = torch.einsum("ijbh,jbhd->ibhd", weights, v)
         return self.out(mixed.reshape(length, batch, size)), weights.permute(2, 3, 0, 1)
-
-
-class GroupedByAxis(nn.Module):
-    """Grouped-query attention with an axis for the group, written with einsum or with matmul."""
-
-    def __init__(self, spelling, size=16, heads=4, groups=2):
-        super().__init__()
-        self.spelling, self.heads, self.groups = spelling, heads, groups
-        self.q = nn.Linear(size, size)
-        self.kv = nn.Linear(size, size)
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        keyed = self.heads // self.groups
-        q = self.q(x).view(batch, length, keyed, self.groups, -1).permute(0, 2, 3, 1, 4)
-        k, v = (t.reshape(batch, length, keyed, -1).transpose(1, 2) for t in self.kv(x).chunk(2, -1))
-        scores = torch.einsum("bhgqd,bhkd->bhgqk", q, k)
-        weights = scores.softmax(-1)  # [batch, key_head, group, query, key]
-        if self.spelling == "einsum":
-            mixed = torch.einsum("bhgqk,bhkd->bhgqd", weights, v)
-        else:
-            mixed = weights @ v.unsqueeze(2)
-        return mixed, weights.flatten(1, 2)

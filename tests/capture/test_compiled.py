@@ -86,15 +86,13 @@ def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
     assert record.notes == [COMPILED]
 
 
-class Outer(nn.Module):
-    """A model that attends in its own forward, behind a module that attends."""
+def inside_and_outside(m, x):
+    """A model attends in its own forward, behind a module that attends."""
+    return type(m.own).forward(m.own, m.inner(x))
 
-    def __init__(self, made):
-        super().__init__()
-        self.inner, self.own = modules.Block(made()), made()
 
-    def forward(self, x):
-        return type(self.own).forward(self.own, self.inner(x))
+def outer():
+    return modules.Of(inside_and_outside, inner=modules.Block(modules.Fused()), own=modules.Fused())
 
 
 @pytest.mark.parametrize("watched", ["plain", "compiled"])
@@ -105,7 +103,7 @@ class Outer(nn.Module):
         (modules.Fused, [""]),
         (modules.softmaxed, [""]),
         (lambda: nn.MultiheadAttention(16, 4, batch_first=True), [""]),
-        (lambda: Outer(modules.Fused), ["inner.attention", ""]),
+        (outer, ["inner.attention", ""]),
     ],
     ids=["sdpa", "softmax", "torch's", "inside and outside"],
 )

@@ -136,14 +136,13 @@ def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
 
 
 def test_what_the_models_own_kernel_raises_goes_on_to_the_model():
-    class Raising(modules.Kernel):
-        def forward(self, query, key):
-            with pytest.raises(RuntimeError):
-                super().forward(query, key, key)
-            return query
+    def run(m, query, key):
+        with pytest.raises(RuntimeError):
+            m.kernel(query, key, key)
+        return query
 
     query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 7)
-    assert torch.equal(observe(Raising(), query, key)[2], query)
+    assert torch.equal(observe(modules.Of(run, kernel=modules.Kernel()), query, key)[2], query)
 
 
 def test_memory_that_is_not_there_ends_the_pass(monkeypatch):

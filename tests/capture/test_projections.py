@@ -8,7 +8,7 @@ from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
 from attnscope.capture.record import Seeing
 from attnscope.models import load
-from tests.capture.modules import Kernel
+from tests.capture.modules import Kernel, Of
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, inputs, tiny
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
@@ -81,31 +81,32 @@ def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name)
         assert gap <= 1e-5, path
 
 
-class _Foreign(nn.Module):
+def by_hand(m, x):
     """Attention as people write it, with a name for its output that says nothing."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-        self.x1, self.x2, self.x3 = (nn.Linear(16, 16) for _ in range(3))
-        self.mha = nn.MultiheadAttention(16, 4, batch_first=how == "batch first")
-
-    def forward(self, x):
-        if self.how != "by hand":
-            return self.mha(x, x, x)[0]
-        q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in (self.x3(x), self.x1(x), x))
-        mixed = torch.softmax(q @ k.mT / 2, -1) @ v
-        return self.x2(mixed.transpose(1, 2).flatten(2))
+    q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in (m.x3(x), m.x1(x), x))
+    mixed = torch.softmax(q @ k.mT / 2, -1) @ v
+    return m.x2(mixed.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("how", ["by hand", "batch first", "batch second"])
+def by_torch(m, x):
+    return m.mha(x, x, x)[0]
+
+
+FOREIGN = {  # a model, and its projection
+    "by hand": (lambda: Of(by_hand, **{f"x{n}": nn.Linear(16, 16) for n in (1, 2, 3)}), "x2"),
+    "batch first": (lambda: Of(by_torch, mha=nn.MultiheadAttention(16, 4, batch_first=True)), "mha.out_proj"),
+    "batch second": (lambda: Of(by_torch, mha=nn.MultiheadAttention(16, 4)), "mha.out_proj"),
+}
+
+
+@pytest.mark.parametrize("how", FOREIGN)
 def test_a_projection_is_found_by_its_numbers_whatever_its_name_and_axes(how):
     torch.manual_seed(0)
-    model, projections = _Foreign(how).eval(), Projections()
+    (made, name), projections = FOREIGN[how], Projections()
+    model = made().eval()
     with projections.watching(model), recording(model, [projections]):  # with gradients: no fast path
         model(torch.randn(2, 7, 16))
-    (found,) = projections.found.values()
-    assert found.name == ("x2" if how == "by hand" else "mha.out_proj")
+    assert [found.name for found in projections.found.values()] == [name]
 
 
 def test_where_nothing_projects_nothing_is_found():
@@ -224,22 +225,16 @@ def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name
         assert each.before.shape == each.result.shape
 
 
-class _Scaled(nn.Module):
-    """A block that adds something else than what its attention gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
-        self.mix, self.after = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.after(x + self.mix(self.attention(x, x, x)[0]))
+def of_another_sum(m, x):
+    """A block adds something else than what its attention gives."""
+    return m.after(x + m.mix(m.attention(x, x, x)[0]))
 
 
 def test_what_is_not_the_sum_is_not_taken_for_it():
     torch.manual_seed(0)
-    model = nn.Sequential(_Scaled(), _Scaled()).eval()
-    nn.init.normal_(model[0].mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
+    parts = {"mix": nn.Linear(16, 16), "after": nn.Linear(16, 16)}
+    model = Of(of_another_sum, attention=nn.MultiheadAttention(16, 4, batch_first=True), **parts).eval()
+    nn.init.normal_(model.mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
     residuals, _ = find(Residuals(), model, 100 * torch.randn(1, 5, 16))
-    assert len(residuals.found) == 2
+    assert len(residuals.found) == 1
     assert not residuals.residuals

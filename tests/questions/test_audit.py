@@ -18,7 +18,8 @@ from attnscope.questions.audit_pass import find_tensors, with_tensors
 from tests.capture import modules
 from tests.capture.hooks.test_kernels import Flexible, is_past
 from tests.capture.lineage import test_pieces, test_standing
-from tests.capture.placing.ways import Stream
+from tests.capture.modules import Of
+from tests.capture.placing.ways import Stream, grouped_by_an_axis
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
@@ -118,19 +119,6 @@ def test_layers_that_mix_beside_attention_or_without_any_are_named_once(name):
     seen = audited(getattr(hf, f"{name}Model")(config), input_ids=IDS)
     assert [site.layer for site in seen.sites] == attend
     assert list(seen.sentences) == said
-
-
-class Of(nn.Module):
-    """Parts, and a function of the module and what it is given."""
-
-    def __init__(self, run, **parts):
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *given, **named):
-        return self.run(self, *given, **named)
 
 
 def torchs(size=16, heads=2):
@@ -247,17 +235,13 @@ def first(m, states):
     return m.attend(states)[0]
 
 
-def side_by_side(m, states):
-    return first(m, states).flatten(1, 2).transpose(1, 2).flatten(2)
-
-
 ATTENDING = {
     "kernel": (torchs, lambda m, states: m.attend(states, states, states)[0]),
     "softmax": (modules.softmaxed, first),
     "einsum": (modules.SequenceFirst, lambda m, states: first(m, states.transpose(0, 1)).transpose(0, 1)),
     "single heads": (lambda: modules.ListedHeads(heads=2), first),
     "layers": (lambda: modules.ListedLayers(layers=2), first),
-    "grouped": (lambda: modules.GroupedByAxis("einsum"), side_by_side),
+    "grouped": (lambda: Stream(grouped_by_an_axis), lambda m, states: m.attend(states)),
 }
 MIXING = {
     "convolution": (convolved, "a convolution"),

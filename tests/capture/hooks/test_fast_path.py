@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnscope.capture import recording
 from attnscope.capture.record import tolerance
+from tests.capture.modules import Of
 from tests.capture.observing import observe
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -18,8 +19,6 @@ BATCH, LENGTH, SIZE, HEADS = 3, 6, 16, 4
 
 
 class Own(nn.TransformerEncoder):
-    """A class of one's own that calls the fast path."""
-
     def forward(self, x, **given):
         return super().forward(x, **given)
 
@@ -135,22 +134,16 @@ def test_recordings_inside_each_other():
     assert len(outer.sites) == 2 * len(inner.sites) == 4
 
 
-class Across(nn.Module):
-    """Calls the fused function with keys of their own."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, query, key):
-        one = self.attention
-        weights = one.in_proj_weight, one.in_proj_bias, one.out_proj.weight, one.out_proj.bias
-        return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
+def across(m, query, key):
+    """The fused function with keys of their own."""
+    one = m.attention
+    weights = one.in_proj_weight, one.in_proj_bias, one.out_proj.weight, one.out_proj.bias
+    return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
 
 
 def test_the_fused_function_called_with_keys_of_their_own():
     attention, other = encoder().layers[0].self_attn, X.flip(2)
-    record, (kept,) = watched(Across(attention).eval(), X, other)
+    record, (kept,) = watched(Of(across, attention=attention).eval(), X, other)
     assert record.sites[0].kernel == "native_multi_head_attention"
     expected = attention(X, other, other, average_attn_weights=False)[1]
     torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)

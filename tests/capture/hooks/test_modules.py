@@ -19,69 +19,44 @@ def prove(module, *given, **options):
     return record, maps, output
 
 
-class BatchTimesHead(nn.Module):
+def batch_times_head(m, x, context):
     """Weights [batch·head, query, key], queries from one sequence, keys and values from another."""
-
-    def __init__(self, size=16):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
-
-    def forward(self, x, context):
-        q, k, v = (
-            part.unflatten(-1, (4, -1)).transpose(1, 2).flatten(0, 1)
-            for part in (self.q(x), self.k(context), self.v(context))
-        )
-        weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
-        mixed = torch.bmm(weights, v).unflatten(0, (-1, 4))
-        return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, 4))
+    q, k, v = (
+        part.unflatten(-1, (4, -1)).transpose(1, 2).flatten(0, 1)
+        for part in (m.q(x), m.k(context), m.v(context))
+    )
+    weights = torch.softmax(torch.baddbmm(torch.zeros(1), q, k.mT, beta=0, alpha=0.5), dim=-1)
+    mixed = torch.bmm(weights, v).unflatten(0, (-1, 4))
+    return mixed.transpose(1, 2).flatten(2), weights.unflatten(0, (-1, 4))
 
 
-class NotAttention(nn.Module):
-    """Softmaxes that are none.
-
-    A router's, a soft mixture over parameters, an output head's, the kernels of a dynamic convolution.
-    """
-
-    def __init__(self, size=16, experts=4):
-        super().__init__()
-        self.router = nn.Linear(size, experts)
-        self.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(experts))
-        self.prototypes = nn.Parameter(torch.randn(experts, size))
-        self.head = nn.Linear(size, 9)
-
-    def forward(self, x):
-        gates = self.router(x).softmax(-1)
-        best, chosen = gates.topk(2, dim=-1)
-        for index, expert in enumerate(self.experts):
-            share = (best * (chosen == index)).sum(-1, keepdim=True)
-            x = x + share * expert(x)
-        x = x + torch.softmax(self.router(x), -1) @ self.prototypes
-        x = x + torch.softmax(x, dim=-1) * x
-        kernels = (self.router(x) * 2).view(-1, 4, 1).softmax(1)
-        x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
-        return self.head(x).softmax(-1)
+def no_attention(m, x):
+    """Softmaxes of a router, a soft mixture over parameters, a dynamic convolution and an output head."""
+    gates = m.router(x).softmax(-1)
+    best, chosen = gates.topk(2, dim=-1)
+    for index, expert in enumerate(m.experts):
+        share = (best * (chosen == index)).sum(-1, keepdim=True)
+        x = x + share * expert(x)
+    x = x + torch.softmax(m.router(x), -1) @ m.prototypes
+    x = x + torch.softmax(x, dim=-1) * x
+    kernels = (m.router(x) * 2).view(-1, 4, 1).softmax(1)
+    x = x + torch.bmm(x.unsqueeze(-1).expand(-1, -1, -1, 4).flatten(0, 1), kernels).view(x.shape)
+    return m.head(x).softmax(-1)
 
 
-class Blocked(nn.Module):
+def in_blocks(m, x):
     """Attention within two blocks of a sequence, written with dots in the equation or with matmul."""
+    q, k, v = (t.reshape(2, 2, 3, 4, -1) for t in m.qkv(x).chunk(3, -1))
+    weights = torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1)  # [batch, block, head, query, key]
+    mixed = torch.einsum("...hqk,...khd->...qhd", weights, v) if m.einsum else weights @ v.transpose(2, 3)
+    whole = weights.new_zeros(2, 4, 6, 6)
+    whole[..., :3, :3], whole[..., 3:, 3:] = weights.unbind(1)
+    return mixed, whole
 
-    def __init__(self, spelling):
-        super().__init__()
-        self.spelling, self.heads, self.qkv = spelling, 4, nn.Linear(16, 48)
 
-    def forward(self, x):
-        batch, length, _ = x.shape
-        shape = (batch, 2, 3, self.heads, -1)
-        q, k, v = (t.reshape(shape) for t in self.qkv(x).chunk(3, -1))
-        weights = torch.einsum("...qhd,...khd->...hqk", q, k).softmax(-1)  # [batch, block, head, query, key]
-        if self.spelling == "einsum":
-            mixed = torch.einsum("...hqk,...khd->...qhd", weights, v)
-        else:
-            mixed = weights @ v.transpose(2, 3)
-        first, second = weights.unbind(1)
-        whole = weights.new_zeros(batch, self.heads, length, length)
-        whole[..., :3, :3], whole[..., 3:, 3:] = first, second
-        return mixed, whole
+def made_of(run, *names, **parts):
+    """A function that makes a model of linear layers and other parts."""
+    return lambda: modules.Of(run, **{name: nn.Linear(16, 16) for name in names}, **parts)
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +72,15 @@ PAST = torch.ones(5, 5).tril().bool()
 CAUSAL, FOUR = {"kind": "decoder", "offset": 0}, {"kind": "encoder", "batch": 2, "heads": 4}
 BETWEEN = {"kind": "cross", "offset": None, "queries": 5, "keys": 7}
 SOFTMAXED = [partial(modules.Softmaxed, call) for call in modules.SOFTMAXES.values()]
+BLOCKED = [made_of(in_blocks, qkv=nn.Linear(16, 48), einsum=einsum) for einsum in (True, False)]
+LINEAR = made_of(batch_times_head, *"qkv")
 WRITTEN = [  # a module, its inputs, and what the record says
     *((made, [*noise((2, 5, 16)), PAST], CAUSAL | {"source": "softmax", "name": ""}) for made in SOFTMAXED),
     (modules.Fused, noise((2, 5, 16)), CAUSAL | {"kernel": "sdpa"}),
     (modules.ListedHeads, noise((2, 5, 16)), FOUR | {"name": "heads"}),
     *((modules.SequenceFirst, [*noise((5, n, 16)), PAST], CAUSAL | {"batch": n}) for n in (1, 2, 5)),
-    *((BatchTimesHead, noise((n, 5, 16), (n, 7, 16)), BETWEEN | {"batch": n}) for n in (1, 2, 5)),
-    *((partial(modules.GroupedByAxis, how), noise((2, 6, 16)), FOUR) for how in ("einsum", "matmul")),
-    *((partial(Blocked, how), noise((2, 6, 16)), FOUR) for how in ("einsum", "matmul")),
+    *((LINEAR, noise((n, 5, 16), (n, 7, 16)), BETWEEN | {"batch": n}) for n in (1, 2, 5)),
+    *((blocked, noise((2, 6, 16)), FOUR) for blocked in BLOCKED),
 ]
 
 
@@ -127,7 +103,10 @@ def test_listed_layers_of_one_head_stay_layers(stages, layers):
 
 
 def test_routers_and_output_heads_are_no_attention():
-    record, *_ = prove(NotAttention(), torch.randn(2, 5, 16))
+    experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+    parts = {"prototypes": nn.Parameter(torch.randn(4, 16)), "head": nn.Linear(16, 9)}
+    model = modules.Of(no_attention, router=nn.Linear(16, 4), experts=experts, **parts)
+    record, *_ = prove(model, torch.randn(2, 5, 16))
     assert record.sites == []
 
 

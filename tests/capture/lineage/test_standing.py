@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture.hooks.softmax import MEMORY
-from tests.capture.modules import Heads
+from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.ways import attend
 
@@ -82,27 +82,19 @@ INSIDE = [
 ]
 
 
-class Model(nn.Module):
+class Model(Of):
     """Attention beside a mixture of some kind; ``kept`` are the weights with which it asks tokens itself."""
 
     def __init__(self, way):
-        super().__init__()
-        self.way, self.attend, self.kept = way, Heads(attend, SIZE, 2), []
+        super().__init__(way, attend=Heads(attend, SIZE, 2))
+        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
         self.mixing = nn.Parameter(torch.randn(3, COUNT * COUNT, SIZE * COUNT))
         self.scale, self.base = nn.Parameter(torch.randn(1)), nn.Parameter(torch.randn(COUNT, COUNT))
         self.table = nn.Parameter(torch.randn(COUNT, SIZE))
         self.experts = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(COUNT))
-        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
         self.write = self.router = nn.Linear(SIZE, COUNT)
         self.one, self.over = nn.Linear(SIZE, 1), nn.Linear(COUNT, COUNT)
         self.torchs = nn.MultiheadAttention(SIZE, 2, batch_first=True)
-
-    def keep(self, weights):
-        self.kept.append(weights[:, None])
-        return weights
-
-    def forward(self, x):
-        return self.way(self, x)
 
 
 STATES = torch.randn(2, COUNT, SIZE, generator=torch.Generator().manual_seed(0))
@@ -124,19 +116,24 @@ def test_what_mixes_inside_of_each_token_is_not_shown_as_attention_over_tokens(w
     assert bool(named) == (way.__name__.endswith(("by_attention", "torchs_kernel", "layer_of_torch")))
 
 
+def keep(m, weights):
+    """The weights of one head, [text, query, key]."""
+    return m.keep(weights[:, None])[:, 0]
+
+
 def slots(m, x):
     """Soft mixture of experts: slots gather tokens, by scores with what was learned; tokens gather slots."""
     x = m.attend(x)
     scores = torch.einsum("btd,sd->bts", x, F.normalize(m.table, dim=-1))
-    return scores.softmax(-1) @ m.v(m.keep(scores.softmax(1).transpose(1, 2)) @ x)
+    return scores.softmax(-1) @ m.v(keep(m, scores.softmax(1).transpose(1, 2)) @ x)
 
 
 def heads_that_pool(m, x):
-    return m.keep(m.router(torch.tanh(m.q(m.attend(x)))).softmax(1).transpose(1, 2)) @ x
+    return keep(m, m.router(torch.tanh(m.q(m.attend(x)))).softmax(1).transpose(1, 2)) @ x
 
 
 def a_learned_query(m, x):
-    return m.keep((m.table @ m.k(m.attend(x)).mT).softmax(-1)) @ m.v(x)
+    return keep(m, (m.table @ m.k(m.attend(x)).mT).softmax(-1)) @ m.v(x)
 
 
 @pytest.mark.parametrize("way", [slots, heads_that_pool, a_learned_query], ids=lambda way: way.__name__)
@@ -148,22 +145,21 @@ def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
     ]
 
 
-class AdaptedAttention(nn.Module):
+def adapted(m, x):
     """Attention, and beside it that to prompts that were learned (adapters)."""
+    keys, values = (part(m.prompts).repeat(len(x), 1, 1) for part in (m.k, m.v))
+    return m.attend(x) + (m.q(x) @ keys.mT).softmax(-1) @ values
 
-    def __init__(self):
-        super().__init__()
-        self.inner, self.prompts = Heads(attend, SIZE, 2), nn.Parameter(torch.randn(1, 3, SIZE))
-        self.q, self.k, self.v = (nn.Linear(SIZE, SIZE) for _ in range(3))
 
-    def forward(self, x):
-        keys, values = (part(self.prompts).repeat(len(x), 1, 1) for part in (self.k, self.v))
-        return self.inner(x) + (self.q(x) @ keys.mT).softmax(-1) @ values
+class AdaptedAttention(Model):
+    """Its name says what it is."""
 
 
 def test_attention_to_what_was_learned_alone_is_named():
-    record, *_ = observe(nn.Sequential(AdaptedAttention()), STATES)
-    assert [site.site.name for site in record.sites] == ["0.inner"]
+    model = AdaptedAttention(adapted)
+    model.prompts = nn.Parameter(torch.randn(1, 3, SIZE))
+    record, *_ = observe(nn.Sequential(model), STATES)
+    assert [site.site.name for site in record.sites] == ["0.attend"]
     assert [(layer.name, layer.reason) for layer in record.without_attention] == [("0", MEMORY)]
 
 

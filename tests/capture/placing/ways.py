@@ -287,6 +287,19 @@ def positions_first(self, q, k, v):
     return torch.einsum("ijbh,jbhd->bhid", weights, v)
 
 
+def grouped_by_an_axis(self, q, k, v):
+    """Queries of several heads ask the same keys: the group has an axis of its own."""
+    weights = torch.einsum("bhgqd,bhkd->bhgqk", q.unflatten(1, (-1, 2)), k[:, ::2]).softmax(-1)
+    self.keep(weights.flatten(1, 2))
+    return torch.einsum("bhgqk,bhkd->bhgqd", weights, v[:, ::2]).flatten(1, 2)
+
+
+def grouped_by_an_axis_and_multiplied(self, q, k, v):
+    weights = (q.unflatten(1, (-1, 2)) @ k[:, ::2, None].mT).softmax(-1)
+    self.keep(weights.flatten(1, 2))
+    return (weights @ v[:, ::2, None]).flatten(1, 2)
+
+
 NEAR = (torch.arange(COUNT)[:, None] + torch.tensor([-1, 0, 1])) % COUNT  # three neighbours, round a circle
 DISTANCES = torch.arange(COUNT)[:, None] - torch.arange(COUNT) + COUNT
 
@@ -368,7 +381,7 @@ PLACED = [  # tried at one place in a model alone
     *(by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
     *(with_values_of_distances_first, by_learned_weights, by_learned_weights_and_an_einsum),
     *(talk(mix, behind=False) for mix in TALK),
-    attend_along_an_axis,
+    *(attend_along_an_axis, grouped_by_an_axis, grouped_by_an_axis_and_multiplied),
 ]
 
 NAMED = [

@@ -13,6 +13,7 @@ import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Steps, recording
 from attnscope.measures import Measurement
+from tests.capture.modules import Of
 from tests.capture.observing import check_parts, observe
 from tests.capture.tiny import BART, FAMILIES
 
@@ -134,20 +135,12 @@ def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
         assert not weights[:, :, 6:, :6].any()
 
 
-class Ring(nn.Module):
+def in_a_ring(m, x, start):
     """A decoder of one head whose cache holds position p at p mod 4."""
-
-    def __init__(self, size=4):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
-        self.keys, self.values = torch.zeros(1, 1, size, 8), torch.zeros(1, 1, size, 8)
-
-    def forward(self, x, start):
-        at = torch.arange(start, start + x.shape[1]) % self.keys.shape[2]
-        self.keys[:, :, at], self.values[:, :, at] = self.k(x)[:, None], self.v(x)[:, None]
-        mask = torch.arange(self.keys.shape[2]) <= torch.arange(start, start + x.shape[1])[:, None]
-        states = self.q(x)[:, None], self.keys.clone(), self.values.clone()
-        return F.scaled_dot_product_attention(*states, attn_mask=mask)
+    places = torch.arange(start, start + x.shape[1])
+    m.keys[:, :, places % 4], m.values[:, :, places % 4] = m.k(x)[:, None], m.v(x)[:, None]
+    states = m.q(x)[:, None], m.keys.clone(), m.values.clone()
+    return F.scaled_dot_product_attention(*states, attn_mask=torch.arange(4) <= places[:, None])
 
 
 def score_candidates(model, ids):
@@ -198,7 +191,9 @@ def test_passes_are_joined_where_the_keys_of_one_go_on_in_the_next(family, way):
 
 def test_steps_on_a_ring_buffer_are_passes_of_their_own():
     torch.manual_seed(0)
-    model, x = Ring().eval(), torch.randn(1, 7, 8)
+    layers = {name: nn.Linear(8, 8) for name in "qkv"}
+    model = Of(in_a_ring, keys=torch.zeros(1, 1, 4, 8), values=torch.zeros(1, 1, 4, 8), **layers).eval()
+    x = torch.randn(1, 7, 8)
     rows = []
     with torch.inference_mode(), attnscope.record(model) as run:
         for start, stop in ((0, 3), *((place, place + 1) for place in range(3, 7))):

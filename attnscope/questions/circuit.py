@@ -44,8 +44,9 @@ STEPS = 5  # points on the path from one text's embeddings to the other's at whi
 ROUNDING = 1e-4  # tolerance of a share
 PASSES = 4000  # passes after which edges are no longer tested for being necessary
 
+# two nodes by number: 0 is the embeddings, then every head, last the prediction
 Edge: TypeAlias = tuple[int, int]
-"""Two nodes by number: 0 is the embeddings, then every head, last the prediction."""
+Edges: TypeAlias = frozenset[Edge]
 
 
 @contextmanager
@@ -156,7 +157,7 @@ class TwoTexts(TwoPasses):
 
         return self.run(embeds, edit), seen
 
-    def restored(self, edges: frozenset[Edge]) -> float:
+    def restored(self, edges: Edges) -> float:
         """The score if these edges carry the text's values, and all others the other text's.
 
         One pass for each set of source nodes.
@@ -182,13 +183,13 @@ class TwoTexts(TwoPasses):
         return float(self.put(self.embeds[0], others)[0])
 
 
-def sources_of(edges: frozenset[Edge]) -> dict[int, frozenset[int]]:
+def sources_of(edges: Edges) -> dict[int, frozenset[int]]:
     """The sources of each node."""
     by_target = group_by(edges, itemgetter(1))
     return {target: frozenset(source for source, _ in mine) for target, mine in by_target.items()}
 
 
-def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
+def connected(edges: Sequence[Edge], last: int) -> Edges:
     """The edges that lie on a path from the embeddings to the prediction."""
     ahead, back = {0}, {last}
     for source, target in sorted(edges):
@@ -201,12 +202,8 @@ def connected(edges: Sequence[Edge], last: int) -> frozenset[Edge]:
 
 
 def prune(
-    edges: Sequence[Edge],
-    last: int,
-    share: Callable[[frozenset[Edge]], float],
-    keep: float,
-    passes: Callable[[], int],
-) -> frozenset[Edge]:
+    edges: Sequence[Edge], last: int, share: Callable[[Edges], float], keep: float, passes: Callable[[], int]
+) -> Edges:
     """The fewest edges, largest first, that keep a share; then without each one that is not needed.
 
     More than the full effect counts as a miss, too.
@@ -287,7 +284,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         return sum(run(each) - each.score(each.there) for each in contrasts) / whole
 
     @cache
-    def share(edges: frozenset[Edge]) -> float:
+    def share(edges: Edges) -> float:
         nonlocal ran
         ran += len(contrasts) * len(set(sources_of(edges).values()))
         tell("pass", min(ran, PASSES), PASSES)
@@ -345,26 +342,21 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
         f"completeness {result.completeness:.2f}: the share that is lost without these heads",
     ]
     title, subtitle = f"circuit · {result.title}", "; ".join([result.prediction, *lines[:2]])
-    edges, heads, ends = [], [], {end for each in result.edges for end in (each.source, each.target)}
-    layers = sorted({each.head.layer for each in result.heads})
-    nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
+    edges, heads, arrows = [], [], list[GraphEdge]()
     for each in result.edges:
         way = "" if each.way is None else f"{each.way} {each.composition:.2f} (random {each.baseline:.2f})"
         edges.append((f"{each.source} → {each.target}", f"{each.effect:+.2f}", way))
-    for head in result.heads:
-        name, column = str(head.head), 1 + layers.index(head.head.layer)
-        name = name if name in ends else head.head.name  # with its kind if the model has several
+        arrows.append(GraphEdge(each.source, each.target, each.effect, each.way or ""))
+    layers = sorted({each.head.layer for each in result.heads})
+    nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
+    ends = {end for each in result.edges for end in (each.source, each.target)}
+    for head in result.heads:  # with its kind if the model has several
+        name = str(head.head) if str(head.head) in ends else head.head.name
         heads.append((name, f"{head.effect:+.2f}", head.role or "–"))
-        map_ = (maps or {}).get(head.head)
+        column, map_ = 1 + layers.index(head.head.layer), (maps or {}).get(head.head)
         nodes.append(GraphNode(name, column, head.role or "", head.effect, map_))
-    effect = Column("effect", True)
-    graph = LayerGraph(
-        tuple(nodes),
-        tuple(GraphEdge(each.source, each.target, each.effect, each.way or "") for each in result.edges),
-        title=title,
-        subtitle=result.prediction,
-        notes=(*lines, *result.notes),
-    )
+    effect, notes = Column("effect", True), (*lines, *result.notes)
+    graph = LayerGraph(tuple(nodes), tuple(arrows), title=title, subtitle=result.prediction, notes=notes)
     columns = "source", "target", "effect", "way", "composition", "baseline"
     tables = (
         Table(title=title, subtitle=subtitle, notes=tuple(lines[2:])),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from attnscope.attention import Attention, Axis, Head, Kind, RowSource
+from attnscope.attention import Attention, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
@@ -120,12 +120,10 @@ class LayerPass:
 
 @contextmanager
 def editing(
-    model: Model,
-    edit: Edit,
-    axes: Mapping[Kind, tuple[Axis, Axis]] | None = None,
-    observers: Sequence[Observer] = (),
+    model: Model, edit: Edit, prepared: ModelInput | None = None, observers: Sequence[Observer] = ()
 ) -> Iterator[tuple[Record, Gates]]:
     """Edit heads' outputs while the block runs. Raises ``ModelError`` unless every head was edited."""
+    axes = None if prepared is None else prepared.axes
     with recording(model.module, observers, axes, warn=False) as record, edited(edit) as gates:
         yield record, gates
     heads = [site.heads for site in record.sites]
@@ -253,7 +251,7 @@ class PlainPass(LayerPass):
 
         observers = [*[Seeing(see)] * (change is not None), *observers]
         with ExitStack() as stack:
-            record, gates = stack.enter_context(editing(model, edit, prepared.axes, observers))
+            record, gates = stack.enter_context(editing(model, edit, prepared, observers))
             ran = [] if calls else stack.enter_context(running_layers(model.module, None, gates.heads))
             before = predict()
         return cls(model, ran, record, before, prepared, predict, change, made, given)

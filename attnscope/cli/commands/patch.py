@@ -84,10 +84,9 @@ def patch(
     heads = options.parse_heads(cause.head, attention)
     to = None if asked.to is None else Receiver.parse(asked.to)
     if asked.pairs is not None:
-        table = read_file(asked.pairs)
-        loaded = load_model(model, predicting=True)
-        read_line = partial(loaded.prepare, limit=Limit(source.max_tokens, source.truncate))
-        pairs = read_pairs(table, read_line, cause.target, cause.against)
+        table, loaded = read_file(asked.pairs), load_model(model, predicting=True)
+        limit = Limit(source.max_tokens, source.truncate)
+        pairs = read_pairs(table, partial(loaded.prepare, limit=limit), cause.target, cause.against)
     else:
         given = read_source(source, model)
         prompts = list_prompts(given, template, cause.target, cause.against)

@@ -23,6 +23,7 @@ from tests.cli.run import numbers
 from tests.models.images import picture
 
 TEXT = "The cat sat on the mat."
+CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])
 
 
 @pytest.fixture
@@ -74,9 +75,6 @@ def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks
 def answer(ran) -> str:
     """An answer without what says where it came from and when it was made."""
     return re.sub(r" · cached (\d+ \w+ )?\d\d:\d\d", "", numbers(ran))
-
-
-CHAT = json.dumps([{"role": "system", "content": "The dog sat."}, {"role": "user", "content": TEXT}])
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +157,6 @@ def test_a_large_pass_is_not_kept(run, monkeypatch, looks, long, limit):
     monkeypatch.setattr(f"attnscope.{limit}", 1 << 20)
     assert not came_from_there(run("show", "-f", long, "--truncate"))
     assert not looks.exists()
-
-
-# what changes the key
 
 
 def change_byte(file):
@@ -291,9 +286,6 @@ def test_the_same_model_elsewhere_or_behind_a_link_that_moved_has_another_key(so
     assert len(keys) == 5
 
 
-# what is never kept
-
-
 def test_what_nobody_can_tell_apart_has_no_key(source):
     named = (ModelOptions(model=name) for name in ("mine.py:make", "a.b:make", "nobody/this", "/no/folder"))
     models = [*named, ModelOptions(trust_remote_code=True), WeighedModelOptions(weigh="gradient")]
@@ -328,9 +320,6 @@ def test_what_needs_the_model_runs_it(run, looks, folder):
     run("show", TEXT, "-m", "own-causal")
     ran = run("ablate", TEXT, "-m", "own-causal", "--head", "L0H1")
     assert not came_from_there(ran)
-
-
-# entries that are damaged, foreign or hostile
 
 
 @pytest.fixture
@@ -434,9 +423,6 @@ def test_two_processes_at_once_do_no_harm(run, looks, folder):
         assert (other.stderr.read(), other.returncode) == (b"", 0)
     run("show", TEXT, "-m", folder)
     assert came_from_there(run("show", TEXT, "-m", folder))
-
-
-# the command
 
 
 def test_the_passes_are_listed_and_removed_and_no_text_steers_the_terminal(run, looks, folder):

@@ -11,6 +11,9 @@ import pytest
 from tests.questions.gold import treebank
 
 TEXT = "The cat sat on the mat because it was tired."
+OTHER = "The dog sat on the very old mat because it was tired."
+TWO = "The cat sat on the mat. It was tired because it ran."
+BEGUN = ("The cat sat on the", "-m", "own-causal")
 
 
 def test_json_and_csv_hold_every_head_of_every_question(run):
@@ -90,9 +93,6 @@ def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run
     assert "1 direction can be asked too rarely to be compared: --json has it" in ran.out
 
 
-TWO = "The cat sat on the mat. It was tired because it ran."
-
-
 def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
     numbers = run.json("spans", TWO)
     assert numbers["parts"][0]["name"] == "[CLS]"
@@ -129,12 +129,8 @@ def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp
     )
 
 
-BEGUN = "The cat sat on the"
-OWN = ("-m", "own-causal")
-
-
 def test_flow_lists_every_way_with_random_orders_among_them(run):
-    title, prediction, _, header, alone, *lines = run("flow", BEGUN, *OWN, "--faithful").out.splitlines()
+    title, prediction, _, header, alone, *lines = run("flow", *BEGUN, "--faithful").out.splitlines()
     assert title.startswith("which tokens the prediction depends on · own-causal · “The cat sat on the”")
     assert prediction.startswith("the prediction: ")
     assert header.split() == ["order", "by", "deletion", "insertion", "first"]
@@ -150,14 +146,11 @@ def test_flow_lists_every_way_with_random_orders_among_them(run):
 
 
 def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
-    seen = run.json("stats", BEGUN, *OWN, "--faithful", "--weigh", "norm", "--layer", "1")
+    seen = run.json("stats", *BEGUN, "--faithful", "--weigh", "norm", "--layer", "1")
     assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     assert seen["weigh"] == "norm"
     areas = [each["deletion_area"] for each in seen["ranked"]]
     assert areas == sorted(areas)
-
-
-OTHER = "The dog sat on the very old mat because it was tired."
 
 
 def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tmp_path):

@@ -11,6 +11,8 @@ from attnscope.cli.options import parse_numbers
 from tests.cli.run import numbers
 
 TEXT = "The cat sat on the mat because it was tired."
+OTHER = "The dog sat on the mat because it was tired."
+MAT = "The cat sat on the mat."
 
 
 @pytest.fixture
@@ -66,9 +68,6 @@ def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
     assert run(*asked).code == 0
 
 
-OTHER = "The dog sat on the mat because it was tired."
-
-
 def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
     one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
     run("show", TEXT, "--keep", one)
@@ -99,9 +98,6 @@ def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
 def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path, picture, vit):
     run("show", "--image", picture, "-m", vit, "--keep", tmp_path / "a.trace")
     run("spans", "--from", tmp_path / "a.trace").refuses("holds no plain text to cut")
-
-
-MAT = "The cat sat on the mat."
 
 
 def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):

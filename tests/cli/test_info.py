@@ -9,6 +9,7 @@ from attnscope.questions.info import survey_model
 from tests.capture.tiny import EXPERTS, SIZES, tiny
 from tests.models.folders import save
 
+SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so its attention is missing"
 TINY = {**SIZES, "vocab_size": 400, "num_hidden_layers": 2}
 HYBRID = {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 2}
 STATES = {"use_mamba_kernels": False, "mamba_d_state": 4}
@@ -65,9 +66,6 @@ def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run,
     assert told in " ".join(run("info", folder).out.split())
     reports = {(site["own_report"], site["own_fault"]) for site in run.json("info", folder)["sites"]}
     assert reports == {("wrong", "scores from before the softmax")}
-
-
-SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so its attention is missing"
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2
 
+CAT = "The cat sat on the mat because it was tired."
 TEXT = "The king said that he would"
 
 
@@ -238,9 +239,6 @@ def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path,
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-CAT = "The cat sat on the mat because it was tired."
 
 
 def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done():

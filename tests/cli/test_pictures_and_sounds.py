@@ -21,6 +21,8 @@ from attnscope.render.terminal import print_view
 from tests.capture.observing import Keep
 from tests.tools import sounds
 
+ABOUT = "what is on the mat ?"
+
 
 def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
     asked = ("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
@@ -71,9 +73,6 @@ def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
     assert np.array_equal(resize(field, 8, 4)[:, 0], np.repeat(field[:, 0], 2))
     assert np.array_equal(resize(field, 4, 4), field)
     assert resize(np.zeros((5, 7, 3)), 3, 9).shape == (3, 9, 3)
-
-
-ABOUT = "what is on the mat ?"
 
 
 def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, llava, drawing):

@@ -19,6 +19,7 @@ from tests.tools.command_reference import MANUAL, README, manual, page, rows
 OPTIONS = {
     name: {word.spelling.split()[0].rstrip(","): word for word in rows(name).values()} for name in NAMES
 }
+TEXT = "The cat sat on the mat."
 LOOKING = {"show", "find", "spans", "flow", "stats", "compare", "browse", "export", "info", "check"}
 """The commands that look at a model's attention on a text."""
 
@@ -168,12 +169,10 @@ def test_a_wrong_spelling_says_what_to_write(head, more, sentence):
         parse_head(head, LayerOptions(**more))
 
 
-TEXT = "The cat sat on the mat."
 PLACES = {
     "show TEXT": "--token LONG|--layer LONG|--layers 0-LONG|--head LONG|--head L0HLONG|--head LONG.0|"
     "--head LONG --layer 0|--line LONG|--line MANY|--max-tokens MANY|--generate MANY -m own-causal|"
     "--from-second nan|--dpi nan|--size nan|--temperature 1e999|--temperature nan",
-    "ablate TEXT": "--head LLONGH0",
     "logits TEXT": "--target LONG",
     "stats TEXT": "--rows 0-LONG|--where entropy<LONG|--where entropy>nan|--where entropy<1e999|"
     "--where entropy<1_0|--where offset=LONG>0|--sort offset=-LONG|--top MANY",
@@ -181,10 +180,6 @@ PLACES = {
     "find --text TEXT": "'LONG -> cat'|'* -> +LONG'|'cat#LONG -> cat'",
     "spans TEXT": "--by sentence --pair 'LONG -> 1'",
     "compare TEXT": "--head LONG|L0HLONG L0H0",
-    "flow TEXT": "--layer LONG|--token LONG",
-    "export TEXT -o out": "--heads LONG",
-    "browse TEXT": "--layer LONG",
-    "align a.wav": "--heads L0HLONG",
     "": "--LONG|LONG",
 }
 

@@ -74,9 +74,7 @@ REFUSED = {
     "show TEXT --generate 0": "--generate",
     "show TEXT --temperature 1": "--generate",
     "show TEXT --generate 3 --temperature -1": "--temperature",
-    "show TEXT -m own-causal --generate 2 --temperature 1 --seed 18446744073709551616": (
-        "write a number up to 18,446,744,073,709,551,615"
-    ),
+    "show TEXT --seed 18446744073709551616": "write a number up to 18,446,744,073,709,551,615",
     "show TEXT --chat -m ./gpt2": "has no chat format: leave out --chat",
     "show TEXT --system 'Be kind.'": "--chat",
     "show TEXT 'second text' --chat": "--chat",

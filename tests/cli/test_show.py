@@ -12,6 +12,7 @@ import pytest
 from tests.models import folders
 
 TEXT = "The cat sat on the mat because it was tired."
+LONG = f"{TEXT} " * 8
 
 
 def test_the_command_beside_a_head_opens_that_head(run):
@@ -22,9 +23,6 @@ def test_the_command_beside_a_head_opens_that_head(run):
     assert opened.code == 0
     assert words[-1] in opened.out
     assert "entropy" in opened.out
-
-
-LONG = "The cat sat on the mat because it was tired. " * 8
 
 
 def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
@@ -147,9 +145,6 @@ def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_fi
     assert not re.search(" │ |━", run(*asked).out)
 
 
-MAT = "The cat sat on the mat."
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """Tests have no terminal: browse as if they had."""
@@ -168,12 +163,12 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monk
     for name in [name for name in sys.modules if name.startswith("attnscope.browser")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
-    ran = run("browse", MAT).refuses("Textual, which is not installed: pip install 'attnscope[browse]'")
+    ran = run("browse", TEXT).refuses("Textual, which is not installed: pip install 'attnscope[browse]'")
     assert ran.err.startswith("attnscope: browsing needs")
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, terminal, tmp_path):
-    run("browse", MAT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all").refuses(
+    run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all").refuses(
         "there is no such folder"
     )
 
@@ -182,7 +177,7 @@ def test_the_browser_is_given_what_the_command_says(run, terminal, monkeypatch, 
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))
-    assert run("browse", MAT, "-o", tmp_path, "--cmap", "viridis", "--scale", "row", "--words").code == 0
+    assert run("browse", TEXT, "-o", tmp_path, "--cmap", "viridis", "--scale", "row", "--words").code == 0
     (browser,) = seen
     assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "viridis", "row")
     assert browser.heads.selection.words

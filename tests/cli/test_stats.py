@@ -15,6 +15,7 @@ from attnscope.render.latex import escape_latex
 from tests.models.folders import minilm
 
 TEXT = "The cat sat on the mat because it was tired."
+TEXTS = [TEXT, "It slept.", "The dog barked at the cat on the mat."]
 
 
 def heads(run, *arguments):
@@ -133,9 +134,6 @@ def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
     assert "weighed by norm" in " ".join(first.out.split())
     assert run(*asked, "--weigh", "norm").out == first.out
     run(*asked).refuses("another weighing")
-
-
-TEXTS = ["The cat sat on the mat because it was tired.", "It slept.", "The dog barked at the cat on the mat."]
 
 
 @pytest.fixture

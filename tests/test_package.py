@@ -1,6 +1,5 @@
 """What is published: a wheel that holds everything, and runs alone."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import zipfile
 import pytest
 
 import attnscope
+from tests.cli.run import in_a_process
 from tests.tools.readme import ROOT
 
 pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
@@ -29,21 +29,6 @@ def wheel(tmp_path_factory):
     return found
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """What runs Python where the wheel's files, and no others of this package, are found."""
-    folder, elsewhere = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("elsewhere")
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(folder)
-
-    def run(*words):
-        place = os.environ | {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(elsewhere)}
-        return subprocess.check_output([sys.executable, *words], text=True, cwd=elsewhere, env=place)
-
-    assert run("-c", "import attnscope; print(attnscope.__file__)").startswith(str(folder))
-    return run
-
-
 def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert wheel.stat().st_size <= 12 << 20  # bytes, with both encoders
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -54,14 +39,20 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert any(name.endswith("share/man/man1/attnscope.1") for name in names)
 
 
-def test_the_wheel_alone_says_its_version_shows_heads_completes_words_and_answers_a_notebook(
-    wheel, installed
-):
+def test_the_wheel_alone_says_its_version_shows_heads_completes_words_and_answers_a_notebook(wheel, tmp_path):
     assert wheel.name.split("-")[1] == attnscope.__version__
-    assert installed("-m", "attnscope", "--version").startswith(f"attnscope {attnscope.__version__} (torch ")
-    assert "_ATTNSCOPE_COMPLETE" in installed("-m", "attnscope", "--completion", "bash")
-    cell = "import attnscope; print(attnscope.load('own').read('The cat sat.')._repr_mimebundle_().keys())\n"
-    command = f"import sys; from attnscope.cli import main; sys.argv[1:] = ['show', {CAT!r}]; main()"
-    shown = installed("-c", cell + command)
-    assert "image/png" in shown or "text/html" in shown
+    folder = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+    cell = (
+        f"import attnscope; assert attnscope.__file__.startswith({str(folder)!r})\n"
+        "shown = attnscope.load('own').read('The cat sat.')._repr_mimebundle_()\n"
+        "assert {'image/png', 'text/html'} & shown.keys()\n"
+    )
+    commands = {"version": ["--version"], "completion": ["--completion", "bash"], "show": ["show", CAT]}
+    answers, _ = in_a_process(commands, tmp_path, cell, before=[folder])
+    assert [code for code, _ in answers.values()] == [0, 0, 0]
+    version, completion, shown = (out for _, out in answers.values())
+    assert version.startswith(f"attnscope {attnscope.__version__} (torch ")
+    assert "_ATTNSCOPE_COMPLETE" in completion
     assert "L0H7" in shown

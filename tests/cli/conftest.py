@@ -70,6 +70,7 @@ def place(tmp_path_factory):
     for make in (folders.gpt2, folders.t5, speech.whisper):
         make(place / make.__name__)
     folders.gpt2(place / "short", n_positions=12)
+    folders.chat(place / "picky", "{{ raise_exception('only about dogs') }}")
     speech.encoder(place / "hubert", "hubert")
     images.vision(place / "vit", "vit")
     images.clip(place / "clip")

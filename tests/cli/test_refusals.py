@@ -76,6 +76,7 @@ REFUSED = {
     "show TEXT --generate 3 --temperature -1": "--temperature",
     "show TEXT --seed 18446744073709551616": "write a number up to 18,446,744,073,709,551,615",
     "show TEXT --chat -m ./gpt2": "has no chat format: leave out --chat",
+    "show TEXT --chat -m ./picky": "refuses this: only about dogs",
     "show TEXT --system 'Be kind.'": "--chat",
     "show TEXT 'second text' --chat": "--chat",
     # files and traces in the place of a model

@@ -17,12 +17,11 @@ LONG = f"{TEXT} " * 8
 
 def test_the_command_beside_a_head_opens_that_head(run):
     out = run("show", TEXT, "-m", folders.minilm()).out
-    command = next(line.strip() for line in out.splitlines() if line.strip().startswith("attnscope show"))
-    words = shlex.split(command)
-    opened = run(*words[1:])
-    assert opened.code == 0
-    assert words[-1] in opened.out
-    assert "entropy" in opened.out
+    command = next(line for line in out.splitlines() if line.lstrip().startswith("attnscope show"))
+    _, *words = shlex.split(command)
+    opened = run(*words).out
+    assert words[-1] in opened
+    assert "entropy" in opened
 
 
 def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
@@ -123,11 +122,6 @@ def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, cha
     written = run.json(*asked, "--generate", "4")
     assert "assistant" in "".join(written["queries"])
     assert any("generated 4 tokens" in note for note in written["notes"])
-
-
-def test_a_template_that_refuses_is_quoted(run, tmp_path):
-    folder = folders.chat(tmp_path / "chat", "{{ raise_exception('only about dogs') }}")
-    run("show", "The cat", "-m", folder, "--chat").refuses("refuses this: only about dogs")
 
 
 def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):

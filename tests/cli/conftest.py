@@ -73,7 +73,7 @@ def place(tmp_path_factory):
     folders.chat(place / "picky", "{{ raise_exception('only about dogs') }}")
     speech.encoder(place / "hubert", "hubert")
     images.vision(place / "vit", "vit")
-    images.clip(place / "clip")
+    images.vision(place / "clip", "clip")
     encoder, tokenizer = load_encoder(folder_of("own"))
     save_encoder(place / "new", Encoder(replace(encoder.config, trained=False)), tokenizer)
     images.picture(place / "a.png")

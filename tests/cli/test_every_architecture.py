@@ -69,7 +69,7 @@ SOURCES = {
     "t5": lambda folder: [CAT, "It slept.", "-m", folders.t5(folder)],
     "t5 that writes": lambda folder: [CAT, "-m", folders.t5(folder), "--generate", "4"],
     "mistral that writes": lambda folder: [CAT, "-m", written(folder), "--generate", "6"],
-    "clip": lambda folder: ["The cat sat.", "-m", images.clip(folder)],
+    "clip": lambda folder: ["The cat sat.", "-m", images.vision(folder, "clip")],
     "llava": lambda folder: ["What is on the mat?", *image(folder), "-m", vision_language(folder, "llava")],
 }
 NAMES = (*SOURCES, *TEXTS, *PAIRS, *IMAGES)

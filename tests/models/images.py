@@ -18,6 +18,9 @@ from tests.models import folders
 SIZE = {"height": 64, "width": 64}
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 VIT = {**SHAPE, "image_size": 64, "patch_size": 16}
+WORDS = {"vocab_size": 30522}
+TEXT = SHAPE | WORDS | {"max_position_embeddings": 32, "eos_token_id": 2}
+TOWERS: dict[str, Any] = {"text_config": TEXT, "vision_config": VIT}
 SEGFORMER = {"depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "sr_ratios": [4, 2]}
 SEGFORMER |= {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]}
 SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
@@ -36,41 +39,19 @@ VISION = {  # the names of the config and of the image processor, without their 
     "yolos": ("Yolos", VIT | {"image_size": [64, 64], "num_detection_tokens": 3}, "ViT", WHOLE),
     "segformer": ("Segformer", SEGFORMER, "ViT", WHOLE),
     "swin": ("Swin", SWIN | {"window_size": 4}, "ViT", WHOLE),
+    # with a tower for text, and both that see everything at once; a text and an image as one sequence
+    "clip": ("CLIP", TOWERS | {"projection_dim": 16}, "CLIP", CROPPED),
+    "siglip": ("Siglip", TOWERS, "Siglip", WHOLE),
+    "vilt": ("Vilt", VIT | WORDS, "ViT", WHOLE),
 }
 
 
 def vision(folder: Path, name: str) -> str:
-    """A tiny model of images alone."""
+    """A tiny model of images; those that read text, too, do so with MiniLM's tokenizer."""
     kind, settings, processor, sizes = VISION[name]
+    if settings.keys() & {"text_config", "vocab_size"}:
+        transformers.AutoTokenizer.from_pretrained(folders.minilm()).save_pretrained(folder)
     config = getattr(transformers, f"{kind}Config")(**settings)
-    return save_images(
-        folder, transformers.AutoModel.from_config(config), f"{processor}ImageProcessor", sizes
-    )
-
-
-def clip(folder: Path) -> str:
-    """A tiny model with a tower for text and one for images."""
-    text = {"max_position_embeddings": 32, "eos_token_id": 2}
-    return _with_text(folder, "CLIP", "CLIP", CROPPED, text, projection_dim=16)
-
-
-def siglip(folder: Path) -> str:
-    """Two towers that both see everything at once."""
-    return _with_text(folder, "Siglip", "Siglip", WHOLE, {"max_position_embeddings": 32})
-
-
-def vilt(folder: Path) -> str:
-    """A model that reads a text and an image as one sequence."""
-    return _with_text(folder, "Vilt", "ViT", WHOLE, None)
-
-
-def _with_text(folder: Path, kind: str, processor: str, sizes, text: dict[str, Any] | None, **more) -> str:
-    """A model of a kind that reads text with MiniLM's tokenizer, in a tower of its own if it has sizes."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
-    words = {"vocab_size": len(tokenizer)}
-    towers = VIT | words if text is None else {"text_config": SHAPE | words | text, "vision_config": VIT}
-    config = getattr(transformers, f"{kind}Config")(**towers, **more)
-    tokenizer.save_pretrained(folder)
     model = getattr(transformers, f"{kind}Model")(config)
     return save_images(folder, model, f"{processor}ImageProcessor", sizes)
 

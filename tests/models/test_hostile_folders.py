@@ -25,9 +25,7 @@ CHATS = {
     ),
     "twenty thousand brackets": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "refuses this"),
     "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion depth"),
-    "a padded letter": ("{{ 'a'.ljust(10**10) }}", TOO_MUCH),
     "a million parts": ("{{ messages | slice(10**9) | list }}", f"takes longer than|{TOO_MUCH}"),
-    "what is behind a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "is unsafe"),
     "a module": ("{{ cycler.__init__.__globals__.os.system('true') }}", "is unsafe"),
     "a file": ("{% include '/etc/passwd' %}", "refuses this"),
     "what is not there": ("{{ nothing.at.all }}", "'nothing' is undefined"),
@@ -43,7 +41,6 @@ CONFIGS = {
     "words": {"vocab_size": 10**30},
     "four depths": {"model_type": "swinv2", "depths": [10**7] * 4, "num_heads": [1] * 4},
     "layers of an inner config": {"model_type": "llava", "text_config": {"num_hidden_layers": 10**9}},
-    "layers that are shared": {"model_type": "albert", "num_hidden_layers": 10**9},
 }
 
 

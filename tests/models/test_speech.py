@@ -6,6 +6,7 @@ import struct
 import tracemalloc
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -380,20 +381,14 @@ def test_the_model_is_given_what_its_processor_gives_it(folder_of, model_of, tmp
 def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
     """As an extractor makes 100 steps of two seconds, in hops of a hundredth."""
 
-    class Halving(torch.nn.Module):
-        config = transformers.PretrainedConfig()
-
-        def _get_subsampling_output_length(self, lengths):
-            return lengths // 4
-
-    class Extractor:
-        hop_length, feature_size = 160, 8
-
-    values, sound = torch.zeros(1, 100, 16), Sound(np.zeros(32000, np.float32), 16000)
-    heard, tokens = find_frames("it", Halving(), values, 100, sound, Extractor())
+    halving, extractor = torch.nn.Module(), SimpleNamespace(hop_length=160, feature_size=8)
+    halving.config = transformers.PretrainedConfig()
+    halving._get_subsampling_output_length = lambda lengths: lengths // 4
+    given = torch.zeros(1, 100, 16), 100, Sound(np.zeros(32000, np.float32), 16000), extractor
+    heard, tokens = find_frames("it", halving, *given)
     assert (len(tokens), heard.frames, heard.seconds) == (25, 25, 0.08)
-    Halving._get_subsampling_output_length = lambda self, lengths: lengths // 4 + 50
-    assert find_frames("it", Halving(), values, 100, sound, Extractor()) is None
+    halving._get_subsampling_output_length = lambda lengths: lengths // 4 + 50
+    assert find_frames("it", halving, *given) is None
 
 
 def test_a_sound_that_is_cut_into_pieces_ends_in_a_sentence(model_of, tmp_path):

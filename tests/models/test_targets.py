@@ -46,54 +46,12 @@ class Hostile(hf.GPT2LMHeadModel):
     def __init__(self, config, scores):
         super().__init__(config)
         self.scores = scores
-        self.base_model_prefix = "elsewhere" if scores is elsewhere else self.base_model_prefix
+        self.base_model_prefix = "elsewhere" if scores is part else self.base_model_prefix
 
     def forward(self, input_ids, logits_to_keep=0, **more):
         self.keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states = self.transformer(input_ids, use_cache=False).last_hidden_state
         return hf.modeling_outputs.CausalLMOutputWithPast(logits=self.scores(self, states))
-
-
-def by_place(model, states):
-    """Scores that depend on their place among those that are asked for."""
-    scores = model.lm_head(states[:, model.keep])
-    return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
-
-
-def whole(model, states):
-    """All scores, whichever are asked for."""
-    return model.lm_head(states)
-
-
-def last(model, states):
-    """The last rows only, by a number that a tensor is not."""
-    assert isinstance(model.keep, slice)
-    return model.lm_head(states[:, model.keep])
-
-
-def writes(model, states):
-    """Writes into what its base gave."""
-    states += 0.1
-    return model.lm_head(states[:, model.keep])
-
-
-def attends(model, states):
-    """Attends once more, behind its base."""
-    split = states.unflatten(-1, (2, -1)).transpose(1, 2)
-    more = F.scaled_dot_product_attention(split, split, split, is_causal=True).transpose(1, 2).flatten(2)
-    return model.lm_head((states + more)[:, model.keep])
-
-
-def around(model, states):
-    """Runs the layers of its base by itself."""
-    for block in model.transformer.h:
-        states = block(states)
-    return model.lm_head(states[:, model.keep])
-
-
-def elsewhere(model, states):
-    """Has no base by the name that it says."""
-    return model.lm_head(states[:, model.keep])
 
 
 class Unasked(hf.GPT2LMHeadModel):
@@ -102,7 +60,37 @@ class Unasked(hf.GPT2LMHeadModel):
         return super().forward(input_ids, use_cache=False)
 
 
-HOSTILE = (by_place, whole, last, writes, attends, around, elsewhere, Unasked)
+def part(model, states):
+    return model.lm_head(states[:, model.keep])
+
+
+def by_place(model, states):
+    scores = part(model, states)
+    return scores + torch.arange(scores.shape[1])[:, None] * torch.arange(64).flip(0) / 1000
+
+
+def attends(model, states):
+    split = states.unflatten(-1, (2, -1)).transpose(1, 2)
+    more = F.scaled_dot_product_attention(split, split, split, is_causal=True).transpose(1, 2).flatten(2)
+    return part(model, states + more)
+
+
+def around(model, states):
+    for block in model.transformer.h:
+        states = block(states)
+    return part(model, states)
+
+
+HOSTILE = {
+    "by place": by_place,  # scores depend on their place among those that are asked for
+    "whole": lambda model, states: model.lm_head(states),  # whichever are asked for
+    "last": lambda model, states: model.lm_head(states[:, model.keep.start :]),  # a tensor has no start
+    "writes": lambda model, states: part(model, states.add_(0.1)),  # into what its base gave
+    "attends": attends,  # once more, behind its base
+    "around": around,  # runs the layers of its base by itself
+    "elsewhere": part,  # has no base by the name that it says
+    "unasked": None,
+}
 
 
 def wrapped(module):
@@ -153,10 +141,10 @@ def test_a_long_text_is_scored_in_parts_as_by_one_pass(name):
     assert [each.loss for each in losses] == pytest.approx(plain_losses(model, prepared).tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", HOSTILE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", HOSTILE)
 def test_a_model_that_would_score_parts_otherwise_scores_all_rows_at_once(kind):
-    config = hf.GPT2Config(**OLDER)
-    model = wrapped(kind(config) if kind is Unasked else Hostile(config, kind))
+    config, scores = hf.GPT2Config(**OLDER), HOSTILE[kind]
+    model = wrapped(Hostile(config, scores) if scores else Unasked(config))
     prepared, losses = model.prepare(words()), []
     rows = seen(model.writer.lm_head, lambda: losses.extend(token_losses(model, prepared)[1:]))
     assert rows[-1] == LONG

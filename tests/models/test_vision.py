@@ -19,10 +19,7 @@ from tests.models.folders import eager, eager_maps, made_once, maps
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    return made_once(
-        tmp_path_factory,
-        lambda place, name: images.clip(place) if name == "clip" else images.vision(place, name),
-    )
+    return made_once(tmp_path_factory, images.vision)
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(
 
 
 def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
-    model = load(images.siglip(tmp_path))
+    model = load(images.vision(tmp_path, "siglip"))
     both, alone = (
         one_token(model, model.prepare_image(picture, *text), Selection(token="0"))
         for text in (["a tired cat"], [])
@@ -152,7 +152,7 @@ def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
 
 
 def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
-    model = load(images.vilt(tmp_path))
+    model = load(images.vision(tmp_path, "vilt"))
     seen = overview(model, model.prepare_image(picture, "a tired cat"), Selection())
     assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
     with pytest.raises(InputError, match="reads a text beside the image: give both"):

@@ -102,22 +102,14 @@ def test_a_chat_is_not_cut_but_refused(own):
         InputRequest(text=BOOK, chat=True).read(own)
 
 
-def test_a_pair_with_a_book_is_cut_as_its_tokenizer_cuts_it():
-    tokenizer = AutoTokenizer.from_pretrained(minilm())
-    given = ["cat cat sat " * 2_000 + "mat", "sat mat"]
-    encoded = FolderReader("words", tokenizer).read(given, lambda count: (10, (f"{count} tokens",)))
-    expected = tokenizer(*given, truncation=True, max_length=10)
-    assert dict(encoded.fields) == dict(expected)
-    assert [token.id for token in encoded.tokens] == expected["input_ids"]
-    assert encoded.notes[-1] == f"{len(tokenizer(*given)['input_ids'])} tokens"
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("make", [lambda folder: minilm(), gpt2, t5])
-def test_a_book_that_is_cut_is_tokenized_whole_only_once(make, side, monkeypatch, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(make(tmp_path), truncation_side=side)
-    book = "It was the best of times, it was the worst of times; " * 400
-    expected = tokenizer(book, truncation=True, max_length=50)
+@pytest.mark.parametrize(("make", "more"), [(gpt2, []), (t5, []), (None, []), (None, ["sat mat"])])
+def test_a_book_is_cut_as_its_tokenizer_cuts_it_and_tokenized_whole_only_once(
+    make, more, side, monkeypatch, tmp_path
+):
+    tokenizer = AutoTokenizer.from_pretrained(make(tmp_path) if make else minilm(), truncation_side=side)
+    texts = ["It was the best of times, it was the worst of times; " * 400, *more]
+    expected, count = tokenizer(*texts, truncation=True, max_length=50), len(tokenizer(*texts)["input_ids"])
     lengths, call = [], type(tokenizer).__call__
 
     def counted(self, *texts, **options):
@@ -125,6 +117,9 @@ def test_a_book_that_is_cut_is_tokenized_whole_only_once(make, side, monkeypatch
         return call(self, *texts, **options)
 
     monkeypatch.setattr(type(tokenizer), "__call__", counted)
-    encoded = FolderReader("it", tokenizer).read([book], lambda count: (50, ()))
+    encoded = FolderReader("it", tokenizer).read(texts, lambda count: (50, (f"{count} tokens",)))
     assert dict(encoded.fields) == dict(expected)
-    assert (lengths.count(len(book)), min(lengths) < 3000) == (1 if side == "right" else 2, True)
+    assert [token.id for token in encoded.tokens] == expected["input_ids"]
+    assert encoded.notes[-1] == f"{count} tokens"
+    whole = lengths.count(len(texts[0]))
+    assert more or (whole, min(lengths) < 3000) == (1 if side == "right" else 2, True)

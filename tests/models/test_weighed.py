@@ -119,11 +119,10 @@ def test_a_note_names_the_prediction(name, text, target, said):
     assert any(said in note for note in record.notes)
 
 
-@pytest.mark.parametrize(("target", "said"), [("99", "has the tokens 0-6"), ("xyzzyx", "one token")])
-def test_a_target_that_is_not_there_is_refused(target, said):
+def test_a_token_that_is_not_there_is_refused():
     model = load("own-causal")
-    with pytest.raises(SelectionError, match=said):
-        weigh_model(model, "gradient", target).run(model.prepare("The cat sat on the"), [])
+    with pytest.raises(SelectionError, match="has the tokens 0-6"):
+        weigh_model(model, "gradient", "99").run(model.prepare("The cat sat on the"), [])
 
 
 def test_in_a_trained_model_special_tokens_weigh_little_by_norm_and_a_token_stays_itself_most_of_all():

@@ -194,12 +194,8 @@ def write(rows: list[Row]) -> str:
     return f"# Pictures in texts\n\n{made}\nOf {len(rows)} types: {counted}.\n\n{lines}\n"
 
 
-def main() -> None:
+if __name__ == "__main__":
     can_import_torchvision()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as types
 
     survey("pictures_in_texts", lambda: types, lambda kind: {"row": check(kind)}, write, seconds=600)
-
-
-if __name__ == "__main__":
-    main()

@@ -90,11 +90,6 @@ def put_in_place(windows: torch.Tensor, size: int, shift: int = 0) -> torch.Tens
     return placed.masked_fill(window[:, None] != window, 0)
 
 
-OPERATORS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-)
 _declared: list[torch.library.Library] = []
 
 
@@ -116,10 +111,8 @@ def can_import_torchvision() -> bool:
         del sys.modules[name]
     library = torch.library.Library("torchvision", "DEF")
     _declared.append(library)
-    for operator in OPERATORS:
-        library.define(operator)
     source = (Path(spec.origin).parent / "_meta_registrations.py").read_text(encoding="utf-8")
-    named = set(re.findall(r'register_meta\("(\w+)"\)|torchvision::(\w+)', source))
-    for name in {one or other for one, other in named} - {"nms", "roi_align"}:
+    named = re.findall(r'register_meta\("(\w+)"\)|torchvision::(\w+)', source)
+    for name in {one or other for one, other in named}:
         library.define(f"{name}(Tensor x) -> Tensor")
     return True

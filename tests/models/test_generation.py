@@ -47,7 +47,6 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def writer_of(folder_of):
-    """The model that writes, loaded once."""
     return cache(lambda name: load(folder_of(name), generative=True))
 
 

@@ -25,7 +25,6 @@ CHATS = {
     ),
     "twenty thousand brackets": ("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", "refuses this"),
     "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion depth"),
-    "a million parts": ("{{ messages | slice(10**9) | list }}", f"takes longer than|{TOO_MUCH}"),
     "a module": ("{{ cycler.__init__.__globals__.os.system('true') }}", "is unsafe"),
     "a file": ("{% include '/etc/passwd' %}", "refuses this"),
     "what is not there": ("{{ nothing.at.all }}", "'nothing' is undefined"),
@@ -51,7 +50,6 @@ def grow(path):
 
 
 ODD = {
-    "pipe": (os.mkfifo, "not a regular file"),
     "endless": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     "large": (grow, "at most 8.39 MB are read"),
     "nested": (lambda path: path.write_text(NESTED), "is not JSON"),

@@ -30,7 +30,6 @@ def folder(tmp_path_factory):
 
 
 def frame(seconds):
-    """The number of a frame."""
     return round(seconds / 0.02)
 
 

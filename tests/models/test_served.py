@@ -24,7 +24,6 @@ NAMES = {
 
 
 def tiny(kind, **more):
-    """A small model of a type."""
     size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 64}
     counts = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
     torch.manual_seed(0)
@@ -106,7 +105,6 @@ def require_rows(found, head, expected):
 
 
 def require_all(found, weights):
-    """Every head of every layer is that of the model."""
     for layer, expected in enumerate(weights):
         for head, rows in enumerate(expected):
             require_rows(found, f"L{layer}H{head}", rows)
@@ -122,16 +120,28 @@ def test_rows_are_those_of_the_model(served, layout, rotary, names):
     require_all(opened(folder, states, names, {"rotary": rotary}), weights)
 
 
+def packed(texts, last=0):
+    """The keys of several texts in one tensor, and their queries, of each text the last ones."""
+    laid = [after for _, after, _ in texts]
+    return {at: np.concatenate([each[at][-last if at[1] == "q" else 0 :] for each in laid]) for at in laid[0]}
+
+
 def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
     folder, texts = served
-    laid = [after for _, after, _ in texts]
-    parts = {at: np.concatenate([each[at] for each in laid]) for at in laid[0]}
     ids = {"cu_seqlens": np.array([0, 10, 16], np.int32), "input_ids": np.array([*IDS[0], *IDS[1]])}
     with pytest.raises(InputError, match="it holds 2 requests: choose one with --line, 1 to 2"):
-        opened(folder, parts, **ids)
-    found = opened(folder, parts, request=2, **ids)
+        opened(folder, packed(texts), **ids)
+    found = opened(folder, packed(texts), request=2, **ids)
     require_rows(found, "L1H3", texts[1][2][1][3])
     assert [token.id for token in found.prepared.tokens] == IDS[1]
+
+
+def test_requests_may_have_more_keys_than_queries(served):
+    folder, texts = served
+    ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
+    for number, (*_, weights) in enumerate(texts, 1):
+        found = opened(folder, packed(texts, 2), request=number, **ends)
+        require_rows(found, "L1H3", weights[1][3][-2:])
 
 
 def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
@@ -235,15 +245,6 @@ def test_names_of_requests_may_hold_numbers(served, tmp_path):
     save_file(tensors, tmp_path / "qk.safetensors")
     for number, (*_, weights) in enumerate(texts, 1):
         require_all(open_file(tmp_path / "qk.safetensors", None, str(folder), number), weights)
-
-
-def test_requests_may_have_more_keys_than_queries(served):
-    folder, texts = served
-    laid = [after for _, after, _ in texts]
-    parts = {at: np.concatenate([each[at][-2 if at[1] == "q" else 0 :] for each in laid]) for at in laid[0]}
-    ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
-    for number, (*_, weights) in enumerate(texts, 1):
-        require_rows(opened(folder, parts, request=number, **ends), "L1H3", weights[1][3][-2:])
 
 
 def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path):

@@ -47,7 +47,6 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model_of(folder_of):
-    """The same, loaded once."""
     return cache(lambda name: load(folder_of(name)))
 
 
@@ -66,7 +65,6 @@ def names(tokens):
 
 
 def times(count, step=0.02):
-    """What frames are called."""
     return [f"{step * frame:.2f} s" for frame in range(count)]
 
 
@@ -331,7 +329,6 @@ def test_a_sound_that_a_feature_extractor_cuts_off_without_a_word_is_named(model
 
 @pytest.mark.parametrize("name", ["parakeet_encoder", "speech_to_text", "whisper"])
 def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(model_of, tmp_path, name):
-    """Of a sound that is loud in its second half alone."""
     wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
     wave[:16000] *= 0.001
     soundfile.write(tmp_path / "late.wav", wave, 16000)

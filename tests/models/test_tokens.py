@@ -161,7 +161,6 @@ class Loud(torch.nn.Module):
 
 @pytest.fixture
 def loud(tmp_path):
-    """A module of one's own that prints."""
     (tmp_path / "loud.py").write_text(PRINTING)
     return f"{tmp_path}/loud.py:Loud"
 
@@ -242,18 +241,23 @@ def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
             load(name, tokenizer="own-causal")
 
 
-def test_what_stands_for_unknown_words_is_in_the_vocabulary(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        (
+            "tokenizer_config.json",
+            {"unk_token": ""},
+            "tokenizer of [^ ]* lacks '', its token for unknown words",
+        ),
+        *(("config.json", {"decoder_start_token_id": id_}, None) for id_ in (-1, 1 << 31, 1 << 63, 1 << 70)),
+    ],
+)
+def test_what_stands_for_unknown_words_and_what_a_decoder_begins_with_are_tokens(
+    file, change, sentence, tmp_path
+):
     t5(tmp_path / "t5")
-    model = load(changed(tmp_path / "t5", "tokenizer_config.json", unk_token=""))
-    with pytest.raises(ModelError, match=r"^the tokenizer of [^ ]* lacks '', its token for unknown words"):
-        model.prepare("The cat sat.")
-
-
-@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 63, 1 << 70])
-def test_a_decoder_begins_with_a_token(number, tmp_path):
-    t5(tmp_path / "t5")
-    with pytest.raises(ModelError):
-        load(changed(tmp_path / "t5", decoder_start_token_id=number)).prepare("The cat sat.")
+    with pytest.raises(ModelError, match=sentence):
+        load(changed(tmp_path / "t5", file, **change)).prepare("The cat sat.")
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1]])

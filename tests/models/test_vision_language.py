@@ -50,7 +50,6 @@ def families(*left_out: str) -> list:
 
 @pytest.fixture(scope="module")
 def model_of(folder_of):
-    """The model of a family, loaded once."""
     return cache(lambda name: load(folder_of(name)))
 
 
@@ -68,7 +67,6 @@ def two(tmp_path):
 
 @pytest.fixture
 def video(tmp_path):
-    """Four frames of noise in a folder."""
     folder = tmp_path / "video"
     folder.mkdir()
     for number in range(4):

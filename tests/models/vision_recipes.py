@@ -80,8 +80,6 @@ RECIPES: dict[str, Reading] = {
         images={"patch_size": 2, "max_patches": 6, "min_patches": 1},
         side=56,
     ),
-    "cosmos3_edge": Reading(NAMED_HEADS),
-    "cosmos3_omni": Reading(DEEP, like="qwen3_vl"),
     "ernie4_5_vl_moe": Reading(tower(num_heads=10), videos={"draw_on_frames": False}),
     "exaone4_5": Reading(FOURTEEN | tower(num_key_value_heads=7)),
     "gemma4": Reading({"vision_config": GEMMA4}, images=SOFT),
@@ -108,15 +106,12 @@ RECIPES: dict[str, Reading] = {
     "minimax_m3_vl": Reading(
         signs=[f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
     ),
-    "paddleocr_vl": Reading(NAMED_HEADS),
     "qianfan_ocr": Reading({"image_seq_length": 4}, options={"image_seq_length": 4}),
-    "qwen3_5": Reading(HEADS),
-    "qwen3_5_moe": Reading(HEADS),
-    "qwen3_vl": Reading(DEEP),
-    "qwen3_vl_moe": Reading(DEEP, like="qwen3_vl"),
-    "qwen4_exp": Reading(HEADS),
     "qwen2_5_omni_thinker": Reading(FOURTEEN | STARTS, like="qwen2_5_omni"),
     "qwen3_omni_moe_thinker": Reading(HEADS | STARTS, like="qwen3_omni_moe"),
+    **dict.fromkeys(["cosmos3_edge", "paddleocr_vl"], Reading(NAMED_HEADS)),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "qwen4_exp"], Reading(HEADS)),
+    **dict.fromkeys(["qwen3_vl", "qwen3_vl_moe", "cosmos3_omni"], Reading(DEEP, like="qwen3_vl")),
     "aria": Reading(
         NAMED_HEADS
         | tower(patch_size=14, image_size=980)

@@ -21,20 +21,18 @@ TEXT = "The small cat sat on the mat."
 class OneToken(nn.Module):
     """Two layers of one head: every row looks hard at "cat", which alone raises the score of "mat"."""
 
-    def __init__(self):
+    def __init__(self, tokenizer):
         super().__init__()
-        self.reader = load("own").reader
-        vocabulary = self.reader.tokenizer.get_vocab_size()
         torch.manual_seed(0)
-        self.embedding, self.query = nn.Embedding(vocabulary, 8), nn.Linear(8, 8)
+        count, cat, mat = tokenizer.get_vocab_size(), *map(tokenizer.token_to_id, ("cat", "mat"))
+        self.embedding, self.query = nn.Embedding(count, 8), nn.Linear(8, 8)
         self.out = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
-        self.head = nn.Linear(8, vocabulary, bias=False)
-        cat, mat = map(self.reader.tokenizer.token_to_id, ("cat", "mat"))
+        self.head = nn.Linear(8, count, bias=False)
+        for each in self.out:
+            nn.init.eye_(each.weight)
         with torch.no_grad():
             for small in (self.embedding.weight, self.query.weight):
                 small.normal_(std=1e-3)
-            for each in self.out:
-                nn.init.eye_(each.weight)
             for weights in (self.query.bias, self.head.weight):
                 weights.zero_()
             self.embedding.weight[cat, 0], self.query.bias[0], self.head.weight[mat, 0] = 1, 3, 12
@@ -49,8 +47,8 @@ class OneToken(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def one_token():
-    model = ModuleModel("one", OneToken(), load("own").reader)
+def one_token(own):
+    model = ModuleModel("one", OneToken(own.reader.tokenizer), own.reader)
     return model, model.prepare(TEXT)
 
 
@@ -153,8 +151,7 @@ def test_a_patch_that_was_taken_away_is_grey(tmp_path):
 
 def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
     model = load(saved(tmp_path, "classifier"), predicting=True)
-    prepared = model.prepare(TEXT)
-    counts = rows_of_prediction(model, prepared, None, None)
+    counts = rows_of_prediction(model, model.prepare(TEXT), None, None)
     assert counts[0] == 1
     assert not counts[1:].any()
 

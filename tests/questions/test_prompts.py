@@ -85,11 +85,11 @@ def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map(causal):
 
 def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are(causal):
     prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
-    asked = [
-        (causal, causal.prepare(each.text), parse_questions(each.fill("{B} -> {A}"))) for each in prompts
-    ]
-    words = [{"target": each.target, "against": each.against} for each in prompts]
-    alone = [cut(*each, **mine) for each, mine in zip(asked, words, strict=True)]
+    alone = []
+    for each in prompts:
+        question = parse_questions(each.fill("{B} -> {A}"))
+        words = {"target": each.target, "against": each.against}
+        alone.append(cut(causal, causal.prepare(each.text), question, **words))
     assert len({each.changed for each in alone}) == 3
     asked = causal.prepare, "The {A}", parse_questions("{B} -> {A}")
     found = mean_cut(causal, prompts, *asked)

@@ -163,7 +163,7 @@ LONGER = "The dog sat on the very old mat because it was tired."
 
 
 @pytest.fixture(scope="module")
-def causal(tmp_path_factory):
+def small(tmp_path_factory):
     return load(gpt2(tmp_path_factory.mktemp("gpt2")))
 
 
@@ -172,15 +172,15 @@ def of_heads(*heads):
     return [block * 32 + head * 8 + i for head in heads for block in range(3) for i in range(8)]
 
 
-def test_a_shuffled_copy_is_matched_head_by_head(causal):
-    orders, other = [[2, 0, 3, 1], [1, 3, 2, 0]], copy.deepcopy(causal)
+def test_a_shuffled_copy_is_matched_head_by_head(small):
+    orders, other = [[2, 0, 3, 1], [1, 3, 2, 0]], copy.deepcopy(small)
     with torch.no_grad():
         for layer, order in zip(other.module.h, orders, strict=True):
             new, old = of_heads(*range(4)), of_heads(*order)
             for weights in (layer.attn.c_attn.weight, layer.attn.c_attn.bias):
                 weights[..., new] = weights[..., old]
             layer.attn.c_proj.weight[:] = layer.attn.c_proj.weight.unflatten(0, (4, 8))[order].flatten(0, 1)
-    seen = compare_models(causal, other, [(causal.prepare(TEXT), other.prepare(TEXT))])
+    seen = compare_models(small, other, [(small.prepare(TEXT), other.prepare(TEXT))])
     assert len(seen.matches) == 8
     for pair in seen.matches:
         assert pair.one.layer == pair.other.layer
@@ -190,12 +190,12 @@ def test_a_shuffled_copy_is_matched_head_by_head(causal):
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 1), (1, 2)])
-def test_one_head_that_was_trained_on_drifted_most(causal, layer, head):
-    other = copy.deepcopy(causal)
+def test_one_head_that_was_trained_on_drifted_most(small, layer, head):
+    other = copy.deepcopy(small)
     with torch.no_grad():
         columns = of_heads(head)[:8]  # its query
         other.module.h[layer].attn.c_attn.weight[:, columns] *= -1
-    seen = compare_models(causal, other, [(causal.prepare(TEXT), other.prepare(TEXT))])
+    seen = compare_models(small, other, [(small.prepare(TEXT), other.prepare(TEXT))])
     assert seen.units == "tokens"
     assert seen.ranking[0].one == Head(layer, head, "decoder")
     assert seen.ranking[0].distance > 2 * seen.ranking[1].distance
@@ -213,9 +213,9 @@ def test_other_shapes_are_matched_and_agree_with_scipy(own, minilm):
     assert (np.diff(table.values.diagonal()) >= 0).all()
 
 
-def test_words_are_compared_where_tokenizers_differ(causal, pair):
-    read, others = causal.prepare(TEXT), pair.prepare(TEXT)
-    seen = compare_models(causal, pair, [(read, others)])
+def test_words_are_compared_where_tokenizers_differ(small, pair):
+    read, others = small.prepare(TEXT), pair.prepare(TEXT)
+    seen = compare_models(small, pair, [(read, others)])
     assert (seen.units, seen.kind) == ("words", "decoder")
     sides = zip(*by_word(read.tokens, others.tokens), strict=True)
     one, other = (

@@ -227,8 +227,7 @@ def heads_are(shaped, result, by_hand, here, whole=1.0, reached=None):
     assert len(result.heads) == heads * (len(shaped.projections) if reached is None else reached)
     for each in result.heads:
         after = by_hand([sent(shaped, each.head)])
-        close(each.score, after)
-        close(each.effect, (after - here) / whole)
+        close((each.score, each.effect), (after, (after - here) / whole))
     close(result.together.score, by_hand([sent(shaped, each.head) for each in result.heads]))
 
 

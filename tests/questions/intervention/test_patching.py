@@ -121,14 +121,13 @@ def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
     for (kind, layer, position), each in found.items():
         at = kinds.index(kind) * len(shaped.stacks[0]) + layer
 
-        def change(given, at=at, position=position):
+        def change(given, states=theirs[at], position=position):
             given = given.clone()
-            given[:, position] = theirs[at][:, position]
+            given[:, position] = states[:, position]
             return given
 
         after = hooked.score(base, [(layers[at], "output", change)])
-        close(each.score, after)
-        close(each.effect, (after - here) / (there - here))
+        close((each.score, each.effect), (after, (after - here) / (there - here)))
 
 
 PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) for part in "qkv")]
@@ -219,12 +218,11 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
 @pytest.mark.sweep
 @pytest.mark.parametrize("asked", ASKED)
 def test_memory_is_flat_in_the_number_of_heads(asked, long):
-    model, pair = long
     most = []
     for heads in ([Head("L0H0"), Head("L2H0")], ()):
         gc.collect()
-        with LiveBytes(model.writer) as memory:
-            ASKED[asked](model, pair, heads)
+        with LiveBytes(long[0].writer) as memory:
+            ASKED[asked](*long, heads)
         most.append(memory.most)
     assert most[1] <= 1.02 * most[0]
 

@@ -182,12 +182,17 @@ def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_onl
     assert "Kind" in shown
 
 
+def heads_of(path, maps):
+    """All heads of a file of weights."""
+    np.savez(path, maps)
+    saved = WeightsFile(path)
+    return all_heads(saved, saved.prepared, Selection())
+
+
 def test_a_file_of_weights_is_browsed_too_and_numbers_that_are_none_are_told(tmp_path):
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
     maps[0, 1, 2, 3] = np.nan
-    np.savez(tmp_path / "odd.npz", maps)
-    saved = WeightsFile(tmp_path / "odd.npz")
-    _, shown = browsed(all_heads(saved, saved.prepared, Selection()), "right", "enter", size=(80, 40))
+    _, shown = browsed(heads_of(tmp_path / "odd.npz", maps), "right", "enter", size=(80, 40))
     assert "no role: its figures are no finite numbers" in shown
     assert "not finite numbers: 1" in " ".join(shown.split())
 
@@ -201,10 +206,8 @@ def test_tokens_cannot_steer_the_screen(heads):
 
 
 def test_many_layers_scroll_to_the_chosen_one(tmp_path):
-    np.savez(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
-    saved = WeightsFile(tmp_path / "deep.npz")
-    deep = all_heads(saved, saved.prepared, Selection())
-    _, shown = browsed(deep, *["up"] * 4, size=(80, 24))
+    deep = heads_of(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
+    _, shown = browsed(deep, *["up"] * 4)
     assert "▐" in shown
     assert any(line.startswith(" L20") for line in shown.splitlines())
 
@@ -250,14 +253,8 @@ def use(heads, kind, *keys, clicks=()):
     return browsed(heads, *["tab"] * turns, "enter", size=(140, 50), act=act)[0], lists
 
 
-def pinned(app):
-    """The row of the pinned token."""
-    return next(row for row in app.heads.weights[app.head[:2]].queries if row.start == app.pinned)
-
-
 def test_a_click_on_a_word_lights_the_picture(seen):
-    app, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
-    assert pinned(app).text.strip() == "mat"
+    _, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
     assert "mat looks at" in lists["#looks-at"][0]
     assert sum("▀" in line for line in lists["#looks-at"]) > 10
     assert any("full light is" in line for line in lists["#looks-at"])
@@ -265,7 +262,8 @@ def test_a_click_on_a_word_lights_the_picture(seen):
 
 def test_a_click_on_a_patch_pins_its_token_and_one_beside_everything_changes_nothing(seen):
     app, _ = use(seen, "decoder", "k", clicks=[("#looks-at", 1, "▀", -1)])  # of the last word
-    assert pinned(app).text == f"image 1 · {app.heads.pictures[0].grid[0] - 1},0"
+    (pinned,) = (row for row in app.heads.weights[app.head[:2]].queries if row.start == app.pinned)
+    assert pinned.text == f"image 1 · {app.heads.pictures[0].grid[0] - 1},0"
     app, _ = use(seen, "decoder", clicks=[("#title", 0, "", 0), ("#picture", 60, "", 0)])
     assert app.pinned is None
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.attention import Head, Token
-from attnscope.axes import Place, places, weights
+from attnscope.axes import Place, weights
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions.selection import Selection
@@ -238,12 +238,6 @@ def test_no_label_steers_a_terminal(text: str) -> None:
     for character in label:
         assert unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
         assert unicodedata.category(character) != "Cf" or character in "\u200c\u200d"
-
-
-def test_places_carry_words_and_numbers_and_bare_positions_are_their_own_labels() -> None:
-    (place,) = places((Token("cat", 5, segment=1, word=3),))
-    assert (place.start, place.stop, place.word, place.special) == (0, 1, (1, 3), False)
-    assert [place.label for place in places(range(3))] == ["0", "1", "2"]
 
 
 def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:

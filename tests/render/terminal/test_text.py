@@ -36,13 +36,6 @@ def test_fitted_text_fills_its_columns_exactly_and_clusters_are_the_text(text, n
     assert "".join(clusters(text)) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "count"), [("cat", 3), ("e\u0301a", 2), ("🧑\u200d🚀x", 2), ("🇩🇪🇫🇷", 2), ("猫好", 2)]
-)
-def test_marks_joiners_and_flags_stay_with_their_character(text: str, count: int) -> None:
-    assert len(clusters(text)) == count
-
-
 @pytest.mark.parametrize("width", range(8, 18))
 def test_long_special_tokens_stay_apart_when_they_are_cut(width: int) -> None:
     tokens = ["<|begin_of_image|>", "<|begin_of_video|>", "<|end_of_image|>x", "<|end_of_header|>"]
@@ -63,6 +56,15 @@ def test_long_special_tokens_stay_apart_when_they_are_cut(width: int) -> None:
         (wrap_text("pooled to 5 × 12 (keys summed)", 12), ["pooled to", "5 × 12 (keys", "summed)"]),
         *((number_label("lighthouse", 12, 9), "light… 12"), (number_label("cat", 2, 9), "    cat 2")),
         (number_label("שלום", 2, 8), "  \u2068שלום\u2069 2"),
+        # marks, joiners and flags stay with their character
+        *((len(clusters(text)), 2) for text in ("at", "e\u0301a", "🧑\u200d🚀x", "🇩🇪🇫🇷", "猫好")),
+        # a quoted text from right to left is fenced in on every line
+        (isolate_quotes("own · “שלום עולם…” · encoder"), "own · “\u2068שלום עולם…\u2069” · encoder"),
+        (isolate_quotes("own · “The cat…”"), "own · “The cat…”"),
+        (
+            isolate_lines(["own · “\u2068שלום", "עולם…\u2069” · encoder"]),
+            ["own · “\u2068שלום\u2069", "\u2068עולם…\u2069” · encoder"],
+        ),
     ],
 )
 def test_text_is_cut_stood_upright_isolated_and_filled_into_lines(found, text) -> None:
@@ -77,16 +79,6 @@ def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_d
     ]
     lines = [line for width in range(20, 90) for line in balance_lines(title, width, cell_len)]
     assert not any(line.startswith("·") or line.endswith("·") for line in lines)
-
-
-def test_a_quoted_text_from_right_to_left_is_fenced_in_on_every_line() -> None:
-    title = isolate_quotes("own · “שלום עולם…” · encoder")
-    assert title == "own · “\u2068שלום עולם…\u2069” · encoder"
-    assert isolate_quotes("own · “The cat…”") == "own · “The cat…”"
-    assert isolate_lines(["own · “\u2068שלום", "עולם…\u2069” · encoder"]) == [
-        "own · “\u2068שלום\u2069",
-        "\u2068עולם…\u2069” · encoder",
-    ]
 
 
 @pytest.mark.parametrize("name", [*OFFERED, *TWO_SIDED])

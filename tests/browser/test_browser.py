@@ -43,7 +43,6 @@ def heads(given):
 
 
 def screen(app) -> str:
-    """The text on the screen."""
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 

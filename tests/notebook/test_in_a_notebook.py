@@ -120,5 +120,4 @@ def look_until(chromium, holds):
 
 
 def colours(pixels):
-    """How many there are."""
     return len(np.unique((pixels[..., :3] * 255).astype(int) @ (1 << 16, 1 << 8, 1)))

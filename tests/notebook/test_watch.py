@@ -315,14 +315,6 @@ def test_an_alarm_stops_a_run_after_its_step(framework):
     assert log.stopped.startswith("step 0: L0H0 has entropy")
 
 
-@pytest.mark.parametrize("trainer", [Transformers, Lightning])
-def test_lines_are_in_the_folder_of_the_run_and_a_new_run_begins_anew(trainer, tmp_path):
-    for _ in range(2):
-        _, log = trainer(tmp_path).run({"every": 2})
-    assert log.path.is_relative_to(tmp_path)
-    assert len(log.path.read_text().splitlines()) == 2
-
-
 def test_a_run_that_fails_leaves_nothing_behind(framework):
     model = build()
     before = dict(vars(model))
@@ -340,7 +332,7 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
 
 
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])
-def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
+def test_what_a_trainer_logs_to_gets_every_figure_and_its_folder_the_lines_of_the_last_run(trainer, tmp_path):
     framework, logged, base = trainer(tmp_path), [], hf.TrainerCallback
     if trainer is Lightning:
         base = framework.library.pytorch.loggers.logger.DummyLogger
@@ -352,7 +344,10 @@ def test_what_a_trainer_logs_to_gets_every_figure(trainer, tmp_path):
         def on_log(self, args, state, control, logs=None, **more):
             logged.append((state.global_step, logs))
 
+    framework.run({"every": 2})
     _, log = framework.run({"every": 2}, logger=Logger())
+    assert log.path.is_relative_to(tmp_path)
+    assert len(log.path.read_text().splitlines()) == 2
     told = [each for each in logged if "L0H0/entropy" in each[1]]
     assert [step for step, _ in told] == [0, 2]
     assert told[1][1]["L1H0/entropy"] == log.figures[2][2]["figures"]["entropy"][0]

@@ -37,8 +37,9 @@ def tick_labels(axis) -> list[str]:
 
 
 @pytest.mark.parametrize("head", [random_head(5), random_head(3, 8), random_head(4, causal=True)], ids=str)
-def test_a_heatmap_holds_the_weights_with_row_0_on_top(head) -> None:
-    with drawing(heatmap(head, title="L0H1")) as (figure, warned):
+def test_a_heatmap_holds_the_weights_with_row_0_on_top_and_tells_readings_and_notes(head) -> None:
+    said = {"readings": (Measured("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
+    with drawing(heatmap(head, title="L0H1", **said)) as (figure, warned):
         image = map_of(figure)
         np.testing.assert_array_equal(image.get_array(), head.values)
         np.testing.assert_array_equal(np.ma.getmaskarray(image.get_array()), ~head.allowed)
@@ -48,7 +49,10 @@ def test_a_heatmap_holds_the_weights_with_row_0_on_top(head) -> None:
         assert bottom > top  # row 0 is above row 1
         assert labels_of(figure, "column") == [place.label for place in head.keys]
         assert labels_of(figure, "row") == [place.label for place in head.queries]
-        assert "L0H1" in [text.get_text() for text in figure.texts]
+        texts = {text.get_gid(): text.get_text() for text in figure.texts}
+    told = {"name": "entropy", "value": "1.25", "baseline": "nats (baseline 2.00)", "notes": "untrained"}
+    assert texts.items() >= told.items()
+    assert "L0H1" in texts.values()
     assert warned == []
     with drawing(heatmap(head, signed=True)) as (figure, _):
         image = map_of(figure)
@@ -75,14 +79,6 @@ def test_the_pixels_of_a_png_are_the_colours_of_the_weights(scale: str, least: f
     assert (found[hidden] == 1).all()  # the white of the paper
     drawn, colours = ~(masked | hidden), table("viridis")[steps(view.levels())] / 255
     np.testing.assert_allclose(found[drawn], colours[drawn], atol=2.5 / 255)
-
-
-def test_the_caption_tells_readings_and_notes() -> None:
-    view = heatmap(random_head(3), readings=(Measured("entropy", 1.25, 2.0, "nats"),), notes=("untrained",))
-    with drawing(view) as (figure, _):
-        texts = {text.get_gid(): text.get_text() for text in figure.texts}
-    told = {"name": "entropy", "value": "1.25", "baseline": "nats (baseline 2.00)", "notes": "untrained"}
-    assert texts.items() >= told.items()
 
 
 @pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])

@@ -98,15 +98,14 @@ def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
 def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) -> None:
     parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}
     opened.run("tick(0, 1)")
-    choose = "element('between').value = '{}', element('between').dispatchEvent(new Event('change'))"
-    opened.run(choose.format(between))
+    opened.page.select_option("#between", between)
     opened.until(f"current.axes === axesBetween(0, '{between}').axes && compared.length === 1")
     for number, bytes_ in ((0, "current"), (1, "compared[0]")):
         found = opened.run(f"Array.from({bytes_}.bytes, (byte) => WEIGHT[byte])")
         expected = head(0, number)[parts[between[0]], parts[between[1]]]
         np.testing.assert_allclose(np.array(found).reshape(expected.shape), expected, atol=1e-6)
     assert opened.run("current.axes.keys.map(([text]) => text)") == list(WORDS[parts[between[1]]])
-    opened.run(choose.format(""))
+    opened.page.select_option("#between", "")
     opened.until(f"current.rows === {COUNT}")
 
 

@@ -143,7 +143,7 @@ def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
 
 
 def test_cross_attention_lists_one_side_only(opened) -> None:
-    opened.run("element('kind').value = 2, element('kind').dispatchEvent(new Event('change'))")
+    opened.page.select_option("#kind", "2")
     opened.until("element('name').textContent === 'L0H0 · cross'")
     opened.press("j")
     assert opened.texts("#lists h3") == ["looks at"]

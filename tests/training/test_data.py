@@ -65,10 +65,11 @@ def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
     assert (list(training), list(held_out)) == (lines[:95], lines[95:])
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path):
+def test_files_that_are_no_text_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin\.txt is not UTF-8 text"):
-        list(data.Lines((tmp_path / "latin.txt",)))
+    for name, said in (("latin.txt", "is not UTF-8 text"), ("none.txt", "cannot be read: No such file")):
+        with pytest.raises(InputError, match=f"{name} {said}"):
+            list(data.Lines((tmp_path / name,)))
 
 
 def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):

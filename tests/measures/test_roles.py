@@ -4,11 +4,10 @@ import random
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from attnscope.attention import Site
+from attnscope.attention import HeldRows, Site
 from attnscope.figures import Figure, HeadFigures
 from attnscope.measures import Measurement, role, settle_roles, worth_a_look
 from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, NEAR, PATTERNLESS, PATTERNS, SHARP
@@ -17,7 +16,7 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.tiny import tiny
-from tests.measures.reference import Case, attention
+from tests.measures.reference import shown
 
 
 def figures(rows=20, chance=0.1, **scores):
@@ -185,10 +184,10 @@ def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself()
 
 def heads_of(layers, tokens, causal):
     """The heads of layers' weights, each [1, head, query, key]."""
-    measured, allowed = Measurement(), np.ones((len(tokens), len(tokens)), bool)
+    measured, allowed = Measurement(), torch.ones(1, 1, len(tokens), len(tokens), dtype=torch.bool)
     for layer, weights in enumerate(layers):
-        case = Case(weights.numpy(), np.tril(allowed) if causal else allowed, [tokens])
-        measured.observe(attention(case, layer=layer))
+        rows = HeldRows(weights, allowed.tril() if causal else allowed)
+        measured.observe(shown(rows, weights.shape[:2], (tokens, tokens), layer=layer))
     return measured.figures()
 
 

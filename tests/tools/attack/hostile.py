@@ -71,20 +71,15 @@ def mutate(tree: Any, chance: Random, more: tuple[str, ...] = ()) -> list[str]:
     told = []
     for _ in range(chance.choice((1, 1, 2, 3))):
         spot, path = tree, ""
+        if not tree:
+            break
         if more and isinstance(tree, dict) and chance.random() < 0.4:
             key: Any = chance.choice(more)
         else:
-            while True:
-                keys = list(spot) if isinstance(spot, dict) else list(range(len(spot)))
-                if not keys:
-                    break
-                key = chance.choice(keys)
-                inner = spot[key]
-                if not isinstance(inner, (dict, list)) or not inner or chance.random() < 0.15:
-                    break
-                spot, path = inner, f"{path}.{key}"
-            if not keys:
-                continue
+            key = _key(tree, chance)
+            while isinstance(spot[key], (dict, list)) and spot[key] and chance.random() > 0.15:
+                spot, path = spot[key], f"{path}.{key}"
+                key = _key(spot, chance)
         act = chance.random()
         before = spot[key] if not isinstance(spot, dict) or key in spot else None
         if act < 0.12 and before is not None:
@@ -97,6 +92,10 @@ def mutate(tree: Any, chance: Random, more: tuple[str, ...] = ()) -> list[str]:
             spot[key] = value(chance, before)
         told.append(f"{path}.{key}"[-80:])
     return told
+
+
+def _key(spot: Any, chance: Random) -> Any:
+    return chance.choice(list(spot) if isinstance(spot, dict) else range(len(spot)))
 
 
 def dump(tree: Any) -> bytes:

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,20 +54,16 @@ def write_pages(pages: Path) -> None:
     for file in documents():
         text = LINK.sub(lambda found, file=file: _link(file, found), file.read_text("utf-8"))
         _write(pages / _place(file), text)
-    for picture in (ROOT / ".pictures").iterdir():
-        (pages / "pictures").mkdir(exist_ok=True)
-        (pages / "pictures" / picture.name).write_bytes(picture.read_bytes())
-    _write(pages / WORKER.name, WORKER.read_text("utf-8"))
+    shutil.copytree(ROOT / ".pictures", pages / "pictures")
+    shutil.copy(WORKER, pages)
     for name, make in (("measures", measures), ("python", python), ("schemas", schemas)):
         _write(pages / f"{name}.md", "\n".join(make()))
     _write(pages / "gallery.md", "\n".join(gallery(pages)))
 
 
 def documents() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    return [ROOT / name for name in listed]
+    listed = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True)
+    return [ROOT / name for name in listed.split()]
 
 
 def _place(file: Path) -> Path:
@@ -117,13 +114,11 @@ def python() -> Iterator[str]:
 
 
 def _described(name: str, what: object, mark: str) -> Iterator[str]:
-    signature = ""
+    yield f"{mark} `{name}`\n"
     if inspect.isfunction(what):
         parameters = inspect.signature(what).parameters.values()
-        signature = f"({', '.join(str(each) for each in parameters if each.name != 'self')})"
-    yield f"{mark} `{name}`\n"
-    if signature:
-        yield f"```python\n{name}{signature}\n```\n"
+        typed = ", ".join(str(each) for each in parameters if each.name != "self")
+        yield f"```python\n{name}({typed})\n```\n"
     yield f"{inspect.getdoc(what)}\n"
 
 

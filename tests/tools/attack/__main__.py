@@ -30,18 +30,12 @@ from tests.tools.attack.cases import KINDS, make_bases
 from tests.tools.outputs.outputs import forked
 from tests.whole_files import broken
 
-MEMORY = 2 * 10**9
-"""Bytes that a command is told it may take; what libraries share with other processes comes on top."""
-
-SHARED = 1 << 30
-
+MEMORY = 2 * 10**9  # bytes that a command is told it may take; what libraries share with other processes
+SHARED = 1 << 30  # comes on top
 SECONDS = 60  # of processor time, since other programs may keep the machine busy; five times as many in all
-
 REACHES = re.compile(r"socket\.(connect|getaddrinfo)|subprocess\.Popen|os\.(system|exec|posix_spawn|fork)")
 """What no case may do."""
-
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-
 NUMBER = re.compile(r"[-+](\d+\.?\d*(e[-+]?\d+)?|inf|nan)")
 """A cell of CSV that is a number, though it begins as a formula does."""
 
@@ -74,14 +68,14 @@ def _watch(place: Path) -> None:
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         fonts = event == "subprocess.Popen" and arguments[0] == "fc-list"  # Matplotlib looks for letters
-        if REACHES.fullmatch(event) and not fonts:
-            os.write(log, f"{event} {arguments!r:.300}\n".encode("utf-8", "backslashreplace"))
+        told = f"{event} {arguments!r:.300}" if REACHES.fullmatch(event) and not fonts else ""
         if event == "open" and isinstance(arguments[0], str) and (arguments[2] or 0) & WRITING:
             path = os.path.abspath(arguments[0])
-            if not path.startswith((str(place), "/dev/")):
-                os.write(log, f"wrote {path}\n".encode("utf-8", "backslashreplace"))
+            told = "" if path.startswith((str(place), "/dev/")) else f"wrote {path}"
         if event == "exec" and str(getattr(arguments[0], "co_filename", "")).startswith(str(place)):
-            os.write(log, f"ran {arguments[0].co_filename}\n".encode("utf-8", "backslashreplace"))
+            told = f"ran {arguments[0].co_filename}"
+        if told:
+            os.write(log, f"{told}\n".encode("utf-8", "backslashreplace"))
 
     sys.addaudithook(watch)
 
@@ -181,8 +175,7 @@ def main() -> None:
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="attack-") as made:
         place = make_bases(Path(made))
-        libraries = ("matplotlib.figure", "matplotlib.backends.backend_svg", "attnscope.questions.stats")
-        for library in (*libraries, "rich.table"):
+        for library in ("matplotlib.backends.backend_svg", "attnscope.questions.stats", "rich.table"):
             import_module(library)  # before the forks, so that each of them is quick
         print("| kind | cases | answers | sentences | wrong | longest |\n|---|---|---|---|---|---|")
         for kind in asked.kinds or KINDS:

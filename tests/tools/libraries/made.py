@@ -75,15 +75,12 @@ def timm() -> dict[str, Make]:
 
 def torchvision() -> dict[str, Make]:
     """Its transformers of pictures and films."""
-    models = import_module("torchvision.models")
-
-    films = import_module("torchvision.models.video")
+    library = import_module("torchvision.models")
     sizes = {"vit_b_32": (224, 224), "swin_t": (112, 112), "swin_v2_t": (128, 128), "maxvit_t": (224, 224)}
     sizes |= {"swin3d_t": (4, 64, 64), "mvit_v2_s": (16, 224, 224)}
 
     def make(name: str, size: tuple[int, ...]) -> Given:
-        model = getattr(films if len(size) == 3 else models, name)(weights=None)
-        return model, (torch.randn(2, 3, *size),), {}
+        return library.get_model(name), (torch.randn(2, 3, *size),), {}
 
     return {name: partial(make, name, size) for name, size in sizes.items()}
 
@@ -329,8 +326,7 @@ def torchao() -> dict[str, Make]:
     library = import_module("torchao.quantization")
 
     def built() -> Given:
-        model = _llama().eval()
-        library.quantize_(model, library.Int8WeightOnlyConfig())
+        library.quantize_(model := _llama().eval(), library.Int8WeightOnlyConfig())
         return model, (), {"input_ids": ids()}
 
     return {"8 bits": built}

@@ -73,20 +73,13 @@ def cost(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def process(
-    arguments: Sequence[str],
-    folder: str,
-    *,
-    fresh: bool = False,
-    wall: bool = False,
-    threads: int | None = None,
-) -> float:
+def process(arguments: Sequence[str], folder: str, *, fresh=False, wall=False, threads: int = 0) -> float:
     """Processor time of one process, or its wall clock, with bytecode as an installed package has it.
 
     ``fresh``: nothing is kept yet, so that the model runs; machine code that was compiled stays.
     """
     kept = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
-    given = os.environ | kept | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    given = os.environ | kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     if fresh:
         shutil.rmtree(Path(folder) / LOOKS, ignore_errors=True)

@@ -119,19 +119,16 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
     vouched = by_kernels(result, maps, sources, units.kernels)
     if eager is not None:
         vouched |= by_itself(result, model, eager, given, maps)
-    for number, source in enumerate(sources):
-        if number not in vouched and source != "kernel":  # which the kernel itself returned
-            result.unvouched.append(said[number])
+    vouched |= {number for number, source in enumerate(sources) if source == "kernel"}  # which it returned
+    result.unvouched = [each for number, each in enumerate(said) if number not in vouched]
 
 
 def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list[Tensor]) -> set[int]:
     ours = [number for number, source in enumerate(sources) if source == "recomputed"]
-    if len(units) != len(ours):
-        return set()
-
+    pairs = zip(ours, units, strict=True) if len(units) == len(ours) else ()
     found = {
         number
-        for number, unit in zip(ours, units, strict=True)
+        for number, unit in pairs
         if is_same(unit, maps[number].weights) or same_rows(unit, maps[number].weights, CLOSE)
     }
     result.unit = len(found)
@@ -140,12 +137,12 @@ def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list
 
 def is_same(unit: Tensor, weights: Tensor) -> bool:
     """Whether a tensor of the oracle is a map, its texts and heads in one axis or two, its keys anywhere."""
-    for each in (unit, unit.mT):
-        if each.numel() != weights.numel() or each.shape[-2:] != weights.shape[-2:]:
-            continue
-        if float((each.reshape(weights.shape) - weights).abs().max()) <= CLOSE:
-            return True
-    return False
+    return any(
+        each.numel() == weights.numel()
+        and each.shape[-2:] == weights.shape[-2:]
+        and float((each.reshape(weights.shape) - weights).abs().max()) <= CLOSE
+        for each in (unit, unit.mT)
+    )
 
 
 def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[Kept]) -> set[int]:
@@ -167,8 +164,7 @@ def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], map
         twin = by_name.get((kept.site.name, kept.site.call))
         if twin is not None and difference(kept, twins[twin].weights) <= CLOSE:
             result.twin += 1
-            if record.sites[twin].source == "kernel":
-                vouched.add(number)
+            vouched |= {number} if record.sites[twin].source == "kernel" else set()
     return vouched
 
 

@@ -39,42 +39,6 @@ def at_two_positions(self, q, k, v):
     return F.scaled_dot_product_attention(q[:, :, 2:4], k, v)
 
 
-class Runs:
-    """Passes of one model under one memory of known ones, and how many functions were followed in each."""
-
-    def __init__(self, model, monkeypatch):
-        self.model, self.known, self.followed = model, KnownPasses(), 0
-        see = Lineage.see
-
-        def count(lineage, seen):
-            self.followed += 1
-            return see(lineage, seen)
-
-        monkeypatch.setattr(Lineage, "see", count)
-
-    def __call__(self, *shape):
-        """Whether a pass of that shape was followed; it shows what a followed one does."""
-        ids = torch.randint(4, 49, shape)
-
-        def work():
-            keep = Keep()
-            with torch.inference_mode(), recording(self.model, [keep], warn=False) as record:
-                self.model(ids)
-            return keep, record
-
-        self.followed = 0
-        mine, record = self.known.run(work)
-        followed = self.followed > 0
-        theirs, expected = work()
-        assert [site.site for site in record.sites] == [site.site for site in expected.sites]
-        assert record.without_attention == expected.without_attention
-        assert record.notes == expected.notes
-        for one, other in zip(mine.maps, theirs.maps, strict=True):
-            np.testing.assert_array_equal(one.weights, other.weights)
-            assert (one.queries, one.keys) == (other.queries, other.keys)
-        return followed
-
-
 SHAPES = [(1, 9), (3, 7), (2, 12), (5, 11), (4, 6)]
 FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
     "one shape, of which some rows ask": (lambda: Attend(way=at_two_positions), [(2, 9)] * 3, "ynn"),
@@ -103,7 +67,24 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_passes_are_followed_until_they_are_known_and_show_the_same(name, monkeypatch):
     torch.manual_seed(0)
-    make, shapes, followed = FOLLOWED[name]
-    run = Runs(make().eval(), monkeypatch)
-    for shape, expected in zip(shapes, followed, strict=True):
-        assert run(*shape) == (expected == "y") or expected == "?"
+    make, shapes, expected = FOLLOWED[name]
+    model, known, seen, see = make().eval(), KnownPasses(), [], Lineage.see
+    monkeypatch.setattr(Lineage, "see", lambda lineage, call: seen.append(call.name) or see(lineage, call))
+
+    def work():
+        keep = Keep()
+        with torch.inference_mode(), recording(model, [keep], warn=False) as record:
+            model(ids)
+        return keep, record
+
+    for shape, followed in zip(shapes, expected, strict=True):
+        ids = torch.randint(4, 49, shape)
+        seen.clear()
+        mine, record = known.run(work)
+        assert bool(seen) == (followed == "y") or followed == "?"
+        theirs, whole = work()
+        assert [site.site for site in record.sites] == [site.site for site in whole.sites]
+        assert (record.without_attention, record.notes) == (whole.without_attention, whole.notes)
+        for one, other in zip(mine.maps, theirs.maps, strict=True):
+            np.testing.assert_array_equal(one.weights, other.weights)
+            assert (one.queries, one.keys) == (other.queries, other.keys)

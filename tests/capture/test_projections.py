@@ -199,12 +199,9 @@ def test_what_cannot_be_found_is_none():
 
 NORMED = {"bert", "albert", "deberta-v2", "roberta", "distilbert", "bart", "marian"}
 AS_IT_IS = {"gpt2", "llama", "mistral", "qwen2", "gpt-oss", "t5", "vit", "bloom", "modernbert"}
-AT_ONCE = {"falcon", "gpt-neox", "phi", "gptj", "codegen", "cohere"}
-"""Attention and feed-forward are added at once."""
-TAKEN = {"gemma2", "glm4", "olmo2"}
-"""A norm takes what attention gives before it is added."""
-NOT_FOUND = {"granite"}
-"""What attention gives is multiplied before it is added."""
+AT_ONCE = {"falcon", "gpt-neox", "phi", "gptj", "codegen", "cohere"}  # with what feed-forward gives
+TAKEN = {"gemma2", "glm4", "olmo2"}  # by a norm, before it is added
+NOT_FOUND = {"granite"}  # multiplied before it is added
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

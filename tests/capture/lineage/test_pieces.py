@@ -1,7 +1,5 @@
 """One attention that a module computes in pieces, against the same attention with one plain softmax."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -173,7 +171,7 @@ def heads_of_their_own(m, x):
     """Heads with projections of their own, in one forward, cast when used."""
     weights, outputs = [], []
     for part in m.parts:
-        query, key, value = ((x.to(m.dtype) @ matrix.to(m.dtype)).float() for matrix in part)
+        query, key, value = ((x.double() @ matrix.double()).float() for matrix in part)
         weights.append((query @ key.mT).softmax(-1))
         outputs.append(weights[-1] @ value)
     m.keep(torch.stack(weights, 1))
@@ -188,8 +186,8 @@ def layers_in_one_forward():
     return Of(one_after_the_other, parts=projections(3, SIZE))
 
 
-def own_heads(dtype):
-    return Of(heads_of_their_own, parts=projections(HEADS, 4), dtype=dtype)
+def own_heads():
+    return Of(heads_of_their_own, parts=projections(HEADS, 4))
 
 
 def behind_a_class_token(m, x):
@@ -255,8 +253,7 @@ PLACED = {  # what a module is given, the kind of its attention, where it begins
     "two rows alone": (lambda: Stream(two_rows_alone), [X], "encoder", 5, COUNT),
     "keys behind the text": (lambda: Stream(with_means_of_earlier_keys), [X], "decoder", 0, COUNT + 4),
     "layers in one forward stay apart": (layers_in_one_forward, [X], "encoder", 0, COUNT),
-    "projections of one input are heads": (partial(own_heads, torch.float32), [X], "encoder", 0, COUNT),
-    "cast projections of one input": (partial(own_heads, torch.float64), [X], "encoder", 0, COUNT),
+    "cast projections of one input are heads": (own_heads, [X], "encoder", 0, COUNT),
     "a class token in front asks alone": (lambda: class_token(alone=True), [X], "encoder", 0, COUNT + 1),
     "a class token in front": (lambda: class_token(alone=False), [X], "encoder", 0, COUNT + 1),
     "two sequences attend as one": (joint, [X, OTHER], "encoder", 0, COUNT + 5),

@@ -33,10 +33,6 @@ def experts(m, x):
     return torch.stack([expert(x) for expert in m.experts], 2)  # [text, token, expert, feature]
 
 
-def experts_by_a_router(m, x):
-    return (m.router(m.attend(x)).softmax(-1)[:, :, None] @ experts(m, x))[:, :, 0]
-
-
 def experts_by_an_einsum(m, x):
     likeness = torch.einsum("btd,ed->bte", m.attend(x), m.table.double().float()).softmax(-1)
     return torch.einsum("btre,bted->btrd", likeness[:, :, None], experts(m, x))[:, :, 0]
@@ -76,7 +72,7 @@ def experts_by_a_layer_of_torch(m, x):
 
 
 INSIDE = [
-    *(streams_by_gates, experts_by_a_router, experts_by_an_einsum),
+    *(streams_by_gates, experts_by_an_einsum),
     *(experts_by_their_own_scores, experts_by_attention, experts_by_torchs_kernel, heads_by_attention),
     *(layers_by_a_learned_query_of_torchs_kernel, experts_by_a_layer_of_torch),
 ]

@@ -25,16 +25,6 @@ def test_a_hybrid_keeps_its_layer_numbers():
     assert all("state-space model (JambaMamba" in layer.reason for layer in record.without_attention)
 
 
-def test_a_model_without_attention_says_what_it_has():
-    fnet = tiny("FNet", vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32).build()
-    record, *_ = observe(fnet, input_ids=torch.randint(1, 99, (1, 6)))
-    assert record.sites == []
-    assert [layer.layer for layer in record.without_attention] == [0, 1]
-    assert {layer.reason for layer in record.without_attention} == {
-        "a Fourier transform (FNetFourierTransform)"
-    }
-
-
 @pytest.mark.parametrize("family", ["gpt-oss", "llama"])
 def test_row_sums_show_the_sink_that_no_token_owns(family):
     sums, keep, model = RowSums(), Keep(), FAMILIES[family].build()
@@ -135,12 +125,18 @@ def test_layers_keep_their_numbers_and_those_that_do_not_attend_are_named(name):
     assert [(layer.name, layer.layer) for layer in record.without_attention] == named
 
 
-def test_an_unknown_mixer_is_named_by_its_class():
-    model = Chain(layers=[[Averaging(), nn.LayerNorm(SIZE)] for _ in range(2)])
-    record, *_ = observe(model, STATES)
-    assert {layer.reason for layer in record.without_attention} == {
-        "no softmax in it weighed values (Averaging)"
-    }
+FNET = tiny("FNet", vocab_size=99, hidden_size=32, num_hidden_layers=2, intermediate_size=32)
+WITHOUT = [  # a model without attention, what it is given, and the reason for each layer
+    (FNET.build, torch.randint(1, 99, (1, 6)), "a Fourier transform (FNetFourierTransform)"),
+    (lambda: by_turns(*2 * [Averaging()]), STATES, "no softmax in it weighed values (Averaging)"),
+]
+
+
+@pytest.mark.parametrize(("made", "given", "reason"), WITHOUT)
+def test_a_model_without_attention_says_what_it_has(made, given, reason):
+    record, *_ = observe(made(), given)
+    assert record.sites == []
+    assert [(layer.layer, layer.reason) for layer in record.without_attention] == [(0, reason), (1, reason)]
 
 
 NUMBERED = {  # modules that attend in turn, how often each was called before, and their layers

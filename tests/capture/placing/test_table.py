@@ -23,7 +23,6 @@ class Attention(Stream):
 
 
 def around(run, way):
-    """A model that runs a part in some way."""
     return Of(run, before=Stream(attend), part=Stream(way))
 
 

@@ -65,21 +65,14 @@ class Softmaxed(Heads):
         return (weights @ v).transpose(1, 2).flatten(2), weights
 
 
-class Block(nn.Module):
-    """A layer that others can follow: attention and what it is added to."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x):
-        return x + self.attention(x)[0]
+def add(block, x):
+    return x + block.attention(x)[0]
 
 
 def blocks(made, count=2):
-    """A model of layers; ``made`` makes the attention of each."""
+    """Layers that others can follow; ``made`` makes the attention of each, to which its input is added."""
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(made()) for _ in range(count))).eval()
+    return nn.Sequential(*(Of(add, attention=made()) for _ in range(count))).eval()
 
 
 SOFTMAXES = {

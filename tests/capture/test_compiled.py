@@ -92,7 +92,7 @@ def inside_and_outside(m, x):
 
 
 def outer():
-    return modules.Of(inside_and_outside, inner=modules.Block(modules.Fused()), own=modules.Fused())
+    return modules.Of(inside_and_outside, inner=modules.blocks(modules.Fused, 1)[0], own=modules.Fused())
 
 
 @pytest.mark.parametrize("watched", ["plain", "compiled"])

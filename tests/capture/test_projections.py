@@ -144,11 +144,11 @@ def _falcon(layer):
     """Several queries, and one key and value for all of them."""
     weight = layer.self_attention.query_key_value.weight.unflatten(0, (HEADS + 2, SIZE)).mT
     yield weight[:HEADS]
-    yield weight[HEADS].expand(HEADS, -1, -1)
-    yield weight[HEADS + 1].expand(HEADS, -1, -1)
+    yield from weight[HEADS:, None].expand(-1, HEADS, -1, -1)
 
 
-LLAMA = _separate("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+LLAMA = _separate(*(f"self_attn.{name}_proj" for name in "qkv"))
+BERT = _separate(*(f"attention.self.{name}" for name in ("query", "key", "value")))
 DOCUMENTED = {
     "gpt2": ("h", _gpt2),
     "gpt-neox": ("layers", _neox),
@@ -158,10 +158,7 @@ DOCUMENTED = {
     "qwen2": ("layers", LLAMA),
     "phi": ("layers", LLAMA),
     "opt": ("decoder.layers", LLAMA),
-    "bert": (
-        "encoder.layer",
-        _separate("attention.self.query", "attention.self.key", "attention.self.value"),
-    ),
+    "bert": ("encoder.layer", BERT),
 }
 
 
@@ -192,8 +189,7 @@ def test_what_cannot_be_found_is_none():
     model = ALL["gemma2"].build("eager")  # its kernel shows weights, and neither queries nor keys
     circuits, _ = find(Circuits(), model, **inputs("text"))
     (reads, *_) = circuits.reads.values()
-    assert reads.query is None
-    assert reads.key is None
+    assert (reads.query, reads.key) == (None, None)
     assert reads.value is not None
 
 

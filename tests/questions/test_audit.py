@@ -16,7 +16,7 @@ from attnscope.models.model import Model
 from attnscope.questions.audit import audit
 from attnscope.questions.audit_pass import find_tensors, with_tensors
 from tests.capture import modules
-from tests.capture.hooks.test_kernels import Flexible, is_past
+from tests.capture.hooks.test_kernels import OPEN, Flexible
 from tests.capture.lineage import test_pieces, test_standing
 from tests.capture.modules import Of
 from tests.capture.placing.ways import Stream, grouped_by_an_axis
@@ -324,7 +324,7 @@ BUILT = {  # how many attention calls there are, and which modules mix besides, 
     "learned queries": (lambda: latents(nn.Linear(16, 16)), 1, []),
     "learned queries, mixed": (lambda: latents(turned(nn.Linear(5, 5))), 1, [("layer", "a matrix product")]),
     "a choice among streams of a token": (streams, 1, []),
-    "a kernel that modules call themselves": (lambda: nn.Sequential(Flexible(is_open=is_past)), 1, []),
+    "a kernel that modules call themselves": (lambda: nn.Sequential(Flexible(is_open=OPEN["past"])), 1, []),
     "windows that begin elsewhere": (lambda: shifted_windows(nn.Linear(16, 16)), 2, []),
     "windows, mixed": (lambda: shifted_windows(convolved()), 2, [("3", "a convolution")]),
     "a sparse product": (along_edges, 1, [("0", "a matrix product")]),

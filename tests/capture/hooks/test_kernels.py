@@ -185,32 +185,17 @@ TABLE = torch.linspace(-1, 1, HEADS * COUNT * COUNT).view(HEADS, COUNT, COUNT)
 TEXTS = torch.tensor([0, 0, 0, 1, 1, 1, 1])
 
 
-def alibi(score, text, head, query, key):
-    return score + SLOPES[head] * (key - query)
-
-
-def capped(score, text, head, query, key):
-    return 3 * torch.tanh(score / 3)
-
-
-def biased(score, text, head, query, key):
-    return score + TABLE[head, query, key]
-
-
-def causal(score, text, head, query, key):
-    return torch.where(query >= key, score, -torch.inf)
-
-
-def is_past(text, head, query, key):
-    return query >= key
-
-
-def is_of_one_text(text, head, query, key):
-    return (TEXTS[query] == TEXTS[key]) & (query >= key)
-
-
-def is_open_to_no_first_row(text, head, query, key):
-    return (query > 0) & ((query - key).abs() < 3)
+CHANGES = {  # a score and its text, head, query and key -> another score
+    "alibi": lambda score, text, head, query, key: score + SLOPES[head] * (key - query),
+    "capped": lambda score, text, head, query, key: 3 * torch.tanh(score / 3),
+    "biased": lambda score, text, head, query, key: score + TABLE[head, query, key],
+    "causal": lambda score, text, head, query, key: torch.where(query >= key, score, -torch.inf),
+}
+OPEN = {
+    "past": lambda text, head, query, key: query >= key,
+    "of one text": lambda text, head, query, key: (TEXTS[query] == TEXTS[key]) & (query >= key),
+    "none of the first row": lambda text, head, query, key: (query > 0) & ((query - key).abs() < 3),
+}
 
 
 class Flexible(nn.Module):
@@ -240,32 +225,32 @@ class Flexible(nn.Module):
 
 
 CASES = [
-    *((change, None, HEADS) for change in (None, alibi, capped, biased, causal)),
-    *((None, is_open, HEADS) for is_open in (is_past, is_of_one_text, is_open_to_no_first_row)),
-    (alibi, is_past, 2),
-    (biased, is_open_to_no_first_row, 2),
+    *((change, None, HEADS) for change in (None, *CHANGES)),
+    *((None, is_open, HEADS) for is_open in OPEN),
+    ("alibi", "past", 2),
+    ("biased", "none of the first row", 2),
 ]
 
 
 @pytest.mark.parametrize(("change", "is_open", "key_heads"), CASES)
 def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_heads):
     torch.manual_seed(0)
-    model = nn.Sequential(*(Flexible(change, is_open, key_heads) for _ in range(2)))
+    model = nn.Sequential(*(Flexible(CHANGES.get(change), OPEN.get(is_open), key_heads) for _ in range(2)))
     record, maps, _ = observe(model, X)
     check_kept(model, maps)
     assert (record.notes, record.without_attention) == ([], [])
-    kind = "encoder" if change is not causal and is_open in (None, is_open_to_no_first_row) else "decoder"
+    kind = "decoder" if change == "causal" or is_open in ("past", "of one text") else "encoder"
     for layer, (site, kept) in enumerate(zip(record.sites, maps, strict=True)):
         assert (site.site.layer, site.site.kind, site.kernel) == (layer, kind, "flex_attention")
         assert site.key_heads == key_heads
         assert site.difference < 1e-6
-        if change is not causal:
+        if change != "causal":
             assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 
 
 def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     torch.manual_seed(0)
-    model = Flexible(alibi, is_past, attend=torch.compile(flex_attention, backend="eager"))
+    model = Flexible(CHANGES["alibi"], OPEN["past"], attend=torch.compile(flex_attention, backend="eager"))
     record, maps, _ = observe(model, X)
     check_kept(model, maps)
     assert record.notes == [COMPILED]

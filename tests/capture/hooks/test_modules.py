@@ -157,13 +157,10 @@ def test_transformer_of_torch_has_three_kinds():
     mask = model.generate_square_subsequent_mask(6)
     given = torch.randn(2, 6, 16), torch.randn(2, 6, 16)
     record, *_ = prove(model, *given, tgt_mask=mask, tgt_is_causal=True)
+    parts = {"decoder": "self_attn", "cross": "multihead_attn"}
     assert [(s.site.kind, s.site.layer, s.site.name) for s in record.sites] == [
-        ("encoder", 0, "encoder.layers.0.self_attn"),
-        ("encoder", 1, "encoder.layers.1.self_attn"),
-        ("decoder", 0, "decoder.layers.0.self_attn"),
-        ("cross", 0, "decoder.layers.0.multihead_attn"),
-        ("decoder", 1, "decoder.layers.1.self_attn"),
-        ("cross", 1, "decoder.layers.1.multihead_attn"),
+        *(("encoder", layer, f"encoder.layers.{layer}.self_attn") for layer in (0, 1)),
+        *((kind, n, f"decoder.layers.{n}.{part}") for n in (0, 1) for kind, part in parts.items()),
     ]
 
 

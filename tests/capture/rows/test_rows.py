@@ -11,14 +11,15 @@ from torch import nn
 
 from attnscope.attention import AttentionCall
 from attnscope.capture import FUSED, recording
+from attnscope.capture.record import Seeing
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.kernels import sdpa_call
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, join_differences
+from attnscope.capture.rows.scores import ScoredRows, join_differences
 from attnscope.fused import fused_pass
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.questions.sentences import provenance
 from tests.capture import modules
-from tests.capture.observing import observe
+from tests.capture.observing import check_parts, observe
 from tests.fused.combinations import brute_force
 
 
@@ -161,16 +162,6 @@ def test_inputs_without_a_head_axis_are_split_by_the_batch(shape, batch, heads):
         torch.testing.assert_close(capture.read.rows(0, 7, None), plain.reshape(batch, heads, 7, 7))
 
 
-def test_joined_heads_keep_their_order():
-    query, key, _ = random_call(1, key_heads=4)
-    whole = ScoredRows(AttentionCall(query, key, key, 1.0))
-    parts = [ScoredRows(AttentionCall(query[:, h : h + 1], key[:, h : h + 1], key, 1.0)) for h in range(4)]
-    joined = JoinedHeads(tuple(parts), (1, 1, 1, 1))
-    torch.testing.assert_close(joined.rows(1, 5, None), whole.rows(1, 5, None))
-    torch.testing.assert_close(joined.rows(1, 5, [2, 0]), whole.rows(1, 5, [2, 0]))
-    assert joined.allowed(1, 5).shape == (1, 4, 4, 7)
-
-
 class Off(torch.overrides.TorchFunctionMode):
     """Adds to what a function returns in some shape, at each call or at one."""
 
@@ -228,12 +219,11 @@ def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
 @pytest.mark.parametrize("wrong", [-1, 0, 1, 3])
 def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
     torch.manual_seed(0)
-    module = nn.Sequential(modules.ListedHeads())
-    with torch.inference_mode(), Off((6, 4), "bmm", call=wrong), recording(module) as record:
-        module(torch.randn(2, 6, 16))
-    (site,) = record.sites
-    assert site.heads == 4
-    assert site.differs == (wrong >= 0)
+    module, observers = nn.Sequential(modules.ListedHeads()), [Seeing(check_parts)]
+    with torch.inference_mode(), Off((9, 4), "bmm", call=wrong), recording(module, observers) as record:
+        module(torch.randn(2, 9, 16))
+    assert [(site.heads, site.differs) for site in record.sites] == [(4, wrong >= 0)]
+    assert record.failures == []
 
 
 def test_parts_of_which_one_is_not_proved_are_not_proved_unless_another_is_wrong():

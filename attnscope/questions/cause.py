@@ -26,7 +26,7 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import group_by, name_pass, quote_text
+from attnscope.questions.sentences import group_by, list_some, name_pass, quote_text
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import Column, HeadMap, Table, effect_maps, number
 
@@ -360,11 +360,17 @@ def cut(
     with Scored.of(model, prepared, target, against) as scored:
         first = PlainPass.run(*scored.asked, cut_edges(questions, how, means))
         calls = first.calls(selection, heads)
-        if not any(first.made[call] for mine in calls.values() for call in mine):
+        whole = [head for head, mine in calls.items() if not any(first.made[call] for call in mine)]
+        if len(whole) == len(calls):
             sites = [each.site for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
         changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
-        return measure_effects(scored, first, calls, changed, first.changed, {})
+        result = measure_effects(scored, first, calls, changed, first.changed, {})
+    if whole:
+        layers = list_some(list(dict.fromkeys(f"{head.kind} layer {head.layer}" for head in whole)))
+        note = f"nothing is cut in {layers}: the pairs are masked there, or keys stand for no tokens"
+        return replace(result, notes=(*result.notes, note))
+    return result
 
 
 def of_effects(

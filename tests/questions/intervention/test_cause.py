@@ -16,10 +16,32 @@ from attnscope.questions.logits import direct_effects, logit_lens
 from attnscope.questions.loss import ablate, token_losses
 from attnscope.questions.patching import Receiver, TextPair, patch
 from tests.models.folders import mamba, minilm
-from tests.questions.intervention.shapes import SHAPES, Attends, Hooked, close, heads_are, places_of, sent
+from tests.questions.intervention.shapes import (
+    GROUPED,
+    SHAPES,
+    TEXT,
+    Attends,
+    Hooked,
+    close,
+    heads_are,
+    network,
+    places_of,
+    saved,
+    sent,
+)
 from tests.questions.planted import WORDS, Planted, wrap_planted
 
 CORPUS = ["the cat sat on it.", "it was the cat and it was the mat.", "the mat was red.", "the cat sat"]
+
+
+def test_layers_that_mask_the_edge_are_named_and_have_no_effect(tmp_path):
+    window = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
+    model = load(
+        saved(tmp_path, network("Gemma2ForCausalLM", **GROUPED, **window, head_dim=8)), predicting=True
+    )
+    result = cut(model, model.prepare(TEXT), parse_questions("it -> cat"))
+    assert result.notes[-1].startswith("nothing is cut in decoder layer 1: the pairs are masked")
+    assert {each.head.layer for each in result.heads if each.effect} == {0}
 
 
 @pytest.mark.parametrize("shaped", SHAPES, indirect=True)

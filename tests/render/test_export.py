@@ -85,6 +85,7 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
         export(tmp_path / name, layers=(3,), heads=(1,), formats=FORMATS)
     assert {name.split(".")[1] for name in names(tmp_path / "first")} == set(FORMATS)
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    assert (tmp_path / "first" / "L03H01.svg").read_text("utf-8").startswith("<?xml")
 
 
 def test_the_manifest_tells_where_it_all_came_from_and_the_checksums_of_the_files(export, text, tmp_path):

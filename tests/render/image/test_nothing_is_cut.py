@@ -16,7 +16,6 @@ from matplotlib.transforms import Bbox
 from attnscope.axes import weights
 from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
-from attnscope.errors import OutputError
 from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image
 from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
@@ -165,15 +164,6 @@ def test_what_differs_in_more_than_its_cells_is_drawn_anew(name, value, tmp_path
     save_image(other, tmp_path / "alone.png", dpi=60)
     assert (tmp_path / "second.png").read_bytes() == (tmp_path / "alone.png").read_bytes()
     assert drawn.call_count == 2
-
-
-def test_other_views_and_formats_are_saved_too(tmp_path) -> None:
-    album = Album()
-    album.save(grid([(0, bare(np.eye(4)[None]))]), tmp_path / "grid.png")
-    album.save(picture(0), tmp_path / "head.svg")
-    assert {path.name for path in tmp_path.iterdir()} == {"grid.png", "head.svg"}
-    with pytest.raises(OutputError, match="not an image format"):
-        album.save(picture(0), tmp_path / "head.gif")
 
 
 BY_ITSELF = "this matplotlib sets every letter by itself"

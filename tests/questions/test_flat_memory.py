@@ -7,12 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnscope.capture.rows import scores
 from attnscope.figures import Weigh
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.weighed import weigh_model
-from attnscope.questions import flow as mixing
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
@@ -36,11 +34,11 @@ class _Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("way", [*get_args(Weigh), *get_args(Method)])
 def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way, tmp_path, monkeypatch):
-    monkeypatch.setattr(mixing, "BLOCK", 1 << 16)  # so that a short text has several blocks
-    monkeypatch.setattr(scores, "SHORT", 1 << 16)  # and its rows are not computed once for all who look
-    model = load(
-        gpt2(tmp_path, n_embd=2 * HEADS, n_head=HEADS, n_layer=2, n_positions=TOKENS), predicting=True
-    )
+    monkeypatch.setattr("attnscope.questions.flow.BLOCK", 1 << 16)  # so that a short text has several blocks
+    # and its rows are not computed once for all who look
+    monkeypatch.setattr("attnscope.capture.rows.scores.SHORT", 1 << 16)
+    sizes = {"n_embd": 2 * HEADS, "n_head": HEADS, "n_layer": 2, "n_positions": TOKENS}
+    model = load(gpt2(tmp_path, **sizes), predicting=True)
     text = model.prepare("The cat sat on the mat. " * TOKENS, limit=Limit(TOKENS, truncate=True))
     assert len(text.tokens) == TOKENS
     with _Largest() as largest:

@@ -93,9 +93,7 @@ def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, colu
         (["patch", "--pairs", "pairs.tsv"], 12, "2 pairs of texts"),
     ],
 )
-def test_pairs_and_prompts_of_a_template_are_averaged_with_standard_errors(
-    ask, tmp_path, monkeypatch, asked, count, named
-):
+def test_pairs_and_prompts_are_averaged_with_standard_errors(ask, tmp_path, monkeypatch, asked, count, named):
     monkeypatch.chdir(tmp_path)
     Path("words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
     Path("pairs.tsv").write_text(
@@ -214,9 +212,7 @@ def test_groups_and_parts_each_sum_to_the_score(run, writer):
     assert all(each in words for each in ("the prediction: 'mat'", "over 'cat'", "the scale of every norm"))
 
 
-def test_every_part_and_the_words_of_one_head_are_written_printed_in_any_width_and_drawn(
-    run, writer, tmp_path, monkeypatch
-):
+def test_parts_and_words_of_a_head_are_written_printed_and_drawn(run, writer, tmp_path, monkeypatch):
     asked = ("logits", KING, "-m", writer, "--head", "L1H2")
     seen = run.json(*asked)
     (words,) = seen["words"]

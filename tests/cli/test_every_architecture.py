@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.capture.tiny import DECODER, FAMILIES, SIZES
+from tests.capture.tiny import DECODER, FAMILIES, SIZES, tiny
 from tests.cli.run import numbers
 from tests.models import folders, images
 from tests.models.vision_language import vision_language
@@ -19,15 +19,13 @@ ARTICLE = ["-f", "sample_inputs/article.txt", "--max-tokens", "60"]
 PAIR = ["-f", "sample_inputs/pairs.tsv", "--line", "1", "--max-tokens", "40"]
 
 OTHERS = {
-    "bloom": lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4),
-    "mpt": lambda: transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
-    "falcon": lambda: transformers.FalconConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True
-    ),
-    "gemma3": lambda: transformers.Gemma3TextConfig(**DECODER, head_dim=8, sliding_window=4),
-    "neox": lambda: transformers.GPTNeoXConfig(**SIZES, num_hidden_layers=2, max_position_embeddings=64),
-    "squeezebert": lambda: transformers.SqueezeBertConfig(
-        **SIZES, num_hidden_layers=2, embedding_size=32, q_groups=1, k_groups=1, v_groups=1
+    "bloom": tiny("Bloom", hidden_size=32, n_layer=2, n_head=4),
+    "mpt": tiny("Mpt", d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "falcon": tiny("Falcon", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True),
+    "gemma3": tiny("Gemma3Text", **DECODER, head_dim=8, sliding_window=4),
+    "neox": tiny("GPTNeoX", **SIZES, num_hidden_layers=2, max_position_embeddings=64),
+    "squeezebert": tiny(
+        "SqueezeBert", **SIZES, num_hidden_layers=2, embedding_size=32, q_groups=1, k_groups=1, v_groups=1
     ),
 }
 BEGINS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}
@@ -37,7 +35,7 @@ def family(folder: Path, name: str) -> str:
     """A folder of a tiny model of a family, random, with a tokenizer that was learnt from a few lines."""
     tokenizer = (folders.t5 if name in PAIRS else folders.gpt2)(folder / "tokenizer")
     wrapped = transformers.AutoTokenizer.from_pretrained(tokenizer)
-    config = OTHERS[name]() if name in OTHERS else FAMILIES[name].config()
+    config = (FAMILIES | OTHERS)[name].config()
     changes = {"vocab_size": len(wrapped), "decoder_vocab_size": len(wrapped)} | (
         BEGINS if name in PAIRS else {}
     )

@@ -88,9 +88,7 @@ def test_the_sentence_stands_under_the_picture_and_in_the_json(run, failing, cau
     assert "--token" in asked or SENTENCE in run.json(*words)["notes"]
 
 
-def test_info_lists_the_layers_that_were_seen_and_the_missing_one_is_refused_with_the_reason(
-    run, failing, causal_folder
-):
+def test_a_missing_layer_is_named_by_info_and_refused_with_the_reason(run, failing, causal_folder):
     assert SENTENCE in " ".join(run("info", causal_folder).out.split())
     answer = run.json("info", causal_folder)
     assert [site["layer"] for site in answer["sites"]] == [0]

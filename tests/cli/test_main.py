@@ -214,9 +214,7 @@ def test_what_an_encoding_cannot_write_is_replaced(monkeypatch, start):
 @pytest.mark.subprocess
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
 @pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])
-def test_the_answer_is_printed_and_the_code_is_right_whatever_standard_error_is(
-    run, tmp_path, redirection, head, code
-):
+def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, redirection, head, code):
     trace = tmp_path / "a.trace"  # answers without torch
     assert run("show", "a cat sat", "--keep", trace).code == 0
     command = f"{sys.executable} -m attnscope show --from {trace} --head {head} {redirection}"

@@ -101,8 +101,7 @@ def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
     assert names[:5] == ["show", "browse", "stats", "find", "compare"]
     assert printed.index("More:") > printed.index("  check ")
     assert {*NAMES} <= {*names}
-    summaries = printed.partition("Options:")[0]
-    assert not re.search("^ {9}", summaries, re.M)  # a line each
+    assert not re.search("^ {9}", printed.partition("Options:")[0], re.M)  # a line each
 
 
 def test_every_measure_and_role_is_offered():
@@ -221,10 +220,7 @@ def write(monkeypatch, tmp_path):
     [
         ({"users": 'model = "own-causal"'}, "-m own-causal"),
         ({"users": 'hide_special = true\nscale = "row"'}, "--hide-special --scale row"),
-        (
-            {"project": "quiet = true\nmax-tokens = 5\nhide-special = true"},
-            "-q --max-tokens 5 --hide-special",
-        ),
+        ({"project": "quiet = true\nmax-tokens = 5"}, "-q --max-tokens 5"),
     ],
 )
 def test_a_setting_is_a_default_of_its_option(run, write, settings, typed):
@@ -277,9 +273,7 @@ def test_a_file_of_weights_needs_no_model_whatever_is_set(run, write, tmp_path, 
         ('model = "evil.py:Model"', "options that run code or write files belong in "),
     ],
 )
-def test_a_wrong_setting_of_a_project_is_one_sentence_that_names_its_file(
-    run, write, tmp_path, setting, sentence
-):
+def test_a_wrong_setting_of_a_project_is_a_sentence_with_its_file(run, write, tmp_path, setting, sentence):
     write(project=setting)
     ran = run("show", TEXT).refuses(sentence)
     assert ran.err.count("\n") == 1

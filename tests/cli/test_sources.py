@@ -145,9 +145,7 @@ READ = [  # what is typed, what stands in a file or in a pipe, and what is read 
 
 
 @pytest.mark.parametrize(("typed", "content", "found"), READ)
-def test_a_text_is_typed_or_comes_from_a_pipe_a_file_or_a_line_of_it(
-    tmp_path, monkeypatch, typed, content, found
-):
+def test_a_text_is_typed_piped_or_a_file_or_a_line_of_it(tmp_path, monkeypatch, typed, content, found):
     (tmp_path / "text.txt").write_bytes(content or b"")
     monkeypatch.setattr("sys.stdin", content and io.TextIOWrapper(io.BytesIO(content)))
     asked = SourceOptions(**typed, file=None if "text" in typed else tmp_path / "text.txt")

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,21 +77,16 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
 
 
 def test_a_watch_waits_for_checkpoints_that_are_being_written(run, checkpoints, tmp_path, monkeypatch):
-    pauses = []
-    begun = [
-        lambda: (tmp_path / "checkpoint-1").mkdir(),
-        lambda: gpt2(tmp_path / "checkpoint-1"),
-        lambda: None,
-        lambda: gpt2(tmp_path / "checkpoint-2"),
-    ]
-
-    def pause(seconds):
-        if len(pauses) == len(begun):
-            raise KeyboardInterrupt
-        begun[len(pauses)]()
-        pauses.append(seconds)
-
-    monkeypatch.setattr(time, "sleep", pause)
+    steps = iter(
+        [
+            lambda: (tmp_path / "checkpoint-1").mkdir(),
+            lambda: gpt2(tmp_path / "checkpoint-1"),
+            lambda: None,
+            lambda: gpt2(tmp_path / "checkpoint-2"),
+            Mock(side_effect=KeyboardInterrupt),
+        ]
+    )
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(steps)())
     log = tmp_path / "log.jsonl"
     shown = run("track", tmp_path, "--texts", checkpoints / "probe.txt", "--jsonl", log, "--watch", "--json")
     answers = [json.loads(line) for line in shown.out.splitlines()]

@@ -318,8 +318,7 @@ def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
 
 def test_what_needs_the_model_runs_it(run, looks, folder):
     run("show", TEXT, "-m", "own-causal")
-    ran = run("ablate", TEXT, "-m", "own-causal", "--head", "L0H1")
-    assert not came_from_there(ran)
+    assert not came_from_there(run("ablate", TEXT, "-m", "own-causal", "--head", "L0H1"))
 
 
 @pytest.fixture

@@ -12,11 +12,8 @@ from tests.models import folders, images
 from tests.models.vision_language import vision_language
 
 CAT = "The cat sat on the mat because it was tired."
-SENTENCES = ["-f", "sample_inputs/sentences.txt", "--line", "2", "--max-tokens", "40"]
 CODE = ["-f", "sample_inputs/source_code.py", "--max-tokens", "50"]
-LANGUAGES = ["-f", "sample_inputs/languages.txt", "--max-tokens", "60"]
 ARTICLE = ["-f", "sample_inputs/article.txt", "--max-tokens", "60"]
-PAIR = ["-f", "sample_inputs/pairs.tsv", "--line", "1", "--max-tokens", "40"]
 
 OTHERS = {
     "bloom": tiny("Bloom", hidden_size=32, n_layer=2, n_head=4),
@@ -59,10 +56,10 @@ def image(folder: Path) -> list:
 PAIRS, IMAGES = ("bart", "marian"), ("vit", "dinov2", "swin", "yolos", "segformer")
 TEXTS = ("bert", "albert", "modernbert", "deberta-v2", "llama", "mistral", "gemma2", "gpt-oss", *OTHERS)
 SOURCES = {
-    "own": lambda folder: LANGUAGES,
-    "own, a pair": lambda folder: PAIR,
+    "own": lambda folder: ["-f", "sample_inputs/languages.txt", "--max-tokens", "60"],
+    "own, a pair": lambda folder: ["-f", "sample_inputs/pairs.tsv", "--line", "1", "--max-tokens", "40"],
     "own-causal that writes": lambda folder: [CAT, "-m", "own-causal", "--generate", "5"],
-    "minilm": lambda folder: [*SENTENCES, "-m", folders.minilm()],
+    "minilm": lambda folder: ["-f", "sample_inputs/sentences.txt", "--line", "2", "-m", folders.minilm()],
     "gpt2 in bfloat16": lambda folder: [*CODE, "-m", folders.gpt2(folder), "--dtype", "bfloat16"],
     "t5": lambda folder: [CAT, "It slept.", "-m", folders.t5(folder)],
     "t5 that writes": lambda folder: [CAT, "-m", folders.t5(folder), "--generate", "4"],

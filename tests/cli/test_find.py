@@ -124,9 +124,8 @@ def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run,
 
 def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp_path):
     np.save(tmp_path / "a.npy", np.full((1, 1, 120_000), 1 / 120_000, np.float32))
-    run("flow", "--from", tmp_path / "a.npy").refuses(
-        "out of memory: NumPy asked for 114.9 GB; the command may take"
-    )
+    told = "out of memory: NumPy asked for 114.9 GB; the command may take"
+    run("flow", "--from", tmp_path / "a.npy").refuses(told)
 
 
 def test_flow_lists_every_way_with_random_orders_among_them(run):
@@ -140,9 +139,8 @@ def test_flow_lists_every_way_with_random_orders_among_them(run):
     del areas["random order"]
     assert list(areas.values()) == sorted(areas.values())
     weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
-    assert areas.keys() == weighings | {
-        f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")
-    }
+    methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
+    assert areas.keys() == weighings | methods
 
 
 def test_stats_ranks_heads_by_what_they_are_weighed_by(run):

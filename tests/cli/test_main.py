@@ -179,8 +179,7 @@ def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run,
 @pytest.mark.slow
 def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path):
     def ended(*words):
-        command = [sys.executable, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
 
     for words in (("show", "The cat sat.", "--head", "L1H1"), ("train", "--help")):

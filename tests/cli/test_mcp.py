@@ -16,7 +16,6 @@ from attnscope.cli.commands.mcp import make_server
 mcp = pytest.importorskip("mcp")
 
 TEXT = "The cat sat on the mat because it was tired."
-CAUSAL = "The cat sat on the"
 BUNDLED = Path(attnscope.__file__).parent / "pretrained" / "own"
 
 
@@ -53,7 +52,7 @@ def test_a_head_is_a_picture_and_text(server):
         ("find", {"text": TEXT, "question": "it -> cat"}, "share  baseline  rank"),
         ("compare", {"text": TEXT}, "nats apart"),
         ("compare", {"text": "The cat sat.", "other": "The dog sat."}, "changes by"),
-        ("cut", {"text": CAUSAL, "edge": "on -> cat", "target": "mat"}, "log-probability"),
+        ("cut", {"text": "The cat sat on the", "edge": "on -> cat", "target": "mat"}, "log-probability"),
     ],
 )
 def test_each_question_is_answered_as_in_the_terminal(server, tool, words, said):

@@ -86,18 +86,16 @@ def test_a_token_lists_all_others_where_few_are_left(run, count, listed):
 def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
     asked = ("show", "--repeat-random", "8", "-m", "own-causal", "--loss")
     losses = run.json(*asked)["losses"]
-    head = run.json(*asked, "--head", "L1H0")
-    assert head["losses"] == losses
+    head = (*asked, "--head", "L1H0")
+    assert run.json(*head)["losses"] == losses
     known = [each["loss"] for each in losses if each["loss"] is not None]
     assert len(known) == 16
     assert np.mean(known[:8]) > 5 * np.mean(known[8:])  # the model has induction heads
     assert f"mean {np.mean(known):.2f}" in run(*asked).out
-    (strip,) = (
-        line for line in run(*asked, "--head", "L1H0").out.splitlines() if line.strip().startswith("loss ")
-    )
+    (strip,) = (line for line in run(*head).out.splitlines() if line.strip().startswith("loss "))
     marks = ["▁▂▃▄▅▆▇█"[round(7 * each / max(known))] * 2 for each in known]
     assert "".join(marks) in strip
-    assert run(*asked, "--head", "L1H0", "-o", tmp_path / "loss.png").code == 0
+    assert run(*head, "-o", tmp_path / "loss.png").code == 0
 
 
 def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
@@ -162,9 +160,8 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monk
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, terminal, tmp_path):
-    run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all").refuses(
-        "there is no such folder"
-    )
+    ran = run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all")
+    ran.refuses("there is no such folder")
 
 
 def test_the_browser_is_given_what_the_command_says(run, terminal, monkeypatch, tmp_path):

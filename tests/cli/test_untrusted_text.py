@@ -14,7 +14,6 @@ from attnscope.storage.arrays import read_weights, save_weights
 from tests.models.folders import gpt2
 from tests.test_text import HOSTILE, steering
 
-SIDES = ("queries", "keys")
 NAME = HOSTILE.replace("\udcff", "").replace("/", "")
 
 
@@ -25,7 +24,9 @@ def planted(form: str, tmp_path):
         "format": 1,
         "title": NAME,
         "notes": [NAME],
-        "axes": [{side: [[NAME, i, i + 1, False, None, None] for i in range(2)] for side in SIDES}],
+        "axes": [
+            {side: [[NAME, i, i + 1, False, None, None] for i in range(2)] for side in ("queries", "keys")}
+        ],
         "layers": [{"kind": "encoder", "layer": 0, "array": "encoder.00", "axes": 0}],
     }
     first = tmp_path / "first.json"

@@ -219,10 +219,12 @@ def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
 @pytest.mark.parametrize("wrong", [-1, 0, 1, 3])
 def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
     torch.manual_seed(0)
-    module, observers = nn.Sequential(modules.ListedHeads()), [Seeing(check_parts)]
+    module, masks = nn.Sequential(modules.ListedHeads()), []
+    observers = [Seeing(check_parts), Seeing(lambda seen: masks.append(seen.allowed(1, 5)))]
     with torch.inference_mode(), Off((9, 4), "bmm", call=wrong), recording(module, observers) as record:
         module(torch.randn(2, 9, 16))
     assert [(site.heads, site.differs) for site in record.sites] == [(4, wrong >= 0)]
+    assert [mask.shape[1:] for mask in masks] == [(4, 4, 9)]  # each head has its own
     assert record.failures == []
 
 

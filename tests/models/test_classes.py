@@ -73,9 +73,8 @@ def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path):
 def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path))
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400, id2label=LABELS)
-    model = load(
-        save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer), predicting=True
-    )
+    folder = save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer)
+    model = load(folder, predicting=True)
     record = weigh_model(model, "gradient").run(model.prepare(TEXT), [])
     assert any("the prediction: class" in note for note in record.notes)
 

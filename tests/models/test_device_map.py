@@ -51,10 +51,8 @@ WORDS += ["logits", "compare --composition", "info --copying"]
 @pytest.mark.parametrize("words", WORDS)
 def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memory, run, words):
     command, *options = words.split()
-    plain, read = (
-        json.loads(run(command, TEXT, *options, *more, "-m", folder, "--json").out)
-        for more in ([], ["--device-map", "auto"])
-    )
+    asked = [command, TEXT, *options, "-m", folder, "--json"]
+    plain, read = (json.loads(run(*asked, *more).out) for more in ([], ["--device-map", "auto"]))
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
     assert read == approximate(plain)
@@ -70,9 +68,7 @@ def approximate(answer):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
-def test_no_file_of_weights_is_mapped_while_its_layers_run_and_libraries_are_left_as_they_were(
-    folder, little_memory, tmp_path
-):
+def test_no_file_of_weights_stays_mapped_and_libraries_are_left_as_they_were(folder, little_memory, tmp_path):
     from accelerate import big_modeling
 
     before = big_modeling.OffloadedWeightsLoader

@@ -60,9 +60,7 @@ def ids_of(tokens):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_steps_are_the_models_own_attention_over_the_whole_text_and_greedy_ones_the_likeliest(
-    folder_of, writer_of, name
-):
+def test_steps_are_the_likeliest_and_have_the_models_own_attention(folder_of, writer_of, name):
     model = writer_of(name)
     prompt = model.prepare(TEXT)
     text, start = model.generate(prompt, 9), len(prompt.tokens)

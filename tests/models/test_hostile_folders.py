@@ -94,9 +94,7 @@ def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_whose_numbers_exceed_the_memory_is_refused_before_anything_is_built(
-    name, tmp_path, monkeypatch
-):
+def test_a_config_that_exceeds_the_memory_is_refused_before_it_is_built(name, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
     require_sentence(changed(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
 

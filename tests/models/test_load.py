@@ -114,9 +114,7 @@ def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path):
         ("own", {"dtype": "float8"}, "no dtype 'float8': there are auto, float32"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once_in_one_sentence(
-    tmp_path, monkeypatch, name, options, sentence
-):
+def test_what_cannot_be_meant_is_refused_at_once(tmp_path, monkeypatch, name, options, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "weights.bin").write_bytes(b"x")

@@ -104,9 +104,7 @@ def test_a_chat_is_not_cut_but_refused(own):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(("make", "more"), [(gpt2, []), (t5, []), (None, []), (None, ["sat mat"])])
-def test_a_book_is_cut_as_its_tokenizer_cuts_it_and_tokenized_whole_only_once(
-    make, more, side, monkeypatch, tmp_path
-):
+def test_a_book_is_tokenized_whole_only_once(make, more, side, monkeypatch, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(make(tmp_path) if make else minilm(), truncation_side=side)
     texts = ["It was the best of times, it was the worst of times; " * 400, *more]
     expected, count = tokenizer(*texts, truncation=True, max_length=50), len(tokenizer(*texts)["input_ids"])

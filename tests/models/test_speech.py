@@ -217,9 +217,7 @@ def no_sounds(folder: Path):
         ("wav2vec2", {"sampling_rate": 10**12}, "samples a second"),
     ],
 )
-def test_a_feature_extractor_that_does_not_fit_ends_in_a_sentence(
-    folder_of, tmp_path, tone, name, changes, sentence
-):
+def test_a_feature_extractor_that_does_not_fit_says_so(folder_of, tmp_path, tone, name, changes, sentence):
     place = shutil.copytree(folder_of(name), tmp_path / "model")
     model = load(folders.changed(place, "preprocessor_config.json", **changes), generative=True)
     with pytest.raises(AttnscopeError, match=sentence):
@@ -251,9 +249,7 @@ def test_a_part_that_is_none_ends_in_a_sentence(tone):
 
 @pytest.mark.parametrize(("dense", "over", "fits"), [(None, 1.5, 1.0), (8000, 0.6, 0.5)])
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
-def test_what_is_too_long_is_not_decoded_and_a_dense_sound_has_as_many_samples(
-    tmp_path, monkeypatch, suffix, dense, over, fits
-):
+def test_what_is_too_long_or_too_dense_is_not_decoded(tmp_path, monkeypatch, suffix, dense, over, fits):
     monkeypatch.setattr(reading, "LONGEST", 1)
     monkeypatch.setattr(reading, "DENSE", dense or reading.DENSE)
     with pytest.raises(InputError, match="longer than"):

@@ -252,9 +252,7 @@ def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
         *(("config.json", {"decoder_start_token_id": id_}, None) for id_ in (-1, 1 << 31, 1 << 63, 1 << 70)),
     ],
 )
-def test_what_stands_for_unknown_words_and_what_a_decoder_begins_with_are_tokens(
-    file, change, sentence, tmp_path
-):
+def test_unknown_words_and_the_begin_of_a_decoder_are_tokens(file, change, sentence, tmp_path):
     t5(tmp_path / "t5")
     with pytest.raises(ModelError, match=sentence):
         load(changed(tmp_path / "t5", file, **change)).prepare("The cat sat.")

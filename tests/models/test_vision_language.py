@@ -138,9 +138,7 @@ def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(model_of
 
 
 @pytest.mark.parametrize(("size", "grid"), [((100, 500), (2, 8)), ((500, 100), (8, 2))])
-def test_small_pictures_of_a_panorama_stay_apart_though_their_pixels_are_as_large(
-    size, grid, model_of, tmp_path
-):
+def test_small_pictures_of_a_panorama_stay_apart_from_it(size, grid, model_of, tmp_path):
     prepared = model_of("llava_next").prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
     assert prepared.picture.grid == grid
     assert prepared.tokens[15].text == "thumbnail 1 · 3,3"
@@ -258,9 +256,8 @@ GROWN = [  # the same, where memory fills bit by bit
     ("name", "pictures", "settings", "sentence"),
     [*(case(*lie) for lie in LIES), *(pytest.param(*lie, marks=pytest.mark.nightly) for lie in GROWN)],
 )
-def test_sizes_and_tiles_without_end_or_fit_are_a_sentence(
-    name, pictures, settings, sentence, folder_of, tmp_path, picture, little_memory
-):
+@pytest.mark.usefixtures("little_memory")
+def test_sizes_without_end_are_a_sentence(name, pictures, settings, sentence, folder_of, tmp_path, picture):
     folder = shutil.copytree(folder_of(name), tmp_path / "model")
     said = json.loads((folder / "processor_config.json").read_text()).get("image_processor")
     settings = {"image_processor": said | settings} if pictures else settings

@@ -19,7 +19,6 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
-    """A picture of noise."""
     return save_noise(tmp_path / "a.png", 90, 120)
 
 

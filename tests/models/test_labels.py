@@ -91,12 +91,9 @@ def test_a_group_is_a_part_that_find_and_spans_know(genes):
     assert alone["heads"][0]["rows"] == 1
 
 
-def test_another_number_of_labels_is_refused_with_both_numbers(table):
+def test_labels_of_another_number_or_of_something_else_than_encoder_and_decoder_are_refused(table):
     with pytest.raises(InputError, match="there are 5 labels, and 7 positions"):
         attnscope.wrap(Letters()).read({"0": torch.arange(7)[None]}, labels=table)
-
-
-def test_tokens_of_something_else_than_encoder_and_decoder_are_refused():
     recorded = attnscope.record(Genes(), tokens={"camera": ["a"]})
     with pytest.raises(InputError, match="name those of encoder and decoder"), recorded:
         pass

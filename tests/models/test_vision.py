@@ -109,21 +109,18 @@ def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
     assert kinds["encoder"].keys == image.tokens
 
 
-def test_text_and_images_go_to_the_models_that_read_them(folder_of, picture):
+def test_text_and_images_go_to_the_models_that_read_them(folder_of, picture, tmp_path):
     seeing = load(folder_of("vit"))
     with pytest.raises(InputError, match="reads images, not text: give it one with --image FILE"):
         seeing.prepare("The cat sat.")
     with pytest.raises(InputError, match="reads images alone: leave out the text"):
         seeing.prepare_image(picture, "The cat sat.")
+    transformers.ViTModel(transformers.ViTConfig(**images.VIT)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="it has no preprocessor_config"):
+        load(tmp_path).prepare_image(picture)
     for name in ("own", folders.minilm()):
         with pytest.raises(InputError, match="reads text, not images"):
             load(name).prepare_image(picture)
-
-
-def test_a_folder_that_does_not_say_how_it_reads_images_is_told_so(tmp_path, picture):
-    transformers.ViTModel(transformers.ViTConfig(**images.VIT)).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="it has no preprocessor_config"):
-        load(str(tmp_path)).prepare_image(picture)
 
 
 def bomb(side: int) -> bytes:

@@ -42,7 +42,6 @@ def _logits(folder, what, prepared):
     ],
 )
 def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, head, target, at, chosen):
-    """Tokens are sorted at a position, or at that where the class is likeliest."""
     model = load(_bert(tmp_path, head), predicting=True)
     prepared = model.prepare(TEXT)
     own = _logits(tmp_path, head, prepared).logits[0].detach()

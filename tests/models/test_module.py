@@ -140,12 +140,9 @@ def test_tensors_go_in_by_the_names_of_the_forward_or_by_their_place(file, tmp_p
     np.testing.assert_allclose(seen.grids["cross"].layers[0].values, expected[0].detach(), atol=1e-6)
 
 
-def test_a_tensor_of_another_name_is_met_with_the_names_there_are(file, tmp_path):
+def test_tensors_go_into_models_of_every_kind_by_the_names_there_are(file, tmp_path):
     with pytest.raises(InputError, match="no input 'query': its forward takes queries, keys"):
         prepare(load(f"{file}:Cross"), tmp_path / "inputs.safetensors", query=torch.zeros(1))
-
-
-def test_tensors_go_into_models_of_every_kind(tmp_path):
     model = load("own")
     ids = prepare(model, tmp_path / "own.safetensors", ids=torch.tensor([[5, 6, 7]]))
     assert len(model.run(ids, []).sites) == 4

@@ -113,16 +113,12 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
         ("own", "The [MASK] sat on the mat.", None, "in the place of token 2, '[MASK]'"),
     ],
 )
-def test_a_note_names_the_prediction(name, text, target, said):
+def test_a_note_names_the_prediction_and_a_token_that_is_not_there_is_refused(name, text, target, said):
     model = load(name)
+    with pytest.raises(SelectionError, match="has the tokens 0-"):
+        weigh_model(model, "gradient", "99").run(model.prepare(text), [])
     record = weigh_model(model, "gradient", target).run(model.prepare(text), [])
     assert any(said in note for note in record.notes)
-
-
-def test_a_token_that_is_not_there_is_refused():
-    model = load("own-causal")
-    with pytest.raises(SelectionError, match="has the tokens 0-6"):
-        weigh_model(model, "gradient", "99").run(model.prepare("The cat sat on the"), [])
 
 
 def test_in_a_trained_model_special_tokens_weigh_little_by_norm_and_a_token_stays_itself_most_of_all():

@@ -68,6 +68,8 @@ def square(side: int) -> dict[str, Any]:
     return {"size": {"height": side, "width": side}}
 
 
+JANUS: dict[str, Any] = {"images": {"min_size": 14}, "options": {"num_image_tokens": 16}, "side": 56}
+
 RECIPES: dict[str, Reading] = {
     "aya_vision": Reading(  # tiles, with words between them that say which
         NAMED_HEADS,
@@ -96,9 +98,7 @@ RECIPES: dict[str, Reading] = {
     "janus": Reading(  # a square; the model draws, too, with another tower
         tower(num_attention_heads=8, patch_size=14, num_image_tokens=16, projection_dim=256)
         | inside("vq_config", base_channels=32, channel_multiplier=[1, 1]),
-        images={"min_size": 14},
-        options={"num_image_tokens": 16},
-        side=56,
+        **JANUS,
     ),
     "kimi_k25": Reading(NAMED_HEADS | tower(pos_emb_width=64)),
     "lighton_ocr": Reading(images=PIXTRAL),
@@ -129,12 +129,8 @@ RECIPES: dict[str, Reading] = {
         images=square(256) | {"tile_size": 128, "max_patches": 4},
         options={"patch_size": 16},
     ),
-    "deepseek_vl": Reading(  # a square with padding around the picture
-        tower(num_attention_heads=8, patch_size=14),
-        images={"min_size": 14},
-        options={"num_image_tokens": 16},
-        side=56,
-    ),
+    # a square with padding around the picture
+    "deepseek_vl": Reading(tower(num_attention_heads=8, patch_size=14), **JANUS),
     "deepseek_vl_hybrid": Reading(
         inside("high_res_vision_config", global_attn_indexes=[0]),
         images={"high_res_size": square(256)["size"]},

@@ -165,9 +165,6 @@ def test_heads_that_are_not_meant_are_not_computed():
     assert torch.equal(coarsen.maps[0].values, seen.read.weights[:, [2, 0]] * mask)
 
 
-TEXT = "The cat sat on the mat because it was tired."
-
-
 @pytest.mark.parametrize(
     ("look", "heads"),
     [
@@ -180,7 +177,7 @@ TEXT = "The cat sat on the mat because it was tired."
 )
 def test_an_analysis_computes_each_row_of_the_heads_that_it_shows_once(monkeypatch, look, heads):
     model = load("own")
-    prepared = model.prepare(TEXT)
+    prepared = model.prepare("The cat sat on the mat because it was tired.")
     computed, rows = [], Attention.rows
 
     def counted(attention, start, stop, chosen=None):

@@ -125,12 +125,10 @@ def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(re
     check_kept(model, maps)
 
 
-PICTURES = {
+PICTURES = {  # of windows by a kernel
     "windows": lambda kernel: picture(windows, Windows(0, kernel), Windows(2, kernel)),
     "merged": lambda kernel: picture(merged, Windows(0, kernel), Windows(1, kernel, 4, 2)),
-    "merged, projected apart": (
-        lambda kernel: picture(merged, Windows(0, kernel), Windows(1, kernel, 4, 2, apart=True))
-    ),
+    "projected apart": lambda kernel: picture(merged, Windows(0, kernel), Windows(1, kernel, 4, 2, True)),
 }
 
 

@@ -10,8 +10,7 @@ from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.ways import attend
 
-SIZE, COUNT = 8, 4
-"""Features, and the number of tokens, of streams, of experts, of slots and of heads."""
+SIZE, COUNT = 8, 4  # features, and the number of tokens, of streams, of experts, of slots and of heads
 
 
 def streams_by_gates(m, x):

@@ -67,14 +67,10 @@ PLACES = {
 
 
 EACH_REASON = {reason: way for way, reason in NAMED}
+OTHERS = [place for place in PLACES if "sequence" not in place]
 CELLS = [
     *((way, reason, "in a sequence") for way, reason in NAMED if EACH_REASON[reason] is not way),
-    *(
-        (way, reason, place)
-        for reason, way in EACH_REASON.items()
-        for place in PLACES
-        if "sequence" not in place
-    ),
+    *((way, reason, place) for reason, way in EACH_REASON.items() for place in OTHERS),
 ]
 
 

@@ -223,15 +223,11 @@ def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, red
 
 
 @pytest.mark.subprocess
-@pytest.mark.parametrize(
-    "words",
-    [("skill",), ("check", "any.previous > 0", "--from", "a.trace")],
-    ids=["text", "table"],
-)
-def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, words):
+@pytest.mark.parametrize("asked", ["skill", "check any.previous>0 --from a.trace"])
+def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     assert run("show", TEXT, "--keep", "a.trace").code == 0
-    command = [sys.executable, "-m", "attnscope", *words]
+    command = [sys.executable, "-m", "attnscope", *asked.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -73,6 +74,22 @@ def test_steps_are_the_likeliest_and_have_the_models_own_attention(folder_of, wr
     for kept in eager_maps(model, text, theirs, 4):
         assert kept.site.kind == "decoder"
         assert kept.queries == kept.keys == text.tokens
+
+
+def test_a_step_behind_the_end_is_no_row(folder_of, monkeypatch):
+    utils = transformers.generation.utils
+    late = getattr(utils, "DeferredStopCheck", None)  # which stands for GPUs that are read one step late
+    if late is None:
+        pytest.skip("this transformers always stops in time")
+    model = load(folder_of("llama"), generative=True)
+    prompt = model.prepare(TEXT)
+    whole = ids_of(model.generate(prompt, 9).tokens)
+    model.writer.generation_config.eos_token_id = whole[len(prompt.tokens) + 2]
+    monkeypatch.setattr(late, "is_supported", lambda *given, **named: True)
+    monkeypatch.setattr(torch, "Event", Mock)
+    text = model.generate(prompt, 9)
+    assert text.notes[-1].endswith("; then the model ended the text")
+    assert {len(each.queries) for each in text.replay.attentions} == {len(text.tokens)}
 
 
 def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(writer_of):

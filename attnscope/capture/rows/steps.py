@@ -37,6 +37,12 @@ class Steps:
         steps = self._sites.get((attention.site.name, attention.site.call))
         return steps is None or steps.goes_on(attention)
 
+    def drop_behind(self, rows: int) -> None:
+        """Forget steps behind so many rows: generation on an Apple GPU learns one step late that it ended."""
+        for steps in self._sites.values():
+            while len(steps.calls) > 1 and sum(len(call.queries) for call in steps.calls) > rows:
+                del steps.calls[-1], steps.spans[-1]
+
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention per site and call, in the order in which they first ran.
 

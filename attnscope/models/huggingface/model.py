@@ -273,6 +273,7 @@ class HuggingFaceModel(Model):
             # speech models have their own loop over pieces of the sound, without steps
             generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
             whole = generate(**inputs, generation_config=config, stopping_criteria=[report])  # [1, token]
+        steps.drop_behind(whole.shape[1] - 1)  # the last token was not read
         new = whole[0, start:].tolist()
         new = new[:-1] if len(new) > count or new[-1] in ends else new
         counts: dict[Site, list[int]] = {}

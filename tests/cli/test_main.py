@@ -20,8 +20,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2
 
-CAT = "The cat sat on the mat because it was tired."
-TEXT = "The king said that he would"
+TEXT = "The cat sat on the mat because it was tired."
 
 
 @pytest.fixture
@@ -237,10 +236,10 @@ def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path,
 def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done():
     heard, writer, predicting = [], load("own-causal"), load("own", predicting=True)
     with listening(lambda *what: heard.append(what)):
-        measure_heads(predicting, predicting.prepare(CAT), Selection())
+        measure_heads(predicting, predicting.prepare(TEXT), Selection())
         assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
-        writer.generate(writer.prepare(TEXT), 5)
-        measure_heads(predicting, predicting.prepare(" ".join([CAT] * 8)), Selection(), importance=True)
+        writer.generate(writer.prepare("The king said that he would"), 5)
+        measure_heads(predicting, predicting.prepare(" ".join([TEXT] * 8)), Selection(), importance=True)
     assert [told for told in heard if told[0] == "token"] == [("token", done, 5) for done in (1, 2, 3, 4, 5)]
     done, of = zip(*(told[1:] for told in heard if told[0] == "pass"), strict=True)
     assert list(done) == list(range(1, of[-1] + 1))
@@ -262,7 +261,7 @@ def test_quiet_has_neither_notes_nor_progress_and_verbose_says_how_long_each_ste
     out = tmp_path / "a.npz"
     for words in (("--head", "L2H1"), ("-o", out)):
         usual, quiet, verbose = (
-            run("show", CAT, "--max-tokens", "9", *words, *more) for more in ((), ("-q",), ("-v",))
+            run("show", TEXT, "--max-tokens", "9", *words, *more) for more in ((), ("-q",), ("-v",))
         )
         assert quiet.err == ""
         assert len(quiet.out) < len(usual.out) or not usual.out

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
     """Make the folder if necessary, and lock it against other exports. Raises ``OutputError``."""
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,6 +113,9 @@ def claim_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+        if made:
+            with suppress(OSError):  # only an empty folder goes: what was asked for was refused
+                folder.rmdir()
 
 
 def describe_file(path: Path) -> dict[str, Any]:

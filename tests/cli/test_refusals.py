@@ -289,9 +289,8 @@ REFUSED = {
 
 
 def files_below(place):
-    """Every file with its size, and every folder but that of ``export``, which is made first."""
-    found = (path for path in place.rglob("*") if path.name != "out")
-    return {path: path.is_file() and path.stat().st_size for path in found}
+    """Every file with its size, and every folder."""
+    return {path: path.is_file() and path.stat().st_size for path in place.rglob("*")}
 
 
 @pytest.mark.parametrize(("typed", "sentence"), REFUSED.items(), ids=REFUSED)

@@ -81,21 +81,21 @@ DOCUMENTS = """# newdoc id = hard
 5	them	_	PRON	_	_	3	nmod	_	Entity=e3)
 
 # newdoc id = one
-# global.Entity = eid-etype-head-other
-1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(e1-person-1-)
+# global.Entity = etype-eid-head-other
+1	Ann	_	PROPN	_	_	2	nsubj	_	Entity=(person-e1-1-)
 2	saw	_	VERB	_	_	0	root	_	_
-3	the	_	DET	_	_	5	det	_	Entity=(e2-animal-3-
+3	the	_	DET	_	_	5	det	_	Entity=(animal-e2-3-
 4	old	_	ADJ	_	_	5	amod	_	_
 5	dog	_	NOUN	_	_	2	obj	_	Entity=e2)
 
-1	She	_	PRON	_	_	2	nsubj	_	Entity=(e1-person-1-)
+1	She	_	PRON	_	_	2	nsubj	_	Entity=(person-e1-1-)
 2	fed	_	VERB	_	_	0	root	_	_
-3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(e2-animal-2-(e1-person-1-)
+3	her	_	PRON	_	_	4	nmod:poss	_	Entity=(animal-e2-2-(person-e1-1-)
 4	pet	_	NOUN	_	_	2	obj	_	Entity=e2)|SpaceAfter=No
 5	.	_	PUNCT	_	_	2	punct	_	_
 
 # newdoc id = two
-1	She	_	PRON	_	_	0	root	_	Entity=(e1-person-1-)
+1	She	_	PRON	_	_	0	root	_	Entity=(person-e1-1-)
 
 """
 

@@ -104,9 +104,10 @@ class LayerPass:
     @property
     def attending(self) -> list[tuple[int, Kind, int]]:
         """The place, kind and number in its list of each layer that ran in a list with attention."""
+        # of several calls in a list, the first one counts
         inside = ((site.site, ran) for site in reversed(self.record.sites) for ran in self.ran)
         kinds = {ran.stack: site.kind for site, ran in inside if site.name.startswith(f"{ran.layer}.")}
-        if not kinds:  # of several calls in a list, the first one counts
+        if not kinds:
             raise ModelError(f"{self.model.name} has no list of layers to read after")
         stacks = [ran.stack for ran in self.ran]
         return [(at, kinds[it], stacks[:at].count(it)) for at, it in enumerate(stacks) if it in kinds]

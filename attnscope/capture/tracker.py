@@ -137,7 +137,7 @@ class Pass(ABC):
 
     def note_compiled(self) -> None:
         """Note if attention runs differently than without a recording."""
-        if runs_as_written():
+        if not self.is_known and runs_as_written():  # no pass with a change becomes known
             self.record.note_change(COMPILED)
 
     def name(self, path: str, reason: str) -> None:

@@ -137,12 +137,19 @@ class Contracted(Node):
         if which == "channel" and self.channels:
             start = 1 + (self.projection or 0) * STRETCH
             return numbered(self.shape, self.channels, start, self.roots[0].device)
+        return (self._positions if which == "position" else self._kept(which)).expand(self.shape)
+
+    @cached_property
+    def _positions(self) -> Tensor:  # kept: chains of later layers lead through here
+        return self._kept("position")
+
+    def _kept(self, which: Which) -> Tensor:
         labels = self.args[0].walk(which)
         kept = [axis for axis in self.axes if axis is not None]
         for axis in reversed(range(labels.ndim)):
             labels = labels if axis in kept else _first(labels, axis, marked=which == "position")
         labels = labels.permute(*(sorted(kept).index(axis) for axis in kept))
-        return labels[tuple(None if axis is None else slice(None) for axis in self.axes)].expand(self.shape)
+        return labels[tuple(None if axis is None else slice(None) for axis in self.axes)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,7 @@ class Block:
     @cached_property
     def open_keys(self) -> Tensor:
         """Number of open keys ``n_i``, in the type of the rows.  -> [batch or 1, head or 1, row]"""
-        return self.allowed.sum(-1, dtype=self.rows.dtype)
+        return self.allowed.sum(-1, dtype=torch.int32).to(self.rows.dtype)  # faster than in that type
 
     @cached_property
     def positions(self) -> Tensor:

@@ -224,9 +224,10 @@ class PastAttention(Tracker):
         if seen.name == "embedding":
             origin = self._lineage.of(seen.result)
             self._embedded |= set() if origin is None else {root.number for root in origin.node.roots}
-        elif (reason := self._way(seen)) is not None:
-            calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
-            name = calls[-1].name if calls else self.recorder.owner
+            return
+        calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
+        name = calls[-1].name if calls else self.recorder.owner
+        if (reason := self._way(seen, self.reasons.get(name, SPREAD) not in VAGUE)) is not None:
             inside = f"{name}." if name else ""
             if reason in VAGUE and any(path.startswith(inside) for path in self.reasons):
                 return  # what was mixed inside is added here
@@ -234,8 +235,8 @@ class PastAttention(Tracker):
             if self.reasons.get(name, SPREAD) in VAGUE:
                 self.reasons[name] = reason
 
-    def _way(self, seen: Seen) -> str | None:
-        """How a function mixes tokens; None if it does not."""
+    def _way(self, seen: Seen, named: bool) -> str | None:
+        """How a function mixes tokens; None if it does not. Of a module that is ``named`` any way will do."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
         if self._pooled and isinstance(seen.result, Tensor):
             states = given[:1] if name.endswith("_as") else given  # the second only says which shape or type
@@ -255,7 +256,7 @@ class PastAttention(Tracker):
         if way is not None:
             return way if self._mixes(seen, given) else None
         if name in MULTIPLYING and seen.product is not None:
-            return self._multiplies(seen.product)
+            return SUMMED if named else self._multiplies(seen.product)
         if name in REDUCING and given:
             axes = seen.given("input", "dim").get("dim")
             gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
@@ -268,7 +269,7 @@ class PastAttention(Tracker):
         if name in ELEMENTWISE - {"to", "type_as"} and len(given) == 2:
             if given[0].shape != given[1].shape and name in TIMES:
                 self._products[seen.result] = given
-            return self._meets(*given)
+            return SUMMED if named else self._meets(*given)
         return None
 
     def _multiplies(self, product: Product) -> str | None:
@@ -345,7 +346,7 @@ class PastAttention(Tracker):
                 or is_constant(_without_copies(places)[0] % STRETCH, axis)
             ):
                 continue
-            if not whole or not bool((places % 1 > 0).any()):
+            if not whole or not bool((places != places.floor()).any()):
                 return True
         return False
 
@@ -368,10 +369,12 @@ class PastAttention(Tracker):
         if not (self._are_tokens(left) or self._are_tokens(right)):
             return None
         mine, theirs = _without_copies(mine, theirs)
-        if bool((mine % 1 > 0).any()) != bool((theirs % 1 > 0).any()):
+        places, others = mine.floor(), theirs.floor()  # torch's remainders take ten times as long
+        if bool((mine != places).any()) != bool((theirs != others).any()):
             return SPREAD
-        apart = (mine.floor() != theirs.floor()) & (mine > 0) & (theirs > 0)
-        return SHIFTED if bool((apart & (mine // STRETCH == theirs // STRETCH)).any()) else None
+        apart = (places != others) & (mine > 0) & (theirs > 0)
+        alike = torch.floor(mine / STRETCH) == torch.floor(theirs / STRETCH)
+        return SHIFTED if bool((apart & alike).any()) else None
 
 
 @cache

@@ -6,6 +6,7 @@ other machines. Addresses of this machine stay open.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -161,11 +162,13 @@ def deadline() -> Iterator[None]:
     if asked == "off" or not main or signal.getitimer(signal.ITIMER_PROF)[0]:  # or another timer is running
         yield
         return
-    seconds = float(asked)
-    end = time.thread_time() + seconds
+    seconds, changing = float(asked), ("__enter__", "__exit__")
+    end, around = time.thread_time() + seconds, set(_frames(sys._getframe()))
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if time.thread_time() >= end and not _changes_state(frame):
+        inside = itertools.takewhile(lambda each: each not in around, _frames(frame))
+        # not where the work enters or leaves a context manager: an error there would leave its state behind
+        if time.thread_time() >= end and not any(each.f_code.co_name in changing for each in inside):
             raise OutOfTime(
                 f"takes longer than {seconds:g} seconds, and was stopped (ATTNSCOPE_DEADLINE changes that)"
             )
@@ -178,6 +181,7 @@ def deadline() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+        around.clear()
 
 
 _printing = threading.Lock()
@@ -202,13 +206,11 @@ def foreign_output() -> Iterator[None]:
                 sys.stdout = before
 
 
-def _changes_state(frame: FrameType | None) -> bool:
-    """Whether a context manager is being entered or left: an error there would leave its state behind."""
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it, innermost first."""
     while frame is not None:
-        if frame.f_code.co_name in ("__enter__", "__exit__"):
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 EVENTS = {f"socket.{name}": 1 for name in ("connect", "sendto", "sendmsg")}

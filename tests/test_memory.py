@@ -1,6 +1,7 @@
 """The limit of memory and the deadline: what they are, and the sentence that each ends in."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -109,6 +110,34 @@ def swallow():
     with suppress(OutOfTime):
         run_on()
     run_on()
+
+
+class Entered:
+    """Works while it is entered, for a fifth of a second, or with ``limited`` until its time is over."""
+
+    whole = False
+
+    def __init__(self, limited=False):
+        self.limited = limited
+
+    def __enter__(self):
+        with deadline() if self.limited else nullcontext():
+            end = thread_time() + 0.2
+            while thread_time() < end:
+                pass
+        self.whole = True
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_a_limit_of_time_ends_nothing_that_its_work_enters_but_holds_for_work_inside_of_that():
+    entered, around = Entered(), Entered(limited=True)
+    with pytest.raises(OutOfTime), deadline(), entered:
+        run_on()
+    with pytest.raises(OutOfTime), around:
+        pass
+    assert (entered.whole, around.whole) == (True, False)
 
 
 def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():

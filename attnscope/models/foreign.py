@@ -131,6 +131,8 @@ def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
     pending: list[tuple[str, Any]] = [("", settings)]
     while pending:  # not recursive: settings may be nested deeper than Python's stack
         field, value = pending.pop()  # e.g. text_config.attn_implementation
+        if not field.isprintable():  # code in Rust would print it as it is
+            raise ModelError(f"the {file} of {name} has a field whose name is no text: {field!r:.80}")
         if isinstance(value, Mapping):
             pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
@@ -256,7 +258,10 @@ class Source:
         import transformers
 
         with self.shielded(), explained(f"the config.json of {self.name}"):
-            return transformers.AutoConfig.from_pretrained(self.name, **self.options)
+            config = transformers.AutoConfig.from_pretrained(self.name, **self.options)
+            if not all(isinstance(each, str) for each in config.architectures or ()):
+                raise ValueError("the architectures of its config.json are no names")
+            return config
 
     def load_tokenizer(self, config: Any) -> Any:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
@@ -311,10 +316,12 @@ class Source:
         absent = ("missing_entries", "connection_errors", "gated_repo")
         quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in absent}
         with self.shielded():
-            for name in CONFIGS:
+            for name in (*CONFIGS, "tokenizer.json"):
                 file = cached_file(self.name, name, revision=self.revision, **quiet)
                 if file is not None:
                     settings = read_config(self.name, Path(file))
+                    if name == "tokenizer.json":  # the rest is a vocabulary
+                        settings = {"added_tokens": settings.get("added_tokens")}
                     if not self.trust_remote_code:
                         require_honest(self.name, name, settings)
 

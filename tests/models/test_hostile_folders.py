@@ -107,9 +107,28 @@ def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
     require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
 
-def test_a_field_of_the_wrong_type_is_refused_with_the_reason(tmp_path):
-    place = changed(tmp_path / "model", initializer_range="wide")
-    require_sentence(place, "field 'initializer_range': TypeError: Field 'initializer_range' expected float")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"initializer_range": "wide"}, "TypeError: Field 'initializer_range' expected float"),
+        ({"architectures": [3]}, "the architectures of its config.json are no names"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_with_the_reason(changes, said, tmp_path):
+    require_sentence(changed(tmp_path / "model", **changes), said)
+
+
+ADDED = [{"id": 0, "content": "a", "\x1b[2J": 1}]
+
+
+@pytest.mark.parametrize(
+    ("file", "field"), [("tokenizer.json", "added_tokens"), ("special_tokens_map.json", "pad_token")]
+)
+def test_a_field_that_steers_a_terminal_reaches_no_library_that_prints_it(file, field, tmp_path, capfd):
+    place = changed(tmp_path / "model", file, **{field: ADDED if field == "added_tokens" else ADDED[0]})
+    capfd.readouterr()
+    require_sentence(place, f"the {file} of {place} has a field whose name is no text: '{field}.\\x1b[2J'")
+    assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, Seen
-from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root
+from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root, join_labels
 from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -166,12 +166,12 @@ class Lineage(Tracker):
             return
 
         def joined(side: str) -> Moved:
-            made = {"dtype": torch.float64, "device": seen.result.device}  # labels of 0: no origin
+            none = torch.zeros((), dtype=torch.float64, device=seen.result.device)  # labels of 0: no origin
             nodes = [
-                getattr(origin, side, None) or Moved(torch.zeros, "zeros", (tuple(part.shape),), made)
+                getattr(origin, side, None) or Moved(none.expand, "zeros", (tuple(part.shape),), {})
                 for part, origin in zip(parts, origins, strict=True)
             ]
-            return Moved(seen.func, seen.name, (nodes, axis), {})
+            return Moved(seen.func if seen.name == "stack" else join_labels, seen.name, (nodes, axis), {})
 
         right = joined("right") if scores else None
         alike = all(origin.state == known[0].state for origin in known)

@@ -190,6 +190,15 @@ def _first(labels: Tensor, axis: int, marked: bool) -> Tensor:
     return torch.where(mixed, first.floor() + 0.5, first)
 
 
+def join_labels(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Labels side by side; axes along which all of them repeat are not written out."""
+    shape, axis = parts[0].shape, axis % parts[0].ndim
+    alike = [at != axis and all(part.stride(at) == 0 for part in parts) for at in range(len(shape))]
+    once = tuple(slice(1) if same else slice(None) for same in alike)
+    joined = torch.cat([part[once] for part in parts], axis)
+    return joined.expand([size if same else -1 for size, same in zip(shape, alike, strict=True)])
+
+
 def is_constant(labels: Tensor, axis: int) -> bool:
     """Whether labels are alike along an axis."""
     if labels.shape[axis] == 1 or labels.stride(axis) == 0:

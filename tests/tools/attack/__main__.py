@@ -94,7 +94,9 @@ def _verdict(place: Path, code: int, usage: Any) -> str:
         if bad in said:
             return f"{bad}: {end}"
     lines = [line for line in said.splitlines() if line.startswith(("attnscope: ", '{"error"'))]
-    if code == 2 and (not lines or len(lines[-1]) > 700):
+    if code == 2 and (
+        not lines or len(lines[-1]) > 700 * (1 + lines[-1].startswith("{"))
+    ):  # JSON has it twice
         return f"no sentence: {end}"
     if wrong := unseen(out) or unseen(told):
         return f"raw {wrong} is printed"

@@ -362,6 +362,7 @@ def _other(array: Any, chance: Random) -> tuple[Any, str]:
     spots = slice(None) if chance.random() < 0.2 or not array.size else chance.randrange(array.size)
     odd, kind = array.copy(), array.dtype.kind
     odd.reshape(-1)[spots] = chance.choice((np.nan, np.inf, -np.inf, 6e4, -6e4)) if kind == "f" else 0
+    np.seterr(all="ignore")  # what is made here is odd on purpose
     ways = {
         "odd": odd,
         "large": np.full_like(array, np.iinfo(array.dtype).max if kind in "iu" else 6e4),

@@ -95,7 +95,7 @@ def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
 
 def test_no_two_classes_have_one_name():
     nodes = (node for path in SOURCES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef))
-    names = Counter(node.name for node in nodes if not node.name.startswith("_"))
+    names = Counter(node.name for node in nodes)
     assert not [name for name, count in names.items() if count > 1]
 
 

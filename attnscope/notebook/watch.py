@@ -318,10 +318,10 @@ def callback(*, every: int = 500, **options: Any) -> Any:
     bases = [getattr(sys.modules[name], kind) for name, kind in FRAMEWORKS.items() if name in sys.modules]
     if not bases:
         raise AttnscopeError("import transformers or lightning first: the callback is of what is imported")
-    return type("HeadCallback", (_Steps, *bases), {})(TrainingLog(every=every, **options))
+    return type("HeadCallback", (_TrainerHooks, *bases), {})(TrainingLog(every=every, **options))
 
 
-class _Steps:
+class _TrainerHooks:
     """The hooks of both frameworks' trainers; a step that is not watched touches nothing."""
 
     def __init__(self, log: TrainingLog) -> None:

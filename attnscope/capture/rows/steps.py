@@ -24,13 +24,13 @@ class Steps:
     never all at once. Only a call that gave weights without queries and keys stores its weights.
     """
 
-    _sites: dict[tuple[str, int], _Steps] = field(default_factory=dict)
+    _sites: dict[tuple[str, int], _SiteCalls] = field(default_factory=dict)
     _masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
         key = attention.site.name, attention.site.call
-        self._sites.setdefault(key, _Steps(self._masks)).add(attention)
+        self._sites.setdefault(key, _SiteCalls(self._masks)).add(attention)
 
     def goes_on(self, attention: Attention) -> bool:
         """Whether a call is the next step of its site: its keys begin with the last ones."""
@@ -62,7 +62,7 @@ class Steps:
 
 
 @dataclass(eq=False)
-class _Steps:
+class _SiteCalls:
     """The calls of one site; keys that they share are stored once."""
 
     masks: dict[tuple[object, ...], Tensor]  # copies by contents, of all sites: a model may overwrite its own

@@ -33,6 +33,13 @@ def test_a_table_in_latex_has_the_cells_of_the_printed_one(run):
     assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
 
 
+def test_a_map_in_latex_has_a_row_for_each_layer(run):
+    lines = run("stats", TEXT, "--map", "entropy", "--latex").out.splitlines()
+    figures = {(each["layer"], each["head"]): each["figures"] for each in run.json("stats", TEXT)["heads"]}
+    assert [line.partition(" ")[0] for line in lines[5:9]] == ["L0", "L1", "L2", "L3"]
+    assert lines[6].split(" & ")[3] == f"{figures[1, 2]['entropy']['value']:.2f}"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("a_b & 50% #1 ${x}", r"a\_b \& 50\% \#1 \$\{x\}"),

@@ -110,7 +110,10 @@ def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"initializer_range": "wide"}, "TypeError: Field 'initializer_range' expected float"),
+        (
+            {"initializer_range": "wide"},
+            "field 'initializer_range': TypeError: Field 'initializer_range' expected float",
+        ),
         ({"architectures": [3]}, "the architectures of its config.json are no names"),
     ],
 )

@@ -224,10 +224,8 @@ class PastAttention(Tracker):
         if seen.name == "embedding":
             origin = self._lineage.of(seen.result)
             self._embedded |= set() if origin is None else {root.number for root in origin.node.roots}
-            return
-        calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
-        name = calls[-1].name if calls else self.recorder.owner
-        if (reason := self._way(seen, self.reasons.get(name, SPREAD) not in VAGUE)) is not None:
+        elif (reason := self._way(seen)) is not None:
+            name = self._running()
             inside = f"{name}." if name else ""
             if reason in VAGUE and any(path.startswith(inside) for path in self.reasons):
                 return  # what was mixed inside is added here
@@ -235,8 +233,17 @@ class PastAttention(Tracker):
             if self.reasons.get(name, SPREAD) in VAGUE:
                 self.reasons[name] = reason
 
-    def _way(self, seen: Seen, named: bool) -> str | None:
-        """How a function mixes tokens; None if it does not. Of a module that is ``named`` any way will do."""
+    def _running(self) -> str:
+        """The innermost running module that is not torch's own."""
+        calls = [call for call in self.recorder.stack.calls if not is_torchs_own(call.module)]
+        return calls[-1].name if calls else self.recorder.owner
+
+    def _is_named(self) -> bool:
+        """Whether the running module is named already: what else it mixes need not be looked into."""
+        return self.reasons.get(self._running(), SPREAD) not in VAGUE
+
+    def _way(self, seen: Seen) -> str | None:
+        """How a function mixes tokens; None if it does not. In a module that is named, any way will do."""
         name, given = seen.name, [part for part in seen.tensors if part.is_floating_point()]
         if self._pooled and isinstance(seen.result, Tensor):
             states = given[:1] if name.endswith("_as") else given  # the second only says which shape or type
@@ -256,7 +263,7 @@ class PastAttention(Tracker):
         if way is not None:
             return way if self._mixes(seen, given) else None
         if name in MULTIPLYING and seen.product is not None:
-            return SUMMED if named else self._multiplies(seen.product)
+            return SUMMED if self._is_named() else self._multiplies(seen.product)
         if name in REDUCING and given:
             axes = seen.given("input", "dim").get("dim")
             gone = range(given[0].ndim) if axes is None else [axes] if isinstance(axes, int) else axes
@@ -269,7 +276,7 @@ class PastAttention(Tracker):
         if name in ELEMENTWISE - {"to", "type_as"} and len(given) == 2:
             if given[0].shape != given[1].shape and name in TIMES:
                 self._products[seen.result] = given
-            return SUMMED if named else self._meets(*given)
+            return SUMMED if self._is_named() else self._meets(*given)
         return None
 
     def _multiplies(self, product: Product) -> str | None:

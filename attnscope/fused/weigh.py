@@ -1,81 +1,23 @@
 """The weights of a block of rows, scored, weighed and summed tile by tile inside the processor's cache.
 
-``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript and the machine code
-of ``weigh_tile.cpp`` save. For TorchScript there are no slices among the arguments, constants are arguments,
-and annotations are types, not strings (no ``from __future__ import annotations`` here). The compiled library
-is kept in a private folder under a name made from its source, the compiler, the processor and torch.
+``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript and machine code
+save. For TorchScript there are no slices among the arguments, constants are arguments, and annotations are
+types, not strings (no ``from __future__ import annotations`` here).
 """
 
-import hashlib
 import math
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall
+from attnscope.fused.compiled import load_compiled
 from attnscope.fused.request import Runs
-from attnscope.private import is_private, private_folder
-
-SOURCE = Path(__file__).with_name("weigh_tile.cpp")
-
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
-
-SECONDS = 60  # the longest that compiling may take
-
-
-@lru_cache(1)
-def load_compiled() -> bool:
-    """Register ``torch.ops.attnscope.weigh_tile``; whether that worked."""
-    compiler = shutil.which(os.environ.get("CXX") or "c++")
-    folder = None if compiler is None or os.name == "nt" else private_folder("compiled", make=True)
-    if compiler is None or folder is None:
-        return False
-    try:
-        library = folder / f"{_name(compiler)}.so"
-        if not library.exists():
-            _compile(compiler, library)
-        if library.is_symlink() or not is_private(library.stat()):
-            return False
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return True
-
-
-def _name(compiler: str) -> str:
-    """What the library depends on: a home folder may be shared by machines with different processors."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
-    processor = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    parts = (SOURCE.read_text(), *FLAGS, compiler, torch.__version__, platform.machine(), processor)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-
-
-def _compile(compiler: str, library: Path) -> None:
-    """Compile to a file of its own, which takes its place when it is whole."""
-    root = Path(torch.__file__).parent
-    linked = ("-I", root / "include", SOURCE, "-L", root / "lib", "-ltorch_cpu")
-    descriptor, unfinished = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(descriptor)
-    try:
-        command = [compiler, *FLAGS, *map(str, linked), "-o", unfinished]
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
-        os.chmod(unfinished, 0o700)
-        os.replace(unfinished, library)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
-
 
 ROWS = 256  # rows of a block; their tiles are merged
 KEYS = 512  # keys of a tile: with 256 rows its scores are half a megabyte in float32
@@ -264,7 +206,7 @@ def weigh_tile(
 def weigh_tile_compiled(
     scores: Tensor, weight: Tensor, highest: Tensor, mass: Tensor, moment: Tensor, steep: bool, lowest: float
 ) -> None:
-    """The same in one sweep, of float32; see ``weigh_tile.cpp``."""
+    """The same in one sweep, of float32; see ``compiled.cpp``."""
     if scores.dtype == torch.float32:
         torch.ops.attnscope.weigh_tile(scores, weight, highest, mass, moment, lowest)
     else:

@@ -7,11 +7,13 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED
+from attnscope.fused.compiled import load_compiled
 from attnscope.lazy import torch
 
 if TYPE_CHECKING:
@@ -31,15 +33,17 @@ class TokenFacts(NamedTuple):
     @classmethod
     def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
         """Gather the facts of texts with equal token counts."""
-        facts: tuple[Callable[[Token], object], ...] = (
-            lambda token: token.id,
-            lambda token: token.special,
-            is_punctuation,
-            lambda token: token.segment,
-            lambda token: number_of(token.text) if token.special else -1,
-            find_patch,
-        )
-        return cls(*(torch.tensor([[fact(token) for token in text] for text in texts]) for fact in facts))
+
+        def gather(fact: Callable[[Token], object]) -> Tensor:
+            return torch.tensor([list(map(fact, text)) for text in texts])
+
+        ids, special = gather(attrgetter("id")), gather(attrgetter("special"))
+        names = torch.full_like(ids, -1)
+        for text, place in special.nonzero().tolist():
+            names[text, place] = number_of(texts[text][place].text)
+        pictured = bool(((ids >= PICTURED) & (ids < HEARD)).any())
+        patches = gather(find_patch) if pictured else torch.full((*ids.shape, 3), -1)
+        return cls(ids, special, gather(is_punctuation), gather(attrgetter("segment")), names, patches)
 
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
@@ -72,6 +76,10 @@ def all_punctuation(text: str) -> bool:
     """Whether a text is all punctuation, spaces aside."""
     text = text.strip()
     return bool(text) and all(unicodedata.category(character)[0] == "P" for character in text)
+
+
+LANES = 16  # numbers in the widest vector of a processor
+SWEPT = 1 << 17  # weights of a block that are worth loading, or once compiling, machine code
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +131,27 @@ class Block:
     def total(self) -> Tensor:
         """The sum of each row, less than 1 where a sink takes the rest.  -> [batch, head, row]"""
         return self.rows.sum(-1)
+
+    def sums(self, factors: Tensor, places: Tensor) -> list[Tensor]:
+        """Sums over keys weighted by factors, then the weights at places, 0 at -1; each [batch, head, row].
+
+        ``factors`` are [text or 1, row, sum, key], with zeros to whole ``LANES``, ``places`` [place, row].
+        Machine code, if there is any, finds entropy, largest weight and total in the same sweep.
+        """
+        rows, count = self.rows, len(places)
+        plain = (rows.dtype, rows.device.type, rows.stride(-1)) == (torch.float32, "cpu", 1)
+        if plain and rows.numel() >= SWEPT and load_compiled():
+            sums = rows.new_empty(factors.shape[2] + count, *rows.shape[:-1])
+            found = {name: torch.empty_like(sums[0]) for name in ("entropy", "largest", "total")}
+            torch.ops.attnscope.sum_rows(rows, factors, places, sums, *found.values())
+            vars(self).update(found)
+            return list(sums)
+        summed = rows.transpose(1, 2) @ factors[..., : rows.shape[-1]].mT.to(
+            rows.dtype
+        )  # [batch, row, head, sum]
+        key = places.T.clamp_min(0).expand(*rows.shape[:-1], count)
+        at = rows.gather(-1, key).masked_fill_(places.T < 0, 0)  # [batch, head, row, place]
+        return [*summed.permute(3, 0, 2, 1), *at.permute(3, 0, 1, 2)]
 
     def baseline(self) -> Block:
         """The same block with even attention, ``1 / n_i`` on each of its open keys."""

@@ -38,6 +38,13 @@ class KeySum(NamedTuple):
     counts: Tensor
 
 
+class KeyWeight(NamedTuple):
+    """The weight on one key of each row, found once for all layers."""
+
+    key: Tensor  # -1 for none, [row] int64
+    counts: Tensor
+
+
 class Total(NamedTuple):
     """A measure summed over the rows that count, with the values of rows with one open key apart."""
 
@@ -78,7 +85,7 @@ class Form(ABC):
     asks: ClassVar[str] = ""
 
     @abstractmethod
-    def of_block(self, block: Block) -> PerRow | KeySum:
+    def of_block(self, block: Block) -> PerRow | KeySum | KeyWeight:
         """Measure the rows of a block."""
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
@@ -204,11 +211,10 @@ class AtKey(Form):
     rows = "rows whose key exists"
     asks = "at"
 
-    def of_block(self, block: Block) -> PerRow:
-        size, key = block.rows.shape[-1], self.function(block.positions)  # [row]
-        there = (key >= 0) & (key < size)
-        place = key.clamp(0, size - 1)[:, None].expand(*block.rows.shape[:-1], 1)
-        return PerRow(block.rows.gather(-1, place)[..., 0], there.expand(block.open_keys.shape))
+    def of_block(self, block: Block) -> PerRow | KeyWeight:
+        key = self.function(block.positions)  # [row]
+        there = (key >= 0) & (key < block.rows.shape[-1])
+        return KeyWeight(key.where(there, -1), there.expand(block.open_keys.shape))
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         if name not in statistics.at:
@@ -247,8 +253,9 @@ class IsPeak(AtKey):
     usual = False
 
     def of_block(self, block: Block) -> PerRow:
-        at = super().of_block(block)
-        return at._replace(value=self._is_peak(at.value, block.largest).to(at.value.dtype))
+        key, counts = super().of_block(block)
+        weight = block.rows.gather(-1, key.clamp_min(0)[:, None].expand(*block.rows.shape[:-1], 1))[..., 0]
+        return PerRow(self._is_peak(weight, block.largest).to(weight.dtype), counts)
 
     def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         at = super().of_statistics(name, statistics, facts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,8 +17,8 @@ from attnscope.axes import Place, Weights
 from attnscope.capture.observers import RowObserver, rows_at_a_time
 from attnscope.figures import Figure, HeadFigures
 from attnscope.lazy import torch
-from attnscope.measures.block import Block, TokenFacts
-from attnscope.measures.forms import MEASURES, KeySum, Measure, PerRow
+from attnscope.measures.block import LANES, Block, TokenFacts
+from attnscope.measures.forms import MEASURES, KeySum, KeyWeight, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
 from attnscope.records import read
@@ -113,8 +114,9 @@ class Setting:
 
     even: Block  # with even attention
     measures: Sequence[Measure]
-    is_sum: Sequence[bool]  # of each measure, whether it is a sum over keys
-    number: Tensor  # sums over keys are one product with it, [text or 1, row, key, sum]
+    factors: Tensor  # of sums over keys, see ``Block.sums``, as the next
+    places: Tensor  # of the weights at one key of each row
+    columns: Sequence[int | None]  # of each measure, which of the sums and places it is
     counts: Sequence[Tensor]  # of each group, which rows count, [measure, batch or 1, head or 1, row]
     rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count
     baseline: Tensor  # likewise, float64: the sum over those rows with even attention
@@ -124,24 +126,30 @@ class Setting:
         """Compute what the measures need to know about a block besides its weights."""
         even = replace(block, allowed=block.allowed.clone()).baseline()
         forms = [measure.form.of_block(even) for measure in measures]
-        numbers = [each.number.to(block.rows.dtype) for each in forms if isinstance(each, KeySum)]
-        shape = max(map(len, numbers), default=1), *block.rows.shape[-2:]
-        number = block.rows.new_empty(*shape, len(numbers))
-        for place, each in enumerate(numbers):
-            number[..., place] = each
+        numbers = [each.number for each in forms if isinstance(each, KeySum)]
+        keys = [each.key for each in forms if isinstance(each, KeyWeight)]
+        numbered = {KeySum: count(), KeyWeight: count(len(numbers))}
+        columns = [next(numbered[type(each)]) if type(each) in numbered else None for each in forms]
+        rows, width = block.rows.shape[-2:]
+        shape = max(map(len, numbers), default=1), rows, len(numbers), -(-width // LANES) * LANES
+        factors = block.rows.new_zeros(shape)
+        for place, number in enumerate(numbers):
+            factors[:, :, place, :width] = number
+        places = torch.stack(keys) if keys else torch.empty(0, rows, dtype=torch.int64, device=factors.device)
         counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
-        baseline = _values(forms, even.rows, number)
-        rows = torch.stack([group.sum(-1) for group in groups])
+        own = [each if isinstance(each, PerRow) else None for each in forms]
+        baseline = _values(own, columns, even.sums(factors, places))
+        counted = torch.stack([group.sum(-1) for group in groups])
         sums = torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups])
-        return cls(even, measures, [isinstance(each, KeySum) for each in forms], number, groups, rows, sums)
+        return cls(even, measures, factors, places, columns, groups, counted, sums)
 
     def fits(self, block: Block, measures: Sequence[Measure]) -> bool:
         """Whether this setting belongs to that block and these measures."""
         own = self.even
         return (
             own.start == block.start
-            and (self.number.dtype, self.number.device) == (block.rows.dtype, block.rows.device)
+            and (self.factors.dtype, self.factors.device) == (block.rows.dtype, block.rows.device)
             and list(self.measures) == list(measures)
             and _same(own.queries, block.queries)
             and _same(own.keys, block.keys)
@@ -151,9 +159,10 @@ class Setting:
 
     def sums(self, block: Block) -> Tensor:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
-        measured = zip(self.measures, self.is_sum, strict=True)
-        forms = [None if is_sum else measure.form.of_block(block) for measure, is_sum in measured]
-        values = _values(forms, block.rows, self.number)
+        sums = block.sums(self.factors, self.places)  # first: it may find what forms of rows ask for
+        measured = zip(self.measures, self.columns, strict=True)
+        own = [one.form.of_block(block) if column is None else None for one, column in measured]
+        values = _values(own, self.columns, sums)
         value = torch.zeros(2, *values.shape[:-1], dtype=torch.float64)
         for group, counts in enumerate(self.counts):
             if bool(self.rows[group].any()):
@@ -162,20 +171,19 @@ class Setting:
         return torch.stack([rows, value, baseline], 1)
 
 
-def _values(forms: Sequence[PerRow | KeySum | None], rows: Tensor, number: Tensor) -> Tensor:
-    """The value of every measure in each row; sums over keys are read off one product with their factors.
+def _values(own: Sequence[Any], columns: Sequence[int | None], sums: Sequence[Tensor]) -> Tensor:
+    """The value of every measure in each row: its own, or one of the sums.
 
     -> [measure, batch or 1, head or 1, row]
     """
-    summed = rows.transpose(1, 2) @ number.to(rows.dtype)  # [batch, row, head, sum]
-    sums = iter(summed.permute(3, 0, 2, 1))
-    return _stack([each.value if isinstance(each, PerRow) else next(sums) for each in forms])
+    both = zip(own, columns, strict=True)
+    return _stack([each.value if column is None else sums[column] for each, column in both])
 
 
 def _same(one: Sequence[Tensor] | None, other: Sequence[Tensor] | None) -> bool:
     if one is None or other is None:
         return one is other
-    return all(mine.equal(theirs) for mine, theirs in zip(one, other, strict=True))
+    return all(mine is theirs or mine.equal(theirs) for mine, theirs in zip(one, other, strict=True))
 
 
 def _stack(rows: Sequence[Tensor]) -> Tensor:
@@ -264,10 +272,10 @@ class Measurement(RowObserver):
         if known is not None and known.fits(block, measures):
             return known
         made = Setting.of(block, measures)
-        kept = sum(setting.number.numel() for setting in (made, *self._settings.values()))
+        kept = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
         if block.start in self._settings or kept > KEPT:
             self._settings.clear()  # it belongs to another text
-        if made.number.numel() <= KEPT:
+        if made.factors.numel() <= KEPT:
             self._settings[block.start] = made
         return made
 

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from attnscope.fused import weigh
+from attnscope.fused.compiled import load_compiled
 from attnscope.private import VARIABLE
 
 
@@ -16,9 +17,9 @@ def step(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "compiled":
             patch.setenv(VARIABLE, str(tmp_path_factory.getbasetemp() / "cache"))
-        for cached in (weigh.load_compiled, weigh.scripted):
+        for cached in (load_compiled, weigh.scripted):
             cached.cache_clear()
-        assert weigh.load_compiled() is (request.param == "compiled")
+        assert load_compiled() is (request.param == "compiled")
         yield request.param
-        for cached in (weigh.load_compiled, weigh.scripted):
+        for cached in (load_compiled, weigh.scripted):
             cached.cache_clear()

@@ -48,8 +48,17 @@ class Program:
 
     def agrees(self, trace: PassTrace) -> np.ndarray:
         """Which of the four each whole number of a pass equals.  -> bool [4, number]"""
-        texts, tokens = trace.shape
-        return np.stack([trace.numbers == known for known in (self.first, texts, tokens, texts * tokens)])
+        agrees: np.ndarray = self._four(trace.shape) == trace.numbers
+        return agrees
+
+    def tells(self, shape: tuple[int, ...]) -> bool:
+        """Whether each whole number of a pass of this shape is known."""
+        four = np.ma.array(self._four(shape), mask=~self.may_be)
+        return bool((four.max(0) == four.min(0)).all())
+
+    def _four(self, shape: tuple[int, ...]) -> np.ndarray:
+        texts, tokens = shape
+        return np.stack(np.broadcast_arrays(self.first, texts, tokens, texts * tokens))
 
 
 @dataclass(eq=False)
@@ -96,7 +105,8 @@ class PassTrace:
     shape: tuple[int, ...] = ()  # texts, tokens
     numbers: Any = field(default_factory=list)
     shown: Shown = ()
-    taken: list[RowSource] = field(default_factory=list)  # the attention computed by kernels, in order
+    taken: int = 0  # how many calls kernels computed
+    last: RowSource | None = None  # the attention of the last of them; earlier ones may be freed
     _steps: list[object] = field(default_factory=list)
     _makers: dict[int, int] = field(default_factory=dict)  # by the identity of a tensor, rewritten with it
 
@@ -105,6 +115,9 @@ class PassTrace:
         shape = () if root.first is None else tuple(root.first.shape)
         self.plain &= len(shape) >= 2 and not self.shape
         self.shape = shape[:2]
+        programs = self.known.programs.values()
+        if self.trusted and not (self.plain and any(each.tells(self.shape) for each in programs)):
+            raise UnknownPass
 
     def add(self, name: str, func: Function, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function ran; its tensors are known by its number, its other results are not."""
@@ -119,6 +132,10 @@ class PassTrace:
         if name in TAKING or name in MOVING:
             self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
 
+    def take(self, read: RowSource) -> None:
+        """A kernel computed attention."""
+        self.taken, self.last = self.taken + 1, read
+
     def show(self, capture: Capture) -> Capture:
         """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
         number = len(self.shown)
@@ -126,13 +143,13 @@ class PassTrace:
             apart, crossed, offset = self.known.shown[number]
             capture = replace(capture, apart=apart, crossed=crossed, offset=offset)
         self.shown = (*self.shown, (capture.apart, capture.crossed, capture.offset))
-        self.plain &= len(self.taken) == number + 1 and capture.read is self.taken[-1]
+        self.plain &= self.taken == number + 1 and capture.read is self.last
         return capture
 
     def settle(self, named: list[LayerWithoutAttention]) -> list[LayerWithoutAttention]:
         """The layers without attention: those found, which are stored, or those of the known passes."""
         self.numbers, trace = np.array(self.numbers), tuple(self._steps)
-        self.plain &= len(self.shown) == len(self.taken)
+        self.plain &= len(self.shown) == self.taken
         program = self.known.programs.get(trace)
         if self.trusted:
             alike = self.plain and program is not None and self.shown == self.known.shown

@@ -1,5 +1,7 @@
 """A pass of a known trace is not followed, and shows what it would have shown; any other is followed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +90,16 @@ def test_passes_are_followed_until_they_are_known_and_show_the_same(name, monkey
         for one, other in zip(mine.maps, theirs.maps, strict=True):
             np.testing.assert_array_equal(one.weights, other.weights)
             assert (one.queries, one.keys) == (other.queries, other.keys)
+
+
+def test_a_pass_whose_numbers_may_be_either_of_two_is_followed_at_once():
+    ran = []
+    model, known = Attend(lambda x: ran.append(x.shape[:2]) or x).eval(), KnownPasses()
+    for shape in SHAPES[:3]:  # of one text, 1 may be the number of texts or a constant
+        known.run(partial(record_alone, model, torch.ones(shape, dtype=torch.int64)))
+    assert ran == SHAPES[:3]
+
+
+def record_alone(model, ids):
+    with torch.inference_mode(), recording(model, warn=False):
+        model(ids)

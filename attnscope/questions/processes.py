@@ -6,6 +6,7 @@ A separate file, so that asking for the number of processes imports no model.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -15,9 +16,9 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.lazy import torch
@@ -116,8 +117,8 @@ def in_order(
 ) -> Generator[Result, None, None]:
     """The results of ``work`` in the order of the items, by this process and others forked from it.
 
-    Each has one thread, and takes every ``count``-th item. Results are pickled; an error is raised at its
-    place in the order. Whatever ``work`` changes in its process, the others do not see.
+    Each has one thread, and takes the next item when it is free. Results are pickled; an error is raised at
+    its place in the order. Whatever ``work`` changes in its process, the others do not see.
     """
     count = min(count, len(items))
     if count < 2:
@@ -125,32 +126,85 @@ def in_order(
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    forked = []
+    forked, left = [], _pipe_of_numbers(len(items))
+    gc.freeze()  # a search for garbage writes to every object, and each process would copy all of them
     try:
         with memory_shared(count):
-            forked = [_fork(work, items[number::count]) for number in range(1, count)]
-            for number, item in enumerate(items):
-                yield _receive(forked[number % count - 1][1]) if number % count else work(item)
+            own, *others = (_attempts(work, items, left) for _ in range(count))
+            forked = [_fork(each) for each in others]
+            pipes, done = [results for _, results in forked], Attempts()
+            for number in range(len(items)):
+                while number not in done:
+                    mine = next(own, None)  # rather than wait for others
+                    if not mine and not pipes:
+                        raise ModelError(
+                            "a process that computed some of the texts ended, perhaps for lack of memory: "
+                            "set OMP_NUM_THREADS=1 to compute all in one process"
+                        )
+                    done |= mine or {}
+                    ready = wait(pipes, 0 if mine else None)
+                    for results in [each for each in pipes if each in ready]:
+                        try:
+                            done |= pickle.loads(results.recv_bytes())
+                        except EOFError:  # the end of its work, or of the process
+                            pipes.remove(results)
+                result, error = done.pop(number)
+                if error is not None:
+                    raise error
+                yield result
     finally:
+        left.close()
         for process, results in forked:
             results.close()
             process.kill()
             process.join()
+        gc.unfreeze()
         torch.set_num_threads(before)
 
 
+WIDTH = 4  # bytes of a number
 PIPE_BYTES = 1 << 20
 """Bytes of results that wait in a pipe, so that a process need not wait until the last one was read."""
 
 
-def _fork(work: Callable[[Any], Any], items: Sequence[Any]) -> tuple[BaseProcess, Connection]:
-    """Start a process that sends the result of each item; after an error it sends no more."""
+def _pipe() -> tuple[Connection, Connection]:
+    """The two ends of a pipe: what is received, and what is sent."""
     import fcntl
 
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    process = context.Process(target=_send, args=(work, items, receiver, sender), daemon=True)
+    return receiver, sender
+
+
+def _pipe_of_numbers(count: int) -> Connection:
+    """A pipe that holds the numbers below ``count``, which fit; whoever reads one has taken that item."""
+    receiver, sender = _pipe()
+    os.write(sender.fileno(), b"".join(number.to_bytes(WIDTH, "little") for number in range(count)))
+    sender.close()
+    return receiver
+
+
+Attempts: TypeAlias = dict[int, tuple[Any, "Exception | None"]]  # by item: its result, or how it failed
+
+
+def _attempts(work: Callable[[Any], Any], items: Sequence[Any], left: Connection) -> Iterator[Attempts]:
+    """Work on items that no process has taken; the first error is the last result."""
+    error = None
+    while error is None and (taken := os.read(left.fileno(), WIDTH)):
+        number, result = int.from_bytes(taken, "little"), None
+        try:
+            result = work(items[number])
+        except Exception as raised:
+            known = isinstance(raised, AttnscopeError) or type(raised).__module__ == "builtins"
+            error = raised if known else RuntimeError(first_line(raised))  # others may not pickle
+        yield {number: (result, error)}
+
+
+def _fork(attempts: Iterator[Attempts]) -> tuple[BaseProcess, Connection]:
+    """Start a process that makes these attempts, and sends them."""
+    receiver, sender = _pipe()
+    context, sent = multiprocessing.get_context("fork"), (attempts, receiver, sender)
+    process = context.Process(target=_send, args=sent, daemon=True)
     with warnings.catch_warnings():
         # Python warns that a lock of another thread stays closed in the new process. The other thread here
         # draws the progress, and the new process prints nothing
@@ -160,30 +214,9 @@ def _fork(work: Callable[[Any], Any], items: Sequence[Any]) -> tuple[BaseProcess
     return process, receiver
 
 
-def _send(work: Callable[[Any], Any], items: Sequence[Any], receiver: Connection, sender: Connection) -> None:
+def _send(attempts: Iterator[Attempts], receiver: Connection, sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends this
     receiver.close()  # so that sending fails once the first process is gone
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    for item in items:
-        result = error = None
-        try:
-            result = work(item)
-        except Exception as raised:
-            known = isinstance(raised, AttnscopeError) or type(raised).__module__ == "builtins"
-            error = raised if known else RuntimeError(first_line(raised))  # others may not pickle
-        sender.send_bytes(pickle.dumps((result, error)))  # as bytes: torch would pass tensors by descriptors
-        if error is not None:
-            return
-
-
-def _receive(results: Connection) -> Any:
-    try:
-        result, error = pickle.loads(results.recv_bytes())
-    except EOFError:
-        raise ModelError(
-            "a process that computed some of the texts ended, perhaps for lack of memory: "
-            "set OMP_NUM_THREADS=1 to compute all in one process"
-        ) from None
-    if error is not None:
-        raise error
-    return result
+    for made in attempts:
+        sender.send_bytes(pickle.dumps(made))  # as bytes: torch would pass tensors by descriptors

@@ -132,10 +132,6 @@ class PassTrace:
         if name in TAKING or name in MOVING:
             self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
 
-    def take(self, read: RowSource) -> None:
-        """A kernel computed attention."""
-        self.taken, self.last = self.taken + 1, read
-
     def show(self, capture: Capture) -> Capture:
         """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
         number = len(self.shown)

@@ -35,9 +35,9 @@ from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
 from attnscope.capture.placing.single_heads import Repeats, SingleHeads
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
-from attnscope.capture.record import LayerWithoutAttention, Observer, Record
+from attnscope.capture.record import FUSED, LayerWithoutAttention, Observer, Record, beyond_rounding
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped
-from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, sdpa_call
+from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, mix_rows, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.fused.fused_pass import FusedPass
@@ -121,14 +121,24 @@ class Recorder(Pass):
         learned = frame is None and not self.is_known and fixed == [True, False]
         self.doubt(learned)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
+        mixed = mix_rows(self.fused, capture) if output is None else None
         result: Tensor
-        if output is None:
+        if output is None and (
+            mixed is None or not self.is_known
+        ):  # a known pass was proved when it was followed
             result = kernel(*args, **kwargs)
-        else:
+            with quietly():
+                if not call.dropout:
+                    capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
+            if mixed is not None and beyond_rounding(capture.difference, call.query.dtype):
+                mixed = None
+                self.doubt()
+        if mixed is not None:
+            output, error = mixed, capture.difference or 0.0
+            capture = replace(capture, source="kernel", kernel=FUSED, values=call.value, difference=error)
+        if output is not None:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
         with quietly():
-            if output is None and not call.dropout:
-                capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
             self.take_kernel(capture, query, given["key"])
         return result
 

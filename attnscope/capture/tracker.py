@@ -155,7 +155,7 @@ class Pass(ABC):
         self.record.calls.append(name)
         self.record.query_axes.append(capture.query_axis)
         if self.trace is not None:
-            self.trace.take(capture.read)
+            self.trace.taken, self.trace.last = self.trace.taken + 1, capture.read
         self.captured += 1
         self.placed += origin is not None and not origin.sure
         self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))

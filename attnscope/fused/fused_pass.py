@@ -247,11 +247,13 @@ class FusedPass:
     """Computes attention calls in place of the kernel while a recording measures every head.
 
     Scores are computed once for both output and figures; computing them a second time beside the kernel
-    costs several times as much on long texts. The output agrees with the kernel's within 1e-4.
+    costs several times as much on long texts. The output agrees with the kernel's within 1e-4. ``rows`` asks
+    that calls of fewer than ``shortest`` keys are computed by their rows, which observers read next.
     """
 
     request: Request = field(default_factory=Request)
     shortest: int = SHORTEST
+    rows: bool = False
     _masks: dict[tuple[object, ...], tuple[Runs | None, bool, NamedMatches]] = field(default_factory=dict)
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, MapAlone]:
@@ -259,6 +261,8 @@ class FusedPass:
 
         Raises ``Refusal`` where only the kernel will do. 16-bit outputs are rounded from float32.
         """
+        if call.key.shape[2] < self.shortest:
+            raise Refusal(f"it has fewer than {self.shortest} keys")
         reason = self._form(call)
         if reason is not None:
             raise Refusal(reason)
@@ -274,8 +278,13 @@ class FusedPass:
         bias = None if plain or not call.biases else call.biases[0]
         return attend(call, runs, bias, self.request, matches)
 
-    def _form(self, call: AttentionCall) -> str | None:
-        """Why the fused pass cannot compute a call, apart from the contents of its masks."""
+    def takes_rows(self, call: AttentionCall) -> bool:
+        """Whether a call is computed by its rows: the sum of weights × values takes the kernel's place."""
+        return self.rows and call.key.shape[2] < self.shortest and self._form(call) is None
+
+    @staticmethod
+    def _form(call: AttentionCall) -> str | None:
+        """Why no call of this form is computed, apart from its length and the contents of its masks."""
         query, key, value, masks = call.query, call.key, call.value, (*call.biases, *call.masks)
         tensors = [query, key, value, *(mask for mask in masks if isinstance(mask, Tensor))]
         devices = {tensor.device.type for tensor in tensors} - {"cpu"}
@@ -287,7 +296,6 @@ class FusedPass:
             or any(t.ndim != 4 or t.shape[-1] != key.shape[2] for t in tensors[3:])
         )
         reasons = {
-            f"it has fewer than {self.shortest} keys": key.shape[2] < self.shortest,
             "it has a single query": query.shape[2] < 2,
             f"it runs on {' and '.join(sorted(devices))}": bool(devices),
             f"it computes in {query.dtype}".replace("torch.", ""): query.dtype not in DTYPES,

@@ -350,7 +350,7 @@ class _StatsWork(CorpusWork):
             measured = Measurement(tuple(self.total.measured.measures))
             measured.label(batch.labels)
             asked = (self.model, batch.prepared, measured, self.selection, sides[0])
-            return measured, measuring_pass(*asked, exact_kernel=self.exact_kernel)
+            return measured, measuring_pass(*asked, exact_kernel=self.exact_kernel, batched=True)
 
         measured, record = self.known.run(measure)
         sums = Totals(measured, removals=HeadSums(means=self.means))

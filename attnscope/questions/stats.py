@@ -17,7 +17,7 @@ from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
-from attnscope.fused.request import SHORTEST
+from attnscope.fused.request import SHORTEST, Request
 from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measurement, fused_request
 from attnscope.measures.roles import NONE, PATTERNLESS, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
@@ -381,20 +381,22 @@ def measuring_pass(
     exact_kernel: bool = False,
     maps: Coarsen | None = None,
     side: int = CELLS,
+    batched: bool = False,
 ) -> Record:
     """One forward pass, measured.
 
     ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. From
     512 tokens on the fused pass replaces torch's kernel: scores beside it would cost several times as much.
-    The kernel runs if the fused pass cannot compute all measures, or only some rows are measured.
+    The kernel runs if the fused pass cannot compute all measures, or only some rows are measured. Of a
+    ``batched`` corpus, weights × values replace it below 512 tokens, too.
     """
-    fused = request = None
-    if not exact_kernel and measured.rows is None and any(len(text) >= SHORTEST for text in texts):
+    fused, request = None, Request() if batched else None
+    if any(len(text) >= SHORTEST for text in texts):
         request = fused_request(measured.measures, texts, side if maps and maps.how != "max" else None)
-    if request is not None:
+    if request is not None and not exact_kernel and measured.rows is None:
         from attnscope.fused.fused_pass import FusedPass
 
-        fused = FusedPass(request)
+        fused = FusedPass(request, rows=batched)
     observers: list[RowObserver] = [measured, *([maps] if maps else [])]
     return model.run(prepared, [SharedRows(observers, selection.heads)], fused)
 

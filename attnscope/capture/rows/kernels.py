@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
+from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.record import FUSED, beyond_rounding
 from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing
-from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, open_gaps
+from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, mix, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
 from attnscope.fused.runs import opens
 
@@ -233,6 +234,19 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
     return output, computed
 
 
+def mix_rows(fused: FusedPass | None, capture: Capture) -> Tensor | None:
+    """Weights × values of a short call, where they are asked for in the kernel's place.
+
+    Observers read the same weights next.  -> [batch, head, query, size]
+    """
+    read = capture.read
+    if fused is None or not isinstance(read, ScoredRows) or not fused.takes_rows(read.call):
+        return None
+    with quietly():
+        rows = read.whole()
+        return None if rows is None else mix(rows, read.call.value).to(read.call.query.dtype)
+
+
 NO_FORMULA = (
     "the attention function {!r} computes no softmax of scaled products, or one of more terms, so its "
     "weights cannot be recomputed"
@@ -295,7 +309,7 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
             capture = replace(capture, read=replace(capture.read, call=made))
     elif len(frame.sdpa) == 1:
         capture = frame.sdpa[0]
-        if capture.statistics is None:
+        if capture.kernel != FUSED:
             capture = replace(capture, kernel=frame.kernel)
     elif frame.weighings:
         capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])

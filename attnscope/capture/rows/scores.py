@@ -36,12 +36,18 @@ class ScoredRows:
         """Free all rows; observers have read them."""
         self._whole.clear()
 
+    def whole(self) -> Tensor | None:
+        """All rows of a short call, which observers read next; ``None`` for a long one."""
+        call = self.call
+        if not self._whole and math.prod(call.query.shape[:3]) * call.key.shape[2] <= SHORT:
+            self._whole.append(self.rows(0, call.query.shape[2], None))
+        return self._whole[0] if self._whole else None
+
     def pick(self, places: tuple[int, ...]) -> Tensor:
         """Weights of a few queries, computed once and together.  -> [batch, head, place, key]"""
         call = self.call
-        if places not in self._picked and math.prod(call.query.shape[:3]) * call.key.shape[2] <= SHORT:
-            self._whole[:] = [self.rows(0, call.query.shape[2], None)]  # observers read them next
-            self._picked[places] = self._whole[0][:, :, list(places)]
+        if places not in self._picked and (whole := self.whole()) is not None:
+            self._picked[places] = whole[:, :, list(places)]
         if places not in self._picked:
             picked = replace(
                 call,

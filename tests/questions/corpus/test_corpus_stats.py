@@ -1,10 +1,12 @@
 """Figures over a corpus are those of its texts one by one, however it is read, batched, stopped or shared."""
 
 import json
+import re
 import sys
 
 import pytest
 
+from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
 from attnscope.models import load
@@ -16,7 +18,7 @@ from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 from attnscope.storage.files import write_checkpoint
 from attnscope.storage.gold import read_gold
 from tests.cli.test_every_architecture import family
-from tests.models.folders import gpt2, t5
+from tests.models.folders import gpt2, minilm, t5
 from tests.questions.gold import treebank
 from tests.test_text import HOSTILE, steering
 
@@ -65,6 +67,26 @@ def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
     seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(truncate=True))
     assert_same(seen.heads, one_by_one(model, TEXTS))
     assert f"{len(TEXTS)} texts, " in seen.title
+
+
+@pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
+def test_short_texts_are_computed_by_their_rows_as_near_to_float64_as_the_kernel_is(name):
+    model = load(name)
+    seen = corpus_stats(model, ListedTexts(TEXTS))
+    assert re.match(r"(\d+) of \1 calls ran as a fused pass", seen.ran)
+    model.module.double()
+    exact = corpus_stats(model, ListedTexts(TEXTS), exact_kernel=True)
+    assert exact.ran == "figures measured beside the kernel"
+    assert_same(seen.heads, exact.heads)
+
+
+def test_where_rows_do_not_sum_to_what_the_kernel_computes_its_output_goes_on(own, monkeypatch):
+    exact = corpus_stats(own, ListedTexts(TEXTS), exact_kernel=True)
+    monkeypatch.setattr("attnscope.capture.rows.kernels.mix", lambda *given: 0 * mix(*given))
+    monkeypatch.setattr("attnscope.capture.rows.scores.mix", lambda *given: 0 * mix(*given))
+    seen = corpus_stats(own, ListedTexts(TEXTS))
+    assert seen.ran == "figures measured beside the kernel"
+    assert seen.heads == exact.heads
 
 
 def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
@@ -176,7 +198,7 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(ow
     lines = [json.dumps({"text": text}) for text in (TEXTS[0], "too long " * 600, TEXTS[1])]
     path.write_text("\n".join([lines[0], "oops", *lines[1:]]), "utf-8")
     said = []
-    seen = corpus_stats(own, read_corpus(path), run=CorpusRun(report=said.append))
+    seen = corpus_stats(own, read_corpus(path), exact_kernel=True, run=CorpusRun(report=said.append))
     assert [sentence.split(":")[0] for sentence in said] == ["line 2", "line 3"]
     assert "reads at most 512" in said[1]
     assert "2 texts could not be read: line 2, line 3" in seen.notes

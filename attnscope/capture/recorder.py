@@ -122,10 +122,9 @@ class Recorder(Pass):
         self.doubt(learned)
         output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
         mixed = mix_rows(self.fused, capture) if output is None else None
+        proved = mixed is not None and self.is_known  # when a pass like this one was followed
         result: Tensor
-        if output is None and (
-            mixed is None or not self.is_known
-        ):  # a known pass was proved when it was followed
+        if output is None and not proved:
             result = kernel(*args, **kwargs)
             with quietly():
                 if not call.dropout:
@@ -136,6 +135,7 @@ class Recorder(Pass):
         if mixed is not None:
             output, error = mixed, capture.difference or 0.0
             capture = replace(capture, source="kernel", kernel=FUSED, values=call.value, difference=error)
+            capture = replace(capture, refusal=None)
         if output is not None:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
         with quietly():

@@ -3,11 +3,15 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from attnscope.attention import Attention
+from attnscope.capture import FUSED
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, SelectionError
+from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import Measurement
 from attnscope.models import load
 from attnscope.models.inputs import Limit, batches
@@ -78,6 +82,13 @@ def test_short_texts_are_computed_by_their_rows_as_near_to_float64_as_the_kernel
     exact = corpus_stats(model, ListedTexts(TEXTS), exact_kernel=True)
     assert exact.ran == "figures measured beside the kernel"
     assert_same(seen.heads, exact.heads)
+
+
+def test_a_call_that_is_computed_by_its_rows_says_of_no_kernel_that_it_ran(own):
+    keep = list[Attention]()
+    observer = SimpleNamespace(observe=keep.append)
+    own.run(own.prepare(TEXTS[0]), [observer], FusedPass(rows=True))
+    assert {(seen.kernel, seen.source, seen.refusal) for seen in keep} == {(FUSED, "kernel", None)}
 
 
 def test_where_rows_do_not_sum_to_what_the_kernel_computes_its_output_goes_on(own, monkeypatch):

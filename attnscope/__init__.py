@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnscope.notebook.run import Run
     from attnscope.notebook.watch import callback, watch
 
-__version__ = "0.1.0"
+from attnscope.version import __version__
 
 __all__ = [
     "AttnscopeError",

@@ -49,7 +49,7 @@ class Role:
     if the pattern passes no threshold but hardly any other head of the model has it.
     """
 
-    name: Annotated[str, Meaning("the role; attnscope stats --explain says what it means")]
+    name: Annotated[str, Meaning("the role; attnscope explain says what it means")]
     score: Annotated[float, Meaning("the pattern's figure")]
     baseline: Annotated[float, Meaning("the same on even attention")]
     rows: int
@@ -106,7 +106,7 @@ class HeadFigures:
 
     site: Annotated[Site, Parts(kind="its kind of attention", layer="its layer")]
     head: Annotated[int, Meaning("its number in the layer")]
-    figures: Annotated[Mapping[str, Figure], Meaning("by measure; attnscope stats --list names them")]
+    figures: Annotated[Mapping[str, Figure], Meaning("by measure; attnscope explain lists them")]
     absent: Annotated[Mapping[str, str], Meaning("by measure that does not exist here, why")]
     role: Annotated[Role | None, Meaning("its role; null where no row counted")]
     importance: Annotated[

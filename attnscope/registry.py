@@ -40,15 +40,13 @@ Maker = TypeVar("Maker", bound="Callable[..., Any]")
 class Registry(Mapping[str, Entry]):
     """Names to entries of one kind, in order of registration.
 
-    ``noun`` names the kind in messages ("measure", "colour map"), ``retired`` gives the new name of each
-    old one. ``more`` registers what other packages add; it is called when an unknown name is looked up.
+    ``noun`` names the kind in messages ("measure", "colour map"). ``more`` registers what other packages
+    add; it is called when an unknown name is looked up.
     Registering a name twice raises ``ValueError``; looking up an unknown name raises ``SelectionError``.
     """
 
-    def __init__(
-        self, noun: str, retired: Mapping[str, str] | None = None, more: Callable[[], object] = lambda: None
-    ) -> None:
-        self.noun, self.retired, self._more = noun, retired or {}, more
+    def __init__(self, noun: str, more: Callable[[], object] = lambda: None) -> None:
+        self.noun, self._more = noun, more
         self._entries: dict[str, Entry] = {}
         self.families: dict[str, tuple[re.Pattern[str], Callable[..., Entry]]] = {}
 
@@ -80,8 +78,6 @@ class Registry(Mapping[str, Entry]):
         entry = self._find(name)
         if entry is not None:
             return entry
-        if name in self.retired:
-            raise SelectionError(f"the {self.noun} {name!r} is now {self.retired[name]!r}")
         names = ", ".join((*self, *self.families))
         near = nearest_name(name, self._entries)
         raise SelectionError(f"no {self.noun} {name!r}: {near}there are {names}")

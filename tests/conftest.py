@@ -65,5 +65,5 @@ def run(monkeypatch, capsys):
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("ATTNSCOPE_MODEL", raising=False)
-    monkeypatch.setattr("attnscope.cli.command.users_file", lambda: Path("no", "config.toml"))
+    monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: Path("no", "config.toml"))
     return runner(monkeypatch, capsys)

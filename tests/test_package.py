@@ -39,7 +39,7 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert any(name.endswith("share/man/man1/attnscope.1") for name in names)
 
 
-def test_the_wheel_alone_says_its_version_shows_heads_completes_words_and_answers_a_notebook(wheel, tmp_path):
+def test_the_wheel_alone_says_its_version_shows_and_explains_heads_and_answers_a_notebook(wheel, tmp_path):
     assert wheel.name.split("-")[1] == attnscope.__version__
     folder = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as file:
@@ -49,10 +49,10 @@ def test_the_wheel_alone_says_its_version_shows_heads_completes_words_and_answer
         "shown = attnscope.load('own').read('The cat sat.')._repr_mimebundle_()\n"
         "assert {'image/png', 'text/html'} & shown.keys()\n"
     )
-    commands = {"version": ["--version"], "completion": ["--completion", "bash"], "show": ["show", CAT]}
+    commands = {"version": ["--version"], "explained": ["explain", "previous"], "show": ["show", CAT]}
     answers, _ = in_a_process(commands, tmp_path, cell, before=[folder])
     assert [code for code, _ in answers.values()] == [0, 0, 0]
-    version, completion, shown = (out for _, out in answers.values())
+    version, explained, shown = (out for _, out in answers.values())
     assert version.startswith(f"attnscope {attnscope.__version__} (torch ")
-    assert "_ATTNSCOPE_COMPLETE" in completion
+    assert "formula" in explained
     assert "L0H7" in shown

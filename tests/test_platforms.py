@@ -31,8 +31,9 @@ assert limits.free_memory() is None
 def test_every_module_is_imported_and_commands_run_where_a_system_lacks_what_unix_has(tmp_path):
     names = [each.name for each in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
     names.remove("attnscope.__main__")
-    asked = "show TEXT --json -q|show TEXT --head L2H1 -o head.png|stats TEXT --sort previous --keep a.trace"
-    asked += "|show --from a.trace|export TEXT -o out --format npz|check 'any.previous > 0' --text TEXT"
+    asked = "show TEXT --json -q|show TEXT --head L2H1 -o head.png|"
+    asked += "stats TEXT --sort previous --save-trace a.trace"
+    asked += "|show --from a.trace|export TEXT -o out --format npz|check 'any.previous > 0' TEXT"
     commands = {each: shlex.split(each.replace("TEXT", f"'{TEXT}'")) for each in asked.split("|")}
     answers, told = in_a_process(commands, tmp_path, f"{BARE}\nfor name in {names}: __import__(name)\n")
     assert [code for code, _ in answers.values()] == [0] * len(commands), told

@@ -19,7 +19,7 @@ COMMANDS = {
     "help": ["--help"],
     "stats": ["stats", TEXT, "--sort", "far", "--json", "--no-cache"],
     "count": ["count", TEXT],
-    "explain": ["stats", "--explain", "far"],
+    "explain": ["explain", "far"],
     "plugins": ["info", "--plugins"],
     "file": ["show", "--from", "head.txt", "--head", "L0H0", "--json"],
 }

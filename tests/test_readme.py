@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from attnscope.cli.commands import find_command
+from attnscope.cli import build
 from tests.tools import readme
 from tests.tools.tutorials.__main__ import NAMES, SAMPLES
 
@@ -44,7 +44,7 @@ def test_every_option_that_the_readme_or_a_tutorial_mentions_exists(command):
     words = shlex.split(command)
     words = words[words.index("attnscope") + 1 :]
     words = words[: words.index("|")] if "|" in words else words
-    parameters = find_command(words[0]).params
+    parameters = build(words[0]).params
     known = {name for parameter in parameters for name in parameter.opts}
     assert {word for word in words if re.match("--?[a-z]", word)} <= known
 

@@ -11,76 +11,148 @@ import json
 import os
 import platform
 import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from time import monotonic
-from typing import NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
+import typer
+from typer.core import TyperCommand, TyperGroup
 
-from attnscope import __version__
-from attnscope.cli.command import CONTEXT, RETIRED, SETTINGS, eager, split_words
-from attnscope.cli.commands import AllCommands
+from attnscope.cli.command import Command, split_words
+from attnscope.cli.commands import PANELS, find_command, summary
+from attnscope.cli.settings import SETTINGS
+from attnscope.cli.waiting import notify
 from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
+from attnscope.registry import docstring
 from attnscope.text import shorten
+from attnscope.version import __version__
 
 TWICE = 1.0  # seconds after a Ctrl-C during which another one counts as the same
 AGAIN = 0.05  # seconds until a swallowed Ctrl-C is raised again
+MOST_OWNERS = 4  # commands that are named beside an option of theirs
 READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
-COMPLETE = "_ATTNSCOPE_COMPLETE"  # the variable with which a shell asks for completions
+HELP = {"help_option_names": ["-h", "--help"]}
+EXAMPLE = 'Start with: attnscope show "The cat sat on the mat because it was tired."'
 
 
-def _print_completion(context: click.Context, shell: str) -> None:
-    from click.shell_completion import get_completion_class
+class Commands(TyperGroup):
+    """Every command, imported and built when it runs: all of them take longer than their help may."""
 
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(context.command, {}, "attnscope", COMPLETE).source())
-    context.exit()
+    listing = False  # whether summaries suffice
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more | {"commands": dict.fromkeys(PANELS)})  # by which Typer suggests a near name
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the help."""
+        return [*PANELS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name; ``None`` if it does not exist."""
+        if self.listing:
+            return TyperCommand(cmd_name, help=summary(cmd_name), rich_help_panel=PANELS[cmd_name])
+        return build(cmd_name) if cmd_name in PANELS else None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, without importing any."""
+        with _listing(self):
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What Tab offers in place of a command, without importing any."""
+        with _listing(self):
+            return super().shell_complete(ctx, incomplete)
 
 
-def _print_version(context: click.Context, asked: bool) -> None:
-    from importlib.metadata import version
+@contextmanager
+def _listing(group: Commands) -> Iterator[None]:
+    group.listing = True
+    try:
+        yield
+    finally:
+        group.listing = False
 
-    beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    click.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
-    context.exit()
+
+@cache
+def build(name: str) -> Any:
+    """A command: its docstring is the help, the examples stand below."""
+    function = find_command(name)
+    text, _, examples = docstring(function).partition("\nExample")
+    lines = "\n".join(line for line in examples.splitlines()[1:] if line.strip())
+    paragraphs = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    alone = typer.Typer(add_completion=False)
+    alone.command(cls=Command, help=paragraphs, epilog=f"\b\nExamples:\n{lines}", context_settings={**HELP})(
+        function
+    )
+    return typer.main.get_command(alone)
 
 
-commands = AllCommands(
-    "attnscope",
+app = typer.Typer(
+    name="attnscope",
+    cls=Commands,
     help="See what the attention heads of a transformer do.",
-    context_settings=CONTEXT,
-    params=[
-        eager(
-            ["--completion"],
-            _print_completion,
-            type=click.Choice(("bash", "zsh", "fish")),
-            help="Print what makes Tab complete: attnscope --completion bash >> ~/.bashrc.",
-        ),
-        eager(
-            ["--version"],
-            _print_version,
-            is_flag=True,
-            help="Print the version, and those of torch and transformers.",
-        ),
-    ],
+    epilog=EXAMPLE,
+    context_settings=HELP,
+    pretty_exceptions_enable=False,
 )
 
 
-def app() -> None:
-    """Run the command that was typed, or answer a request for completions."""
-    if COMPLETE in os.environ:
-        from click.shell_completion import shell_complete
+def _print_version(asked: bool) -> None:
+    from importlib.metadata import version
 
-        raise SystemExit(shell_complete(commands, {}, "attnscope", COMPLETE, os.environ[COMPLETE]))
-    with commands.make_context("attnscope", sys.argv[1:] or ["--help"]) as context:
-        commands.invoke(context)
-    raise SystemExit(0)
+    if asked:
+        beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        typer.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version, and those of torch and transformers.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
+@cache
+def commands() -> Any:
+    """The whole command line as Typer builds it."""
+    return typer.main.get_command(app)
+
+
+def all_commands() -> Iterable[Any]:
+    """Every command."""
+    return map(build, PANELS)
+
+
+def read_command_line(words: list[str]) -> list[str]:
+    """What was typed, as a command: ``help show``, nothing, and a text alone mean one."""
+    if words[:1] == ["help"]:
+        return [*words[1:2], "--help"]
+    if words and words[0] not in PANELS and len(words[0].split()) > 1 and not words[0].startswith("-"):
+        words = ["show", *words]
+        notify(f"attnscope {shlex.join(words)}")
+    return words or ["--help"]
+
+
+def run() -> None:
+    """Run the command that was typed."""
+    sys.argv[1:] = read_command_line(sys.argv[1:])
+    raise SystemExit(commands().main(sys.argv[1:], "attnscope", standalone_mode=False))
 
 
 class _StandardError(io.TextIOWrapper):
@@ -114,15 +186,13 @@ def main() -> None:
     with _remembering_ctrl_c() as pressed:
         try:
             with memory_limited():
-                app()
+                run()
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # rich handled it, and would exit with 1
                 raise SystemExit(READ_ENOUGH) from None
             raise
-        except click.exceptions.Exit as end:
-            raise SystemExit(end.exit_code) from None
-        except click.ClickException as error:
-            _fail(_explain_usage(error))
+        except typer.TyperException as error:
+            _fail(_explain_usage(error), error)
         except BrokenPipeError:  # the reader, such as head, has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise SystemExit(READ_ENOUGH) from None
@@ -180,23 +250,28 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
             sys.unraisablehook = hook
 
 
-def _explain_usage(error: click.ClickException) -> str:
+def _explain_usage(error: Any) -> str:
     """What is wrong with the command line, and the option that it is about."""
-    name, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    retired = RETIRED.get(f"{context and context.info_name} {name}", RETIRED.get(name))
-    sentence = retired or error.format_message()
-    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
-        hint = error.param_hint or (error.param and error.param.opts[0]) or ""
-        sentence = f"{hint}: {error.message}"
-        if setting := error.ctx and error.ctx.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
+    context: Any = getattr(error, "ctx", None)
+    parameter = getattr(error, "param", None)
+    sentence: str = error.format_message()
+    hint = getattr(error, "param_hint", None) or (parameter.opts[0] if parameter is not None else None)
+    if hint is not None and error.message:
+        sentence = f"{hint}: {error.message.removeprefix('Value error, ')}"
+        if setting := context and context.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
             sentence = f"{sentence.rstrip('.')} (set in {setting[1]})"
-    if isinstance(error, click.NoSuchOption) and not retired:
-        near = " or ".join(sorted(error.possibilities or ()))
-        more = f"did you mean {near}?" if near else "--help-all lists every one"
-        sentence = f"no option {name}: {more}"
-    if extra := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", sentence, re.DOTALL):
-        sentence = f"{extra[1]!r} is one argument too many: quote a text of several words"
+    if extra := re.fullmatch(r"Got unexpected extra argument\(s\) \((.*)\)", sentence, re.DOTALL):
+        sentence = f"{extra[1]!r} is one argument too many: quote a text of several words, "
+        sentence += "name a head by --head, a second text by --second-text"
+    if hasattr(error, "possibilities") and (owners := commands_with(name := error.option_name)):
+        some = ", ".join(owners[:MOST_OWNERS]) + (" and others" if len(owners) > MOST_OWNERS else "")
+        sentence = f"{name} belongs to {some}, not to {context.info_name}"
     return sentence
+
+
+def commands_with(option: str) -> list[str]:
+    """The commands that have an option."""
+    return [each.name for each in all_commands() for one in each.params if option in one.opts]
 
 
 def _explain(error: Exception) -> str:
@@ -211,19 +286,33 @@ def _explain(error: Exception) -> str:
     )
 
 
-def _fail(sentence: str) -> NoReturn:
-    """One readable line on stderr, under torchrun with the process's number, and with ``--json`` as JSON."""
+def _fail(sentence: str, usage: Any = None) -> NoReturn:
+    """One readable line on stderr, under torchrun with the process's number, and with ``--json`` as JSON.
+
+    In a terminal, wrong usage looks as Typer prints it.
+    """
     number, count = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     which = f" (process {number} of 0-{int(count) - 1})" if count.isdigit() and count > "1" else ""
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
-    told = f"attnscope{which}: {shown}"
     typed = sys.argv[1:]
-    found = commands.get_command(click.Context(commands), typed[0]) if typed else None
+    found = build(typed[0]) if typed and typed[0] in PANELS else None
     options, _ = split_words(typed, found.valued if found else ())
     if ["--json"] in options:  # typed as an option, not as a text or an option's value
         suggestion = shown.rpartition(": ")[2] if ": " in shown else None
-        told = json.dumps({"error": shown, "suggestion": suggestion, "exit_code": 2}, ensure_ascii=False)
-    encoding = sys.stderr.encoding or "ascii"
-    print(told.encode(encoding, "replace").decode(encoding), file=sys.stderr)
+        answer = {"error": shown, "suggestion": suggestion, "exit_code": 2}
+        print(json.dumps(answer, ensure_ascii=False), file=sys.stderr)
+    elif not sys.stderr.isatty():
+        print(f"attnscope{which}: {shown}", file=sys.stderr)
+    elif usage is not None:
+        from typer.rich_utils import rich_format_error
+
+        usage.format_message = lambda: shown
+        rich_format_error(usage)
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        words = Text.assemble((f"attnscope{which}:", "bold red"), f" {shown}")
+        Console(stderr=True, highlight=False).print(words, soft_wrap=True)
     raise SystemExit(2)

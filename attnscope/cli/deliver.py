@@ -7,9 +7,13 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
 
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
 from attnscope.cli.waiting import is_quiet, notify, warn
@@ -32,18 +36,20 @@ def deliver(
     picture: PrintedOptions = PLAIN,
     metadata: Metadata | None = None,
 ) -> None:
-    """Print or save an answer, as the options of a command ask.
+    """Print an answer, save it, or both, as the options of a command ask.
 
     ``output`` is the command's group of output options; it decides which of these exist:
 
+    * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
+      ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
     * ``as_json``: the schema's name, the numbers and the ``metadata``;
     * ``as_latex``: the tables and maps of heads among the views, or ``answer.table``;
     * ``as_csv``: ``answer.table``;
-    * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
-      ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
-    * else ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
+    * without any of these ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
     """
     out: Path | None = getattr(output, "out", None)
+    if out is not None:
+        save(answer, out, picture, opened=output.open_file)
     if getattr(output, "as_json", False):
         print_answer(command, {**answer.numbers, **(metadata or {})})
     elif getattr(output, "as_latex", False):
@@ -61,10 +67,23 @@ def deliver(
         if is_quiet():
             views = [replace(view, notes=()) if hasattr(view, "notes") else view for view in views]
         print_views(views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
-    elif out.suffix.lower() in PICTURES:
-        save_pictures(answer, out, picture)
-    else:
-        save_data(answer, out, picture)
+
+
+def save(answer: Answer, out: Path, picture: PrintedOptions, *, opened: bool = False) -> None:
+    """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output."""
+    piped = out.stem == "-" and out.parent == Path()
+    with TemporaryDirectory() if piped else nullcontext("") as folder:
+        path = Path(folder, f"answer{out.suffix}") if piped else out
+        if out.suffix.lower() in PICTURES:
+            save_pictures(answer, path, picture)
+        else:
+            save_data(answer, path, picture)
+        if piped:
+            sys.stdout.buffer.write(path.read_bytes())
+            return
+    notify(f"saved {out}")
+    if opened:
+        typer.launch(str(out))
 
 
 def latex_of(answer: Answer) -> str:
@@ -102,7 +121,6 @@ def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
         write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
-    notify(f"saved {out}")
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:
@@ -148,7 +166,6 @@ def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
     for path, view in answer.files(out):
         for warning in save_image(dress(view, picture), path, width=picture.size, **how):
             warn(warning)
-        notify(f"saved {path}")
 
 
 def dress(view: Shown, picture: PrintedOptions) -> Shown:
@@ -156,8 +173,8 @@ def dress(view: Shown, picture: PrintedOptions) -> Shown:
     from attnscope.views import Heatmap
 
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
-    if picture.no_title:
-        changed |= {"title": "", "subtitle": ""}
+    if picture.title == "":
+        changed |= {"subtitle": ""}
     if picture.no_figures:
         changed |= {"notes": ()}
     if isinstance(view, Heatmap) and picture.no_figures:

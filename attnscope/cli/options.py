@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-import click
+from typer import Argument, BadParameter, Option
 
 from attnscope.attention import Head
-from attnscope.cli.command import MOST_USED, Group, argument, flag, option, refuse, tell_retired, untyped
+from attnscope.cli.command import (
+    MOST_USED,
+    Group,
+    is_typed,
+    offering,
+    refuse,
+    refuse_first,
+    untyped,
+    up_to,
+    value_of,
+)
 from attnscope.errors import OutputError, SelectionError
 from attnscope.figures import Weigh
 from attnscope.registry import entry_points_of
-from attnscope.text import LARGEST_SEED, read_number
+from attnscope.text import LARGEST_SEED, raw_csv, read_number
 
 if TYPE_CHECKING:
     from attnscope.questions.selection import Selection
@@ -62,44 +73,63 @@ class TextsOptions(Group):
     """A corpus, or the first texts of one."""
 
     panel = MANY
-    texts: Path | None = option(
-        "Read a corpus: .txt (one text per line), .jsonl, .parquet, or a folder of .txt files."
-    )
-    field: str = option("The .jsonl field or .parquet column that holds the text.", default="text")
-    limit: int | None = option("Stop after N texts.", min=1)
+    texts: Annotated[
+        Path | None,
+        Option(help="Read a corpus: .txt (one text per line), .jsonl, .parquet, or a folder of .txt files."),
+    ] = None
+    field: Annotated[str, Option(help="The .jsonl field or .parquet column that holds the text.")] = "text"
+    limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
 
 
 class CorpusOptions(TextsOptions):
     """A corpus that is measured as a whole; the run can be stopped and resumed."""
 
     panel = MANY
-    strict: bool = flag("Stop at the first text that cannot be read; by default it is skipped.")
-    checkpoint: Path | None = option("Save the sums in this file; the same command resumes from it.")
+    strict: Annotated[
+        bool, Option(help="Stop at the first text that cannot be read; by default it is skipped.")
+    ] = False
+    checkpoint: Annotated[
+        Path | None, Option(help="Save the sums in this file; the same command resumes from it.")
+    ] = None
 
 
 class LayerOptions(Group):
     """Layers by their number and kind."""
 
     panel = WHERE
-    layers: str | None = option(
-        "Layers, counted from 0: 5, or several, like 0-3,7.", "--layer", "--layers", panel=MOST_USED
-    )
-    kind: str | None = option("encoder, decoder or cross.", complete=lambda: ("encoder", "decoder", "cross"))
+    layers: Annotated[
+        str | None,
+        Option(
+            "--layer",
+            help="Layers, counted from 0: 5, or several, like 0-3,7.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    kind: Annotated[
+        str | None,
+        Option(
+            help="encoder, decoder or cross.",
+            autocompletion=offering(lambda: ("encoder", "decoder", "cross")),
+        ),
+    ] = None
 
 
 class HeadOptions(LayerOptions):
     """Layers, or one head."""
 
-    head: str | None = option("One head: L5H3, 5.3, 5-3, or its number with --layer.")
+    head: Annotated[str | None, Option(help="One head: L5H3, 5.3, 5-3, or its number with --layer.")] = None
 
 
 class ShownHeads(HeadOptions):
     """All heads, some heads, or one token of them."""
 
-    head: str | None = option(
-        "One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5."
+    head: Annotated[
+        str | None,
+        Option(help="One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5."),
+    ] = None
+    token: Annotated[str | None, Option(help="One token: a word, its number, or a patch as row,column.")] = (
+        None
     )
-    token: str | None = option("One token: a word, its number, or a patch as row,column.")
 
 
 Metadata: TypeAlias = dict[str, Any]  # what JSON says about all its numbers
@@ -109,22 +139,38 @@ class ModelOptions(Group):
     """A model's name, and what it may do when loaded."""
 
     panel = MODEL
-    model: str | None = option(
-        "own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs that file).",
-        panel=MOST_USED,
-        complete=model_names,
-    )
-    tokenizer: str = option("For FILE.py:NAME: a model whose tokenizer is used, or a folder.", default="own")
-    device: str = option("auto, cpu, cuda or mps.", default="auto")
-    device_map: str | None = option(
-        "auto: split a model that is too large for one device across all of them, and read the rest from the "
-        "disk layer by layer. Needs accelerate: pip install 'attnscope[large]'."
-    )
-    dtype: str = option("auto, float32, float16 or bfloat16.", default="auto")
-    revision: str | None = option("Branch, tag or commit on the hub.")
-    trust_remote_code: bool = flag("Run Python code from the model's repository. It can do anything you can.")
-    allow_pickle: bool = flag("Load pickled weights if there are no safetensors.")
-    offline: bool = flag("Use local models only, without network access.")
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            "-m",
+            help="own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs "
+            "that file).",
+            rich_help_panel=MOST_USED,
+            autocompletion=offering(model_names),
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str, Option(help="For FILE.py:NAME: a model whose tokenizer is used, or a folder.")
+    ] = "own"
+    device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
+    device_map: Annotated[
+        str | None,
+        Option(
+            help="auto: split a model that is too large for one device across all of them, and read the "
+            "rest from the disk layer by layer. Needs accelerate: pip install 'attnscope[large]'."
+        ),
+    ] = None
+    dtype: Annotated[str, Option(help="auto, float32, float16 or bfloat16.")] = "auto"
+    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
+    trust_remote_code: Annotated[
+        bool,
+        Option(
+            help="Run Python code from the model's repository. It can do anything you can.",
+        ),
+    ] = False
+    allow_pickle: Annotated[bool, Option(help="Load pickled weights if there are no safetensors.")] = False
+    offline: Annotated[bool, Option(help="Use local models only, without network access.")] = False
 
     def __post_init__(self) -> None:
         if self.offline:
@@ -147,17 +193,23 @@ class WeighedModelOptions(ModelOptions):
     """Which model, and how its attention is weighed."""
 
     panel = WHERE
-    weigh: Weigh = option(
-        "raw: the attention weight. As shares of a row: norm, the norm of weight × value × output projection "
-        "(Kobayashi et al. 2020); norm-residual, with residual and layer norm (Kobayashi et al. 2021); "
-        "zeroing, the change of the output without the value (Mohebbi et al. 2023); gradient, weight × "
-        "gradient of the prediction (Chefer et al. 2021). stats --explain NAME has the formula.",
-        default="raw",
-    )
-    target: str | None = option(
-        "With --weigh gradient: the predicted word, a token's number, or a class (of one token: "
-        "CLASS@TOKEN); default: most likely."
-    )
+    weigh: Annotated[
+        Weigh,
+        Option(
+            help="raw: the attention weight. As shares of a row: norm, the norm of weight × value × output"
+            " projection (Kobayashi et al. 2020); norm-residual, with residual and layer norm "
+            "(Kobayashi et al. 2021); zeroing, the change of the output without the value (Mohebbi et"
+            " al. 2023); gradient, weight × gradient of the prediction (Chefer et al. 2021). "
+            "attnscope explain NAME has the formula."
+        ),
+    ] = "raw"
+    target: Annotated[
+        str | None,
+        Option(
+            help="With --weigh gradient: the predicted word, a token's number, or a class (of one token: "
+            "CLASS@TOKEN); default: most likely."
+        ),
+    ] = None
 
     @property
     def metadata(self) -> Metadata:
@@ -173,19 +225,27 @@ WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 class AxisOptions(Group):
     """What the axes show."""
 
-    words: bool = flag("Merge pieces into words.")
-    hide_special: bool = flag("Hide special tokens; print the attention they take.", panel=MOST_USED)
+    words: Annotated[bool, Option(help="Merge pieces into words.")] = False
+    hide_special: Annotated[
+        bool,
+        Option(
+            help="Hide special tokens; print the attention they take.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = False
 
 
 class MapOptions(AxisOptions):
     """What the axes show, and what full colour stands for."""
 
     panel = PICTURE
-    scale: Literal["auto", "fixed", "row", "head"] = option(
-        "Full colour is a weight of 1 (fixed), or the largest of the row or the head; auto chooses.",
-        default="auto",
-        panel=MOST_USED,
-    )
+    scale: Annotated[
+        Literal["auto", "fixed", "row", "head"],
+        Option(
+            help="Full colour is a weight of 1 (fixed), or the largest of the row or the head; auto chooses.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = "auto"
 
 
 class PictureOptions(Group):
@@ -193,12 +253,15 @@ class PictureOptions(Group):
 
     panel = PICTURE
     signed = False  # whether differences may be drawn
-    cmap: str | None = option("Colour map; an unknown name lists them.", complete=map_names)
-    dpi: float = option("Resolution of a PNG in dots per inch.", min=10, max=1200, default=150)
-    size: float | None = option(
-        "Width of a picture in inches; default: as wide as its labels need.", min=1, max=100
-    )
-    font: str | None = option("An installed font family.")
+    cmap: Annotated[
+        str | None, Option(help="Colour map; an unknown name lists them.", autocompletion=offering(map_names))
+    ] = None
+    dpi: Annotated[float, Option(help="Resolution of a PNG in dots per inch.", min=10, max=1200)] = 150
+    size: Annotated[
+        float | None,
+        Option(help="Width of a picture in inches; default: as wide as its labels need.", min=1, max=100),
+    ] = None
+    font: Annotated[str | None, Option(help="An installed font family.")] = None
 
     def __post_init__(self) -> None:
         if self.cmap is not None:
@@ -211,16 +274,49 @@ class PrintedOptions(PictureOptions):
     """How a printed or saved picture is drawn, and what surrounds a saved one."""
 
     panel = PICTURE
-    title: str | None = option("The title of a saved picture.")
-    no_title: bool = flag("Save a picture without a title.")
-    no_figures: bool = flag("Save a picture without figures and notes.")
-    annotate: bool = flag("Write the weights into the cells of a saved head.")
-    graphics: Literal["auto", "kitty", "sixel", "cells"] = option(
-        "cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and sixel need "
-        "textual-image.",
-        default="cells",
-    )
-    plain: bool = flag("Use shades instead of colours.")
+    title: Annotated[str | None, Option(help='The title of a saved picture; "" for none.')] = None
+    no_figures: Annotated[
+        bool, Option("--no-figures/--figures", help="Save a picture without figures and notes.")
+    ] = False
+    annotate: Annotated[bool, Option(help="Write the weights into the cells of a saved head.")] = False
+    graphics: Annotated[
+        Literal["auto", "kitty", "sixel", "cells"],
+        Option(
+            help="cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and "
+            "sixel need textual-image."
+        ),
+    ] = "cells"
+    plain: Annotated[bool, Option(help="Use shades instead of colours.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        suffix = "" if value_of("out") is None else Path(value_of("out")).suffix.lower() or PICTURES[0]
+        numbers = any(value_of(name) for name in FORMATS)
+        drawn, printed = suffix in PICTURES, not (suffix or numbers)
+        refuse_first(
+            *(
+                (
+                    is_typed(name) and not drawn,
+                    f"--{name.replace('_', '-')}",
+                    "is for a saved picture: add -o FILE.png",
+                )
+                for name in ("title", "no_figures", "annotate", "size", "font")
+            ),
+            (is_typed("dpi") and suffix != ".png", "--dpi", "is for a PNG: add -o FILE.png"),
+            (self.plain and not printed, "--plain", PRINTED),
+            (is_typed("graphics") and not printed, "--graphics", PRINTED),
+            (self.plain and is_typed("cmap"), "--cmap", "shades have no colours: leave out --plain"),
+            (
+                is_typed("cmap") and numbers and not suffix,
+                "--cmap",
+                "numbers have no colours: add -o FILE.png",
+            ),
+        )
+
+
+PRINTED = "is for the terminal: leave out -o, --json, --csv and --latex"
+FORMATS = {"as_json": "--json", "as_csv": "--csv", "as_latex": "--latex", "jsonl": "--jsonl"}
+"""What prints numbers in place of a picture."""
 
 
 class SignedOptions(PrintedOptions):
@@ -230,24 +326,72 @@ class SignedOptions(PrintedOptions):
 
 
 class NumbersOptions(Group):
-    """Numbers instead of a picture; a group with ``out`` says by which ``suffixes`` its file may be named."""
+    """Numbers instead of a picture."""
 
-    suffixes: ClassVar[tuple[str, ...]] = ()
-    as_json: bool = flag("Print the numbers as JSON.")
-    as_latex: bool = flag("Print the table as LaTeX, for a paper (booktabs).", panel=PICTURE)
+    as_json: Annotated[bool, Option("--json/--no-json", help="Print the numbers as JSON.")] = False
+    as_latex: Annotated[
+        bool,
+        Option(
+            "--latex/--no-latex",
+            help="Print the table as LaTeX, for a paper (booktabs).",
+            rich_help_panel=PICTURE,
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
-        out = getattr(self, "out", None)
-        if out is not None and self.suffixes:
-            check_place(out, self.suffixes)
+        formats = [option for name, option in FORMATS.items() if getattr(self, name, False)]
+        refuse(len(formats) > 1, formats[-1] if formats else "", f"print one of {' and '.join(formats)}")
 
 
-class TableOutput(NumbersOptions):
-    """Numbers instead of a picture, also as CSV; or a picture in a file."""
+class FileOutput(NumbersOptions):
+    """The same, and a file in place of what is printed, by whose suffix it is written."""
 
-    suffixes = PICTURES
-    as_csv: bool = flag("Print all figures as CSV.")
-    out: Path | None = option("Save a picture: .png, .svg or .pdf.")
+    suffixes: ClassVar[tuple[str, ...]] = PICTURES
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Save to a file: {suffixes}; - is standard output.")
+    ] = None
+    open_file: Annotated[
+        bool, Option("--open/--no-open", help="Open what -o saved.", rich_help_panel=PICTURE)
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(
+            self.open_file and (self.out is None or self.piped),
+            "--open",
+            "opens a saved file: add -o FILE.png",
+        )
+        if self.out is None:
+            return
+        if not self.out.suffix and self.piped:
+            object.__setattr__(self, "out", Path(f"-{self.suffixes[0]}"))
+        check_place(self.out, self.suffixes)
+        formats = any(getattr(self, name, False) for name in FORMATS)
+        refuse(
+            self.piped and formats,
+            "--out",
+            "standard output takes one answer: name a file, or print no numbers",
+        )
+        refuse(self.piped and sys.stdout.isatty(), "--out", "a terminal shows no file: > FILE.png writes it")
+
+    @property
+    def piped(self) -> bool:
+        """Whether the file goes to standard output, ``-`` or, in another format, ``-.svg``."""
+        return self.out is not None and self.out.parent == Path() and self.out.stem == "-"
+
+
+class TableOutput(FileOutput):
+    """The same, where the numbers are a table."""
+
+    as_csv: Annotated[bool, Option("--csv/--no-csv", help="Print all figures as CSV.")] = False
+    raw_csv: Annotated[
+        bool, Option(help="With --csv: leave cells that begin a formula.", rich_help_panel=PICTURE)
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(self.raw_csv and not self.as_csv, "--raw-csv", "requires --csv")
+        raw_csv.set(self.raw_csv)
 
 
 def refuse_whole(out: Path | None) -> None:
@@ -262,61 +406,92 @@ def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
     """Before any work, refuse a file that could not be written at its end."""
     suffix = out.suffix.lower()
     if suffix not in suffixes:
-        rule = rule or tell_retired(f"its name must end in {', '.join(suffixes)}", suffix)
+        rule = rule or f"its name must end in {', '.join(suffixes)}"
         raise OutputError(f"{out} cannot be written: {rule}")
     if not out.parent.is_dir():
         raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
-
-
-SECOND = "A second text: its pair, or the target of an encoder-decoder."
 
 
 class SourceOptions(Group):
     """One text, or another input, and how much to generate."""
 
     panel = TEXT
-    text: str | None = argument("The text; - reads standard input.")
-    second_text: str | None = argument(SECOND)
-    file: Path | None = option("Read the text from a file.", panel=MOST_USED)
-    line: int | None = option("Read one line of the input, counted from 1; a tab in it separates a pair.")
-    saved: Path | None = option(
-        "In place of a model: a .trace, weights (.npz, .npy, .safetensors, .json), or a server's queries and "
-        "keys.",
-        "--from",
-        panel=MOST_USED,
+    text: Annotated[str | None, Argument(help="The text; - reads standard input.")] = None
+    second_text: Annotated[
+        str | None, Option(help="A second text: its pair, or the target of an encoder-decoder.")
+    ] = None
+    file: Annotated[
+        Path | None, Option("--file", "-f", help="Read the text from a file.", rich_help_panel=MOST_USED)
+    ] = None
+    line: Annotated[
+        int | None, Option(help="Read one line of the input, counted from 1; a tab in it separates a pair.")
+    ] = None
+    saved: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            help="In place of a model: a .trace, weights (.npz, .npy, .safetensors, .json), or a server's "
+            "queries and keys.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = None
+    save_trace: Annotated[
+        Path | None, Option(help="Save the pass to FILE.trace; --from reads it again without the model.")
+    ] = None
+    no_cache: Annotated[
+        bool, Option("--no-cache/--cache", help="Run the model even if the pass is cached.")
+    ] = False
+    image: Annotated[
+        list[Path] | None,
+        Option(
+            help="An image, alone or with a text. Repeat it for several; they go where the text says "
+            "<image>, or before it."
+        ),
+    ] = None
+    video: Annotated[
+        Path | None,
+        Option(help="A video with a text: GIF, APNG, WebP, or a folder of frames sorted by name."),
+    ] = None
+    audio: Annotated[
+        Path | None,
+        Option(help="A WAV or FLAC file; for a speech-to-text model, the text is its transcript."),
+    ] = None
+    from_second: Annotated[float, Option(help="With --audio: the first second that is read.", min=0)] = 0.0
+    to_second: Annotated[float | None, Option(help="With --audio: the last second that is read.", min=0)] = (
+        None
     )
-    keep: Path | None = option("Save the pass to FILE.trace; --from reads it again without the model.")
-    no_cache: bool = flag("Run the model even if the pass is cached.")
-    image: list[Path] | None = option(
-        "An image, alone or with a text. Repeat it for several; they go where the text says <image>, or "
-        "before it."
-    )
-    video: Path | None = option("A video with a text: GIF, APNG, WebP, or a folder of frames sorted by name.")
-    audio: Path | None = option("A WAV or FLAC file; for a speech-to-text model, the text is its transcript.")
-    from_second: float = option("With --audio: the first second that is read.", min=0, default=0.0)
-    to_second: float | None = option("With --audio: the last second that is read.", min=0)
-    inputs: Path | None = option(
-        "Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."
-    )
-    labels: Path | None = option(
-        "With --inputs or --from: a file that names positions, one a line, or a table (tabs) with the "
-        "columns label, group, special. find and spans --by group know the groups."
-    )
-    repeat_random: int | None = option(
-        "Read N random tokens twice instead of a text; heads that copy stand out.", min=2
-    )
-    max_tokens: int | None = option("Cut the text after N tokens.", min=1)
-    truncate: bool = flag("Cut a text to the number of positions of the model.")
-    generate: int | None = option("Generate up to N tokens and show them too.", min=1)
-    temperature: float = option(
-        "With --generate: the sampling temperature; 0 takes the most likely token.", min=0, default=0.0
-    )
-    seed: int = option("With --temperature: the random seed.", min=0, largest=LARGEST_SEED, default=0)
-    chat: bool = flag(
-        "Format the text as a user message with the model's chat template; a JSON list, or a line of a log, "
-        "is a whole chat."
-    )
-    system: str | None = option("With --chat: a system message.")
+    inputs: Annotated[
+        Path | None,
+        Option(help="Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."),
+    ] = None
+    labels: Annotated[
+        Path | None,
+        Option(
+            help="With --inputs or --from: a file that names positions, one a line, or a table (tabs) with"
+            " the columns label, group, special. find and spans --parts group know the groups."
+        ),
+    ] = None
+    repeat_random: Annotated[
+        int | None,
+        Option(help="Read N random tokens twice instead of a text; heads that copy stand out.", min=2),
+    ] = None
+    max_tokens: Annotated[int | None, Option(help="Cut the text after N tokens.", min=1)] = None
+    truncate: Annotated[bool, Option(help="Cut a text to the number of positions of the model.")] = False
+    generate: Annotated[int | None, Option(help="Generate up to N tokens and show them too.", min=1)] = None
+    temperature: Annotated[
+        float, Option(help="With --generate: the sampling temperature; 0 takes the most likely token.", min=0)
+    ] = 0.0
+    seed: Annotated[
+        int, Option(help="With --temperature: the random seed.", min=0, callback=up_to(LARGEST_SEED))
+    ] = 0
+    chat: Annotated[
+        bool,
+        Option(
+            help="Format the text as a user message with the model's chat template; a JSON list, or a line"
+            " of a log, is a whole chat.",
+        ),
+    ] = False
+    system: Annotated[str | None, Option(help="With --chat: a system message.")] = None
 
     @property
     def pictures(self) -> list[Path]:
@@ -335,22 +510,19 @@ class PromptsOptions(Group):
     """Prompts from one template, instead of one text."""
 
     panel = TEXT
-    prompts: Path | None = option(
-        "Average over the rows of a table, whose columns fill the slots {NAME} of text, target and against."
-    )
+    prompts: Annotated[
+        Path | None,
+        Option(
+            help="Average over the rows of a table, whose columns fill the slots {NAME} of text, target "
+            "and against."
+        ),
+    ] = None
 
 
-class SecondNamed(SourceOptions):
-    """The same, where what follows the text is not a second text."""
+class TextAmong(SourceOptions):
+    """The same, where the text stands among other arguments."""
 
-    panel = TEXT
-    second_text: str | None = option(SECOND, "--second")
-
-
-class TextNamed(SecondNamed):
-    """The same, where the arguments are not texts."""
-
-    text: str | None = option("The text; - reads standard input.")
+    text: str | None = None
 
 
 NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -369,7 +541,7 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
     try:
         head = Head(spelling)
     except SelectionError as error:
-        raise click.BadParameter(str(error), param_hint="--head") from None
+        raise BadParameter(str(error), param_hint="--head") from None
     two = layers not in (None, (head.layer,))
     refuse(two, "--head", f"--layer {asked.layers} and --head {spelling} name two layers")
     two = head.kind is not None and asked.kind not in (None, head.kind)

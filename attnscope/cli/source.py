@@ -15,14 +15,13 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from attnscope.cli.command import is_offered, refuse, refuse_first, untyped
+from attnscope.cli.command import refuse, refuse_first, untyped
 from attnscope.cli.options import (
     CorpusOptions,
     ModelOptions,
     PromptsOptions,
-    SecondNamed,
     SourceOptions,
-    TextNamed,
+    TextAmong,
     TextsOptions,
     check_place,
 )
@@ -120,7 +119,7 @@ PassKind: TypeAlias = Literal["kernel", "fused", "other"]
 """How a long text is measured: beside the kernels, by the fused pass, or in a way that is not cached.
 A short text has the same pass in all cases."""
 
-UNKEYED = ("text", "second_text", "file", "line", "saved", "keep", "no_cache")
+UNKEYED = ("text", "second_text", "file", "line", "saved", "save_trace", "no_cache")
 """Options of a source that do not matter once its texts have been read."""
 
 
@@ -195,7 +194,7 @@ class SourceInput:
         asked, model = self.asked, self.model
         if (
             asked.saved is not None
-            or asked.keep is not None
+            or asked.save_trace is not None
             or model.trust_remote_code
             or (asked.video is not None and asked.video.is_dir())
             or model.metadata.get("weigh") == "gradient"
@@ -240,7 +239,7 @@ class SourceInput:
         return lambda text: replace(self, text=text).prepare(model)
 
     def prepare(self, model: Model) -> ModelInput:
-        """The prepared input, with generated tokens; ``--keep`` writes its pass into a file."""
+        """The prepared input, with generated tokens; ``--save-trace`` writes its pass into a file."""
         from attnscope.models.kept import TracedModel, look_at
         from attnscope.models.request import InputRequest
 
@@ -252,15 +251,15 @@ class SourceInput:
         same = {each.name for each in fields(InputRequest)} - own.keys()
         request = InputRequest(**own, **{name: getattr(asked, name) for name in same})
         prepared = request.prepare(model, waiting)
-        if asked.keep is None:
+        if asked.save_trace is None:
             return prepared
         from attnscope.models.keeping import keep_trace
         from attnscope.storage.trace import write_trace
 
         with reading(model, prepared):
             trace = keep_trace(model, prepared)
-        write_trace(trace, asked.keep)
-        notify(f"saved {asked.keep}")
+        write_trace(trace, asked.save_trace)
+        notify(f"saved {asked.save_trace}")
         return look_at(prepared, trace)
 
 
@@ -286,10 +285,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
     other, usual = replace(asked, saved=None, labels=None, line=None), untyped(type(model))
     beside_file = other != untyped(type(asked)) or replace(model, model=usual.model) != usual
-    is_head = second and HEAD.fullmatch(second) and not isinstance(asked, SecondNamed)
-    instead = f"type --head {second}" if is_offered("--head") else "this command shows all heads"
     refuse_first(
-        (is_head, "SECOND_TEXT", f"{second} is a head, not a second text: {instead}"),
         (video and not text, "--video", "only valid with a text"),
         (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
         (image and inputs, "--image", "not valid with --inputs"),
@@ -299,7 +295,11 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (not audio and asked.from_second, "--from-second", "only valid with --audio"),
         (not audio and asked.to_second is not None, "--to-second", "only valid with --audio"),
         ("weigh" in model.metadata and saved, "--weigh", "a file has no values to weigh by: give the text"),
-        ("weigh" in model.metadata and asked.keep, "--weigh", "not valid with --keep: a file has no values"),
+        (
+            "weigh" in model.metadata and asked.save_trace,
+            "--weigh",
+            "a trace has no values: leave out --save-trace",
+        ),
         (saved and beside_file, "--from", "the file has text and weights: leave out the text and the model"),
         (inputs and text, "TEXT", "give a text or --inputs, not both"),
         (asked.labels and not (inputs or saved), "--labels", "only valid with --inputs or --from"),
@@ -309,8 +309,8 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (drawn and (asked.chat or second), "--repeat-random", "not valid with --chat or a second text"),
         (asked.generate is None and asked.temperature > 0, "--temperature", "only valid with --generate N"),
     )
-    if asked.keep is not None:
-        check_place(asked.keep, (".trace",), "the name of a trace ends in .trace")
+    if asked.save_trace is not None:
+        check_place(asked.save_trace, (".trace",), "the name of a trace ends in .trace")
     alone = saved or inputs or drawn or ((image or audio) and not text)
     found, pair = ("", None) if alone else read_text(asked)
     two = asked.chat and pair is not None
@@ -318,19 +318,30 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
     return SourceInput(asked, model, found, pair)
 
 
-def split_asked(words: list[str] | None, source: TextNamed, what: str) -> tuple[list[Question], TextNamed]:
+def split_text(
+    words: list[str] | None, source: TextAmong, sign: re.Pattern[str], meant: str
+) -> tuple[list[str], TextAmong]:
+    """The arguments that hold a ``sign``, which ``meant`` describes, and the source with the text."""
+    texts = [each for each in words or () if not sign.search(each)]
+    refuse(len(texts) > 1, "TEXT", f"give one text: here are {' and '.join(map(repr, texts))}; {meant}")
+    signed = [each for each in words or () if each not in texts]
+    return signed, replace(source, text=texts[0]) if texts else source
+
+
+ARROW = re.compile("->")
+
+
+def split_questions(
+    words: list[str] | None, source: TextAmong, what: str
+) -> tuple[list[Question], TextAmong]:
     """The questions among arguments, and the source with the text among them."""
     from attnscope.questions.find import parse_questions
 
-    words = words or []
-    texts = [each for each in words if "->" not in each]
-    if not (texts or source.names_one) and len(words) > 1:
-        texts = words[-1:]  # a text with an arrow in it; otherwise no text
-    refuse(len(texts) == len(words), "ASKED", f"name {what}, the arrow written as ->: 'it -> cat'")
-    several = len(texts) > 1 or (texts and source.text is not None)
-    refuse(several, "ASKED", f"give one text; {what} has an arrow, ->")
-    questions = [question for each in words if each not in texts for question in parse_questions(each)]
-    return questions, replace(source, text=texts[0]) if texts else source
+    asked, source = split_text(words, source, ARROW, f"{what} has an arrow, ->")
+    if len(asked) > 1 and not source.names_one:  # a text with an arrow in it
+        source = replace(source, text=asked.pop())
+    refuse(not asked, what.split()[-1].upper(), f"name {what}, the arrow written as ->: 'it -> cat'")
+    return [question for each in asked for question in parse_questions(each)], source
 
 
 def list_prompts(
@@ -346,9 +357,9 @@ def list_prompts(
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
     """The options that show the same pass again: those of the trace, if it was kept."""
-    if asked.keep is None:
+    if asked.save_trace is None:
         return replace(asked, no_cache=False), model
-    return type(asked)(saved=asked.keep), ModelOptions()
+    return type(asked)(saved=asked.save_trace), ModelOptions()
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from textwrap import wrap
+
 from attnscope.errors import SelectionError
 from attnscope.measures.forms import MEASURES
 from attnscope.measures.roles import RETRIEVES, ROLES, STREAMS, explain_role
 from attnscope.measures.weighing import METHODS, WEIGHINGS
-from attnscope.registry import nearest_name
+from attnscope.registry import load_plugins, nearest_name
 
 NEEDS = {
     "positions": "queries and keys on one sequence",
@@ -64,20 +67,67 @@ OF_PREDICTIONS = {
 """The explanations of prediction figures, beside those of measures."""
 
 
+FAMILIES = (
+    ("offset=K", "share", "A[i, i+K], for any K: offset=-2"),
+    ("window=S+R", "share", "Σ A[i, j] over j < S and |i - j| < R: window=4+256"),
+    ("distance2d=P", "pixels", "distance2d, of patches P pixels wide: distance2d=16"),
+    ("[NAME]", "share", "Σ A[i, j] over special tokens of that name: [CLS], </s>"),
+)
+"""Measures with a number or a name of the user's in theirs: name, unit and meaning."""
+
+
+TERMS: Mapping[str, tuple[str, str, str]] = {
+    "head": (
+        "one of the parallel attentions of a layer; L5H3 is head 3 of layer 5, both counted from 0",
+        "",
+        "",
+    ),
+}
+"""Other words of the screen: meaning, formula, and source or where it is seen."""
+
+
+def list_words() -> str:
+    """Every measure with its unit and formula, then the other words by kind."""
+    load_plugins("measures")
+    rows = [(name, measure.unit, measure.formula) for name, measure in MEASURES.items()]
+    width = max(len(name) for name in MEASURES)
+    lines = [f"{name:{width}}  {unit:6}  {meaning}" for name, unit, meaning in (*rows, *FAMILIES)]
+    for kind, names in _others().items():
+        lines += ["", *wrap(f"{kind}: {', '.join(names)}", 80)]
+    return "\n".join(lines)
+
+
+def _others() -> dict[str, tuple[str, ...]]:
+    """The words that are no measures, by kind."""
+    kinds = {
+        "roles": ROLES,
+        "weightings": WEIGHINGS,
+        "methods of flow": METHODS,
+        "of predictions": OF_PREDICTIONS,
+    }
+    return {kind: tuple(names) for kind, names in (*kinds.items(), ("other words", TERMS))}
+
+
 def explain(name: str) -> str:
-    """Explain a measure, a role or a weighing. Raises ``SelectionError`` that names what exists."""
-    told = _measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name)
-    if not any(told):
-        if name in MEASURES.retired:
-            MEASURES[name]  # an old name is answered with the new one
-        near = nearest_name(name, (*MEASURES, *ROLES, *WEIGHINGS, *METHODS, *OF_PREDICTIONS))
-        known = [", ".join(names) for names in (ROLES, WEIGHINGS, METHODS, OF_PREDICTIONS)]
+    """Explain a word of the screen. Raises ``SelectionError`` that names what exists."""
+    parts = _measure(name), explain_role(name), _weighing(name), OF_PREDICTIONS.get(name), _term(name)
+    if not any(parts):
+        others = _others()
+        near = nearest_name(name, (*MEASURES, *(word for words in others.values() for word in words)))
+        known = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in others.items())
         raise SelectionError(
-            f"no measure, role or weighing {name!r}: {near}measures are "
-            f"{', '.join((*MEASURES, *MEASURES.families))}; roles are {known[0]}; weighings are {known[1]}; "
-            f"ways through the layers are {known[2]}; beside them {known[3]}"
+            f"no word {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {known}"
         )
-    return "\n".join(filter(None, told))
+    return "\n".join(filter(None, parts))
+
+
+def _term(name: str) -> str:
+    term = TERMS.get(name) or TERMS.get(name.lower())
+    if term is None:
+        return ""
+    meaning, formula, source = term
+    lines = [f"{name}: {meaning}.", *([f"  formula   {formula}"] if formula else [])]
+    return "\n".join([*lines, *([f"  source    {source}"] if source else [])])
 
 
 def _measure(name: str) -> str:

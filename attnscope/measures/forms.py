@@ -437,7 +437,6 @@ class Measure:
 
 MEASURES: Registry[Measure] = Registry(
     "measure",
-    retired={"spread": "normalized_entropy", "span": "effective_keys", "sink": "no_key"},
     more=lambda: load_plugins("measures"),  # each measure declares its own, under @measure
 )
 

@@ -18,10 +18,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from attnscope import __version__
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.registry import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
+from attnscope.version import __version__
 
 version = cache(metadata.version)  # a look asks twice, and reading takes two milliseconds a package
 

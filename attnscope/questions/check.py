@@ -131,7 +131,7 @@ class Checked:
     """Verdicts on claims, and differences from a snapshot, if one was given."""
 
     claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
-    changes: Annotated[tuple[Change, ...] | None, Meaning("with --against")] = None
+    changes: Annotated[tuple[Change, ...] | None, Meaning("with --with-snapshot")] = None
 
     @derived("whether every claim holds and no figure changed")
     def holds(self) -> bool:
@@ -156,7 +156,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> list[Change]:
             raise KeyError
         before = read(Mapping[str, Mapping[str, float]], content["heads"])
     except FileNotFoundError:
-        raise InputError(f"no such file: {path}; --save makes one") from None
+        raise InputError(f"no such file: {path}; --save-snapshot makes one") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

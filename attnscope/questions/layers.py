@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnscope import __version__
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
@@ -25,6 +24,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.token import find_scene, lay_over, pictures_of
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
+from attnscope.version import __version__
 from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, place_of, token_view
 
 if TYPE_CHECKING:

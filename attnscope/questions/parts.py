@@ -370,7 +370,7 @@ def cut_input(prepared: ModelInput, by: str, begins: Begins | None = None) -> tu
             f"a text is cut by {', '.join(CUTS)}, segment, modality, role or group, not by {by!r}"
         )
     if by == "modality" and all(token.id < SEPARATOR for token in read):
-        raise InputError("the input is text only: --by modality needs a picture or a sound, too")
+        raise InputError("the input is text only: --parts modality needs a picture or a sound, too")
     if by in ("segment", "modality"):
         cut = segments(read)
     elif by == "group":

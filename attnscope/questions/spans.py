@@ -131,7 +131,7 @@ def span_maps(
     heads = (Head(each.site.layer, head, each.site.kind) for each in pool.maps for head in numbers[each.site])
     even = [np.broadcast_to(baseline[each.site], each.mean.shape) for each in pool.maps]
     special = [all(token.special for token in prepared.tokens[span.start : span.stop]) for span in spans]
-    one = ["the whole text is one part: choose another --by, such as sentence"] * (special.count(False) == 1)
+    one = ["the whole text is one part: choose other --parts, such as sentence"] * (special.count(False) == 1)
     return SpanMaps(
         tuple(spans),
         tuple(heads),

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attnscope import __version__
 from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -24,6 +23,7 @@ from attnscope.render.image.sheet import families
 from attnscope.render.page import PAGE, save_page
 from attnscope.storage import folder as kept
 from attnscope.storage.files import fingerprint
+from attnscope.version import __version__
 from attnscope.views import Drawable
 
 Job: TypeAlias = "tuple[dict[str, Any], Callable[[], Drawable]]"

@@ -272,8 +272,6 @@ class JsonLines(GoldFile):
         fields = read_object(content)
         if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
             raise ValueError(f"write {EXAMPLE}")
-        if fields.get("target") is not None:
-            raise ValueError(f"a target was retired: write source {BETWEEN} target, with --alignments")
         text = require_text(fields.get("text"))
         spans, sides, labels = words_of(text), list[Span](), list[str]()  # two sides of each label
         for pair in fields["pairs"]:

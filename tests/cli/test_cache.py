@@ -98,14 +98,15 @@ LOOKS = {
     "stats TEXT|stats TEXT --by-position previous|stats TEXT --rows 1-3|stats TEXT --weigh zeroing|"
     "compare TEXT|compare TEXT --head 1|compare TEXT L0H0 L1H1|compare TEXT --with-text DOG|"
     "compare TEXT --with-text DOG --head L0H1|compare TEXT --with-text DOG --weigh norm|"
-    "compare TEXT --with-model @chat_folder|check 'L0H0.entropy > 0' --text TEXT|find 'sat -> cat' TEXT|"
-    "spans 'The cat sat. It slept.'|spans TEXT --by @parts|spans TEXT --generate 3 --written|"
-    "spans '[[cat: The cat sat.]] [[dog: It ran.]]' --by marks|flow TEXT",
+    "compare TEXT --with-model @chat_folder|check 'L0H0.entropy > 0' TEXT|find 'sat -> cat' TEXT|"
+    "spans 'The cat sat. It slept.'|spans TEXT --parts @parts|spans TEXT --generate 3 --written|"
+    "spans '[[cat: The cat sat.]] [[dog: It ran.]]' --parts marks|flow TEXT",
     "-f @long --truncate": "show --token 7|stats|stats --exact-kernel|compare --head 1",
     "-f @long --truncate --exact-kernel": "spans",
-    "": f"{SAID} --head 'cross L0H1'|{HEARD}|spans TEXT --audio @tone -m @whisper --by segment",
+    "": f"{SAID} --head 'cross L0H1'|{HEARD}|spans TEXT --audio @tone -m @whisper --parts segment",
     "--audio @tone -m @hubert": "show|show --token '0.32 s'|stats --from-second 0.5",
-    "--chat -m @chat_folder": "show TEXT --head L0H1|spans CHAT --by role|spans CHAT --by role --generate 3",
+    "--chat -m @chat_folder": "show TEXT --head L0H1|spans CHAT --parts role|"
+    "spans CHAT --parts role --generate 3",
     "--image @drawing -m @llava": "find 'mat -> image' ABOUT|show ABOUT --image @drawing",
 }
 
@@ -144,7 +145,7 @@ def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long):
 def test_what_is_saved_of_a_cached_pass_does_not_say_when_it_ran(run, monkeypatch, looks, folder, tmp_path):
     given, out = (TEXT, "-m", folder), tmp_path / "out"
     for _ in range(2):
-        assert run("export", *given, "-o", out, "--format", "svg", "--heads", "0", "--force").code == 0
+        assert run("export", *given, "-o", out, "--format", "svg", "--head", "0", "--force").code == 0
         assert run("show", *given, "--head", "L1H0", "-o", out / "shown.svg").code == 0
         monkeypatch.setattr("attnscope.models.load", None)
     saved = [path.read_text() for path in out.glob("*.svg")]
@@ -464,7 +465,7 @@ def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, sou
 @pytest.mark.parametrize("asked", [SAID, HEARD], ids=["said", "heard"])
 def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, fill, asked):
     kept, pages = tmp_path / "a.trace", (tmp_path / "live.html", tmp_path / "there.html")
-    run(*fill(asked), "--keep", kept)
+    run(*fill(asked), "--save-trace", kept)
     for source, page in zip(([*fill(asked), "--no-cache"], ["show", "--from", kept]), pages, strict=True):
         assert run(*source, "-o", page).code == 0
     live, there = (page.read_text().splitlines() for page in pages)

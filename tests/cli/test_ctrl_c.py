@@ -28,10 +28,10 @@ ROOMS = (
 FEW = 193
 """One of so many moments is tried; each with ``--whole``, which takes a quarter of an hour."""
 
-TINY = "--layers=1 --heads=2 --width=16 --length=16 --batch=4 --vocabulary=80"
+TINY = "--num-layers=1 --num-heads=2 --width=16 --length=16 --batch=4 --vocabulary=80"
 COMMANDS = {
     "export": "export --from weights.npz -o here/out --format=png,html,npz,json",
-    "keep": "show 'The cat sat.' --keep here/a.trace --head L0H0 --no-cache",
+    "keep": "show 'The cat sat.' --save-trace here/a.trace --head L0H0 --no-cache",
     "stats": "stats --texts texts.txt --checkpoint here/sums.json",
     "train": f"train books/book0.txt books/book1.txt -o here/m {TINY} --steps=2 --precision=float32",
 }

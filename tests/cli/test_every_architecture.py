@@ -82,7 +82,7 @@ ASKED = (
     "show|show --layer 1|show --head L1H0|show --head L1H1 --words --hide-special|show --token 2|stats|"
     "stats --sort coverage90|stats --rows 1-3|stats --by-position entropy|compare|compare --head 1|"
     "compare L0H0 L1H1|check 'any.entropy > 0.5' 'all.confidence > 0.1'|find '* -> -1'|find 'X -> X-1'|"
-    "spans|spans --by segment|flow|export --format csv"
+    "spans|spans --parts segment|flow|export --format csv"
 )
 LOOKS = [shlex.split(look) for look in ASKED.split("|")]
 
@@ -91,10 +91,9 @@ def place(command: str, asked: list, given: list) -> list:
     """A source where a command takes it: what is asked stands before the text, or behind it."""
     if str(given[0]).startswith("-") or command not in ("compare", "check", "find"):
         return [*asked, *given] if command in ("check", "find") else [*given, *asked]
-    second = [] if str(given[1]).startswith("-") else ["--second", given[1]]
+    second = [] if str(given[1]).startswith("-") else ["--second-text", given[1]]
     rest = [*second, *given[1 + len(second) // 2 :]]
-    first = ["--text", given[0]] if command == "check" else [given[0]]
-    return [*first, *asked, *rest] if command == "compare" else [*asked, *first, *rest]
+    return [given[0], *asked, *rest] if command == "compare" else [*asked, given[0], *rest]
 
 
 @pytest.mark.slow
@@ -103,7 +102,7 @@ def place(command: str, asked: list, given: list) -> list:
 def test_a_trace_answers_every_command_as_the_model_does(run, tmp_path, name, request):
     given, file, turn = given_to(name, tmp_path), tmp_path / "a.trace", NAMES.index(name) // 3
     looks = LOOKS if request.config.getoption("whole") else LOOKS[turn % 5 :: 5]
-    kept = run("show", *given, "--keep", file, "--json")
+    kept = run("show", *given, "--save-trace", file, "--json")
     assert kept.code == 0, kept.err
     assert f"saved {file}" in kept.err
     answered = 0

@@ -1,11 +1,11 @@
-"""``--from``, ``--keep``, and ``export``; test_every_architecture.py asks every command of a trace."""
+"""``--from``, ``--save-trace``, and ``export``; test_every_architecture.py asks every command of a trace."""
 
 import json
 import re
 
-import click
 import numpy as np
 import pytest
+import typer
 
 from attnscope.cli.options import parse_numbers
 from tests.cli.run import numbers
@@ -66,9 +66,9 @@ def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
 
 def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
     one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
-    run("show", TEXT, "--keep", one)
-    run("show", OTHER, "--keep", two)
-    run("show", TEXT, "-m", "own-causal", "--kind", "decoder", "--keep", three)
+    run("show", TEXT, "--save-trace", one)
+    run("show", OTHER, "--save-trace", two)
+    run("show", TEXT, "-m", "own-causal", "--kind", "decoder", "--save-trace", three)
     live = numbers(run("compare", TEXT, "--with-text", OTHER, "--json"))
     assert numbers(run("compare", "--from", one, "--with-trace", two, "--json")) == live
     assert numbers(run("compare", TEXT, "--with-trace", two, "--json")) == live
@@ -79,7 +79,7 @@ def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
 
 def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder, chat_folder):
     for name, folder in (("one", causal_folder), ("two", chat_folder)):
-        assert run("show", TEXT, "-m", folder, "--keep", tmp_path / f"{name}.trace").code == 0
+        assert run("show", TEXT, "-m", folder, "--save-trace", tmp_path / f"{name}.trace").code == 0
     live = run("compare", TEXT, "-m", causal_folder, "--with-model", chat_folder, "--json")
     there = run("compare", "--from", tmp_path / "one.trace", "--with-trace", tmp_path / "two.trace", "--json")
     assert numbers(there) == numbers(live)
@@ -87,28 +87,28 @@ def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder
 
 
 def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
-    ran = run("ablate", TEXT, "--importance", "--keep", tmp_path / "a.trace", "--json")
+    ran = run("ablate", TEXT, "--importance", "--save-trace", tmp_path / "a.trace", "--json")
     assert numbers(ran) == numbers(run("ablate", TEXT, "--importance", "--json"))
 
 
 def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path, picture, vit):
-    run("show", "--image", picture, "-m", vit, "--keep", tmp_path / "a.trace")
+    run("show", "--image", picture, "-m", vit, "--save-trace", tmp_path / "a.trace")
     run("spans", "--from", tmp_path / "a.trace").refuses("holds no plain text to cut")
 
 
 def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
-    arguments = ("export", MAT, "-o", tmp_path, "--layers", "0", "--heads", "0", "--dpi", "40")
+    arguments = ("export", MAT, "-o", tmp_path, "--layer", "0", "--head", "0", "--dpi", "40")
     run(*arguments)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     command = json.loads(first["manifest.json"])["command"]
-    assert command == f"attnscope export --layers 0 --heads 0 -o {tmp_path} --dpi 40.0 '{MAT}'"
+    assert command == f"attnscope export --layer 0 --head 0 -o {tmp_path} --dpi 40.0 '{MAT}'"
     assert run(*arguments, "--force").code == 0
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
 def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
     arguments = ("--token", "cat", "--dpi", "40")
-    assert run("export", MAT, *arguments, "-o", tmp_path / "out", "--layers", "1", "--heads", "0-2").code == 0
+    assert run("export", MAT, *arguments, "-o", tmp_path / "out", "--layer", "1", "--head", "0-2").code == 0
     names = [f"L01H0{head}.png" for head in range(3)]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "manifest.json"]
     run("show", MAT, *arguments, "--head", "L1H2", "-o", tmp_path / "shown.png")
@@ -119,17 +119,17 @@ def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
     ("spelling", "listed"), [("0-3,7", (0, 1, 2, 3, 7)), ("7, 2,2", (2, 7)), ("05", (5,)), (None, None)]
 )
 def test_numbers_and_ranges(spelling, listed):
-    assert parse_numbers(spelling, "--layers") == listed
+    assert parse_numbers(spelling, "--layer") == listed
 
 
 @pytest.mark.parametrize("spelling", ["", "L5H3", "1-", "-1", "3-1", "1,,2", "0-99999999", "٣", "1.5"])
 def test_what_is_no_list_of_numbers(spelling):
-    with pytest.raises(click.BadParameter, match="write numbers and ranges, like 0-3,7"):
-        parse_numbers(spelling, "--layers")
+    with pytest.raises(typer.BadParameter, match="write numbers and ranges, like 0-3,7"):
+        parse_numbers(spelling, "--layer")
 
 
 def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
-    arguments = (MAT, "--token", "cat", "--layers", "2", "--heads", "1", "--format", "svg")
+    arguments = (MAT, "--token", "cat", "--layer", "2", "--head", "1", "--format", "svg")
     drawn = {}
     for name, more in {"all": (), "few": ("--keep-mass", "0.5")}.items():
         assert run("export", *arguments, *more, "-o", tmp_path / name).code == 0

@@ -28,7 +28,7 @@ def start(monkeypatch):
     """A function that runs another one in the place of the command line."""
 
     def start(app):
-        monkeypatch.setattr(cli, "app", app)
+        monkeypatch.setattr(cli, "run", app)
         cli.main()
 
     return start
@@ -80,10 +80,10 @@ def ctrl_c():
 @pytest.mark.parametrize(
     ("imported", "program", "code"),
     [
-        ("click", "from attnscope.__main__ import main; main()", 130),
+        ("typer", "from attnscope.__main__ import main; main()", 130),
         (
             "torch",
-            "from attnscope import cli; cli.app = lambda: __import__('torch'); cli.main()",
+            "from attnscope import cli; cli.run = lambda: __import__('torch'); cli.main()",
             -signal.SIGINT,
         ),
     ],
@@ -193,7 +193,7 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
 
 def test_a_docstring_that_python_left_out_is_read_from_the_source(run, monkeypatch):
     help_of_train = run("train", "--help").out
-    monkeypatch.setattr(find_command("train").function, "__doc__", None)
+    monkeypatch.setattr(find_command("train"), "__doc__", None)
     assert run("train", "--help").out == help_of_train
     for measure in MEASURES.values():
         summary = measure.summary
@@ -214,7 +214,7 @@ def test_what_an_encoding_cannot_write_is_replaced(monkeypatch, start):
 @pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])
 def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, redirection, head, code):
     trace = tmp_path / "a.trace"  # answers without torch
-    assert run("show", "a cat sat", "--keep", trace).code == 0
+    assert run("show", "a cat sat", "--save-trace", trace).code == 0
     command = f"{sys.executable} -m attnscope show --from {trace} --head {head} {redirection}"
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True)
     assert done.returncode == code
@@ -225,7 +225,7 @@ def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, red
 @pytest.mark.parametrize("asked", ["skill", "check any.previous>0 --from a.trace"])
 def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
-    assert run("show", TEXT, "--keep", "a.trace").code == 0
+    assert run("show", TEXT, "--save-trace", "a.trace").code == 0
     command = [sys.executable, "-m", "attnscope", *asked.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

@@ -107,7 +107,7 @@ def test_without_soundfile_it_says_what_to_install(run, hubert, tone, monkeypatc
 
 def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_path):
     asked, kept = ("show", "The cat sat.", "--audio", tone, "-m", whisper), tmp_path / "sound.trace"
-    run(*asked, "--keep", kept)
+    run(*asked, "--save-trace", kept)
     for looked in (asked, ("show", "--from", kept)):
         out = run(*looked).out
         assert out.index("cross-attention") < out.index("encoder attention")
@@ -142,7 +142,7 @@ def test_long_sounds_have_round_seconds_along_their_axis():
 def test_heads_that_listen_are_found_and_sound_and_text_are_parts(run, tone, tmp_path):
     sounds.save(tmp_path, "qwen2_audio")
     asked, question = ("--audio", tone, "-m", tmp_path), "what is the cat"
-    (found,) = run.json("find", "cat -> sound", "--text", question, *asked)["questions"]
+    (found,) = run.json("find", "cat -> sound", question, *asked)["questions"]
     weights = {(head["kind"], head["layer"], head["head"]): head["weight"] for head in found["heads"]}
     model, keep = load(str(tmp_path)), Keep(lambda site: range(32) if site.kind == "decoder" else None)
     prepared = model.prepare_audio(tone, question)
@@ -152,7 +152,7 @@ def test_heads_that_listen_are_found_and_sound_and_text_are_parts(run, tone, tmp
     for layer, kept in enumerate(keep.maps):
         expected = kept.weights[0, :, -1, heard].sum(-1).tolist()
         assert [weights["decoder", layer, head] for head in range(32)] == pytest.approx(expected, abs=1e-5)
-    parts = run.json("spans", question, *asked, "--by", "modality")["parts"]
+    parts = run.json("spans", question, *asked, "--parts", "modality")["parts"]
     assert {"sound", "text"} <= {part["name"] for part in parts}
 
 

@@ -7,7 +7,8 @@ import shlex
 import jsonschema
 import pytest
 
-from attnscope.cli.commands import NAMES, find_command
+from attnscope.cli import build
+from attnscope.cli.commands import NAMES
 from attnscope.cli.commands.skill import SKILL
 from attnscope.questions.answer import VERSION, printed_records, schema_of
 from tests.cli.test_show import HALF_SEEN
@@ -16,7 +17,7 @@ WORDS = {"TEXT": "The cat saw it.", "OTHER": "The dog saw it."}
 ASKED = {
     "show TEXT": "|--head L1H1 --words|--token cat|--weigh norm",
     "show TEXT -m ./gpt2 --loss": "|--head L0H1",
-    "show TEXT 'It slept.' -m ./t5": "|--head 'cross L0H1'|--token 2",
+    "show TEXT --second-text 'It slept.' -m ./t5": "|--head 'cross L0H1'|--token 2",
     "show --image a.png -m ./vit": "--token 1,1",
     "stats": "TEXT|TEXT --sort coverage90 --layer 1|TEXT --by-position previous|TEXT --faithful --layer 0|"
     "--texts texts.txt",
@@ -30,10 +31,10 @@ ASKED = {
     "patch TEXT --with-text OTHER": "|--fast",
     "circuit pairs.tsv -m own-causal": "",
     "logits TEXT -m ./gpt2": "--by head|--by layer",
-    "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt --limit 1 --keep 0.5": "",
+    "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt --limit 1 --full-heads 0.5": "",
     "info": "own TEXT|./gpt2 --copying|./t5",
     "align tone.wav TEXT -m ./whisper": "|--rank",
-    "export TEXT --format png,npz --layers 0 --heads 1 -o made/described --force": "",
+    "export TEXT --format png,npz --layer 0 --head 1 -o made/described --force": "",
 }
 
 
@@ -55,8 +56,8 @@ def test_an_answer_is_what_its_schema_says(run, place, monkeypatch, asked):
 
 @pytest.mark.parametrize("text", [WORDS["TEXT"], "It was a mat."])
 def test_claims_and_what_has_changed_too(run, tmp_path, text):
-    run("check", "--text", WORDS["TEXT"], "--save", tmp_path / "before.json")
-    validate("check", run, "L0H7.next > 0.9", "--text", text, "--against", tmp_path / "before.json")
+    run("check", WORDS["TEXT"], "--save-snapshot", tmp_path / "before.json")
+    validate("check", run, "L0H7.next > 0.9", text, "--with-snapshot", tmp_path / "before.json")
 
 
 @pytest.mark.parametrize("command", printed_records())
@@ -80,7 +81,7 @@ def test_a_schema_is_printed_describes_every_field_and_tells_the_version(run, co
 
 
 def test_every_command_with_json_has_a_schema():
-    with_json = {name for name in NAMES if any("--json" in word.names for word in find_command(name).words)}
+    with_json = {name for name in NAMES if any("--json" in each.opts for each in build(name).params)}
     assert with_json == set(printed_records())
 
 
@@ -120,7 +121,7 @@ def test_each_command_of_the_skill_has_its_options_and_its_fields(command, told)
     for each in re.findall(r"`([^`]+)`", command):
         name, *words = each.split()
         if not name.startswith("--"):
-            known = {option for parameter in find_command(name).params for option in parameter.opts}
+            known = {option for parameter in build(name).params for option in parameter.opts}
             assert {word.strip("[]") for word in words if re.match(r"\[?--?\w", word)} <= known
     name = re.search(r"`(\w+)", command)[1]
     have = fields(schema_of(name)) | {"NAME", "query", "key"} if name in printed_records() else set()
@@ -136,7 +137,7 @@ def test_each_command_of_the_skill_has_its_options_and_its_fields(command, told)
             "no head L9H9: this model has layers 0-3",
             "this model has layers 0-3",
         ),
-        ("show TEXT --json --hed L0H0", "no option --hed: did you mean --head or", "did you mean --head or"),
+        ("show TEXT --json --hed L0H0", "No such option: --hed (Possible options: --head", "--head"),
         ("show TEXT -m nowhere/at/all --json", "nowhere/at/all", None),
         ("show --json --head L9H9 -- '-1 -> --json'", "no head L9H9", "this model has layers"),
         ("show TEXT --json -m", "-m", None),

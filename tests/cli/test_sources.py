@@ -6,9 +6,9 @@ import socket
 from contextlib import nullcontext
 from unittest.mock import Mock
 
-import click
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
 
 from attnscope.cli.options import SourceOptions
@@ -149,7 +149,7 @@ def test_a_text_is_typed_piped_or_a_file_or_a_line_of_it(tmp_path, monkeypatch, 
     (tmp_path / "text.txt").write_bytes(content or b"")
     monkeypatch.setattr("sys.stdin", content and io.TextIOWrapper(io.BytesIO(content)))
     asked = SourceOptions(**typed, file=None if "text" in typed else tmp_path / "text.txt")
-    refused = pytest.raises((InputError, click.BadParameter), match=str(found))
+    refused = pytest.raises((InputError, typer.BadParameter), match=str(found))
     with refused if isinstance(found, str) else nullcontext():
         assert read_text(asked) == found
 

@@ -158,10 +158,10 @@ def test_one_claim_that_fails_ends_with_code_1(run, corpus):
 
 def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
     kept = tmp_path / "kept.json"
-    assert run("check", "--texts", corpus, "--save", kept).code == 0
-    same = run("check", "--texts", corpus, "--against", kept, "--tolerance", "0")
+    assert run("check", "--texts", corpus, "--save-snapshot", kept).code == 0
+    same = run("check", "--texts", corpus, "--with-snapshot", kept, "--tolerance", "0")
     assert (same.code, same.out.split()) == (0, ["ok", "snapshot", "all", "within", "0"])
-    other = run("check", "--text", TEXTS[1], "--against", kept)
+    other = run("check", TEXTS[1], "--with-snapshot", kept)
     assert other.code == 1
     assert other.out.startswith("FAILED  snapshot")
     assert other.out.count(" before, ") == 10

@@ -16,7 +16,7 @@ from attnscope.models import load
 from tests.models.folders import LINES, gpt2
 from tests.training.corpus import write_corpus
 
-TINY = ["--layers=1", "--heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
+TINY = ["--num-layers=1", "--num-heads=2", "--width=16", "--length=16", "--batch=4", "--vocabulary=80"]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_train_says_what_it_made_and_loss_agrees_with_any_seed_of_64_bits(run, b
     (name,) = re.findall(r"held out +(book\d\.txt)\n", ran.out)
     (said,) = re.findall(r"([\d.]+) nats a predicted token", ran.out)
     (book,) = (path for path in books if path.name == name)
-    measured = run("loss", tmp_path / "m", book, "--length", 16, *seed)
+    measured = run("loss", book, "-m", tmp_path / "m", "--length", 16, *seed)
     assert float(measured.out.split()[0]) == pytest.approx(float(said), abs=0.02)  # bfloat16 where it is fast
     assert "15 % of" in measured.out
 
@@ -87,7 +87,7 @@ def test_a_watch_waits_for_checkpoints_that_are_being_written(run, checkpoints, 
     )
     monkeypatch.setattr(time, "sleep", lambda seconds: next(steps)())
     log = tmp_path / "log.jsonl"
-    shown = run("track", tmp_path, "--texts", checkpoints / "probe.txt", "--jsonl", log, "--watch", "--json")
+    shown = run("track", tmp_path, "--texts", checkpoints / "probe.txt", "--log", log, "--watch", "--json")
     answers = [json.loads(line) for line in shown.out.splitlines()]
     assert [answer["steps"] for answer in answers] == [[1], [1, 2]]
     assert shown.err.count("checkpoint-1 is left out") == 1
@@ -128,10 +128,10 @@ def test_the_loss_of_a_causal_model_is_that_of_its_own_labels_in_any_order(run, 
         with torch.no_grad():
             total += model(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
         count += ids.shape[1] - 1
-    ran = run("loss", causal_folder, lines, "--length", 16)
+    ran = run("loss", lines, "-m", causal_folder, "--length", 16)
     assert float(ran.out.split()[0]) == pytest.approx(total / count, abs=2e-3)
     assert f"({count:,} tokens, each after those before it)" in " ".join(ran.out.split())
-    assert run("loss", causal_folder, turned, "--length", 16).out == ran.out
+    assert run("loss", turned, "-m", causal_folder, "--length", 16).out == ran.out
 
 
 @pytest.mark.parametrize("model", ["own", "own-causal"])
@@ -139,7 +139,7 @@ def test_a_text_shorter_than_two_sequences_is_measured_whole(run, model, tmp_pat
     file = tmp_path / "short.txt"
     file.write_text("The cat sat on the mat because it was tired. " * 18)
     tokens = load(model).prepare(file.read_text()).tokens
-    ran = run("loss", model, file)
+    ran = run("loss", file, "-m", model)
     assert f"of {sum(not token.special for token in tokens) // 2 * 2:,}" in ran.out, ran.err
     file.write_text("The cat sat.")
-    assert "give at least 14" in run("loss", model, file).err
+    assert "give at least 14" in run("loss", file, "-m", model).err

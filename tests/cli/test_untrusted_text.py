@@ -120,7 +120,7 @@ def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run,
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder))
     for command in (
         ("show", "a cat", "--head", "L0H0", "-o", folder / "a.svg"),
-        ("export", "a\u202ecat", "-o", folder / "all", "--layers", "0", "--heads", "0", "--format", "npz"),
+        ("export", "a\u202ecat", "-o", folder / "all", "--layer", "0", "--head", "0", "--format", "npz"),
         ("cache",),
         ("cache", "--clear"),
     ):

@@ -73,10 +73,10 @@ def test_it_selects_heads_explains_itself_and_has_a_standard_error_over_a_corpus
     for head in run.json("stats", "--texts", tmp_path / "texts.txt", "-m", folder, "--sort", "skip")["heads"]:
         figure = head["figures"]["skip"]
         assert (figure["texts"], figure["error"] > 0) == (3, True)
-    explained = run("stats", "--explain", "skip").out
+    explained = run("explain", "skip").out
     assert explained.startswith("skip: Weight on the token before the previous one.\n  formula   A[i, i-2]\n")
     assert "average   over rows whose key exists\n" in explained
-    assert "skip" in run("stats", "--list").out
+    assert "skip" in run("explain").out
 
 
 def test_an_offset_is_measured_claimed_explained_and_drawn(run):
@@ -84,9 +84,9 @@ def test_an_offset_is_measured_claimed_explained_and_drawn(run):
     asked = "stats", LINE, "--where", " and ".join(f"{name}>=0" for name in same), "--csv"
     for row in csv.DictReader(io.StringIO(run(*asked).out)):
         assert {name: row[other] for name, other in same.items()} == {name: row[name] for name in same}
-    assert run("check", "L2H1.offset=-1 > 0.9", "--text", LINE).code == 0
-    assert run("check", "any.offset=-2 > 0.9", "--text", LINE).code == 1
-    assert "A[i, i-2]" in run("stats", "--explain", "offset=-2").out
+    assert run("check", "L2H1.offset=-1 > 0.9", LINE).code == 0
+    assert run("check", "any.offset=-2 > 0.9", LINE).code == 1
+    assert "A[i, i-2]" in run("explain", "offset=-2").out
     assert "offset=-2 · encoder" in run("stats", LINE, "--map", "offset=-2").out
     run("stats", LINE, "--map", "offset=-400").refuses(
         "offset=-400 cannot be drawn: offset=-400 is taken over rows for which that key exists"
@@ -101,7 +101,7 @@ def test_every_measure_explains_its_formula_unit_rows_and_source_and_every_role_
     assert all(map(explain, ROLES))
     told = {"previous": "at least 0.5", "first": "at least 0.6", "broad": "exceeds 0.9"}
     assert all(words in explain(name) for name, words in told.items())
-    roles = f"; roles are {', '.join(ROLES)}; weighings are norm"
+    roles = f"; roles: {', '.join(ROLES)}; weightings: norm"
     with pytest.raises(SelectionError, match=rf"did you mean 'normalized_entropy'.*{roles}"):
         explain("normalised_entropy")
 

@@ -107,7 +107,7 @@ def test_special_tokens_are_told_apart_by_their_names(run):
             assert head["figures"][name]["baseline"] == pytest.approx(1 / len(own))
         both = sum(head["figures"][name]["value"] for name in at)
         assert both == pytest.approx(head["figures"]["special"]["value"], abs=1e-6)
-    assert run("check", "any.[SEP] > 0.1", "--text", TEXT).code == 0
+    assert run("check", "any.[SEP] > 0.1", TEXT).code == 0
     assert "[SEP]" in run("stats", TEXT, "--sort", "[SEP]", "--top", "1").out
 
 

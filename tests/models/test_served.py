@@ -161,7 +161,7 @@ def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
 
     def check(*more, **tensors):
         path = write(tmp_path / "qk.safetensors", parts, **tensors)
-        return run("check", "--from", path, "--check-with", folder, *more)
+        return run("check", "--from", path, "--with-model", folder, *more)
 
     agreed = check("-m", folder, **ids)
     assert agreed.code == 0

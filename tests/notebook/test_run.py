@@ -49,7 +49,7 @@ SAME = [
     (lambda run: run.flow(token="cat"), ["flow", TEXT, "--token", "cat"]),
     (lambda run: run.flow("flow", hide_special=True), ["flow", TEXT, "--method", "flow", "--hide-special"]),
     (lambda run: run.spans(), ["spans", LONGER]),
-    (lambda run: run.spans("line", head="L1H3"), ["spans", LONGER, "--by", "line", "--head", "L1H3"]),
+    (lambda run: run.spans("line", head="L1H3"), ["spans", LONGER, "--parts", "line", "--head", "L1H3"]),
 ]
 
 
@@ -87,7 +87,7 @@ def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(run, tmp_path):
 
 def test_claims_are_judged_as_by_the_command(cat, run):
     claims = ("L0H7.next > 0.9", "any.induction > 5", "all.coverage90 > 0")
-    expected = answer(run("check", *claims, "--text", TEXT, "--json"))["claims"]
+    expected = answer(run("check", *claims, TEXT, "--json"))["claims"]
     found = [{"claim": v.claim, "holds": v.holds, "figures": v.evidence} for v in cat.check(*claims)]
     assert found == expected
 

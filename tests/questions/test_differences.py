@@ -11,7 +11,7 @@ VIEWS = {
     "head": ["show", TEXT, "--head", "L1H0"],
     "token": ["show", TEXT, "--token", "cat"],
     "token of a head": ["show", TEXT, "--token", "cat", "--head", "L1H0"],
-    "score by dimension": ["show", TEXT, "--head", "L1H0", "--pair", "it -> cat", "--neurons"],
+    "score by dimension": ["show", TEXT, "--head", "L1H0", "--neurons", "it -> cat"],
     "stats": ["stats", TEXT],
     "find": ["find", "it -> cat", TEXT],
     "compare": ["compare", TEXT],

@@ -177,7 +177,7 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(exp
 @pytest.mark.nightly
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
-    out, arguments = tmp_path / "out", ["export", TEXT, "--layers", "0-1", "--dpi", "60"]
+    out, arguments = tmp_path / "out", ["export", TEXT, "--layer", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore Ctrl-C
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)

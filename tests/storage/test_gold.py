@@ -153,7 +153,6 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ('{"text": "", "pairs": []}', "the text is empty"),
         ('{"text": "\\ud800", "pairs": []}', "half a character"),
         ('{"text": "a cat", "pairs": [[0]]}', "a pair is"),
-        ('{"text": "a cat", "target": "un chat", "pairs": [[0, 0]]}', "write source ||| target, with"),
         ('{"text": "a cat", "pairs": [[0, 2]]}', "2 is no place in its text: name one of the words 0 to 1"),
         ('{"text": "a cat", "pairs": [[0, true]]}', "true is no place"),
         ('{"text": "a cat", "pairs": [[0, [1, 2]]]}', "[1, 2] is no place"),

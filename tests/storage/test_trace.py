@@ -215,7 +215,7 @@ def test_what_stands_at_a_path_instead_of_a_trace_is_named(tmp_path):
     (tmp_path / "b.trace").mkdir()
     for name, sentence in (
         *((f"{number}.trace", "damaged, or no safetensors file") for number in range(len(no_tensors))),
-        ("a.trace", "it is not a trace: attnscope makes one with --keep"),
+        ("a.trace", "it is not a trace: attnscope makes one with --save-trace"),
         ("b.trace", "is a folder"),
         ("c.trace", "no such file"),
         ("/dev/zero", "a device"),

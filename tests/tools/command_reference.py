@@ -7,10 +7,10 @@ tests/cli/test_reference.py fails where these are not up to date.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any
 
 import attnscope.cli
-from attnscope.cli.command import REQUIRED, Parameter
+from attnscope.cli import build
 from attnscope.cli.commands import NAMES, find_command
 from attnscope.registry import docstring
 
@@ -53,17 +53,25 @@ class Row:
 
 def rows(name: str) -> dict[str, Row]:
     """The options and arguments of a command, by what one types."""
-    return {row.spelling: row for row in map(_row, find_command(name).words)}
+    command = build(name)
+    context = command.make_context(name, [], resilient_parsing=True)
+    return {
+        row.spelling: row for each in command.params if each.expose_value and (row := _row(each, context))
+    }
 
 
-def _row(word: Parameter) -> Row:
-    choices = "|".join(get_args(word.kind)) if get_origin(word.kind) is Literal else word.value
-    spelling = f"{', '.join(sorted(word.names, key=len))} {'' if word.is_argument else choices}".strip()
-    default = word.field.default
-    shown = "" if default in (None, False, REQUIRED) and default != 0.0 else str(default)
+def _row(parameter: Any, context: Any) -> Row:
+    value = (
+        "" if getattr(parameter, "is_flag", False) else parameter.display_type_rich(ctx=context).strip("<>")
+    )
+    argument = parameter.param_type_name == "argument"
+    names = [parameter.metavar or parameter.name.upper()] if argument else sorted(parameter.opts, key=len)
+    default = parameter.default
+    shown = "" if (default in (None, False) and default != 0.0) or callable(default) else str(default)
     if isinstance(default, (int, float)) and not isinstance(default, bool):
         shown = f"{default:g}"
-    return Row(spelling, word.field.metadata["help"], shown, "Arguments" if word.is_argument else word.panel)
+    spelling = f"{', '.join(names)} {'' if argument else value}".strip()
+    return Row(spelling, parameter.help, shown, "Arguments" if argument else parameter.rich_help_panel)
 
 
 def shared_rows() -> dict[Row, list[str]]:
@@ -95,7 +103,7 @@ def _section(name: str, own: list[Row]) -> Iterator[str]:
 
 def _help(name: str) -> tuple[str, list[str]]:
     """What a command's docstring says, and its examples."""
-    text, _, examples = docstring(find_command(name).function).partition("\nExample")
+    text, _, examples = docstring(find_command(name)).partition("\nExample")
     return text, [line for line in examples.splitlines()[1:] if line.strip()]
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import check_texts, measure_corpus, read_source, reading
 from attnscope.cli.waiting import waiting
@@ -13,9 +17,14 @@ class AblateOptions(Group):
     """How heads are ablated, and how many are listed."""
 
     panel = MOST_USED
-    mean: bool = flag("With --texts: set each head to its mean output over the corpus, not to zero.")
-    importance: bool = flag("Estimate it from gradients: two passes instead of one a head.")
-    top: int = option("List at most N heads.", min=1, default=10)
+    mean: Annotated[
+        bool,
+        Option(help="With --texts: set each head to its mean output over the corpus, not to zero."),
+    ] = False
+    importance: Annotated[
+        bool, Option(help="Estimate it from gradients: two passes instead of one a head.")
+    ] = False
+    top: Annotated[int, Option(help="List at most N heads.", min=1)] = 10
 
 
 @command

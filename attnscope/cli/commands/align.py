@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, REQUIRED, Group, argument, command, flag, option, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
@@ -26,31 +28,43 @@ class SoundOptions(Group):
     """A sound, and its transcript."""
 
     panel = options.TEXT
-    sound: Path = argument("A WAV or FLAC file.", REQUIRED)
-    text: str | None = argument("Its transcript; default: what the model transcribes.")
-    file: Path | None = option("Read the transcript from a file.", panel=MOST_USED)
-    heads: str | None = option(
-        "The heads to align by, like L3H1,L4H2; default: those that the model's config names, or all of the "
-        "upper half of its layers.",
-        panel=options.WHERE,
-    )
-    rank: bool = flag(
-        "Rank the heads by how much of their attention moves forward through the sound.", panel=options.WHERE
-    )
-    from_second: float = option("The first second that is read.", min=0, default=0.0)
-    to_second: float | None = option("The last second that is read.", min=0)
-    generate: int | None = option("Generate up to N tokens.", min=1)
-    truncate: bool = flag("Read only the beginning of a sound that is too long for the model.")
+    sound: Annotated[Path, Argument(help="A WAV or FLAC file.")]
+    text: Annotated[str | None, Argument(help="Its transcript; default: what the model transcribes.")] = None
+    file: Annotated[
+        Path | None,
+        Option("--file", "-f", help="Read the transcript from a file.", rich_help_panel=MOST_USED),
+    ] = None
+    head: Annotated[
+        str | None,
+        Option(
+            help="The heads to align by, like L3H1,L4H2; default: those that the model's config names, or "
+            "all of the upper half of its layers.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = None
+    rank: Annotated[
+        bool,
+        Option(
+            help="Rank the heads by how much of their attention moves forward through the sound.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = False
+    from_second: Annotated[float, Option(help="The first second that is read.", min=0)] = 0.0
+    to_second: Annotated[float | None, Option(help="The last second that is read.", min=0)] = None
+    generate: Annotated[int | None, Option(help="Generate up to N tokens.", min=1)] = None
+    truncate: Annotated[
+        bool, Option(help="Read only the beginning of a sound that is too long for the model.")
+    ] = False
 
 
-class AlignOutput(Group):
-    """How the words are printed."""
+class AlignOutput(options.FileOutput):
+    """How the words are printed; a saved picture has the map that is followed, its path and the words."""
 
-    format: Literal["table", "srt", "textgrid"] = option(
-        "A table, subtitles (srt), or a file of Praat (textgrid).", default="table"
-    )
-    as_json: bool = flag("Print words, tokens and heads as JSON.")
-    out: Path | None = option("Save the map that is followed, its path and the words as .png, .svg or .pdf.")
+    format: Annotated[
+        Literal["table", "srt", "textgrid"],
+        Option(help="A table, subtitles (srt), or a file of Praat (textgrid)."),
+    ] = "table"
+    as_latex: bool = False
 
 
 @command
@@ -76,21 +90,18 @@ def align(
     """
     from attnscope.attention import Head
 
-    named = options.parse_heads(asked.heads)
+    named = options.parse_heads(asked.head)
     heads = tuple(dict.fromkeys(Head(head.layer, head.head) for head in named))
     others = [head for head in named if head.kind not in (None, "cross")]
     table = output.format == "table"
     drawn, given = output.out is not None, asked.text is not None or asked.file is not None
-    unprinted = asked.rank or output.as_json or not table
     refuse_first(
-        *((True, "--heads", f"{head} is not a head of cross attention") for head in others),
+        *((True, "--head", f"{head} is not a head of cross attention") for head in others),
         (asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON"),
         (output.as_json and not table, "--json", "it is a format of its own: leave out --format"),
-        (drawn and unprinted, "--out", "saves a picture: no --rank, no other format"),
+        (drawn and (asked.rank or not table), "--out", "saves a picture: no --rank, no other format"),
         (given and asked.generate is not None, "--generate", "the transcript is given: leave it out"),
     )
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
     from attnscope.models.inputs import SoundPart
     from attnscope.questions import align as study
     from attnscope.questions.answer import Answer

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, option
+from attnscope.cli.command import Group, command
 from attnscope.cli.source import read_source
 from attnscope.errors import AttnscopeError, OutputError
 
@@ -14,7 +17,7 @@ from attnscope.errors import AttnscopeError, OutputError
 class BrowseOutput(Group):
     """Where pictures go."""
 
-    out: Path = option("The folder that s saves to.", default=Path("."))
+    out: Annotated[Path, Option("--out", "-o", help="The folder that s saves to.")] = Path(".")
 
 
 def has_terminal() -> bool:

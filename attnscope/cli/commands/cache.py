@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
-from attnscope.cli.command import Group, command, flag
+from typer import Option
+
+from attnscope.cli.command import Group, command
 from attnscope.text import clean
 
 QUOTED = 200  # most characters of a listed text
@@ -14,7 +17,7 @@ WIDEST = 32  # most characters of a model's name
 class CacheOptions(Group):
     """What to do with them."""
 
-    clear: bool = flag("Remove all cached passes.")
+    clear: Annotated[bool, Option(help="Remove all cached passes.")] = False
 
 
 @command

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import each_text, load_model
 from attnscope.cli.waiting import notify, waiting
@@ -18,18 +20,23 @@ class WindowOptions(Group):
     """What a limited head sees, and how many heads are not limited."""
 
     panel = MOST_USED
-    sink: int = option("A limited head sees the first N tokens.", min=0, default=4)
-    recent: int = option("A limited head sees the last N tokens, the query among them.", min=1, default=256)
-    keep: str = option("Shares of heads that see everything, with commas.", default="0.25,0.5,0.75")
-    needle: str | None = option("Plant needles at these depths, 0 to 1: 0.1,0.5,0.9; say what is recalled.")
-    truncate: bool = flag("Cut texts to the positions of the model.")
+    sink: Annotated[int, Option(help="A limited head sees the first N tokens.", min=0)] = 4
+    recent: Annotated[
+        int, Option(help="A limited head sees the last N tokens, the query among them.", min=1)
+    ] = 256
+    full_heads: Annotated[str, Option(help="Shares of heads that see everything, with commas.")] = (
+        "0.25,0.5,0.75"
+    )
+    needle: Annotated[
+        str | None, Option(help="Plant needles at these depths, 0 to 1: 0.1,0.5,0.9; say what is recalled.")
+    ] = None
+    truncate: Annotated[bool, Option(help="Cut texts to the positions of the model.")] = False
 
 
 class PatternOutput(options.TableOutput):
     """Where the answer goes."""
 
     suffixes = (*options.PICTURES, TABLE)
-    out: Path | None = option("Save the pattern as .tsv, or pictures: .png, .svg or .pdf.")
 
 
 @command
@@ -56,7 +63,7 @@ def cachecost(
     from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
-    keep, depths = _shares("--keep", asked.keep), _shares("--needle", asked.needle or "")
+    keep, depths = _shares("--full-heads", asked.full_heads), _shares("--needle", asked.needle or "")
     pattern = output.out if output.out is not None and output.out.suffix.lower() == TABLE else None
     loaded = load_model(model, predicting=True)
     read = partial(loaded.prepare, limit=Limit(truncate=asked.truncate))

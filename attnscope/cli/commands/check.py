@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, argument, command, option, refuse
+from attnscope.cli.command import Group, command, refuse
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading
+from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading, split_text
 from attnscope.cli.waiting import notify
+
+COMPARISON = re.compile(r"[<>=]\s*\S+$")  # so ends what is a claim, also one with a slip in it
 
 
 class ClaimOptions(Group):
     """The claims, and a snapshot to compare with."""
 
     panel = "Snapshots"
-    claims: list[str] | None = argument(
-        'Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
-        '"all.entropy < 3", "count(previous > 0.5) >= 2".'
-    )
-    save: Path | None = option("Write all figures to a file.")
-    against: Path | None = option("Compare all figures with a saved file.")
-    check_with: str | None = option(
-        "With --from queries and keys that a server wrote: run this model on their tokens; do the rows agree?"
-    )
-    tolerance: float = option("Allowed difference: absolute up to 1, relative above.", min=0.0, default=0.05)
+    claims: Annotated[
+        list[str] | None,
+        Argument(
+            help='Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
+            '"all.entropy < 3", "count(previous > 0.5) >= 2".'
+        ),
+    ] = None
+    save_snapshot: Annotated[Path | None, Option(help="Write all figures to a file.")] = None
+    with_snapshot: Annotated[Path | None, Option(help="Compare all figures with a saved file.")] = None
+    with_model: Annotated[
+        str | None,
+        Option(
+            help="With --from queries and keys that a server wrote: run this model on their tokens; do the"
+            " rows agree?"
+        ),
+    ] = None
+    tolerance: Annotated[
+        float, Option(help="Allowed difference: absolute up to 1, relative above.", min=0.0)
+    ] = 0.05
 
 
 @command
 def check(
     asked: ClaimOptions,
-    source: options.TextNamed,
+    source: options.TextAmong,
     corpus: options.CorpusOptions,
     attention: options.LayerOptions,
     output: options.NumbersOptions,
@@ -39,53 +54,56 @@ def check(
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 
-    A claim names a head and a measure (attnscope stats --list), any or all heads, or a count of heads.
+    A claim names a head and a measure (attnscope explain lists them), any or all heads, or a count of heads.
 
     Examples:
 
     attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
     attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
-    attnscope check --texts corpus.txt --save before.json
-    attnscope check --texts corpus.txt --against before.json --tolerance 0.02
-    attnscope check --from served.safetensors -m my-model --check-with my-model
+    attnscope check --texts corpus.txt --save-snapshot before.json
+    attnscope check --texts corpus.txt --with-snapshot before.json --tolerance 0.02
+    attnscope check --from served.safetensors -m my-model --with-model my-model
     """
     from attnscope.measures import DEFAULT
     from attnscope.questions.check import Checked, changes, check_served, claim, of_checked, save_snapshot
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_heads
 
-    claims = [claim(each) for each in asked.claims or ()]
-    asks = claims or asked.save or asked.against
-    if asked.check_with is not None:
+    spelled, source = split_text(asked.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'")
+    claims = [claim(each) for each in spelled]
+    asks = claims or asked.save_snapshot or asked.with_snapshot
+    if asked.with_model is not None:
         from attnscope.models.served import ServedModel
 
-        refuse(asks, "--check-with", "compares rows: no claims, no snapshots")
+        refuse(asks, "--with-model", "compares rows: no claims, no snapshots")
         served = read_source(source, model).load()
         words = "only valid with --from, and queries and keys in the file"
-        refuse(not isinstance(served, ServedModel), "--check-with", words)
+        refuse(not isinstance(served, ServedModel), "--with-model", words)
         assert isinstance(served, ServedModel)
-        other = load_model(replace(model, model=asked.check_with))
+        other = load_model(replace(model, model=asked.with_model))
         with reading(other, served.prepared):
             checked = Checked(check_served(served, other))
         deliver("check", of_checked(checked, asked.tolerance), output)
         raise SystemExit(int(not checked.holds))
-    refuse(not asks, "CLAIMS", "give a claim, --save or --against")
+    refuse(not asks, "CLAIMS", "give a claim, --save-snapshot or --with-snapshot")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
     selection = options.select(attention)
     check_texts(corpus, source)
     if corpus.texts is not None:
         result = measure_corpus(corpus, source, model, selection, names=names)
     else:
-        refuse(not source.names_one, "--texts", "give --texts CORPUS, --text or --file")
+        refuse(not source.names_one, "--texts", "give a text, --texts CORPUS or --file")
         kind = "fused" if names == DEFAULT else "other"
         with read_source(source, model).reading(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
-    differences = None if asked.against is None else tuple(changes(result, asked.against, asked.tolerance))
+    differences = (
+        None if asked.with_snapshot is None else tuple(changes(result, asked.with_snapshot, asked.tolerance))
+    )
     checked = Checked(verdicts, differences)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
         deliver("check", of_checked(checked, asked.tolerance), output, metadata=model.metadata)
-        if asked.save is not None:
-            save_snapshot(result, asked.save)
-            notify(f"saved {asked.save}")
+        if asked.save_snapshot is not None:
+            save_snapshot(result, asked.save_snapshot)
+            notify(f"saved {asked.save_snapshot}")
     raise SystemExit(int(not checked.holds))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, REQUIRED, Group, argument, command, option
+from attnscope.cli.command import MOST_USED, Group, command
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_file
@@ -16,17 +19,21 @@ class PairsOptions(Group):
     """Texts that differ in what decides the prediction, and how much of the difference to keep."""
 
     panel = MOST_USED
-    pairs: Path = argument(
-        "A file of pairs, one per line, tab-separated: text, other text, and optionally target and other "
-        "word.",
-        default=REQUIRED,
-    )
-    keep: float = option(
-        "The share of the difference that the circuit brings back; 0.8: from 0.8 to 1.2 of it.",
-        min=0.01,
-        max=1.0,
-        default=0.8,
-    )
+    pairs: Annotated[
+        Path,
+        Argument(
+            help="A file of pairs, one per line, tab-separated: text, other text, and optionally target "
+            "and other word."
+        ),
+    ]
+    faithfulness: Annotated[
+        float,
+        Option(
+            help="The share of the difference that the circuit brings back; 0.8: from 0.8 to 1.2 of it.",
+            min=0.01,
+            max=1.0,
+        ),
+    ] = 0.8
 
 
 class CircuitOutput(options.TableOutput):
@@ -46,15 +53,15 @@ def circuit(
     """Find the smallest circuit that a prediction needs.
 
     Edges between heads are scored by edge attribution patching with integrated gradients (Syed et al. 2023,
-    Hanna et al. 2024) and pruned to the fewest that bring back --keep of the score's difference between the
-    texts. Faithfulness is the share that these edges alone bring back, completeness the share that is lost
-    without the circuit's heads. Both texts of a pair need the same number of tokens.
+    Hanna et al. 2024) and pruned to the fewest that reach --faithfulness: the share of the score's difference
+    between the texts that these edges alone bring back. Completeness is the share that is lost without the
+    circuit's heads. Both texts of a pair need the same number of tokens.
 
     Examples:
 
     attnscope circuit sample_inputs/repeats.tsv -m own-causal
     attnscope circuit pairs.tsv -m openai-community/gpt2 --target " Mary" --against " John"
-    attnscope circuit pairs.tsv -m openai-community/gpt2 --keep 0.9 -o circuit.html
+    attnscope circuit pairs.tsv -m openai-community/gpt2 --faithfulness 0.9 -o circuit.html
     """
     from attnscope.questions.circuit import find_circuit, of_circuit
     from attnscope.questions.head import one_head
@@ -64,7 +71,7 @@ def circuit(
     loaded = load_model(model, predicting=True)
     pairs = read_pairs(table, loaded.prepare, score.target, score.against)
     with waiting(f"{loaded.title} · {len(pairs):,} pairs"):
-        result = find_circuit(loaded, pairs, asked.keep)
+        result = find_circuit(loaded, pairs, asked.faithfulness)
         paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
         maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}
     deliver("circuit", of_circuit(result, maps), output, picture)

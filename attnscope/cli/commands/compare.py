@@ -6,11 +6,13 @@ import shlex
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import Group, argument, command, flag, option, refuse, refuse_first, repeat
+from attnscope.cli.command import Group, command, refuse, refuse_first, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
@@ -25,35 +27,43 @@ class Contrast(Group):
     """What is compared with what."""
 
     panel = "What to compare with"
-    heads: list[str] | None = argument("Two heads to compare, L1H2 L5H3.")
-    with_text: str | None = option("The same model on another text: what changes in which head.")
-    with_model: str | None = option(
-        "Another model on the same text: how far each head drifted, or its best match."
-    )
-    with_trace: Path | None = option("A file that --keep made, of another text, model or checkpoint.")
-    composition: bool = flag(
-        "Q-, K- and V-composition (Elhage et al. 2021): how much of what an earlier head writes one head, "
-        "L1H2, or any reads; from the weights, without a text."
-    )
+    heads: Annotated[list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3.")] = None
+    with_text: Annotated[
+        str | None, Option(help="The same model on another text: what changes in which head.")
+    ] = None
+    with_model: Annotated[
+        str | None,
+        Option(help="Another model on the same text: how far each head drifted, or its best match."),
+    ] = None
+    with_trace: Annotated[
+        Path | None, Option(help="A file that --save-trace made, of another text, model or checkpoint.")
+    ] = None
+    composition: Annotated[
+        bool,
+        Option(
+            help="Q-, K- and V-composition (Elhage et al. 2021): how much of what an earlier head writes "
+            "one head, L1H2, or any reads; from the weights, without a text.",
+        ),
+    ] = False
 
 
 class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
-    head: str | None = option(
-        "3: the heads of this number in all layers. L5H3: with --with-text, its difference map."
-    )
+    head: Annotated[
+        str | None,
+        Option(help="3: the heads of this number in all layers. L5H3: with --with-text, its difference map."),
+    ] = None
 
 
 class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
     suffixes = (*options.PICTURES, ".npz")
-    out: Path | None = option("Save a picture (.png, .svg, .pdf), or the numbers as arrays (.npz).")
 
 
 def show_composition(
-    source: options.SecondNamed,
+    source: options.SourceOptions,
     contrast: Contrast,
     output: CompareOutput,
     picture: options.SignedOptions,
@@ -83,7 +93,7 @@ def show_composition(
 
 @command
 def compare(
-    source: options.SecondNamed,
+    source: options.SourceOptions,
     contrast: Contrast,
     corpus: options.TextsOptions,
     attention: ComparedHeads,
@@ -135,11 +145,11 @@ def compare(
 
     first, rival = given[0], None
     if contrast.with_text is not None:
-        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, keep=None)
+        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, save_trace=None)
         rival = read_source(asked, model)
     elif contrast.with_model is not None:  # a revision is the first one's alone
         name = replace(model, model=contrast.with_model, revision=None)
-        rival = replace(first, model=name, asked=replace(first.asked, keep=None))
+        rival = replace(first, model=name, asked=replace(first.asked, save_trace=None))
     theirs: list[ModelInput] = []
     if not one:
         loaded = first.load()
@@ -170,7 +180,7 @@ def compare(
     deliver("compare", answer, output, picture, model.metadata)
 
 
-def _names_head(source: options.SecondNamed, corpus: options.TextsOptions, contrast: Contrast) -> bool:
+def _names_head(source: options.SourceOptions, corpus: options.TextsOptions, contrast: Contrast) -> bool:
     """Whether the first argument is a head, not a text; the text then comes from elsewhere."""
     elsewhere = source.file, source.saved, source.inputs, source.repeat_random, corpus.texts
     if any(each is not None for each in elsewhere):
@@ -182,7 +192,7 @@ def _names_head(source: options.SecondNamed, corpus: options.TextsOptions, contr
 
 
 def _check(
-    contrast: Contrast, corpus: options.TextsOptions, source: options.SecondNamed, selection: Selection
+    contrast: Contrast, corpus: options.TextsOptions, source: options.SourceOptions, selection: Selection
 ) -> None:
     """Wrong usage for what says nothing together."""
     named, many = contrast.heads or [], corpus.texts is not None

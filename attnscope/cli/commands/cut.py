@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, argument, command, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_asked
+from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_questions
 from attnscope.cli.waiting import waiting
 
 
 class EdgeOptions(Group):
     """What is cut, of which text."""
 
-    asked: list[str] | None = argument('Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.')
-    how: Literal["renormalize", "zero", "mean"] = option(
-        "renormalize: as if a mask closed the edge before the softmax; zero: drop its weight after it; mean: "
-        "set it to its mean over the same edge in --texts.",
-        default="renormalize",
-    )
+    edges: Annotated[
+        list[str] | None,
+        Argument(help='Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.'),
+    ] = None
+    how: Annotated[
+        Literal["renormalize", "zero", "mean"],
+        Option(
+            help="renormalize: as if a mask closed the edge before the softmax; zero: drop its weight "
+            "after it; mean: set it to its mean over the same edge in --texts."
+        ),
+    ] = "renormalize"
 
 
 class CauseOptions(ScoreOptions):
     """Which prediction, and which heads."""
 
     panel = MOST_USED
-    head: str | None = option("Change these heads alone, like L5H3 or L5H3,L2H1.")
+    head: Annotated[str | None, Option(help="Change these heads alone, like L5H3 or L5H3,L2H1.")] = None
 
 
 @command
@@ -35,7 +42,7 @@ def cut(
     edges: EdgeOptions,
     cause: CauseOptions,
     corpus: options.TextsOptions,
-    source: options.TextNamed,
+    source: options.TextAmong,
     many: options.PromptsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
@@ -59,7 +66,7 @@ def cut(
     from attnscope.questions.cause import of_intervention
     from attnscope.questions.prompts import mean_cut
 
-    questions, source = split_asked(edges.asked, source, "an edge")
+    questions, source = split_questions(edges.edges, source, "an edge")
     mean = edges.how == "mean"
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
     refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")

@@ -4,38 +4,51 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import REQUIRED, command, flag, option, refuse, tell_retired, write
+from attnscope.cli.command import command, refuse, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.source import read_source
 from attnscope.cli.waiting import notify, stop, warn
-from attnscope.errors import OutputError
 
 
 class ExportedHeads(options.LayerOptions):
     """Layers and heads, several of each."""
 
-    heads: str | None = option("Pictures of these heads of each layer only, like 0-3,7.", panel=options.WHERE)
-    token: str | None = option(
-        "One token in each head instead of whole heads: a word, its number, or a patch."
-    )
-    keep_mass: float | None = option(
-        "With --token: the fewest keys that hold this share of its weight (0.6), as a mask.", min=0, max=1
-    )
+    head: Annotated[
+        str | None,
+        Option(help="Pictures of these heads of each layer only, like 0-3,7.", rich_help_panel=options.WHERE),
+    ] = None
+    token: Annotated[
+        str | None,
+        Option(help="One token in each head instead of whole heads: a word, its number, or a patch."),
+    ] = None
+    keep_mass: Annotated[
+        float | None,
+        Option(
+            help="With --token: the fewest keys that hold this share of its weight (0.6), as a mask.",
+            min=0,
+            max=1,
+        ),
+    ] = None
 
 
 class ExportOutput(options.NumbersOptions):
     """Where the files go, and their formats."""
 
-    out: Path = option("The folder; it is made if there is none.", default=REQUIRED)
-    formats: str = option(
-        "Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), npz, "
-        "safetensors, json, csv (the weights of all), with commas between them.",
-        "--format",
-        default="png",
-    )
-    force: bool = flag("Overwrite files that are there.")
+    out: Annotated[Path, Option("--out", "-o", help="The folder; it is made if there is none.")]
+    formats: Annotated[
+        str,
+        Option(
+            "--format",
+            help="Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), npz, "
+            "safetensors, json, csv (the weights of all), with commas between them.",
+        ),
+    ] = "png"
+    force: Annotated[bool, Option(help="Overwrite files that are there.")] = False
 
 
 @command
@@ -56,8 +69,8 @@ def export(
     Examples:
 
     attnscope export "The cat sat on the mat." -o pictures
-    attnscope export "The cat sat on the mat." -o paper --layers 0-3,7 --heads 2 --format pdf,svg --size 3.3
-    attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layers 11 --keep-mass 0.6 -o dog
+    attnscope export "The cat sat on the mat." -o paper --layer 0-3,7 --head 2 --format pdf,svg --size 3.3
+    attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layer 11 --keep-mass 0.6 -o dog
     attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
     """
     layers = options.parse_numbers(attention.layers, "--layer")
@@ -67,11 +80,8 @@ def export(
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing
 
-    heads = options.parse_numbers(attention.heads, "--heads")
-    try:
-        contents = ExportPlan(formats, layers, heads)
-    except OutputError as error:
-        raise OutputError(tell_retired(str(error), *(f".{form}" for form in formats))) from None
+    heads = options.parse_numbers(attention.head, "--head")
+    contents = ExportPlan(formats, layers, heads)
     if not output.force:
         refuse_existing(output.out, contents)
     from attnscope.render.export import save_export

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import RETIRED, Group, argument, command, flag, option, refuse, repeat
+from attnscope.cli.command import Group, command, refuse, repeat
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import corpus_run, load_model, read_source, split_asked
-from attnscope.errors import InputError
+from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
 
 
 class GoldOptions(Group):
     """The file, and which of its questions are asked."""
 
     panel = "Questions with known answers"
-    gold: Path | None = option(
-        "Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
-        "'source ||| target' with --alignments. A JSON line is "
-        '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}: from, to, label; words are numbered from 0, '
-        "or characters: [4, 7]."
-    )
-    alignments: Path | None = option(
-        "With --gold: alignments in Pharaoh format, one line per pair: 0-0 1-2, source first; 2?3 is a "
-        "possible link."
-    )
-    relation: str | None = option("Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
-    coreference: bool = flag(
-        "With a treebank: ask for the earlier mention (Entity in MISC), up to 128 words at a time."
-    )
-    held_out: bool = flag("Choose heads on every other text, and score them on the rest.")
-    limit: int | None = option("Stop after so many texts.", min=1)
-    strict: bool = flag("Stop at the first text that cannot be read, instead of skipping it.")
-    checkpoint: Path | None = option("Keep the sums in this file; the same command resumes from it.")
+    gold: Annotated[
+        Path | None,
+        Option(
+            help="Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
+            '\'source ||| target\' with --alignments. A JSON line is {"text": "The cat sat.", "pairs": '
+            '[[2, 1, "subject"]]}: from, to, label; words are numbered from 0, or characters: [4, 7].'
+        ),
+    ] = None
+    alignments: Annotated[
+        Path | None,
+        Option(
+            help="With --gold: alignments in Pharaoh format, one line per pair: 0-0 1-2, source first; 2?3"
+            " is a possible link."
+        ),
+    ] = None
+    relation: Annotated[
+        str | None, Option(help="Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
+    ] = None
+    coreference: Annotated[
+        bool,
+        Option(
+            help="With a treebank: ask for the earlier mention (Entity in MISC), up to 128 words at a time.",
+        ),
+    ] = False
+    held_out: Annotated[
+        bool, Option(help="Choose heads on every other text, and score them on the rest.")
+    ] = False
+    limit: Annotated[int | None, Option(help="Stop after so many texts.", min=1)] = None
+    strict: Annotated[
+        bool, Option(help="Stop at the first text that cannot be read, instead of skipping it.")
+    ] = False
+    checkpoint: Annotated[
+        Path | None, Option(help="Keep the sums in this file; the same command resumes from it.")
+    ] = None
 
 
 MOST = 500  # most questions in one command: each is a table; more belong in a file for --gold
@@ -42,18 +59,21 @@ MOST = 500  # most questions in one command: each is a table; more belong in a f
 class QuestionOptions(Group):
     """The questions, and the text."""
 
-    asked: list[str] | None = argument(
-        'Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the text.'
-    )
+    questions: Annotated[
+        list[str] | None,
+        Argument(
+            help='Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the '
+            "text."
+        ),
+    ] = None
 
 
 class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
-    top: int | None = option("List at most N heads a question; default: 8, or 1 with --gold.", min=1)
-
-
-SOUNDS = re.compile(r'"audio"\s*:')  # fields of a line that name a sound
+    top: Annotated[
+        int | None, Option(help="List at most N heads a question; default: 8, or 1 with --gold.", min=1)
+    ] = None
 
 
 def answer_gold(
@@ -67,14 +87,9 @@ def answer_gold(
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, of_gold
     from attnscope.questions.processes import torchrun_processes
-    from attnscope.storage.files import read_lines
     from attnscope.storage.gold import read_gold
 
     file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference)
-    if path.suffix.lower() in (".jsonl", ".ndjson") and gold.alignments is None:
-        first = next((line.text for line in read_lines(path) if line.fault or line.text.strip()), "")
-        if SOUNDS.search(first):  # one note on sounds with timed words, instead of an error for each line
-            raise InputError(RETIRED["sounds in --gold"])
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with corpus_run(source, gold, file.size) as run:
@@ -89,7 +104,7 @@ def answer_gold(
 def find(
     asked: QuestionOptions,
     gold: GoldOptions,
-    source: options.TextNamed,
+    source: options.TextAmong,
     attention: options.LayerOptions,
     output: FindOutput,
     picture: options.PrintedOptions,
@@ -123,15 +138,15 @@ def find(
     from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found
 
     if gold.gold is not None:
-        given = asked.asked or source.names_one
+        given = asked.questions or source.names_one
         refuse(given, "--gold", "the file has the texts: give no text and no question")
         refuse(output.out is not None, "--out", "there is no picture of --gold: use --json or --csv")
         return answer_gold(gold.gold, gold, source, attention, output, model)
     for name, default in vars(GoldOptions()).items():
         changed = getattr(gold, name) != default
         refuse(changed, f"--{name.replace('_', '-')}", "only valid with --gold FILE")
-    questions, source = split_asked(asked.asked, source, "a question")
-    refuse(len(questions) > MOST, "ASKED", f"{len(questions):,} questions: ask {MOST} at a time")
+    questions, source = split_questions(asked.questions, source, "a question")
+    refuse(len(questions) > MOST, "QUESTION", f"{len(questions):,} questions: ask {MOST} at a time")
     saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).reading(saving=saving, kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, options.select(attention))

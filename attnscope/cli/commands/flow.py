@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import Group, command, refuse, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_source
 
@@ -16,33 +17,41 @@ FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer
 class FlowOptions(Group):
     """How attention is followed, and for which token."""
 
-    method: Literal["rollout", "flow", "relevance", "alti"] = option(
-        "rollout: shares multiplied through the layers; flow: the largest flow; relevance: what raises a "
-        "prediction; alti: how far each token's vector moves the sum.",
-        default="rollout",
-    )
-    token: str | None = option(
-        "A word, a token's number, or a patch as row,column: its sources, and where it goes."
-    )
-    faithful: bool = flag(
-        "Instead: which way of weighing or following attention best ranks the tokens that a prediction "
-        "needs. Tokens are removed and restored in each way's order, and in random orders.",
-        panel=options.WHERE,
-    )
-    target: str | None = option(
-        "With --method relevance or --faithful: the prediction, a word at the end of the text, the number of "
-        "a token, or a classifier's class (of a token: CLASS@TOKEN); default: most likely.",
-        panel=options.WHERE,
-    )
+    method: Annotated[
+        Literal["rollout", "flow", "relevance", "alti"],
+        Option(
+            help="rollout: shares multiplied through the layers; flow: the largest flow; relevance: what "
+            "raises a prediction; alti: how far each token's vector moves the sum."
+        ),
+    ] = "rollout"
+    token: Annotated[
+        str | None,
+        Option(help="A word, a token's number, or a patch as row,column: its sources, and where it goes."),
+    ] = None
+    faithful: Annotated[
+        bool,
+        Option(
+            help="Instead: which way of weighing or following attention best ranks the tokens that a "
+            "prediction needs. Tokens are removed and restored in each way's order, and in random "
+            "orders.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = False
+    target: Annotated[
+        str | None,
+        Option(
+            help="With --method relevance or --faithful: the prediction, a word at the end of the text, "
+            "the number of a token, or a classifier's class (of a token: CLASS@TOKEN); default: most "
+            "likely.",
+            rich_help_panel=options.WHERE,
+        ),
+    ] = None
 
 
-class FlowOutput(options.NumbersOptions):
+class FlowOutput(options.FileOutput):
     """Where the answer goes."""
 
     suffixes = (*options.PICTURES, *options.WHOLE)
-    out: Path | None = option(
-        "Save a picture (.png, .svg, .pdf), or the maps of all layers (.npz, .safetensors, .json, .csv)."
-    )
 
 
 @command

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from attnscope.cli.command import Group, argument, command, flag, is_typed, option, refuse, settings_table
+from typer import Argument, Option
+
+from attnscope.cli.command import Group, command, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
+from attnscope.cli.settings import settings_table
 from attnscope.cli.source import read_source
 from attnscope.registry import GROUPS, load_plugins
 
@@ -20,20 +23,33 @@ TEXT = "The cat sat on the mat because it was tired."
 class ModelArgument(Group):
     """A model named as an argument, without -m."""
 
-    first: str | None = argument("The model, as --model names one; with --model, the text.", metavar="MODEL")
+    first: Annotated[
+        str | None, Argument(help="The model, as --model names one; with --model, the text.", metavar="MODEL")
+    ] = None
 
 
 class AuditOptions(Group):
     """What is asked about the model."""
 
-    audit: bool = flag("Prove that only the attention shown mixes tokens, and name what else does.")
-    copying: bool = flag(
-        "Rank heads by how much they copy the tokens they look at, from the weights (OV circuits)."
-    )
-    cost: bool = flag("Estimate memory and time of each command, from the config alone: see --tokens.")
-    tokens: int = option("With --cost: the tokens of a text.", min=1, default=512)
-    defaults: bool = flag("List the defaults that you set, and where (README, Defaults).")
-    plugins: bool = flag("List what other packages add, and what failed to load.")
+    audit: Annotated[
+        bool,
+        Option(help="Prove that only the attention shown mixes tokens, and name what else does."),
+    ] = False
+    copying: Annotated[
+        bool,
+        Option(
+            help="Rank heads by how much they copy the tokens they look at, from the weights (OV circuits).",
+        ),
+    ] = False
+    cost: Annotated[
+        bool,
+        Option(help="Estimate memory and time of each command, from the config alone: see --tokens."),
+    ] = False
+    tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", min=1)] = 512
+    defaults: Annotated[
+        bool, Option(help="List the defaults that you set, and where (README, Defaults).")
+    ] = False
+    plugins: Annotated[bool, Option(help="List what other packages add, and what failed to load.")] = False
 
 
 def plugins_table() -> Table:
@@ -97,8 +113,8 @@ def info(
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:
-        refuse(source.second_text is not None, "MODEL", "name the model once, first or with --model")
-        source = replace(source, text=named.first, second_text=source.text)
+        refuse(source.text is not None, "MODEL", "name the model once, first or with --model")
+        source = replace(source, text=named.first)
     if not source.names_one:
         source = replace(source, text=TEXT)
     refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, option, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, read_source, reading
 
@@ -15,25 +16,23 @@ class ScoreOptions(Group):
     """Whose score is decomposed."""
 
     panel = MOST_USED
-    target: str | None = option(
-        "The prediction: a word at the end of the text, or the number of a token. Default: most likely."
-    )
-    against: str | None = option("Another word, whose score is subtracted.")
+    target: Annotated[
+        str | None,
+        Option(
+            help="The prediction: a word at the end of the text, or the number of a token. Default: most "
+            "likely."
+        ),
+    ] = None
+    against: Annotated[str | None, Option(help="Another word, whose score is subtracted.")] = None
 
 
 class LogitsOptions(ScoreOptions):
     """What it is decomposed into."""
 
-    by: Literal["head", "layer"] = option(
-        "head: what each head adds; layer: the prediction after each layer (logit lens).", default="head"
-    )
-
-
-class LogitsOutput(options.NumbersOptions):
-    """Where the answer goes."""
-
-    suffixes = options.PICTURES
-    out: Path | None = option("Save a picture: .png, .svg or .pdf.")
+    by: Annotated[
+        Literal["head", "layer"],
+        Option(help="head: what each head adds; layer: the prediction after each layer (logit lens)."),
+    ] = "head"
 
 
 @command
@@ -42,7 +41,7 @@ def logits(
     asked: LogitsOptions,
     many: options.PromptsOptions,
     attention: options.HeadOptions,
-    output: LogitsOutput,
+    output: options.FileOutput,
     picture: options.SignedOptions,
     model: options.ModelOptions,
 ) -> None:

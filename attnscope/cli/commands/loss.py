@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Annotated
 
-from attnscope.cli.command import REQUIRED, argument, command, option
+from typer import Argument, Option
+
+from attnscope.cli.command import Group, command, up_to
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions
 from attnscope.cli.source import load_model
@@ -13,26 +16,25 @@ from attnscope.cli.waiting import waiting
 from attnscope.text import LARGEST_SEED
 
 
-class LossOptions(ModelOptions):
-    """Which model is asked, and what."""
+class LossOptions(Group):
+    """What is predicted."""
 
-    model: str = argument(
-        "own, own-causal, a folder that attnscope train made, or a Hugging Face model.", default=REQUIRED
-    )
-    files: list[Path] = argument(
-        "Text files that the model was not trained on; each line is a document.", default=REQUIRED
-    )
-    length: int = option("Tokens per sequence, at most.", min=16, default=128)
-    seed: int = option(
-        "Which tokens are hidden from an encoder that attnscope train made.",
-        min=0,
-        largest=LARGEST_SEED,
-        default=0,
-    )
+    files: Annotated[
+        list[Path], Argument(help="Text files that the model was not trained on; each line is a document.")
+    ]
+    length: Annotated[int, Option(help="Tokens per sequence, at most.", min=16)] = 128
+    seed: Annotated[
+        int,
+        Option(
+            help="Which tokens are hidden from an encoder that attnscope train made.",
+            min=0,
+            callback=up_to(LARGEST_SEED),
+        ),
+    ] = 0
 
 
 @command
-def loss(asked: LossOptions) -> None:
+def loss(asked: LossOptions, model: ModelOptions) -> None:
     """Print a model's cross-entropy on text files, in nats per token.
 
     Uniform guessing gives ln(vocabulary size). Each line of a file is a document. A Hugging Face model reads
@@ -43,8 +45,8 @@ def loss(asked: LossOptions) -> None:
 
     Examples:
 
-    attnscope loss my-encoder unseen-book.txt
-    attnscope loss openai-community/gpt2 unseen-book.txt --length 512
+    attnscope loss unseen-book.txt -m my-encoder
+    attnscope loss unseen-book.txt -m openai-community/gpt2 --length 512
     """
     from attnscope.network import folder_of, is_encoder_folder, load_config
     from attnscope.questions.answer import Answer
@@ -53,19 +55,19 @@ def loss(asked: LossOptions) -> None:
     from attnscope.training.train import held_out_loss
     from attnscope.views import Column, Table
 
-    folder = folder_of(asked.name)
+    folder = folder_of(model.name)
     if is_encoder_folder(folder):
         config = load_config(folder)
-        with waiting(f"{asked.name} predicts"):
+        with waiting(f"{model.name} predicts"):
             mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
         vocabulary = config.vocabulary
         of = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
     else:
         lines = list(Lines(tuple(asked.files)))
-        model = load_model(asked, predicting=True)
-        with waiting(f"{model.title} predicts"):
-            mean, tokens, vocabulary = measure_loss(model, lines, asked.length)
-        causal = model.objective.mask is None
+        loaded = load_model(model, predicting=True)
+        with waiting(f"{loaded.title} predicts"):
+            mean, tokens, vocabulary = measure_loss(loaded, lines, asked.length)
+        causal = loaded.objective.mask is None
         of = f"{tokens:,} tokens, each {'after those before it' if causal else 'masked once'}"
     guess = f"uniform guessing: ln({vocabulary:,}) = {math.log(vocabulary):.3f}"
     words = ((f"{mean:.3f} nats per token ({of})",),)

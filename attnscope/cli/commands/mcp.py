@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from attnscope.cli.command import REQUIRED, Group, argument, command, option
+from typer import Argument, Option
+
+from attnscope.cli.command import Group, command
 from attnscope.errors import AttnscopeError, InputError, ModelError
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ A pattern is not a cause: cut says whether a prediction needs it."""
 class ServerOptions(Group):
     """What an agent may read, and where models run."""
 
-    folder: Path = argument("The folder whose files may be read; nothing outside of it.", REQUIRED)
-    device: str = option("auto, cpu, cuda or mps.", default="auto")
+    folder: Annotated[Path, Argument(help="The folder whose files may be read; nothing outside of it.")]
+    device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
 
 
 @command
@@ -90,11 +92,11 @@ def make_server(root: Path, *, device: str = "auto") -> MCPServer:
     from mcp.server.mcpserver import Image, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from attnscope import __version__
     from attnscope.notebook.reader import load, open
     from attnscope.notebook.run import as_text
     from attnscope.questions.stats import figure_table
     from attnscope.render.terminal import print_view
+    from attnscope.version import __version__
 
     folder, lock = Folder(root), Lock()
     os.chdir(folder.root)  # so that the name of a hub model is not a folder elsewhere

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, RETIRED, Group, command, flag, option, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_first
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, load_model, read_file, read_source
@@ -19,26 +21,39 @@ class PatchOptions(Group):
     """What is patched into what."""
 
     panel = MOST_USED
-    with_text: str | None = option("The other text, of as many tokens.")
-    pairs: Path | None = option(
-        "Average over a file of pairs, one per line, tab-separated: text, other text, target, other word."
-    )
-    what: Literal["output", "q", "k", "v", "pattern"] = option(
-        "What to patch: a head's output, queries, keys, values, or weights (pattern).",
-        default="output",
-    )
-    by: Literal["head", "token"] = option(
-        "token: patch the residual stream of one token behind one layer (causal tracing).", default="head"
-    )
-    to: str | None = option("Path patching: patch only what reaches L9H9:q (or k, v, pattern), or logits.")
-    noise: bool = flag("Put the other text's heads into the text's pass, not the text's into the other's.")
-    fast: bool = flag("Estimate all heads from one gradient (attribution patching).")
-    exact: bool = flag("With --fast: run all heads too; correlate both.")
+    with_text: Annotated[str | None, Option(help="The other text, of as many tokens.")] = None
+    pairs: Annotated[
+        Path | None,
+        Option(
+            help="Average over a file of pairs, one per line, tab-separated: text, other text, target, "
+            "other word."
+        ),
+    ] = None
+    what: Annotated[
+        Literal["output", "q", "k", "v", "pattern"],
+        Option(help="What to patch: a head's output, queries, keys, values, or weights (pattern)."),
+    ] = "output"
+    by: Annotated[
+        Literal["head", "token"],
+        Option(help="token: patch the residual stream of one token behind one layer (causal tracing)."),
+    ] = "head"
+    to: Annotated[
+        str | None,
+        Option(help="Path patching: patch only what reaches L9H9:q (or k, v, pattern), or logits."),
+    ] = None
+    noise: Annotated[
+        bool,
+        Option(
+            help="Put the other text's heads into the text's pass, not the text's into the other's.",
+        ),
+    ] = False
+    fast: Annotated[bool, Option(help="Estimate all heads from one gradient (attribution patching).")] = False
+    exact: Annotated[bool, Option(help="With --fast: run all heads too; correlate both.")] = False
 
 
 @command
 def patch(
-    source: options.SecondNamed,
+    source: options.SourceOptions,
     asked: PatchOptions,
     template: options.PromptsOptions,
     cause: CauseOptions,
@@ -74,7 +89,7 @@ def patch(
         (path and asked.fast, "--to", "not valid with --fast"),
         (token and (path or asked.fast or asked.what != "output"), "--by", "token goes alone"),
         (token and written, "--head, --layer", "a map of tokens is of every layer: leave them out"),
-        (source.saved is not None, "--from", RETIRED["patch --from"]),
+        (source.saved is not None, "--from", "a file holds no model to patch: give two texts"),
     )
     from attnscope.models.inputs import Limit
     from attnscope.questions.cause import of_intervention
@@ -91,7 +106,7 @@ def patch(
         given = read_source(source, model)
         prompts = list_prompts(given, template, cause.target, cause.against)
         loaded = given.load(predicting=True)
-        another = replace(source, text=asked.with_text, file=None, line=None, keep=None)
+        another = replace(source, text=asked.with_text, file=None, line=None, save_trace=None)
         read, read_other = given.reader(loaded), read_source(another, model).reader(loaded)
         pairs = [
             TextPair(read(each.text), read_other(each.fill(asked.with_text or "")), each.target, each.against)

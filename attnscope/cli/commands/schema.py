@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
-from attnscope.cli.command import REQUIRED, Group, argument, command, refuse
+from typer import Argument
+
+from attnscope.cli.command import Group, command, refuse
 from attnscope.cli.deliver import print_plain
 
 
 class SchemaOptions(Group):
     """Which command's answer."""
 
-    of: str = argument("A command that has --json.", REQUIRED, metavar="COMMAND")
+    of: Annotated[str, Argument(help="A command that has --json.", metavar="COMMAND")]
 
 
 @command

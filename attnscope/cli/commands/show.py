@@ -4,52 +4,74 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first, repeat
-from attnscope.cli.deliver import deliver, print_written, save_data
+from attnscope.cli.command import Group, command, refuse, refuse_first, repeat
+from attnscope.cli.deliver import deliver, print_written, save
 from attnscope.cli.source import list_prompts, read_source, reading, reopen
 
 
-class PairOptions(Group):
+class NeuronOptions(Group):
     """One score of a head."""
 
     panel = options.WHERE
-    pair: str | None = option('Two tokens of the head, query and key: "it -> cat".')
-    neurons: bool = flag("The score of --pair by dimension: query × key, summed to what the softmax gets.")
+    neurons: Annotated[
+        str | None,
+        Option(
+            help='One score by dimension, "it -> cat" (query and key): query × key, summed to what the '
+            "softmax gets."
+        ),
+    ] = None
 
 
-class ShowOutput(options.NumbersOptions):
+class ShowOutput(options.FileOutput):
     """Where the answer goes."""
 
     suffixes = (*options.PICTURES, *options.WHOLE)
-    out: Path | None = option(
-        "Save instead of printing: a picture (.png, .svg, .pdf), all heads as a page to open in a "
-        "browser (.html), or their weights (.npz, .safetensors, .json, .csv)."
-    )
-    min_weight: float = option(
-        "Hide cells of a head's map below this weight, and say which share of the attention they hold.",
-        panel=options.PICTURE,
-        min=0,
-        default=0.0,
-    )
-    zoom: str | None = option(
-        "Show a run of tokens alone, like 200-240: their part of each map, with nothing pooled.",
-        panel=options.PICTURE,
-    )
-    loss: bool = flag(
-        "Show how badly each token is predicted, in nats, under the map.", panel=options.PICTURE
-    )
-    large: bool = flag("Show every head large, over several screens.", panel=options.PICTURE)
-    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=options.MODEL)
+    min_weight: Annotated[
+        float,
+        Option(
+            help="Hide cells of a head's map below this weight, and say which share of the attention they "
+            "hold.",
+            rich_help_panel=options.PICTURE,
+            min=0,
+        ),
+    ] = 0.0
+    zoom: Annotated[
+        str | None,
+        Option(
+            help="Show a run of tokens alone, like 200-240: their part of each map, with nothing pooled.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = None
+    loss: Annotated[
+        bool,
+        Option(
+            help="Show how badly each token is predicted, in nats, under the map.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = False
+    large: Annotated[
+        bool,
+        Option(help="Show every head large, over several screens.", rich_help_panel=options.PICTURE),
+    ] = False
+    exact_kernel: Annotated[
+        bool,
+        Option(
+            help="Always run the model's own kernel, never the fused pass.",
+            rich_help_panel=options.MODEL,
+        ),
+    ] = False
 
 
 @command
 def show(
     source: options.SourceOptions,
     attention: options.ShownHeads,
-    score: PairOptions,
+    score: NeuronOptions,
     axes: options.MapOptions,
     many: options.PromptsOptions,
     output: ShowOutput,
@@ -69,7 +91,7 @@ def show(
     attnscope show "Once upon a time" -m own-causal --generate 20
     attnscope show --image cat.png -m facebook/dinov2-base --token CLS
     attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
-    attnscope show "The cat sat because it was tired." --head L0H2 --pair "it -> cat" --neurons
+    attnscope show "The cat sat because it was tired." --head L0H2 --neurons "it -> cat"
     attnscope show --repeat-random 20 -m own-causal --loss
     attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
     attnscope show --from heads.npz --head L0H2
@@ -79,22 +101,22 @@ def show(
     pictured = bool(heads) or token is not None
     suffix = "" if output.out is None else output.out.suffix.lower()
     whole = suffix in options.WHOLE
-    mapped = (heads and not token and score.pair is None) or suffix == ".html"
-    unzoomed = token or output.loss or score.pair or many.prompts or source.image or whole
+    mapped = (heads and not token and score.neurons is None) or suffix == ".html"
+    unzoomed = token or output.loss or score.neurons or many.prompts or source.image or whole
     alone = head and not (token or output.loss or axes.words or axes.hide_special)
     unmapped = "hides cells of maps: add --head, or -o PAGE.html"
     partly = "shows a part of maps: not with --token, --loss, --image or data"
     refuse_first(
         (several and token, "--token", "only valid with one head"),
-        (several and score.pair, "--pair", "only valid with one head"),
+        (several and score.neurons, "--neurons", "only valid with one head"),
         (several and output.loss, "--loss", "only valid with one head"),
         (output.large and pictured, "--large", "only valid for the overview of all heads"),
-        (output.loss and (token or score.pair), "--loss", "not valid with --token or --pair"),
+        (output.loss and (token or score.neurons), "--loss", "not valid with --token or --neurons"),
         (output.min_weight and not mapped, "--min-weight", unmapped),
         (output.loss and suffix and not heads, "--loss", "a picture has it under one head: add --head"),
         (output.zoom and unzoomed, "--zoom", partly),
     )
-    if score.pair is not None or score.neurons:
+    if score.neurons is not None:
         return _show_neurons(source, attention, score, axes, output, picture, model)
     given = read_source(source, model)
     if pictured:
@@ -124,7 +146,12 @@ def show(
         if whole and output.out is not None:
             seen = loaded, prepared, selection
             layers, every = (lambda: whole_layers(*seen).data), partial(all_heads, *seen)
-            return save_data(Answer((), {}, dict, layers=layers, heads=every), output.out, picture)
+            save(
+                Answer((), {}, dict, layers=layers, heads=every), output.out, picture, opened=output.open_file
+            )
+            if not output.as_json:
+                return None
+            output = replace(output, out=None)
         losses = None
         if output.loss:
             from attnscope.questions.loss import token_losses  # loads torch, which a cached pass does without
@@ -151,7 +178,7 @@ def show(
 def _show_neurons(
     source: options.SourceOptions,
     attention: options.ShownHeads,
-    score: PairOptions,
+    score: NeuronOptions,
     axes: options.MapOptions,
     output: ShowOutput,
     picture: options.SignedOptions,
@@ -160,10 +187,8 @@ def _show_neurons(
     """One score of a head, by dimension."""
     unmerged = "scores belong to tokens: no --words, no --hide-special"
     refuse_first(
-        (score.pair is None, "--neurons", 'name two tokens: --pair "it -> cat"'),
-        (not score.neurons, "--pair", "only valid with --neurons"),
         (attention.head is None, "--neurons", "name the head: --head L2H0"),
-        (attention.token is not None, "--token", "not valid with --neurons, which has --pair"),
+        (attention.token is not None, "--token", "not valid with --neurons"),
         (axes.words or axes.hide_special, "--neurons", unmerged),
         (model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores"),
     )
@@ -173,5 +198,5 @@ def _show_neurons(
 
     with read_source(source, model).reading(cached=False) as (loaded, prepared):
         selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
-        answer = of_neurons(take_apart(loaded, prepared, selection, score.pair or ""))
+        answer = of_neurons(take_apart(loaded, prepared, selection, score.neurons or ""))
     deliver("show", answer, output, picture, model.metadata)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, flag, option, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_file, read_source, reading
@@ -19,23 +22,33 @@ class PartOptions(Group):
     """How the text is divided, and which parts are asked about."""
 
     panel = options.WHERE
-    by: str = option(
-        "How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality (--image "
-        "or --audio and its text), role (with --chat), group (with --labels), marks, which it names, "
-        "[[question: Who slept?]], or a .json FILE of parts.",
-        panel=MOST_USED,
-        default="sentence",
-    )
-    pair: str | None = option(
-        'Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".'
-    )
-    written: bool = flag(
-        "With --generate, or a --chat with its answer: what each written token looks at, by parts, and each "
-        "head's lookback ratio."
-    )
-    exact_kernel: bool = flag(
-        "Never let the fused pass take the place of the model's kernel.", panel=options.MODEL
-    )
+    parts: Annotated[
+        str,
+        Option(
+            help="How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality"
+            " (--image or --audio and its text), role (with --chat), group (with --labels), marks, "
+            "which it names, [[question: Who slept?]], or a .json FILE of parts.",
+            rich_help_panel=MOST_USED,
+        ),
+    ] = "sentence"
+    pair: Annotated[
+        str | None,
+        Option(help='Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".'),
+    ] = None
+    written: Annotated[
+        bool,
+        Option(
+            help="With --generate, or a --chat with its answer: what each written token looks at, by "
+            "parts, and each head's lookback ratio.",
+        ),
+    ] = False
+    exact_kernel: Annotated[
+        bool,
+        Option(
+            help="Never let the fused pass take the place of the model's kernel.",
+            rich_help_panel=options.MODEL,
+        ),
+    ] = False
 
 
 @command
@@ -54,9 +67,9 @@ def spans(
 
     Examples:
 
-    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph
-    attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --by marks --pair "question -> fact"
-    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --by paragraph --pair "3 -> 1"
+    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --parts paragraph
+    attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks --pair "question -> fact"
+    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --parts paragraph --pair "3 -> 1"
     attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
     """
     from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
@@ -64,31 +77,31 @@ def spans(
     from attnscope.questions.spans import of_spans, of_written, span_maps, written_looks
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
-    unknown = parts.by not in WAYS and not parts.by.endswith(".json")
-    mixed = source.saved is None and source.chat != (parts.by == "role")
+    unknown = parts.parts not in WAYS and not parts.parts.endswith(".json")
+    mixed = source.saved is None and source.chat != (parts.parts == "role")
     unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
     sensed = source.image or source.video or source.audio
-    pictured = sensed and parts.by in ("segment", "modality") and (source.text or source.file)
-    textless = not (pictured or parts.by == "group" or not (sensed or source.inputs))
-    unmarked = source.saved and parts.by == "marks"
-    plain = "give TEXT or --file; with --image or --audio, a text and --by modality"
+    pictured = sensed and parts.parts in ("segment", "modality") and (source.text or source.file)
+    textless = not (pictured or parts.parts == "group" or not (sensed or source.inputs))
+    unmarked = source.saved and parts.parts == "marks"
+    plain = "give TEXT or --file; with --image or --audio, a text and --parts modality"
     refuse_first(
-        (unknown, "--by", f"{parts.by!r}: write one of {', '.join(WAYS)}, or FILE.json"),
-        (mixed, "--by", "roles need --chat, and a chat is always cut by roles"),
+        (unknown, "--parts", f"{parts.parts!r}: write one of {', '.join(WAYS)}, or FILE.json"),
+        (mixed, "--parts", "roles need --chat, and a chat is always cut by roles"),
         (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
-        (textless or unmarked, "--by", f"parts are cut out of a plain text: {plain}"),
+        (textless or unmarked, "--parts", f"parts are cut out of a plain text: {plain}"),
         (parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json"),
     )
     given = read_source(source, model)
     begins: Iterable[tuple[str, int]] | None = None
-    if parts.by == "marks":
+    if parts.parts == "marks":
         text, begins = read_marks(given.text)
         given = replace(given, text=text)
-    elif parts.by.endswith(".json"):
-        begins = read_parts(read_file(Path(parts.by)))
+    elif parts.parts.endswith(".json"):
+        begins = read_parts(read_file(Path(parts.parts)))
     asked, exact = options.select_heads(attention), parts.exact_kernel
     loaded, prepared = given.open(kind="kernel" if exact else "other")
-    cut = cut_input(prepared, parts.by, begins)
+    cut = cut_input(prepared, parts.parts, begins)
     with reading(loaded, prepared):
         if parts.written:
             answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, flag, option, refuse, refuse_first
+from attnscope.cli.command import Group, command, offering, refuse, refuse_first
 from attnscope.cli.commands.flow import FAITHFUL_ALONE
-from attnscope.cli.deliver import PLAIN, deliver, print_answer, save_data
+from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
 from attnscope.cli.source import check_texts, each_text, load_model, measure_corpus, read_source, text_reader
 
 if TYPE_CHECKING:
@@ -20,61 +22,76 @@ if TYPE_CHECKING:
 class MeasuredHeads(options.HeadOptions):
     """The heads that are listed, and in which order."""
 
-    where: str | None = option('Only heads that meet "entropy<1 and role=previous".')
-    sort: str | None = option(
-        "By a measure, role or head. Default: role figure minus its baseline.", complete=options.measure_names
-    )
-    top: int | None = option("List at most N heads.", min=1)
+    where: Annotated[str | None, Option(help='Only heads that meet "entropy<1 and role=previous".')] = None
+    sort: Annotated[
+        str | None,
+        Option(
+            help="By a measure, role or head. Default: role figure minus its baseline.",
+            autocompletion=offering(options.measure_names),
+        ),
+    ] = None
+    top: Annotated[int | None, Option(help="List at most N heads.", min=1)] = None
 
 
 class StatsOptions(Group):
     """What is measured beyond the table's figures, and how."""
 
     panel = options.WHERE
-    faithful: bool = flag(
-        "Rank heads by how well they find the tokens that a prediction (--target) depends on; "
-        "flow --faithful compares the ways of weighing."
-    )
-    pooled: Path | None = option(
-        "Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. show, "
-        "export and browse read the first three with --from.",
-        panel=options.PICTURE,
-    )
-    cell: Literal["share", "mean", "max"] = option(
-        "With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
-        "the largest of its weights.",
-        panel=options.PICTURE,
-        default="share",
-    )
-    rows: str | None = option("Only rows of these tokens: 30-46.")
-    by_position: str | None = option(
-        "Plot one measure along the text, a curve per head.", complete=options.measure_names
-    )
-    exact_kernel: bool = flag("Always run the model's own kernel, never the fused pass.", panel=options.MODEL)
+    faithful: Annotated[
+        bool,
+        Option(
+            help="Rank heads by how well they find the tokens that a prediction (--target) depends on; "
+            "flow --faithful compares the ways of weighing.",
+        ),
+    ] = False
+    pooled: Annotated[
+        Path | None,
+        Option(
+            help="Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. "
+            "show, export and browse read the first three with --from.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = None
+    cell: Annotated[
+        Literal["share", "mean", "max"],
+        Option(
+            help="With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
+            "the largest of its weights.",
+            rich_help_panel=options.PICTURE,
+        ),
+    ] = "share"
+    rows: Annotated[str | None, Option(help="Only rows of these tokens: 30-46.")] = None
+    by_position: Annotated[
+        str | None,
+        Option(
+            help="Plot one measure along the text, a curve per head.",
+            autocompletion=offering(options.measure_names),
+        ),
+    ] = None
+    exact_kernel: Annotated[
+        bool,
+        Option(
+            help="Always run the model's own kernel, never the fused pass.",
+            rich_help_panel=options.MODEL,
+        ),
+    ] = False
 
 
 class StatsOutput(options.TableOutput):
     """Where the figures go."""
 
-    head_map: str | None = option(
-        "Draw one measure of all heads, layers down and heads across.",
-        "--map",
-        complete=options.measure_names,
+    head_map: Annotated[
+        str | None,
+        Option(
+            "--map",
+            help="Draw one measure of all heads, layers down and heads across.",
+            autocompletion=offering(options.measure_names),
+        ),
+    ] = None
+    jsonl: Annotated[bool, Option(help="With --texts: print the figures of each text as a line of JSON.")] = (
+        False
     )
-    jsonl: bool = flag("With --texts: print the figures of each text as a line of JSON.")
-    explain: str | None = option(
-        "Say what a measure, a role or a weighing means, and stop.", complete=options.explained_names
-    )
-    list: bool = flag("List all measures, and stop.")
 
-
-FAMILIES = (
-    ("offset=K", "share", "A[i, i+K], for any K: offset=-2"),
-    ("window=S+R", "share", "Σ A[i, j] over j < S and |i - j| < R: window=4+256"),
-    ("distance2d=P", "pixels", "distance2d, of patches P pixels wide: distance2d=16"),
-    ("[NAME]", "share", "Σ A[i, j] over special tokens of that name: [CLS], </s>"),
-)
-"""Measures with a number or a name of the user's in theirs: name, unit and meaning."""
 
 PARTS = 48  # most runs of rows in a curve
 TOP, FAITHFUL_TOP = 8, 12  # default numbers of heads with curves, and of heads by faithfulness
@@ -92,9 +109,9 @@ def stats(
 ) -> None:
     """Measure every head on a text or a corpus.
 
-    Heads are sorted by how far the figure of their role lies above its baseline, the same figure on even
-    attention. Figures are averages over rows; --explain says which rows count. Over a corpus, ± is the
-    standard error over texts.
+    Heads are sorted by how far the score of their role lies above its baseline, the same score on uniform
+    attention. Scores are averages over rows; attnscope explain says which. Over a corpus, ± is the standard
+    error over texts.
 
     Examples:
 
@@ -105,10 +122,7 @@ def stats(
     attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
     attnscope stats --texts sample_inputs/sentences.txt --limit 3 --jsonl
     torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
-    attnscope stats --explain induction
     """
-    if output.list or output.explain is not None:
-        return _explain(output.explain)
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions import stats as study
     from attnscope.questions.answer import Answer
@@ -189,7 +203,7 @@ def stats(
             layers = result.maps
             if asked.pooled is not None and layers is not None:
                 page = partial(of_layers, layers, result.heads, loaded, prepared, selection)
-                save_data(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
+                save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     if torchrun_processes().number:
         return
     if output.head_map is not None:
@@ -197,19 +211,3 @@ def stats(
         answer = Answer(tuple(maps.values()), maps, dict)
         return deliver("stats", answer, replace(output, as_csv=False, as_json=False), picture)
     deliver("stats", answer_of(result), output, picture, model.metadata)
-
-
-def _explain(name: str | None) -> None:
-    """Print the meaning of one measure or role, or a line for each."""
-    from attnscope.measures import MEASURES, explain
-    from attnscope.registry import load_plugins
-
-    if name is not None:
-        print(explain(name))
-        return
-    load_plugins("measures")
-    width = max(len(name) for name in MEASURES)
-    for name, measure in MEASURES.items():
-        print(f"{name:{width}}  {measure.unit:6}  {measure.formula}")
-    for name, unit, meaning in FAMILIES:
-        print(f"{name:{width}}  {unit:6}  {meaning}")

@@ -7,10 +7,12 @@ import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, argument, command, flag, option, refuse_first
+from attnscope.cli.command import Group, command, offering, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, open_corpus
 from attnscope.cli.waiting import notify, warn
@@ -26,18 +28,27 @@ PAUSE = 10.0  # seconds between two checks for new checkpoints
 class TrackOptions(Group):
     """Which checkpoints are read, and what is measured."""
 
-    checkpoints: list[str] | None = argument(
-        "Folders of checkpoints, a pattern in quotes, or a folder that holds checkpoint-* folders."
-    )
-    revisions: str | None = option("With -m: revisions on the hub instead of folders, with commas.")
-    measure: str = option(
-        "Measures, with commas (attnscope stats --list).",
-        default="entropy,first,previous,induction",
-        complete=options.measure_names,
-        panel=options.WHERE,
-    )
-    jsonl: Path | None = option("Keep the figures in this file; checkpoints that it has are not run again.")
-    watch: bool = flag("Wait for new checkpoints until Ctrl-C; needs --jsonl.")
+    checkpoints: Annotated[
+        list[str] | None,
+        Argument(
+            help="Folders of checkpoints, a pattern in quotes, or a folder that holds checkpoint-* folders."
+        ),
+    ] = None
+    revisions: Annotated[
+        str | None, Option(help="With -m: revisions on the hub instead of folders, with commas.")
+    ] = None
+    measure: Annotated[
+        str,
+        Option(
+            help="Measures, with commas (attnscope explain lists them).",
+            rich_help_panel=options.WHERE,
+            autocompletion=offering(options.measure_names),
+        ),
+    ] = "entropy,first,previous,induction"
+    log: Annotated[
+        Path | None, Option(help="Keep the figures in this file; checkpoints that it has are not run again.")
+    ] = None
+    watch: Annotated[bool, Option(help="Wait for new checkpoints until Ctrl-C; needs --log.")] = False
 
 
 @command
@@ -58,7 +69,7 @@ def track(
 
     attnscope track "runs/gpt/checkpoint-*" --texts probe.txt --measure induction,entropy -o curves.png
     attnscope track -m EleutherAI/pythia-70m --revisions step1000,step8000,step64000 --texts probe.txt
-    attnscope track runs/gpt --texts probe.txt --jsonl log.jsonl --watch
+    attnscope track runs/gpt --texts probe.txt --log log.jsonl --watch
     """
     from attnscope.measures import MEASURES
     from attnscope.questions.corpus import CorpusRun
@@ -70,7 +81,7 @@ def track(
     refuse_first(
         (corpus.texts is None, "--texts", "give the texts that heads are measured on"),
         (asked.revisions and not model.model, "--revisions", "name the model with -m"),
-        (asked.watch and asked.jsonl is None, "--watch", "give --jsonl FILE, which keeps the figures"),
+        (asked.watch and asked.log is None, "--watch", "give --log FILE, which keeps the figures"),
         (asked.watch and asked.revisions, "--watch", "only valid with folders"),
         (both, "CHECKPOINTS", "give folders, or -m and --revisions"),
     )
@@ -87,7 +98,7 @@ def track(
     while True:
         try:
             names = revisions or find_checkpoints(asked.checkpoints or [])
-            result = follow(names, load, probes, measures, selection, run=run, log=asked.jsonl, report=report)
+            result = follow(names, load, probes, measures, selection, run=run, log=asked.log, report=report)
             if result != last:
                 deliver("track", of_track(result), output, picture)
             last = result

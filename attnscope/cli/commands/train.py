@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from attnscope.cli.command import REQUIRED, Group, argument, command, flag, option, refuse
+from typer import Argument, Option
+
+from attnscope.cli.command import Group, command, refuse, up_to
 from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
@@ -21,77 +23,90 @@ class ShapeOptions(Group):
     """The shape of the encoder."""
 
     panel = "Shape"
-    causal: bool = flag("Predict each next token, not masked ones.")
-    layers: int = option("Layers.", min=1, default=4)
-    heads: int = option("Heads a layer; they divide the width.", min=1, default=8)
-    width: int = option("Width of a token's vector.", min=1, default=256)
-    hidden: int | None = option("Width inside feed-forward; 4 widths unless given.", min=1)
-    positions: Literal["rotary", "sinusoidal", "none"] = option(
-        "How positions are encoded.", default="rotary"
+    causal: Annotated[bool, Option(help="Predict each next token, not masked ones.")] = False
+    layers: Annotated[int, Option("--num-layers", help="Layers.", min=1)] = 4
+    heads: Annotated[int, Option("--num-heads", help="Heads a layer; they divide the width.", min=1)] = 8
+    width: Annotated[int, Option(help="Width of a token's vector.", min=1)] = 256
+    hidden: Annotated[int | None, Option(help="Width inside feed-forward; 4 widths unless given.", min=1)] = (
+        None
     )
-    max_positions: int = option("Tokens of the longest text.", min=16, default=512)
-    segments: int = option("Segments in one input.", min=0, max=2, default=2)
-    start_from: Path | None = option("Start from an encoder's folder, with its shape and vocabulary.")
+    positions: Annotated[
+        Literal["rotary", "sinusoidal", "none"], Option(help="How positions are encoded.")
+    ] = "rotary"
+    max_positions: Annotated[int, Option(help="Tokens of the longest text.", min=16)] = 512
+    segments: Annotated[int, Option(help="Segments in one input.", min=0, max=2)] = 2
+    start_from: Annotated[
+        Path | None, Option(help="Start from an encoder's folder, with its shape and vocabulary.")
+    ] = None
 
 
 class DataOptions(Group):
     """What it is trained on."""
 
     panel = "Data"
-    held_out: list[Path] | None = option("A held-out file (repeatable); default: a twentieth of FILES.")
-    vocabulary: int = option("Tokens in the vocabulary.", min=64, default=8192)
-    tokenizer: Literal["wordpiece", "bpe"] = option("How text is tokenized.", default="wordpiece")
-    cased: bool = flag("Keep upper and lower case apart.")
-    length: int = option("Tokens in a training sequence.", min=16, default=128)
-    batch: int = option("Sequences a step.", min=1, default=32)
-    predicted: float | None = option(
-        "Share of tokens to predict; default: 0.3, or 1 if causal.",
-        "--guessed",
-        "--predicted",
-        min=0.01,
-        max=1.0,
+    validation: Annotated[
+        list[Path] | None, Option(help="A held-out file (repeatable); default: a twentieth of FILES.")
+    ] = None
+    vocabulary: Annotated[int, Option(help="Tokens in the vocabulary.", min=64)] = 8192
+    tokenizer: Annotated[
+        Literal["wordpiece", "bpe"], Option("--tokenization", help="How text is tokenized.")
+    ] = "wordpiece"
+    cased: Annotated[bool, Option(help="Keep upper and lower case apart.")] = False
+    length: Annotated[int, Option(help="Tokens in a training sequence.", min=16)] = 128
+    batch: Annotated[int, Option(help="Sequences a step.", min=1)] = 32
+    predicted: Annotated[
+        float | None,
+        Option(
+            help="Share of tokens to predict; default: 0.3, or 1 if causal.",
+            min=0.01,
+            max=1.0,
+        ),
+    ] = None
+    short: Annotated[float, Option(help="Share of steps on quarter-length sequences.", min=0.0, max=1.0)] = (
+        0.25
     )
-    short: float = option("Share of steps on quarter-length sequences.", min=0.0, max=1.0, default=0.25)
-    repeats: float = option(
-        "Share of sequences that are repeated random tokens.", min=0.0, max=1.0, default=0.0
-    )
+    repeats: Annotated[
+        float, Option(help="Share of sequences that are repeated random tokens.", min=0.0, max=1.0)
+    ] = 0.0
 
 
 class LearningOptions(Group):
     """How its weights are optimized."""
 
     panel = "Learning"
-    rate: float = option("Peak learning rate.", min=0.0, default=0.001)
-    warmup: float = option("Share of the run spent warming up.", min=0.0, max=0.5, default=0.04)
-    weight_decay: float = option("Weight decay of matrices.", min=0.0, default=0.05)
-    dropout: float = option("Dropout.", min=0.0, max=0.9, default=0.0)
-    optimizer: Literal["adamw", "muon"] = option("muon learns faster.", default="adamw")
-    causal_first: float = option(
-        "Share of a masked run that first predicts next tokens.", min=0.0, max=1.0, default=0.0
-    )
+    rate: Annotated[float, Option(help="Peak learning rate.", min=0.0)] = 0.001
+    warmup: Annotated[float, Option(help="Share of the run spent warming up.", min=0.0, max=0.5)] = 0.04
+    weight_decay: Annotated[float, Option(help="Weight decay of matrices.", min=0.0)] = 0.05
+    dropout: Annotated[float, Option(help="Dropout.", min=0.0, max=0.9)] = 0.0
+    optimizer: Annotated[Literal["adamw", "muon"], Option(help="muon learns faster.")] = "adamw"
+    causal_first: Annotated[
+        float, Option(help="Share of a masked run that first predicts next tokens.", min=0.0, max=1.0)
+    ] = 0.0
 
 
 class RunOptions(Group):
     """How long, where, and what is kept."""
 
     panel = "Run"
-    steps: int | None = option("Train for N steps.", min=1)
-    minutes: float | None = option("Train for N minutes; default: 10, unless --steps is given.", min=0.01)
-    seed: int = option("The random seed.", min=0, largest=LARGEST_SEED, default=0)
-    device: str = option("auto, cpu, cuda or mps.", default="auto")
-    precision: Literal["auto", "float32", "bfloat16"] = option(
-        "auto: bfloat16 where the device is fast at it.", default="auto"
-    )
-    evaluate_every: int = option("Steps between held-out losses.", min=1, default=500)
-    save_minutes: float = option("Minutes between checkpoints.", min=0.0, default=3.0)
-    resume: bool = flag("Continue the run in the folder.")
+    steps: Annotated[int | None, Option(help="Train for N steps.", min=1)] = None
+    minutes: Annotated[
+        float | None, Option(help="Train for N minutes; default: 10, unless --steps is given.", min=0.01)
+    ] = None
+    seed: Annotated[int, Option(help="The random seed.", min=0, callback=up_to(LARGEST_SEED))] = 0
+    device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"], Option(help="auto: bfloat16 where the device is fast at it.")
+    ] = "auto"
+    evaluate_every: Annotated[int, Option(help="Steps between held-out losses.", min=1)] = 500
+    save_minutes: Annotated[float, Option(help="Minutes between checkpoints.", min=0.0)] = 3.0
+    resume: Annotated[bool, Option(help="Continue the run in the folder.")] = False
 
 
 class TrainOptions(Group):
     """What is read and written."""
 
-    files: list[Path] = argument("Text files in UTF-8, a document each.", default=REQUIRED)
-    out: Path = option("The folder that the model goes to.", default=REQUIRED)
+    files: Annotated[list[Path], Argument(help="Text files in UTF-8, a document each.")]
+    out: Annotated[Path, Option("--out", "-o", help="The folder that the model goes to.")]
 
 
 @command
@@ -106,7 +121,7 @@ def train(
     Examples:
 
     attnscope train books/*.txt -o my-encoder --minutes 30
-    attnscope train books/*.txt -o my-causal --causal --layers 3 --repeats 0.3 --steps 2000
+    attnscope train books/*.txt -o my-causal --causal --num-layers 3 --repeats 0.3 --steps 2000
     attnscope train books/*.txt -o my-encoder --minutes 30 --resume
     """
     from attnscope.models import choose_device
@@ -129,7 +144,7 @@ def train(
     try:
         with _display(settings) as observe:
             outcome = train_on_files(
-                given.files, given.out, recipe, settings, data.held_out or (), run.resume, shape.start_from,
+                given.files, given.out, recipe, settings, data.validation or (), run.resume, shape.start_from,
                 observe, _say,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -114,7 +114,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[
     if shape.around == AROUND_LOOSE:
         yield []
     if surface.height and not view.large and count + AROUND > surface.height:
-        yield [Segment("more than a screen: scroll up; --layers 0-5 or --large shows more of each head", DIM)]
+        yield [Segment("more than a screen: scroll up; --layer 0-5 or --large shows more of each head", DIM)]
     yield from legend(view, small, surface)
 
 

@@ -217,7 +217,7 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     with reading(path, "the trace"):
         arrays = TraceFile(path, content)
         if KEY not in arrays.metadata:
-            raise ValueError("it is not a trace: attnscope makes one with --keep")
+            raise ValueError("it is not a trace: attnscope makes one with --save-trace")
         said: Any = json.loads(arrays.metadata[KEY])
         version = said.get("trace") if isinstance(said, dict) else None
         if version != layout.FORMAT:

@@ -12,12 +12,12 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
-from attnscope import __version__
 from attnscope.attention import Axis, Kind, Site, Source, Token
 from attnscope.axes import Array
 from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
 from attnscope.figures import HeadFigures
 from attnscope.records import Meaning, record
+from attnscope.version import __version__
 
 FORMAT = 5  # the version of the layout. A reader refuses any other.
 

@@ -284,13 +284,13 @@ def chat(tmp_path_factory):
 
 
 def test_roles_come_from_the_chat_template(run, chat):
-    read = ("spans", json.dumps(SAID), "-m", chat, "--chat", "--by", "role", "--generate", "3")
+    read = ("spans", json.dumps(SAID), "-m", chat, "--chat", "--parts", "role", "--generate", "3")
     parts = [part["name"] for part in run.json(*read)["parts"] if "template" not in part["name"]]
     assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
     asked = ("spans", "Who slept?", "-m", chat)
     system = ("--chat", "--system", "You are a cat.")
-    assert "user -> system" in run(*asked, *system, "--by", "role", "--pair", "user -> system").out
-    assert run(*asked, "--by", "role").code == 2
+    assert "user -> system" in run(*asked, *system, "--parts", "role", "--pair", "user -> system").out
+    assert run(*asked, "--parts", "role").code == 2
     assert run(*asked, "--chat").code == 2
 
 
@@ -301,7 +301,7 @@ def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + SERVED[0])
     asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
-    answer = run.json("spans", *asked, "--by", "role", "--written")
+    answer = run.json("spans", *asked, "--parts", "role", "--written")
     tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
     prompt = tokenizer.apply_chat_template(ANSWERED[:2], tokenize=False, add_generation_prompt=True)
     whole = tokenizer(tokenizer.apply_chat_template(ANSWERED, tokenize=False), return_tensors="pt").input_ids
@@ -311,7 +311,7 @@ def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
         np.testing.assert_allclose(np.array(head["shares"])[:, -1], written, atol=1e-5)
     assert [name for name in answer["parts"] if "template" not in name] == ["system", "user", "assistant"]
     assert run("show", *asked, "--token", "A").code == 0
-    bare = run("spans", "-f", log, "--line", "1", "--chat", "-m", chat, "--by", "role", "--written")
+    bare = run("spans", "-f", log, "--line", "1", "--chat", "-m", chat, "--parts", "role", "--written")
     bare.refuses("wrote nothing")
 
 
@@ -343,7 +343,7 @@ def test_tools_and_documents_reach_the_template(run, tmp_path):
     assert "toolweatherdocumentthemat" in spelled.replace(" ", "")
     log, documents = tmp_path / "log.jsonl", [{"text": "Who slept?"}, {"title": "no text"}]
     log.write_text(json.dumps(line | {"documents": documents, "response": "A cat."}))
-    asked = ("-f", log, "--line", "1", "--chat", "-m", folder, "--by", "role", "--written")
+    asked = ("-f", log, "--line", "1", "--chat", "-m", folder, "--parts", "role", "--written")
     parts = run.json("spans", *asked)["parts"]
     assert [part for part in parts if "template" not in part] == [
         "document",
@@ -368,7 +368,7 @@ def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
 def test_a_file_names_parts_by_their_characters(run, tmp_path):
     file = tmp_path / "parts.json"
     file.write_text(json.dumps({"fact": [0, 16], "rest of it": [18, 45]}))
-    parts = run.json("spans", KING, "-m", "own-causal", "--by", file)["parts"]
+    parts = run.json("spans", KING, "-m", "own-causal", "--parts", file)["parts"]
     assert [part["name"] for part in parts] == ["[CLS]", "fact", "rest 2", "rest of it", "[SEP]"]
     assert read_parts('{"b": [5, 9], "a": [9, 12]}') == (("", 0), ("b", 5), ("a", 9), ("", 12))
     swapped, shared = '{"a": [5, 3]}', '{"a": [0, 5], "b": [3, 9]}'
@@ -399,7 +399,7 @@ def test_parts_of_a_long_text_equal_brute_force(tmp_path):
 
 def test_an_image_and_its_text_are_parts(run, tmp_path):
     folder, image = vision_language(tmp_path / "llava", "llava"), picture(tmp_path / "picture.png")
-    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--by", "modality")
+    asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--parts", "modality")
     numbers = run.json(*asked)
     sizes = {part["name"]: part["stop"] - part["start"] for part in numbers["parts"]}
     assert [name for name in sizes if "<" not in name] == ["image", "text"]
@@ -414,5 +414,5 @@ def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_p
     image = ("--image", picture(tmp_path / "picture.png"))
     folder = vision_language(tmp_path / "idefics3", "idefics3")
     given = ("what is on the mat ?", *image, *image, "-m", folder)
-    parts = [part["name"] for part in run.json("spans", *given, "--by", "modality")["parts"]]
+    parts = [part["name"] for part in run.json("spans", *given, "--parts", "modality")["parts"]]
     assert [name for name in parts if not name.startswith("<")] == ["image 1", "image 2", "text"]

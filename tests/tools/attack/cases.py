@@ -64,9 +64,9 @@ def _on_text(chance: Random, text: str, *more: str) -> list[str]:
     out, picture = (["-o", f"out{chance.choice(kinds)}"] for kinds in (data, data[:2]))
     commands = (
         ["show"], ["show", *out], ["show", "--head", "L0H1", *picture], ["show", "--token", "1"], ["show", "--json"],
-        ["show", "--words"], ["stats"], ["stats", "--csv"], ["stats", "--keep", "out.trace"], ["flow"], ["flow", "--json"],
+        ["show", "--words"], ["stats"], ["stats", "--csv"], ["stats", "--save-trace", "out.trace"], ["flow"], ["flow", "--json"],
         ["show", "--hide-special", "--large"], ["stats", "--map", "entropy", *picture], ["show", "--latex"],
-        ["spans"], ["spans", "--by", "sentence", "--json"], ["export", "-o", "out", "--format", "json,csv,svg", "--heads", "0"],
+        ["spans"], ["spans", "--parts", "sentence", "--json"], ["export", "-o", "out", "--format", "json,csv,svg", "--head", "0"],
         ["compare", "--with-text", OTHER], ["logits"], ["stats", "--jsonl", "--texts"], ["loss"], ["info"],
         ["ablate", "--layer", "0"], ["cut", "* -> -1"], ["patch", "--with-text", OTHER],
     )  # fmt: skip
@@ -78,9 +78,9 @@ def _on_text(chance: Random, text: str, *more: str) -> list[str]:
         return ["loss", more[1], "texts.txt"] if command == ["loss"] else [*command, "texts.txt", *more]
     if chance.random() < 0.15:
         asked = f"{text} -> cat" if chance.random() < 0.5 else "cat -> The"
-        command, text = ["find", asked, "--text", text], ""
+        command, text = ["find", asked, text], ""
     elif chance.random() < 0.1:
-        command, text = ["check", "L0H1.entropy > 0.1", "--text", text], ""
+        command, text = ["check", "L0H1.entropy > 0.1", text], ""
     elif chance.random() < 0.3:
         Path("text.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
         return [*command, *more, "--file", "text.txt"]
@@ -138,7 +138,7 @@ def model_folder(chance: Random, bases: Path) -> Case:
             told = ", ".join(mutate(tree, chance, FIELDS if way == "config" else ()))
             file.write_bytes(dump(tree))
     if base == "t5":
-        more += ["--second", "It was tired."] if chance.random() < 0.2 else []
+        more += ["--second-text", "It was tired."] if chance.random() < 0.2 else []
     return Case(_on_text(chance, TEXT, "-m", "model", *more), f"{base} {way}: {told}")
 
 
@@ -457,7 +457,7 @@ def conditions(chance: Random, bases: Path) -> Case:
     words = [chance.choice(WORDS) if chance.random() < 0.7 else _typed(word(chance)) for _ in range(count)]
     said = " ".join(words) if chance.random() < 0.8 else "any.entropy > 0.5"
     if chance.random() < 0.5:
-        return Case(["check", "--text", TEXT, "--", said], said[:60])
+        return Case(["check", TEXT, "--", said], said[:60])
     return Case(["stats", TEXT, f"--where={said}"], said[:60])
 
 

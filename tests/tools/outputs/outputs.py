@@ -75,7 +75,7 @@ TEXT = "The cat sat on the mat because it was tired."
 
 SPECIAL = ("ALONE", "KEYS", "LAUNCH")
 
-SMALL = "--layers 2 --heads 2 --width 16 --length 16 --batch 4 --vocabulary 150"
+SMALL = "--num-layers 2 --num-heads 2 --width 16 --length 16 --batch 4 --vocabulary 150"
 
 
 @dataclass(frozen=True)

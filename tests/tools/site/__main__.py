@@ -95,8 +95,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def measures() -> Iterator[str]:
-    """What each measure is, with its formula and the paper it comes from, as ``stats --explain`` says it."""
-    yield "# Measures\n\nWhat `attnscope stats --explain NAME` says of each.\n"
+    """What each measure is, with its formula and the paper it comes from, as ``explain`` says it."""
+    yield "# Measures\n\nWhat `attnscope explain NAME` says of each.\n"
     for name in MEASURES:
         yield f"## {name}\n\n```text\n{explain(name)}\n```\n"
 

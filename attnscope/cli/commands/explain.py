@@ -1,0 +1,40 @@
+"""``attnscope explain``: what a word on the screen means."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
+
+from attnscope.cli.command import Group, command, offering
+from attnscope.cli.options import explained_names
+
+
+class WordOptions(Group):
+    """The word."""
+
+    word: Annotated[
+        str | None,
+        Argument(
+            help="A measure, a role, a unit or another word of the screen; default: list them all.",
+            autocompletion=offering(explained_names),
+        ),
+    ] = None
+
+
+@command
+def explain(options: WordOptions) -> None:
+    """Explain a word on the screen: what it is, its formula and its source.
+
+    Without a word: every measure with its unit and formula, then the other words.
+
+    Examples:
+
+    attnscope explain induction
+    attnscope explain baseline
+    attnscope explain
+    """
+    from attnscope.measures import explain as words_of
+    from attnscope.measures import list_words
+
+    print(list_words() if options.word is None else words_of(options.word))

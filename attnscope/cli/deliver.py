@@ -40,7 +40,7 @@ def deliver(
 
     ``output`` is the command's group of output options; it decides which of these exist:
 
-    * ``out``: by its suffix ``answer.pictures``, several of them as several files; ``answer.arrays`` (.npz),
+    * ``out``: by its suffix ``answer.picture``; ``answer.arrays`` (.npz),
       ``answer.layers`` (.npz, .safetensors, .json, .csv), or a page of ``answer.heads`` (.html);
     * ``as_json``: the schema's name, the numbers and the ``metadata``;
     * ``as_latex``: the tables and maps of heads among the views, or ``answer.table``;
@@ -159,18 +159,17 @@ def print_written(prepared: ModelInput) -> None:
 
 
 def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
-    """Draw the answer into ``out``; several kinds of attention make several files, named after them."""
+    """Draw the answer into ``out``."""
     from attnscope.render.image import save_image
 
     how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font", "annotate")}
-    for path, view in answer.files(out):
-        for warning in save_image(dress(view, picture), path, width=picture.size, **how):
-            warn(warning)
+    for warning in save_image(dress(answer.picture, picture), out, width=picture.size, **how):
+        warn(warning)
 
 
 def dress(view: Shown, picture: PrintedOptions) -> Shown:
     """A view with the requested title, or without title, figures or notes."""
-    from attnscope.views import Heatmap
+    from attnscope.views import Heatmap, Panels
 
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
     if picture.title == "":
@@ -179,4 +178,7 @@ def dress(view: Shown, picture: PrintedOptions) -> Shown:
         changed |= {"notes": ()}
     if isinstance(view, Heatmap) and picture.no_figures:
         changed |= {"readings": (), "subtitle": ""}
+    if isinstance(view, Panels):  # the title is that of the whole
+        own = replace(picture, title=None)
+        changed["parts"] = tuple(dress(part, own) for part in view.parts)
     return replace(view, **changed)

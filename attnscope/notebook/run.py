@@ -91,37 +91,35 @@ class Drawing(Display):
         return pandas.DataFrame(rows, columns=header)
 
     def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
-        """Write the picture, .png, .svg or .pdf; several kinds of attention make several files."""
+        """Write the picture: .png, .svg or .pdf."""
         from attnscope.render.image import save_image
 
         if not self._answer.pictures:
             raise OutputError(f"{path} cannot be written: it is a table: frame() has it")
-        for file, view in self._answer.files(Path(path)):
-            save_image(view, file, dpi=dpi, cmap=self._cmap, width=width)
+        save_image(self._answer.picture, path, dpi=dpi, cmap=self._cmap, width=width)
 
     @cached_property
-    def _images(self) -> list[bytes]:
+    def _image(self) -> bytes | None:
         from attnscope.render.image import drawing, encode
 
-        images = []
-        for view in self._answer.pictures.values():
-            with drawing(view, cmap=self._cmap) as (figure, _):
-                images.append(encode(figure, "png"))
-        return images
+        if not self._answer.pictures:
+            return None
+        with drawing(self._answer.picture, cmap=self._cmap) as (figure, _):
+            return encode(figure, "png")
 
     def __repr__(self) -> str:
         return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
     def _repr_png_(self) -> bytes | None:
-        return self._images[0] if self._images else None
+        return self._image
 
     def _repr_html_(self) -> str | None:
-        """All images stacked, and the heads worth a look; ``None`` if a single image is all."""
+        """The image and the heads worth a look; ``None`` if the image is all."""
         rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
-        if len(self._images) == 1 and not rankings:
+        if self._image is None or not rankings:
             return None
-        coded = (base64.b64encode(image).decode() for image in self._images)
-        parts = [f'<img src="data:image/png;base64,{image}" style="max-width:100%">' for image in coded]
+        image = base64.b64encode(self._image).decode()
+        parts = [f'<img src="data:image/png;base64,{image}" style="max-width:100%">']
         for ranking in rankings:
             parts.append(f"<p><b>{html.escape(ranking.title)}</b></p>" if ranking.heads else "")
             parts.append(_html_table((), [(each.head, each.reason, each.command) for each in ranking.heads]))

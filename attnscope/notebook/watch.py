@@ -95,11 +95,11 @@ class TrainingLog(Display):
         return self._drawing().frame()
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the curves, one file per measure."""
+        """Write the curves of every measure: .png, .svg or .pdf."""
         self._drawing().save(path, **options)
 
-    def _repr_html_(self) -> str | None:
-        return self._drawing()._repr_html_() if self.figures else None
+    def _repr_png_(self) -> bytes | None:
+        return self._drawing()._repr_png_() if self.figures else None
 
     def __repr__(self) -> str:
         return f"<{len(self.figures):,} steps watched, {len(self.alarms):,} alarms>"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.axes import Array
 from attnscope.records import PRINTED, Meaning, plain, schema, shaped
-from attnscope.views import Drawable, View
+from attnscope.views import Drawable, Panels, View
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -24,7 +24,7 @@ VERSION = 1  # raised by any release that removes a field from an answer, or cha
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The views of an answer, those among them that make picture files, and functions for the numbers.
+    """The views of an answer, those that a picture file shows, and functions for the numbers.
 
     ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays`` the
     contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for any data
@@ -50,10 +50,11 @@ class Answer:
         numbers: Mapping[str, Any] = plain(self.write())
         return numbers
 
-    def files(self, path: Path) -> Iterator[tuple[Path, Drawable]]:
-        """Each picture with its file; several kinds of attention make several files, named after them."""
-        for name, view in self.pictures.items():
-            yield path if len(self.pictures) == 1 else path.with_stem(f"{path.stem}-{name}"), view
+    @property
+    def picture(self) -> Drawable:
+        """The picture of a file: the only one, or all in one."""
+        views = tuple(self.pictures.values())
+        return views[0] if len(views) == 1 else Panels(parts=views)
 
 
 def csv_rows(entries: Iterable[object], names: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:

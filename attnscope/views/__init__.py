@@ -20,6 +20,6 @@ View: TypeAlias = (
 
 Drawable: TypeAlias = (
     "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
-    " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph"
+    " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph | Panels"
 )
 """What can be saved as a picture."""

@@ -449,6 +449,13 @@ class LayerGraph(Titled):
         return placed
 
 
+@dataclass(frozen=True, eq=False)
+class Panels(Titled):
+    """Several views in one picture, each with its own words."""
+
+    parts: tuple[Any, ...]
+
+
 Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
 """A text, or pieces of one, each with a style: ``bold``, ``dim``, a colour, or a level of the colour map."""
 

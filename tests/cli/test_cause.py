@@ -175,7 +175,7 @@ def test_the_cost_of_a_short_cache_is_a_table_json_csv_a_pattern_and_pictures(as
     texts.write_text(f"{words}\nthe cat\n{words} of the cat\n", "utf-8")
     asked = ("cachecost", "--texts", texts, "--sink=1", "--recent=6", "--full-heads=0.5", "--needle=0,1")
     out, answer, rows = ask(*asked, saved=["cost.svg", "heads.tsv"])
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"cost-heads.svg", "cost-memory.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"cost.svg"}
     heads = {f"L{each['layer']}KV{each['head']}": each["loss"] for each in answer["heads"]}
     losses = list(heads.values())
     assert losses == sorted(losses, reverse=True)

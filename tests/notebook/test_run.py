@@ -1,7 +1,9 @@
 """The face for Python: what a run shows is what the command line shows, and what the model did."""
 
+import base64
 import io
 import json
+import re
 import threading
 
 import matplotlib
@@ -158,9 +160,14 @@ def test_a_notebook_gets_an_image_or_text(cat, tmp_path):
     assert (tmp_path / "head.svg").read_text().startswith("<?xml")
 
 
-def test_several_kinds_of_attention_stand_under_each_other(tmp_path):
+def test_several_kinds_of_attention_are_one_picture(tmp_path):
     both = attnscope.load(t5(tmp_path)).read("The cat sat.", "It slept.")
-    assert both.overview()._repr_html_().count("<img") == 3
+    (out := tmp_path / "out").mkdir()
+    both.save(out / "both.png")
+    (saved,) = out.iterdir()
+    assert saved.read_bytes() == both._repr_png_()
+    (shown,) = re.findall('<img src="data:image/png;base64,(.+?)"', both._repr_html_())
+    assert base64.b64decode(shown) == saved.read_bytes()
     assert {head.kind for head in both.heads} == {"encoder", "decoder", "cross"}
     cross = both.head("cross L0H1")
     assert cross.weights.shape == (len(cross.queries), len(cross.keys))

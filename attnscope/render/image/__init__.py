@@ -11,13 +11,14 @@ style. Token text is literal (no formulas), and characters that no font has are 
 from __future__ import annotations
 
 import io
+import math
 import struct
 import warnings as python_warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
 from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, TokenView
-from attnscope.views.charts import Curves, LayerGraph, SoundMap, Stack, Terms
+from attnscope.views.charts import Curves, LayerGraph, Panels, SoundMap, Stack, Terms
 from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
 
 
@@ -72,6 +73,33 @@ def fit_width(figure: Figure, width: float) -> None:
             artist.set_sizes(artist.get_sizes() * share**2)
 
 
+PAGE = 1.4  # the shape, width over height, that a picture of several parts comes near to
+
+
+def panels_figure(view: Panels, style: Style) -> Figure:
+    """The parts in rows of equally many, side by side only where each is as wide as a sheet."""
+    most = len(view.parts) if style.width is None else max(1, int(style.width / paper.LEAST))
+    layouts, figures = [], list[Any]()
+    for count in range(1, min(most, len(view.parts)) + 1):
+        if style.width is not None or not figures:
+            own = replace(style, width=style.width and style.width / count)
+            figures = [figure_of(part, own) for part in view.parts]
+        wide = style.width or count * max(figure.get_figwidth() for figure in figures)
+        tall = [figure.get_figheight() for figure in figures]
+        rows = [max(tall[start : start + count]) for start in range(0, len(tall), count)]
+        layouts.append((abs(math.log(wide / sum(rows) / PAGE)), count, wide, rows, figures))
+    _, count, wide, rows, figures = min(layouts)
+    share, gap = min(wide / paper.LEAST, 1.0), -paper.GAP  # the parts have gaps of their own
+    whole = paper.sheet(view, wide / share, sum(rows) / share, (0.0, 0.0, gap, gap)).figure
+    fit_width(whole, wide)
+    whole.subfigs.extend(figures)
+    for number, figure in enumerate(figures):
+        place = number % count * wide / count, sum(rows[number // count :]) - figure.get_figheight()
+        box = figure.bbox_inches  # in which everything stands; it moves by whole dots of a PNG
+        box.set_points(box.get_points() + np.floor(np.array(place) * DPI + 1e-6) / DPI)
+    return whole
+
+
 DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: maps.heatmap_figure,
     Grid: maps.grid_figure,
@@ -86,6 +114,7 @@ DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
     Stack: charts.stack_figure,
     SoundMap: charts.sound_map_figure,
     LayerGraph: charts.graph_figure,
+    Panels: panels_figure,
 }
 """The drawing function of each view."""
 
@@ -117,6 +146,8 @@ def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: An
 
 def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
     """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
+    for part in figure.subfigs:
+        part.set_dpi(dpi if form == "png" else 72)  # the others count in points
     if form == "png":
         canvas: Any = figure.canvas
         figure.set_dpi(dpi)
@@ -153,8 +184,7 @@ def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
     """The figure of a view in the look of ``styled``, to be saved in the block; and warnings."""
     with styled(view, **look) as (style, warnings):
         figure = figure_of(view, style)
-        texts = (text for axes in figure.axes for text in axes.texts)
-        if style.annotate and not any(text.get_gid() == maps.WEIGHT for text in texts):
+        if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT):
             warnings.append("no weights are written: that needs one head of few tokens in a large picture")
         yield figure, warnings
 
@@ -174,13 +204,11 @@ def styled(
     family; ``annotate`` writes the weights into the cells of one head. Raises ``SelectionError``.
     """
     fonts, warnings = paper.families(texts_of(view), font)
-    signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
-    style = Style(width, choose_map(cmap, signed=signed), annotate)
     with matplotlib.rc_context(), python_warnings.catch_warnings():
         python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
-        yield style, warnings
+        yield Style(width, cmap or "", annotate), warnings
 
 
 def texts_of(part: Any) -> Iterator[str]:
@@ -195,6 +223,9 @@ def texts_of(part: Any) -> Iterator[str]:
 
 def figure_of(view: Drawable, style: Style) -> Figure:
     """A view as a figure, as wide as the style says; call and save it inside ``styled``."""
+    if not isinstance(view, Panels):  # whose parts have maps of their own
+        signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
+        style = replace(style, cmap=choose_map(style.cmap, signed=signed))
     figure = DRAWN[type(view)](view, style)
     if style.width is not None:
         fit_width(figure, style.width)

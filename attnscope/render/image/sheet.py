@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import AffineDeltaTransform, ScaledTranslation
 
 from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
@@ -212,6 +212,7 @@ GREY = "#5a5a5a"
 QUIET: dict[str, Any] = {"size": SMALL, "color": GREY}
 SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
+LEAST = 3.2  # inches of a sheet's width, below which it is scaled down as a whole
 STRIP, STRIP_AIR = 0.5, 0.04  # inches of a spectrogram above a map, and between them
 LINE = SMALL * 1.3 * POINT  # from line to line of a caption
 COLUMN, TO_VALUE = 2.45, 1.1  # inches between columns of readings, and to the end of their values
@@ -225,7 +226,7 @@ class Style:
     """How an image should look."""
 
     width: float | None  # in inches, or whatever is readable
-    cmap: str
+    cmap: str  # empty: the default of the view
     annotate: bool = False  # the weights of a head are written into its cells
 
     @property
@@ -292,7 +293,7 @@ def sheet(
     Margins are left, right, top and bottom; ``title`` and ``notes`` replace the view's own.
     """
     left, right, above, below = margins
-    full = max(left + width + right, 3.2)
+    full = max(left + width + right, LEAST)
     title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
     measured = -(-len(readings) // max(int((full - GAP) / COLUMN), 1))  # lines of readings, in columns
     lines = note_lines(view.notes if notes is None else notes, full)
@@ -460,7 +461,7 @@ def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
     """An offset in points, as a share of the figure, so that it scales with it."""
     figure: Any = axes.figure
     wide, tall = figure.get_size_inches()
-    return ScaledTranslation(x * POINT / wide, y * POINT / tall, figure.transFigure)
+    return ScaledTranslation(x * POINT / wide, y * POINT / tall, AffineDeltaTransform(figure.transFigure))
 
 
 ROOM = 0.75  # inches for the bar and its labels

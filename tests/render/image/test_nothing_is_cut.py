@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -20,7 +21,7 @@ from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image
 from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
 from attnscope.views import Measured, Overlay, grid, head_row, heatmap, token_view
-from attnscope.views.charts import Stack
+from attnscope.views.charts import Panels, Stack
 from attnscope.views.heads import distance_map, head_map
 from tests.render.image.test_images import curves
 from tests.render.screen import all_heads, bare, pair, random_head, tokens
@@ -62,6 +63,7 @@ def views() -> dict[str, object]:
         "many heads": replace(head_row(named), notes=(LONG,)),
         "curves": course,
         "curves through points": replace(course, along="% of the cache that is kept"),
+        "panels": Panels(title=LONG, parts=(pair(), heatmap(head, **said), course)),
         **{f"stack of {count}": stack_of(count, **said) for count in (10, 120)},
     }
 
@@ -75,7 +77,8 @@ def stack_of(count: int, **said) -> Stack:
 def boxes(figure) -> list[tuple[str, Bbox]]:
     """Every text that is seen, and where it stands."""
     figure.canvas.draw()
-    sides = [side for axes in figure.axes for side in (axes.xaxis, axes.yaxis) if not side.get_visible()]
+    drawn = figure.findobj(Axes)
+    sides = [side for axes in drawn for side in (axes.xaxis, axes.yaxis) if not side.get_visible()]
     hidden = {text for side in sides for text in side.findobj(Text)}
     texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text not in hidden]
     return [(text.get_text(), text.get_window_extent()) for text in texts]

@@ -137,8 +137,7 @@ def gallery(pages: Path) -> Iterator[str]:
     for number, (title, command) in enumerate(PICTURES.items()):
         run([*shlex.split(command), "-o", str(pages / "gallery" / f"{number}.png"), "-q"])
         yield f"## {title}\n\n```sh\n{command} -o picture.png\n```\n"
-        for drawn in sorted((pages / "gallery").glob(f"{number}*.png")):
-            yield f"![{title}](gallery/{drawn.name})\n"
+        yield f"![{title}](gallery/{number}.png)\n"
 
 
 if __name__ == "__main__":

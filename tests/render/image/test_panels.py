@@ -1,0 +1,152 @@
+"""Several views in one file: each as it is alone, at its place; its size, bytes and vector text."""
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from attnscope.cli.deliver import dress
+from attnscope.cli.options import PrintedOptions
+from attnscope.errors import SelectionError
+from attnscope.render.colour import table
+from attnscope.render.image import FORMATS, drawing, encode, save_image
+from attnscope.views import head_map, heatmap
+from attnscope.views.charts import Panels
+from tests.render.image.test_images import curves
+from tests.render.screen import random_head
+
+WIDE, LOW = {0: [0.1] * 14}, {0: [0.5] * 12, 1: [-0.25] * 12}
+PARTS = (
+    head_map(WIDE, "previous", title="first", subtitle="above", notes=("a note",)),
+    heatmap(random_head(9), title="second"),
+    curves((None, *[0.3] * 9), title="third"),
+    head_map(LOW, "change", title="fourth", signed=True),
+)
+BOTH = Panels(parts=PARTS[:2])
+
+
+DPI = 300  # lengths in hundredths of an inch are whole dots then, and no edge is half a dot
+
+
+def pixels(view, **look) -> np.ndarray:
+    """What a PNG shows.  -> [row, column, 3]"""
+    with drawing(view, **look) as (figure, _):
+        return np.asarray(Image.open(io.BytesIO(encode(figure, "png", DPI))))
+
+
+def corners(whole: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
+    """Where a picture holds another one, white at its edges left out; the place of its upper left."""
+    rows, columns = ((part < 255).any(-1).any(side).nonzero()[0] for side in (1, 0))
+    inked = part[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    tall, wide = inked.shape[:2]
+    line = int((inked[:, 0] < 255).any(-1).argmax())  # that begins with ink
+    begun = (whole[line:, :] == inked[line, 0]).all(-1)
+    return [
+        (int(y - rows[0]), int(x - columns[0]))
+        for y, x in np.argwhere(begun)
+        if np.array_equal(whole[y + line, x : x + wide], inked[line])
+        and np.array_equal(whole[y : y + tall, x : x + wide], inked)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_each_part_is_there_dot_for_dot_as_it_is_alone(count) -> None:
+    whole, alone = pixels(Panels(parts=PARTS[:count])), [pixels(part) for part in PARTS[:count]]
+    found = [corners(whole, part) for part in alone]
+    assert [len(places) for places in found] == [1] * count
+    assert sorted(found) == found  # row by row
+    wide, tall = whole.shape[1], whole.shape[0]
+    assert 0.5 < wide / tall < 3
+    inked = sum((part < 255).any(-1).sum() for part in alone)
+    assert (whole < 255).any(-1).sum() == inked  # nothing else, and none on another
+
+
+@pytest.mark.parametrize(("width", "beside"), [(1.5, 1), (3.3, 1), (6.3, 1), (12, 2)])
+def test_a_width_is_that_of_the_whole_and_no_part_is_narrower_than_a_sheet(width, beside) -> None:
+    parts = (PARTS[1], replace(PARTS[1], title="other"))
+    whole = pixels(Panels(parts=parts), width=width)
+    assert whole.shape[1] == round(DPI * width)
+    alone = [pixels(part, width=width / beside) for part in parts]
+    (first, second) = (place for part in alone for place in corners(whole, part))
+    apart = (0, round(DPI * width / 2)) if beside == 2 else (alone[0].shape[0], 0)
+    assert np.subtract(second, first) == pytest.approx(apart, abs=DPI / 150)  # a dot of a usual picture
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_of_panels_has_the_same_bytes_twice(form, tmp_path) -> None:
+    for name in "ab":
+        assert save_image(BOTH, tmp_path / f"{name}.{form}", width=7) == []
+    assert (tmp_path / f"a.{form}").read_bytes() == (tmp_path / f"b.{form}").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def svg(view, **look) -> str:
+    with drawing(view, **look) as (figure, _):
+        return encode(figure, "svg").decode()
+
+
+def texts(drawn: str) -> list[str]:
+    return re.findall("<!-- (.+?) -->", drawn)
+
+
+def test_an_svg_has_the_texts_and_images_of_all_parts_and_every_id_once() -> None:
+    drawn, parts = svg(BOTH), [svg(part) for part in BOTH.parts]
+    assert texts(drawn) == [text for part in parts for text in texts(part)]
+    assert drawn.count("<image") == sum(part.count("<image") for part in parts) > 0
+    named = re.findall(r' id="([^"]+)"', drawn)
+    reused = [name for name in named if named.count(name) > 1]
+    assert {name for name in reused if re.search(rf"#{name}\b", drawn)} == set()
+    sizes = [ElementTree.fromstring(each).get("height") for each in (drawn, *parts)]
+    tall, *heights = (float(size.removesuffix("pt")) for size in sizes)
+    assert tall == pytest.approx(sum(heights), abs=0.01)
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+def test_texts_of_a_vector_file_stand_where_their_part_does(form) -> None:
+    def places(view) -> np.ndarray:
+        """Where the texts begin, in points.  -> [text, 2]"""
+        with drawing(view) as (figure, _):
+            matplotlib.rcParams["pdf.compression"] = 0
+            drawn = encode(figure, form).decode("latin-1")
+        before = {"svg": r"-->\s+<g .*?translate\((\S+) (\S+)\)", "pdf": r"([\d.]+) ([\d.]+) cm\nBT"}[form]
+        return np.array(re.findall(before, drawn), float)
+
+    first, second = map(places, BOTH.parts)
+    assert len(first) > len(WIDE[0])
+    moved = places(BOTH) - np.concatenate([first, second])
+    heights = []
+    for part in BOTH.parts:
+        with drawing(part) as (figure, _):
+            heights.append(72 * figure.get_figheight())
+    down = heights[0] if form == "svg" else -heights[1]  # a PDF counts from below
+    for part, way in ((moved[: len(first)], 0), (moved[len(first) :], down)):
+        np.testing.assert_allclose(part, [part[0]] * len(part), atol=1e-4)  # as written
+        np.testing.assert_allclose(part[0] - moved[0], [0, way], atol=72 / 150)  # a dot of a usual picture
+
+
+def test_a_title_stands_above_all_and_parts_keep_theirs() -> None:
+    named = dress(BOTH, PrintedOptions(title="猫 of the whole"))
+    assert sorted(texts(svg(named))) == sorted(["猫 of the whole", *texts(svg(BOTH))])
+    bare = dress(named, PrintedOptions(no_title=True, no_figures=True))
+    assert not {"猫 of the whole", "first", "above", "second", "a note"} & set(texts(svg(bare)))
+    with drawing(named) as (figure, _), drawing(BOTH) as (without, _):
+        higher = figure.get_figheight() - without.get_figheight()
+    assert 0.2 < higher < 0.6
+
+
+def test_each_part_has_its_own_colour_map_and_weights_are_written_in_any() -> None:
+    plain, signed = PARTS[0], PARTS[3]
+    with drawing(Panels(parts=(plain, signed))) as (figure, _):
+        maps = [part.axes[0].images[0].get_cmap() for part in figure.subfigs]
+    for found, name in zip(maps, ("ember", "tide"), strict=True):
+        np.testing.assert_allclose(found(np.arange(256))[:, :3], table(name) / 255, atol=1e-6)
+    with pytest.raises(SelectionError, match="tide is a map for differences"), drawing(BOTH, cmap="tide"):
+        pass
+    for parts, warned in (((plain, signed), True), ((plain, heatmap(random_head(3))), False)):
+        with drawing(Panels(parts=parts), annotate=True) as (_, warnings):
+            assert bool(warnings) is warned

@@ -231,6 +231,28 @@ def refuse_first(*rules: tuple[object, str, str]) -> None:
         refuse(*rule)
 
 
+def refuse_useless(*rows: tuple[str, object, str, str]) -> None:
+    """Raise wrong usage for a typed option that would do nothing.
+
+    A row has what it stands beside, whether that is given, why, and the fields of such options.
+    """
+    for beside, given, why, names in rows:
+        for name in names.split():
+            refuse(given and is_typed(name), option_of(name), f"does nothing beside {beside}: {why}")
+
+
+def fields_of(*groups: Any, but: Collection[str] = ()) -> str:
+    """The names of the fields of some groups, for ``refuse_useless``."""
+    return " ".join(each.name for group in groups for each in fields(group) if each.name not in but)
+
+
+def option_of(name: str) -> str:
+    """What is typed for a field of the running command."""
+    context = _running.get()
+    parameters = [] if context is None else context.command.params
+    return next((max(each.opts, key=len) for each in parameters if each.name == name), name)
+
+
 def is_typed(name: str) -> bool:
     """Whether an option was typed: not its default, and not from the user's settings."""
     context = _running.get()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from attnscope.cli.options import PICTURES, Metadata, PrintedOptions
+from attnscope.cli.options import PICTURES, Metadata, PrintedOptions, SavedOptions
 from attnscope.cli.waiting import is_quiet, notify, warn
 from attnscope.errors import OutputError
 from attnscope.text import csv_cell, escape_json
@@ -33,7 +33,7 @@ def deliver(
     command: str,
     answer: Answer,
     output: Any,
-    picture: PrintedOptions = PLAIN,
+    picture: SavedOptions = PLAIN,
     metadata: Metadata | None = None,
 ) -> None:
     """Print an answer, save it, or both, as the options of a command ask.
@@ -66,10 +66,11 @@ def deliver(
         views: Any = answer.views
         if is_quiet():
             views = [replace(view, notes=()) if hasattr(view, "notes") else view for view in views]
-        print_views(views, console, picture.graphics, cmap=picture.cmap, plain=picture.plain)
+        look = picture if isinstance(picture, PrintedOptions) else PLAIN
+        print_views(views, console, look.graphics, cmap=picture.cmap, plain=look.plain)
 
 
-def save(answer: Answer, out: Path, picture: PrintedOptions, *, opened: bool = False) -> None:
+def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False) -> None:
     """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output."""
     piped = out.stem == "-" and out.parent == Path()
     with TemporaryDirectory() if piped else nullcontext("") as folder:
@@ -101,7 +102,7 @@ def latex_of(answer: Answer) -> str:
     return "\n\n".join(tables)
 
 
-def save_data(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
     """Write a page, or all numbers."""
     from attnscope.render.page import PAGE, graph_page, save_page
     from attnscope.storage import arrays
@@ -158,16 +159,17 @@ def print_written(prepared: ModelInput) -> None:
     Console(highlight=False).print(line, end="\n\n")
 
 
-def save_pictures(answer: Answer, out: Path, picture: PrintedOptions) -> None:
+def save_pictures(answer: Answer, out: Path, picture: SavedOptions) -> None:
     """Draw the answer into ``out``."""
     from attnscope.render.image import save_image
 
-    how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font", "annotate")}
+    how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font")}
+    how["annotate"] = isinstance(picture, PrintedOptions) and picture.annotate
     for warning in save_image(dress(answer.picture, picture), out, width=picture.size, **how):
         warn(warning)
 
 
-def dress(view: Shown, picture: PrintedOptions) -> Shown:
+def dress(view: Shown, picture: SavedOptions) -> Shown:
     """A view with the requested title, or without title, figures or notes."""
     from attnscope.views import Heatmap, Panels
 

@@ -17,6 +17,7 @@ from attnscope.cli.command import (
     Group,
     is_typed,
     offering,
+    option_of,
     refuse,
     refuse_first,
     untyped,
@@ -79,6 +80,13 @@ class TextsOptions(Group):
     ] = None
     field: Annotated[str, Option(help="The .jsonl field or .parquet column that holds the text.")] = "text"
     limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
+
+    def __post_init__(self) -> None:
+        texts = value_of("texts")
+        for name in ("limit", "strict", "checkpoint", "field"):
+            refuse(texts is None and is_typed(name), f"--{name}", "requires --texts")
+        named = texts is None or texts.suffix.lower() in (".jsonl", ".ndjson", ".parquet")
+        refuse(is_typed("field") and not named, "--field", "names a field of .jsonl, or a column of .parquet")
 
 
 class CorpusOptions(TextsOptions):
@@ -173,6 +181,12 @@ class ModelOptions(Group):
     offline: Annotated[bool, Option(help="Use local models only, without network access.")] = False
 
     def __post_init__(self) -> None:
+        name = value_of("model") or "own"
+        local = name in ("own", "own-causal") or ":" in name or Path(name).is_dir()
+        refuse_first(
+            (is_typed("revision") and local, "--revision", "requires a model of the hub: -m OWNER/NAME"),
+            (is_typed("tokenizer") and ":" not in name, "--tokenizer", "requires -m FILE.py:NAME"),
+        )
         if self.offline:
             from attnscope.limits import close_network
 
@@ -238,6 +252,14 @@ class AxisOptions(Group):
 class MapOptions(AxisOptions):
     """What the axes show, and what full colour stands for."""
 
+    def __post_init__(self) -> None:
+        plain = value_of("as_json") and value_of("out") is None
+        refuse(
+            is_typed("scale") and plain,
+            "--scale",
+            "numbers have no colours: leave it out, or add -o FILE.png",
+        )
+
     panel = PICTURE
     scale: Annotated[
         Literal["auto", "fixed", "row", "head"],
@@ -249,7 +271,7 @@ class MapOptions(AxisOptions):
 
 
 class PictureOptions(Group):
-    """How a saved picture is drawn; a colour map that cannot draw it is refused before any work."""
+    """How a picture is drawn; a colour map that cannot draw it is refused before any work."""
 
     panel = PICTURE
     signed = False  # whether differences may be drawn
@@ -270,48 +292,45 @@ class PictureOptions(Group):
             choose_map(self.cmap, signed=self.signed)
 
 
-class PrintedOptions(PictureOptions):
-    """How a printed or saved picture is drawn, and what surrounds a saved one."""
+class SavedOptions(PictureOptions):
+    """How a saved picture is drawn, of a command that prints a table, and what surrounds it."""
 
     panel = PICTURE
     title: Annotated[str | None, Option(help='The title of a saved picture; "" for none.')] = None
     no_figures: Annotated[
-        bool, Option("--no-figures/--figures", help="Save a picture without figures and notes.")
+        bool, Option("--no-figures/--figures", help="Save a picture without numbers and notes.")
     ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        out = value_of("out")
+        suffix = "" if out is None else Path(out).suffix.lower() or PICTURES[0]
+        drawn, numbers = suffix in PICTURES, any(value_of(name) for name in FORMATS)
+        printed = isinstance(self, PrintedOptions) and not (suffix or numbers)
+        for name in ("title", "no_figures", "annotate", "size", "font"):
+            refuse(is_typed(name) and not drawn, option_of(name), "is for a saved picture: add -o FILE.png")
+        refuse_first(
+            (is_typed("dpi") and suffix != ".png", "--dpi", "is for a PNG: add -o FILE.png"),
+            (is_typed("cmap") and not (printed or suffix), "--cmap", "is for a picture: add -o FILE.png"),
+            (is_typed("graphics") and not printed, "--graphics", PRINTED),
+            (is_typed("plain") and not printed, "--plain", PRINTED),
+            (is_typed("plain") and is_typed("cmap"), "--cmap", "shades have no colours: leave out --plain"),
+        )
+
+
+class PrintedOptions(SavedOptions):
+    """How a printed or saved picture is drawn."""
+
+    panel = PICTURE
     annotate: Annotated[bool, Option(help="Write the weights into the cells of a saved head.")] = False
     graphics: Annotated[
         Literal["auto", "kitty", "sixel", "cells"],
         Option(
-            help="cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and "
-            "sixel need textual-image."
+            help="cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and sixel "
+            "need textual-image."
         ),
     ] = "cells"
     plain: Annotated[bool, Option(help="Use shades instead of colours.")] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        suffix = "" if value_of("out") is None else Path(value_of("out")).suffix.lower() or PICTURES[0]
-        numbers = any(value_of(name) for name in FORMATS)
-        drawn, printed = suffix in PICTURES, not (suffix or numbers)
-        refuse_first(
-            *(
-                (
-                    is_typed(name) and not drawn,
-                    f"--{name.replace('_', '-')}",
-                    "is for a saved picture: add -o FILE.png",
-                )
-                for name in ("title", "no_figures", "annotate", "size", "font")
-            ),
-            (is_typed("dpi") and suffix != ".png", "--dpi", "is for a PNG: add -o FILE.png"),
-            (self.plain and not printed, "--plain", PRINTED),
-            (is_typed("graphics") and not printed, "--graphics", PRINTED),
-            (self.plain and is_typed("cmap"), "--cmap", "shades have no colours: leave out --plain"),
-            (
-                is_typed("cmap") and numbers and not suffix,
-                "--cmap",
-                "numbers have no colours: add -o FILE.png",
-            ),
-        )
 
 
 PRINTED = "is for the terminal: leave out -o, --json, --csv and --latex"
@@ -414,6 +433,9 @@ def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
 
 class SourceOptions(Group):
     """One text, or another input, and how much to generate."""
+
+    def __post_init__(self) -> None:
+        refuse(is_typed("seed") and not value_of("temperature"), "--seed", "requires --temperature")
 
     panel = TEXT
     text: Annotated[str | None, Argument(help="The text; - reads standard input.")] = None
@@ -542,10 +564,9 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
         head = Head(spelling)
     except SelectionError as error:
         raise BadParameter(str(error), param_hint="--head") from None
-    two = layers not in (None, (head.layer,))
-    refuse(two, "--head", f"--layer {asked.layers} and --head {spelling} name two layers")
-    two = head.kind is not None and asked.kind not in (None, head.kind)
-    refuse(two, "--head", f"--kind {asked.kind} and --head {spelling} name two kinds")
+    refuse(layers is not None, "--layer", f"--head {spelling} names its layer: leave it out")
+    twice = head.kind is not None and asked.kind is not None
+    refuse(twice, "--kind", f"--head {spelling} names its kind: leave it out")
     return head
 
 

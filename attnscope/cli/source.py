@@ -391,11 +391,8 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
 
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
-    """Refuse a text beside a corpus, or a corpus option without one."""
-    one = asked.texts is None
-    refuse(not one and source.names_one, "TEXT", "give a text or --texts, not both")
-    for name in ("limit", "strict", "checkpoint"):
-        refuse(one and getattr(asked, name), f"--{name}", f"--{name} goes with --texts")
+    """Refuse a text beside a corpus."""
+    refuse(asked.texts is not None and source.names_one, "TEXT", "give a text or --texts, not both")
 
 
 def each_text(

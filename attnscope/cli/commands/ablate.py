@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_first, refuse_useless
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import check_texts, measure_corpus, read_source, reading
 from attnscope.cli.waiting import waiting
@@ -34,7 +34,7 @@ def ablate(
     asked: AblateOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,
-    picture: options.SignedOptions,
+    picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Measure what the model's predictions lose without each head.
@@ -59,6 +59,10 @@ def ablate(
         (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
         (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
         (plain and heads and written, "--out, --csv", "--head is printed, or --json"),
+    )
+    refuse_useless(
+        ("--head", plain and heads, "it names the heads", "top"),
+        ("--json, --csv and -o", output.as_json or written, "they have every head", "top"),
     )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.questions.loss import Way, of_ablation

@@ -69,7 +69,7 @@ class AlignOutput(options.FileOutput):
 
 @command
 def align(
-    asked: SoundOptions, output: AlignOutput, picture: options.PrintedOptions, model: options.ModelOptions
+    asked: SoundOptions, output: AlignOutput, picture: options.SavedOptions, model: options.ModelOptions
 ) -> None:
     """Print when each word of a recording is said, by cross attention.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import each_text, load_model
 from attnscope.cli.waiting import notify, waiting
@@ -44,7 +44,7 @@ def cachecost(
     asked: WindowOptions,
     corpus: options.TextsOptions,
     output: PatternOutput,
-    picture: options.PrintedOptions,
+    picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Measure what a short cache of keys costs, head by head.
@@ -63,6 +63,7 @@ def cachecost(
     from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
+    refuse_useless(("--csv", output.as_csv, "it has single heads", "full_heads"))
     keep, depths = _shares("--full-heads", asked.full_heads), _shares("--needle", asked.needle or "")
     pattern = output.out if output.out is not None and output.out.suffix.lower() == TABLE else None
     loaded = load_model(model, predicting=True)

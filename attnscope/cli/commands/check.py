@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse
+from attnscope.cli.command import Group, command, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading, split_text
 from attnscope.cli.waiting import notify
@@ -72,6 +72,8 @@ def check(
     spelled, source = split_text(asked.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'")
     claims = [claim(each) for each in spelled]
     asks = claims or asked.save_snapshot or asked.with_snapshot
+    compared = asked.with_snapshot or asked.with_model
+    refuse(is_typed("tolerance") and not compared, "--tolerance", "requires --with-snapshot or --with-model")
     if asked.with_model is not None:
         from attnscope.models.served import ServedModel
 

@@ -47,7 +47,7 @@ def circuit(
     asked: PairsOptions,
     score: ScoreOptions,
     output: CircuitOutput,
-    picture: options.SignedOptions,
+    picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Find the smallest circuit that a prediction needs.

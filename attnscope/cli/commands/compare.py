@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first, repeat
+from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
@@ -71,6 +71,9 @@ def show_composition(
 ) -> None:
     """Compute the composition of all heads, and print or save what feeds the named head, or any."""
     named = list(contrast.heads or ())
+    unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
+    unread += " max_tokens truncate second_text generate chat"
+    refuse_useless(("--composition", True, "it reads the model's weights", unread))
     refuse_first(
         (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
         (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_questions
@@ -69,7 +69,8 @@ def cut(
     questions, source = split_questions(edges.edges, source, "an edge")
     mean = edges.how == "mean"
     refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
-    refuse(not mean and corpus != options.TextsOptions(), "--texts", "only valid with --how mean")
+    refuse(not mean and corpus.texts is not None, "--texts", "only valid with --how mean")
+    refuse_useless(("an edge", True, "the prediction is that of the text as it stands", "generate"))
     heads = options.parse_heads(cause.head, attention)
     given = read_source(source, model)
     prompts = list_prompts(given, many, cause.target, cause.against)

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, repeat
+from attnscope.cli.command import Group, command, refuse, refuse_useless, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
 
@@ -70,6 +70,11 @@ class QuestionOptions(Group):
 
 class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers = self.as_json or self.as_csv or self.out is not None
+        refuse_useless(("--json, --csv and -o", numbers, "they have every head", "top"))
 
     top: Annotated[
         int | None, Option(help="List at most N heads a question; default: 8, or 1 with --gold.", min=1)

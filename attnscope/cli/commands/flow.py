@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first
+from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_source
 
@@ -84,12 +84,18 @@ def flow(
         (several, "--layer", "name one layer, up to which a token is followed"),
         (unasked, "--target", "only valid with --method relevance or --faithful"),
     )
+    printed = output.as_json and output.out is None
+    unread = "method token layers kind words hide_special scale"
+    refuse_useless(
+        ("--faithful", asked.faithful, FAITHFUL_ALONE, unread),
+        ("--json", printed, "the numbers are of every layer: add -o FILE.png", "layers kind token"),
+        ("--token", asked.token, "its bars have a scale of their own", "scale"),
+    )
     if asked.token is not None or asked.faithful:
         options.refuse_whole(output.out)
     given = read_source(source, model)
     if asked.faithful:
-        others = asked.token or attention.layers or source.saved
-        refuse(others, "--faithful", FAITHFUL_ALONE)
+        refuse(source.saved, "--faithful", FAITHFUL_ALONE)
         from attnscope.questions.faithful import compare_methods, of_faithful
 
         with given.reading(predicting=True) as (loaded, prepared):
@@ -101,8 +107,8 @@ def flow(
     with given.reading(saving=output.out is not None, **how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
-    if output.as_json or (output.out is not None and output.out.suffix.lower() in options.WHOLE):
-        answer = of_flow(result)  # of every layer, whichever is drawn
+    if output.out is not None and output.out.suffix.lower() in options.WHOLE:
+        answer = of_flow(result)  # of every layer
     else:
         answer = of_flow(
             result, kind=attention.kind, layers=layers, token=asked.token, scale=axes.scale,

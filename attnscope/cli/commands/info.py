@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, command, is_typed, refuse
+from attnscope.cli.command import Group, command, fields_of, is_typed, refuse, refuse_useless
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
@@ -17,6 +17,7 @@ from attnscope.registry import GROUPS, load_plugins
 if TYPE_CHECKING:
     from attnscope.views import Table
 
+TABLE = "it is a table of its own"
 TEXT = "The cat sat on the mat because it was tired."
 
 
@@ -95,8 +96,17 @@ def info(
     """
     from attnscope.questions.answer import Answer
 
+    def others(name: str) -> str:
+        every = SourceOptions, AuditOptions, NumbersOptions, ModelOptions, ModelArgument
+        return fields_of(*every, but=(name, "as_latex"))
+
+    config = fields_of(SourceOptions, AuditOptions, but=("cost", "tokens"))
+    refuse_useless(
+        ("--defaults", asked.defaults, "it is a table of its own", others("defaults")),
+        ("--plugins", asked.plugins, "it is a table of its own", others("plugins")),
+        ("--cost", asked.cost, "it reads the config alone", config),
+    )
     if asked.defaults or asked.plugins:
-        refuse(output.as_json, "--json", "--defaults and --plugins print tables")
         table = settings_table() if asked.defaults else plugins_table()
         return deliver("info", Answer((table,), {}, dict), output)
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")

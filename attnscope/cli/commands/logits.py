@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, read_source, reading
 
@@ -42,7 +42,7 @@ def logits(
     many: options.PromptsOptions,
     attention: options.HeadOptions,
     output: options.FileOutput,
-    picture: options.SignedOptions,
+    picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Direct logit attribution: what each head adds to a token's logit.
@@ -59,7 +59,9 @@ def logits(
     attnscope logits "When {A} and {B} met, {B} gave" --prompts names.tsv -m openai-community/gpt2
     --target "{A}" --against "{B}"
     """
-    refuse(attention.layers and not attention.head, "--layer", "only valid with --head")
+    refuse(attention.layers and not attention.head, "--layer", "requires --head")
+    refuse(attention.kind and not attention.head, "--kind", "requires --head")
+    refuse_useless(("a prediction", True, "it is that of the text as it stands", "generate"))
     by_layer = asked.by == "layer"
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else options.parse_head(attention.head, attention)

@@ -8,12 +8,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, command, up_to
+from attnscope.cli.command import Group, command, fields_of, refuse_useless, up_to
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions
 from attnscope.cli.source import load_model
 from attnscope.cli.waiting import waiting
 from attnscope.text import LARGEST_SEED
+
+FREE = ("model", "device", "offline", "trust_remote_code", "allow_pickle")
+"""Options of a model that may be given for each."""
 
 
 class LossOptions(Group):
@@ -57,12 +60,17 @@ def loss(asked: LossOptions, model: ModelOptions) -> None:
 
     folder = folder_of(model.name)
     if is_encoder_folder(folder):
-        config = load_config(folder)
+        config, own = load_config(folder), f"-m {model.name}"
+        refuse_useless(
+            (own, True, "an encoder of attnscope train needs none", fields_of(ModelOptions, but=FREE)),
+            (own, config.causal, "it predicts every token", "seed"),
+        )
         with waiting(f"{model.name} predicts"):
             mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
         vocabulary = config.vocabulary
         of = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
     else:
+        refuse_useless((f"-m {model.name}", True, "each token is predicted once", "seed"))
         lines = list(Lines(tuple(asked.files)))
         loaded = load_model(model, predicting=True)
         with waiting(f"{loaded.title} predicts"):

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first, repeat
+from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
 from attnscope.cli.deliver import deliver, print_written, save
 from attnscope.cli.source import list_prompts, read_source, reading, reopen
 
@@ -115,6 +115,14 @@ def show(
         (output.min_weight and not mapped, "--min-weight", unmapped),
         (output.loss and suffix and not heads, "--loss", "a picture has it under one head: add --head"),
         (output.zoom and unzoomed, "--zoom", partly),
+    )
+    saved, overall = output.out is not None, "the numbers of all heads do not depend on it: add --head"
+    refuse_useless(
+        ("--token", token, "its bars have a scale of their own", "scale"),
+        ("one head or token", pictured, "the model's own kernel runs anyway", "exact_kernel"),
+        ("--out", saved, "the model's own kernel runs anyway", "exact_kernel"),
+        ("--out", saved, "a picture is as large as it needs", "large"),
+        ("--json", output.as_json and not (pictured or saved), overall, "words large"),
     )
     if score.neurons is not None:
         return _show_neurons(source, attention, score, axes, output, picture, model)

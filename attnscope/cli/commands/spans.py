@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, is_typed, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_file, read_source, reading
@@ -90,6 +90,7 @@ def spans(
         (mixed, "--parts", "roles need --chat, and a chat is always cut by roles"),
         (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
         (textless or unmarked, "--parts", f"parts are cut out of a plain text: {plain}"),
+        (is_typed("top") and parts.pair is None, "--top", "requires --pair"),
         (parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json"),
     )
     given = read_source(source, model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, offering, refuse, refuse_first
+from attnscope.cli.command import Group, command, is_typed, offering, refuse, refuse_first, refuse_useless
 from attnscope.cli.commands.flow import FAITHFUL_ALONE
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
 from attnscope.cli.source import check_texts, each_text, load_model, measure_corpus, read_source, text_reader
@@ -131,7 +131,6 @@ def stats(
 
     check_texts(corpus, source)
     one, rows, curved = corpus.texts is None, options.parse_rows(asked.rows), asked.by_position is not None
-    ordered = attention.where or attention.sort
     drawn = output.head_map is not None or curved or asked.faithful
     undrawn = "saves a picture: add --map MEASURE or --by-position MEASURE"
     single = "only valid with one text, not with --texts"
@@ -139,9 +138,17 @@ def stats(
         (asked.rows and not one, "--rows", single),
         (asked.by_position and not one, "--by-position", single),
         (asked.pooled and not one, "--pooled", single),
-        (curved and rows, "--by-position", "a curve covers all rows: leave --rows out"),
-        (curved and ordered, "--where, --sort", "the curves have a fixed order: leave it out"),
         (output.out is not None and not drawn, "--out", undrawn),
+        (is_typed("cell") and asked.pooled is None, "--cell", "requires --pooled"),
+    )
+    refuse_useless(
+        ("--map", output.head_map, "it draws every head", "head sort where top"),
+        ("--map", output.head_map and output.out is None, "it draws: add -o FILE.png", "as_json as_csv"),
+        ("--by-position", curved, "a curve covers all rows, in a fixed order", "rows where sort"),
+        ("--by-position", curved, "it draws its curves alone", "head_map jsonl as_csv pooled cell"),
+        ("--faithful", asked.faithful, FAITHFUL_ALONE, "by_position head_map pooled cell rows sort where"),
+        ("--faithful", asked.faithful, FAITHFUL_ALONE, "jsonl as_csv exact_kernel"),
+        ("--head", attention.head, "it names one head", "sort where top"),
     )
     if asked.pooled is not None:
         options.check_place(asked.pooled, options.WHOLE)
@@ -169,7 +176,7 @@ def stats(
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
-        return deliver("stats", Answer.of("", curves), replace(output, as_csv=False), picture, model.metadata)
+        return deliver("stats", Answer.of("", curves), output, picture, model.metadata)
     head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
     how: dict[str, Any] = {"names": names, "exact_kernel": asked.exact_kernel}
@@ -182,7 +189,7 @@ def stats(
     if output.jsonl:
         refuse_first(
             (one, "--jsonl", "only valid with --texts; one text has --json"),
-            (output.as_csv or output.head_map, "--jsonl", "not valid with --csv or --map"),
+            (output.head_map, "--jsonl", "not valid with --map"),
             (corpus.checkpoint, "--jsonl", "not valid with --checkpoint: nothing is added up"),
         )
         loaded = load_model(model)
@@ -206,8 +213,8 @@ def stats(
                 save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     if torchrun_processes().number:
         return
+    answer = answer_of(result)
     if output.head_map is not None:
         maps = study.measure_maps(result, output.head_map)
-        answer = Answer(tuple(maps.values()), maps, dict)
-        return deliver("stats", answer, replace(output, as_csv=False, as_json=False), picture)
-    deliver("stats", answer_of(result), output, picture, model.metadata)
+        answer = replace(answer, views=tuple(maps.values()), pictures=maps)
+    deliver("stats", answer, output, picture, model.metadata)

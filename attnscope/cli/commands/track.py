@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, offering, refuse_first
+from attnscope.cli.command import Group, command, is_typed, offering, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, open_corpus
 from attnscope.cli.waiting import notify, warn
@@ -57,7 +57,7 @@ def track(
     corpus: options.TextsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
-    picture: options.PrintedOptions,
+    picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
     """Follow heads through training: figures over checkpoints.
@@ -84,6 +84,11 @@ def track(
         (asked.watch and asked.log is None, "--watch", "give --log FILE, which keeps the figures"),
         (asked.watch and asked.revisions, "--watch", "only valid with folders"),
         (both, "CHECKPOINTS", "give folders, or -m and --revisions"),
+        (
+            is_typed("model") and not asked.revisions,
+            "--model",
+            "requires --revisions: the folders are the models",
+        ),
     )
     measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
     for name in measures:

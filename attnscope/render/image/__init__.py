@@ -185,7 +185,9 @@ def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
     with styled(view, **look) as (style, warnings):
         figure = figure_of(view, style)
         if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT):
-            warnings.append("no weights are written: that needs one head of few tokens in a large picture")
+            raise OutputError(
+                "no weights can be written: that needs one head of few tokens in a large picture"
+            )
         yield figure, warnings
 
 

@@ -1,0 +1,275 @@
+"""What is accepted is done: an option changes standard output, a file or the exit code, or it is refused.
+
+Every option of every command is typed alone and beside each other one. An option that is accepted beside
+another must change what the other one gives. The day types the pairs with an output, a format or a mode in them, the night
+all of them.
+"""
+
+import re
+from itertools import combinations
+
+import pytest
+
+from attnscope.cli import build
+from attnscope.models import load
+from attnscope.models.keeping import keep_trace
+from attnscope.storage.trace import write_trace
+from tests.models import folders
+
+TEXT = "The unbelievable cat sat\nand it slept."
+BASES = {
+    "show": [TEXT],
+    "stats": [TEXT],
+    "find": ["it -> cat", TEXT],
+    "compare": [TEXT],
+    "flow": [TEXT],
+    "spans": ["A cat sat. It slept there."],
+    "export": [TEXT, "-o", "folder", "--layer", "0", "--head", "0"],
+    "info": ["own"],
+    "check": ["L0H0.entropy > 0", TEXT],
+    "logits": [TEXT, "-m", "own-causal"],
+    "ablate": [TEXT, "-m", "own-causal"],
+    "cut": ["it -> cat", TEXT, "-m", "own-causal"],
+    "patch": ["The cat sat", "--with-text", "The dog sat", "-m", "own-causal"],
+    "circuit": ["pairs.tsv", "-m", "own-causal"],
+    "cachecost": ["--texts", "texts.txt", "-m", "own-causal", "--sink", "1", "--recent", "2"],
+    "loss": ["texts.txt", "-m", "own-causal"],
+    "track": ["one", "two", "--texts", "texts.txt"],
+    "align": ["tone.wav", "Some words", "-m", "whisper"],
+}
+VALUES = {
+    "out": "out.svg",
+    "model": "own-causal",
+    "file": "other.txt",
+    "line": 2,
+    "saved": "a.trace",
+    "save_trace": "b.trace",
+    "second_text": "It slept.",
+    "image": "a.png",
+    "video": "frames",
+    "audio": "tone.wav",
+    "from_second": 0.5,
+    "to_second": 1.0,
+    "inputs": "tensors.npz",
+    "labels": "labels.txt",
+    "repeat_random": 4,
+    "max_tokens": 4,
+    "generate": 2,
+    "temperature": 0.7,
+    "seed": 3,
+    "system": "Be kind.",
+    "layers": "1",
+    "kind": "cross",
+    "head": "L1H1",
+    "token": "cat",
+    "neurons": "it -> cat",
+    "scale": "row",
+    "min_weight": 0.2,
+    "zoom": "1-3",
+    "cmap": "viridis",
+    "dpi": 40,
+    "size": 2,
+    "font": "DejaVu Serif",
+    "title": "A title",
+    "graphics": "kitty",
+    "prompts": "names.tsv",
+    "tokenizer": "own-causal",
+    "device": "cpu",
+    "device_map": "auto",
+    "dtype": "bfloat16",
+    "revision": "main",
+    "weigh": "norm",
+    "target": "mat",
+    "against": "dog",
+    "texts": "texts.txt",
+    "field": "words",
+    "limit": 1,
+    "checkpoint": "sums.json",
+    "where": "entropy<1.2",
+    "sort": "entropy",
+    "top": 1,
+    "pooled": "pooled.npz",
+    "cell": "max",
+    "rows": "1-3",
+    "by_position": "entropy",
+    "head_map": "entropy",
+    "gold": "bank.conllu",
+    "alignments": "links.txt",
+    "relation": "nsubj",
+    "with_text": "A dog sat",
+    "with_model": "own-causal",
+    "with_trace": "b.trace",
+    "parts": "line",
+    "pair": "1 -> 2",
+    "method": "flow",
+    "save_snapshot": "s.json",
+    "with_snapshot": "before.json",
+    "tolerance": 0.5,
+    "by": "layer",
+    "how": "zero",
+    "pairs": "pairs.tsv",
+    "what": "q",
+    "to": "L2H3:q",
+    "faithfulness": 0.1,
+    "sink": 2,
+    "recent": 3,
+    "full_heads": "0.5",
+    "needle": "0.5",
+    "length": 16,
+    "revisions": "a,b",
+    "measure": "entropy",
+    "log": "log.jsonl",
+    "keep_mass": 0.5,
+    "formats": "svg",
+    "tokens": 100,
+    "format": "srt",
+    "heads": "L0H1",
+    "second": "other",
+}
+"""A value that matters, by the field of an option."""
+
+KEYS = {
+    "out",
+    "as_json",
+    "as_csv",
+    "as_latex",
+    "jsonl",
+    "head",
+    "token",
+    "neurons",
+    "head_map",
+    "by_position",
+    "pooled",
+    "faithful",
+    "composition",
+    "loss",
+    "large",
+    "gold",
+    "written",
+    "pair",
+    "audit",
+    "copying",
+    "cost",
+    "defaults",
+    "plugins",
+    "importance",
+    "mean",
+    "by",
+    "fast",
+    "method",
+    "rank",
+    "format",
+    "how",
+    "texts",
+    "prompts",
+    "with_text",
+    "with_model",
+    "with_trace",
+    "save_snapshot",
+    "saved",
+}
+"""Outputs, formats and modes: the day types the pairs with one of them."""
+
+FREE = {
+    "trust_remote_code": "permits code, and runs none here",
+    "allow_pickle": "permits pickles, and there is none here",
+    "offline": "permits no network, and none is used",
+    "device": "names the only device here",
+    "device_map": "spreads a model that is large",
+    "no_cache": "runs the model again, for the same answer",
+    "checkpoint": "saves sums, and an answer beside them",
+    "truncate": "cuts a text that is too long, and this one fits",
+    "open_file": "opens the saved file in another program",
+    "raw_csv": "leaves cells that begin a formula, and there is none",
+    "no_figures": "leaves out numbers and notes, and a picture may have none",
+    "exact_kernel": "keeps the kernel for a text of 512 tokens or more",
+    "strict": "ends at a text that cannot be read, and all can",
+    "force": "overwrites what is there, and nothing is",
+}
+"""Options that need not change an answer, and why."""
+
+
+@pytest.fixture(scope="module")
+def folder(place):
+    """The files that the values name, beside those of all commands."""
+    (place / "other.txt").write_text("A dog lay there.")
+    (place / "parts.txt").write_text("x")
+    write_trace(keep_trace(model := load("own"), model.prepare("A dog sat.")), place / "b.trace")
+    for name in ("one", "two"):
+        folders.gpt2(place / name)
+    return place
+
+
+@pytest.fixture
+def answer(run, folder, monkeypatch):
+    """What a command gives: exit code, output, and files, which are removed again."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder / "cache"))
+    known = {}
+
+    def listed():
+        files = (path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts)
+        return {path: path.stat().st_mtime_ns for path in files}
+
+    before = listed()
+
+    def answer(words):
+        words = tuple(map(str, words))
+        if words not in known:
+            ran = run(*words)
+            made = [path for path, when in listed().items() if before.get(path) != when]
+            out = re.sub(r"cached \d\d:\d\d", "", ran.out)
+            known[words] = ran.code, out, {str(path): path.read_bytes() for path in made}, ran.err
+            for path in made:
+                path.unlink()
+        return known[words]
+
+    return answer
+
+
+def typed(option) -> list:
+    """The words of an option with its value."""
+    name = max(option.opts, key=len)
+    return [name] if option.is_flag else [name, VALUES[option.name]]
+
+
+@pytest.mark.parametrize("command", BASES)
+def test_what_is_accepted_changes_something(answer, command, request):
+    base, silent, raised = [command, *BASES[command]], [], []
+    options = [
+        each for each in build(command).params if each.param_type_name == "option" and each.name not in FREE
+    ]
+    options = [
+        each
+        for each in options
+        if getattr(each, "rich_help_panel", "") != "Every command" and each.name != "help"
+    ]
+    options = [each for each in options if not {*each.opts} & {*base}]
+    code, *plain = answer(base)
+    assert code in (0, 1), plain
+    for one in options:
+        alone = answer([*base, *typed(one)])
+        if alone[0] != 2 and alone[:3] == (code, *plain[:2]):
+            silent.append((one.opts[0],))
+    for one, other in combinations(options, 2):
+        if not (request.config.getoption("whole") or {one.name, other.name} & KEYS):
+            continue
+        both = answer([*base, *typed(one), *typed(other)])
+        if "unexpected" in both[3]:
+            raised.append((one.opts[0], other.opts[0], both[3]))
+        if both[0] == 2:
+            continue
+        for each, left in ((one, other), (other, one)):
+            if both[:3] == answer([*base, *typed(left)])[:3]:
+                silent.append((left.opts[0], each.opts[0]))
+    pairs = [pair for pair in silent if len(pair) == 1 or (pair[1],) not in silent]
+    assert not raised
+    assert not pairs, "\n".join(
+        f"{command} " + " does nothing beside ".join(pair[::-1])
+        if len(pair) > 1
+        else f"{command} {pair[0]} does nothing"
+        for pair in pairs
+    )

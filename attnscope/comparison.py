@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnscope.axes import Array
-from attnscope.records import MATRIX, Meaning, record, rounded
+from attnscope.records import MATRIX, Meaning, record
 
 LARGEST = math.log(2)  # the divergence of two rows that share no key
 
@@ -227,7 +227,7 @@ def match_heads(distances: Array) -> tuple[tuple[int, int], ...]:
 class Plane:
     """Heads as points of a plane, as near to their distances as two axes can; the axes have no unit."""
 
-    points: Annotated[Array, Meaning("[head, 2]", shape=MATRIX, plain=rounded)]
+    points: Annotated[Array, Meaning("[head, 2]", shape=MATRIX)]
     explained_variance: Annotated[float, Meaning("the share of the distances that the plane shows")]
 
 

@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache, reduce
+from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnscope.attention import Head, Kind
@@ -180,7 +181,11 @@ def schema(kind: Any) -> Shape:
 
 
 def plain(value: Any) -> Any:
-    """A value as data for JSON: records and mappings as objects, sequences and arrays as lists."""
+    """A value as data for JSON: records and mappings as objects, sequences and arrays as lists.
+
+    Floats have nine digits, as many as float32: what is read back to the last bit is written otherwise.
+    NaN and infinity are ``null``.
+    """
     if isinstance(value, Head):
         return value.name
     kind: Any = type(value)
@@ -189,18 +194,15 @@ def plain(value: Any) -> Any:
         for way, _, meaning in members(kind):
             found = reduce(getattr, way, value)
             if not (meaning.optional and found is None):
-                data[meaning.name or way[-1]] = (meaning.plain or plain)(found)
+                data[meaning.name or way[-1]] = plain(meaning.plain(found) if meaning.plain else found)
         return data
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def rounded(values: Any) -> Any:
-    """An array as nested lists, rounded to significant digits."""
-    return values.astype(float).round(7).tolist()
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if isfinite(value) else None
+    return plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:

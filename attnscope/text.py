@@ -88,6 +88,8 @@ raw_csv = ContextVar("raw_csv", default=False)
 
 def csv_cell(value: object) -> object:
     """A cell of CSV; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")  # as in JSON; see ``records.plain``
     formula = isinstance(value, str) and _FORMULA.match(value) and not raw_csv.get()
     return f"'{value}" if formula else value
 

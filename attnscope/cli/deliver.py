@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -18,7 +17,9 @@ import typer
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions, SavedOptions
 from attnscope.cli.waiting import is_quiet, notify, warn
 from attnscope.errors import OutputError
+from attnscope.records import plain
 from attnscope.text import csv_cell, escape_json
+from attnscope.version import __version__
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
@@ -35,8 +36,12 @@ def deliver(
     output: Any,
     picture: SavedOptions = PLAIN,
     metadata: Metadata | None = None,
+    read: Any = (),
+    other: Any = (),
 ) -> None:
     """Print an answer, save it, or both, as the options of a command ask.
+
+    ``read`` is the model and what it read, as ``describe_input`` takes it; ``other`` is compared with it.
 
     ``output`` is the command's group of output options; it decides which of these exist:
 
@@ -51,7 +56,7 @@ def deliver(
     if out is not None:
         save(answer, out, picture, opened=output.open_file)
     if getattr(output, "as_json", False):
-        print_answer(command, {**answer.numbers, **(metadata or {})})
+        print_answer(command, {**answer.numbers, **(metadata or {})}, read, other)
     elif getattr(output, "as_latex", False):
         print(latex_of(answer))
     elif getattr(output, "as_csv", False):
@@ -125,23 +130,17 @@ def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:
-    """Print dictionaries, lists, texts and numbers as JSON; NaN and infinity become ``null``."""
-    print(escape_json(json.dumps(_finite(numbers), ensure_ascii=False, allow_nan=False, indent=indent)))
+    """Print plain data as JSON."""
+    print(escape_json(json.dumps(numbers, ensure_ascii=False, allow_nan=False, indent=indent)))
 
 
-def print_answer(command: str, numbers: Mapping[str, Any]) -> None:
-    """Print an answer as JSON, its schema's name first."""
-    from attnscope.questions.answer import name_schema
+def print_answer(command: str, numbers: Mapping[str, Any], read: Any, other: Any = ()) -> None:
+    """Print an answer as JSON: first its schema's name, the version, and what it is about."""
+    from attnscope.models.identity import describe_input
+    from attnscope.questions.answer import Beginning, name_schema
 
-    print_plain({"schema": name_schema(command), **numbers})
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    inputs = describe_input(*read), describe_input(*other) if other else None
+    print_plain({**plain(Beginning(name_schema(command), __version__, *inputs)), **numbers})
 
 
 def print_written(prepared: ModelInput) -> None:

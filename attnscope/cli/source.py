@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -33,6 +32,7 @@ from attnscope.text import visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
+    from attnscope.models.request import InputRequest
     from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.find import Question
     from attnscope.questions.prompts import Prompt
@@ -162,7 +162,7 @@ class SourceInput:
                 when = None if saving else _tell_when(trace.description.kept)
                 found = TracedModel(trace, since=when, weigh=self.model.metadata.get("weigh", "raw"))
                 if each == kind or has_short_text(found.prepared):
-                    return found, found.prepared
+                    return found, replace(found.prepared, request=self.request)
         model = (load or self.load)()
         prepared = self.prepare(model)
         if self.asked.saved is not None or model.weigh == "gradient":
@@ -238,19 +238,23 @@ class SourceInput:
         """Prepares other texts like this one."""
         return lambda text: replace(self, text=text).prepare(model)
 
+    @property
+    def request(self) -> InputRequest:
+        """What a model is asked to read."""
+        from attnscope.models.request import InputRequest
+
+        own: dict[str, Any] = {"text": self.text or None, "second": self.second}
+        own["video"] = self.asked.video is not None
+        same = {each.name for each in fields(InputRequest)} - own.keys()
+        return InputRequest(**own, **{name: getattr(self.asked, name) for name in same})
+
     def prepare(self, model: Model) -> ModelInput:
         """The prepared input, with generated tokens; ``--save-trace`` writes its pass into a file."""
         from attnscope.models.kept import TracedModel, look_at
-        from attnscope.models.request import InputRequest
 
         if isinstance(model, TracedModel):
             return model.prepared
-        asked = self.asked
-        own: dict[str, Any] = {"text": self.text or None, "second": self.second}
-        own["video"] = asked.video is not None
-        same = {each.name for each in fields(InputRequest)} - own.keys()
-        request = InputRequest(**own, **{name: getattr(asked, name) for name in same})
-        prepared = request.prepare(model, waiting)
+        asked, prepared = self.asked, self.request.prepare(model, waiting)
         if asked.save_trace is None:
             return prepared
         from attnscope.models.keeping import keep_trace
@@ -433,9 +437,11 @@ def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> 
 def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInput]:
     """Prepares one text of a corpus as the options ask."""
     from attnscope.models.inputs import Limit
+    from attnscope.models.request import InputRequest
 
     read = model.prepare_chat if source.chat else model.prepare
-    return partial(read, limit=Limit(source.max_tokens, source.truncate))
+    limit = Limit(source.max_tokens, source.truncate)
+    return lambda text: replace(read(text, limit=limit), request=InputRequest(text=text))
 
 
 def measure_corpus(

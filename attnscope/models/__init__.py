@@ -78,9 +78,12 @@ def load(
         raise ModelError(f"no model folder {name}")
     from attnscope.models.foreign import Source
     from attnscope.models.huggingface.load import load_huggingface
+    from attnscope.models.identity import find_commit
 
     source, where = Source(name, revision, trust_remote_code), (place, kind, device_map)
-    return load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
+    model = load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
+    model.revision = find_commit(name, revision)
+    return model
 
 
 def choose_device(device: str) -> torch.device:

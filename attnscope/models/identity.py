@@ -2,26 +2,34 @@
 
 Small files are identified by their contents; large ones by size, times and place on the disk: a change
 through a memory map may leave those as they were.
+
+``describe_input`` says what an answer is about, with checksums that any machine finds again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib import metadata
 from itertools import accumulate
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
+from attnscope.models.inputs import ModelInput
+from attnscope.records import Meaning, record
 from attnscope.registry import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
 from attnscope.version import __version__
+
+if TYPE_CHECKING:
+    from attnscope.models.model import Model
 
 version = cache(metadata.version)  # a look asks twice, and reading takes two milliseconds a package
 
@@ -71,7 +79,7 @@ def identify_programs() -> list[Any]:
     added = [package_of(entry) for group in GROUPS for entry in entry_points_of(group)]
     return [
         __version__,
-        hashlib.sha256(repr(sorted(sources)).encode()).hexdigest(),
+        sha256(repr(sorted(sources)).encode()).hexdigest(),
         *versions.values(),
         *added,
     ]
@@ -93,6 +101,12 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
         wanted = (stored / "refs" / wanted).read_text("utf-8").strip()
     snapshot = stored / "snapshots" / wanted
     return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def find_commit(name: str, revision: str | None) -> str | None:
+    """The commit of a model of the hub, if it is on this machine."""
+    folder = _folder_of(name, revision)
+    return folder.name if folder is not None and folder.parent.name == "snapshots" else None
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -119,3 +133,61 @@ def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
     if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
         raise ValueError("it was written a moment ago")
     return name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
+
+
+QUOTED, LISTED = 1000, 64  # most characters of a text, and most tokens, that are given whole
+
+
+@record("what was read, and by which model")
+class Input:
+    """What an answer is about."""
+
+    model: Annotated[str, Meaning("the model's name")]
+    revision: Annotated[str | None, Meaning("the commit of a model of the hub")]
+    checksum: Annotated[str | None, Meaning("of sha256sum * | sha256sum in the model's folder, if small")]
+    text: Annotated[str | None, Meaning("the text, or template of prompts, if short", optional=True)]
+    second_text: Annotated[str | None, Meaning("the second text of a pair, likewise", optional=True)]
+    sha256: Annotated[str | None, Meaning("of the text in UTF-8, a second one behind a tab", optional=True)]
+    files: Annotated[Mapping[str, str | None] | None, Meaning("their sha256; of pipes null", optional=True)]
+    texts: Annotated[int | None, Meaning("how many texts were read, if not one", optional=True)]
+    token_count: Annotated[int | None, Meaning("of all texts, as read and generated; null if not counted")]
+    tokens: Annotated[tuple[str, ...] | None, Meaning("those of one text, if few", optional=True)]
+
+
+def describe_input(model: Model | str, *read: ModelInput | Path | str | tuple[int, int] | None) -> Input:
+    """A model, and what it read: inputs, files, texts, or how many texts and tokens there were."""
+    name = model if isinstance(model, str) else model.name
+    path, revision = getattr(model, "path", None), getattr(model, "revision", None)
+    folder = None if path or revision else _folder_of(name, None)
+    inputs = [each for each in read if isinstance(each, ModelInput)]
+    counts = [each for each in read if isinstance(each, tuple)]
+    texts, tokens = counts[0] if counts else (len(inputs), sum(len(each.tokens) for each in inputs))
+    one = inputs[0] if len(inputs) == 1 else None
+    asked = None if one is None else one.request
+    beside = (*asked.pictures, asked.audio, asked.inputs, asked.labels) if asked else ()
+    files = {str(each): _sum(each) for each in (path, *read, *beside) if isinstance(each, Path)}
+    whole = next((each for each in read if isinstance(each, str)), asked.text if asked else one and one.text)
+    said = [each for each in (whole, asked.second if asked else None) if each]
+    short = [each if len(each) <= QUOTED else None for each in said] + [None, None]
+    return Input(
+        *(name, revision, None if folder is None else _sum(folder, HASHED_BYTES), short[0], short[1]),
+        sha256("\t".join(said).encode()).hexdigest() if said else None,
+        files or None,
+        None if texts < 2 else texts,
+        tokens or None,
+        tuple(token.text for token in one.tokens) if one and tokens <= LISTED else None,
+    )
+
+
+def _sum(path: Path, most: float = inf) -> str | None:
+    """The hash of a file, or of what sha256sum prints for all files in a folder of so many bytes."""
+    try:
+        if not path.is_dir():
+            return hash_file(path) if path.is_file() else None
+        files = [file for file in sorted(path.rglob("*"), key=Path.as_posix) if file.is_file()]
+        if sum(file.stat().st_size for file in files) > most:
+            return None
+        lines = (f"{hash_file(each)}  {each.relative_to(path).as_posix()}\n" for each in files)
+        return sha256("".join(lines).encode()).hexdigest()
+    except OSError:
+        return None

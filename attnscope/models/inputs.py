@@ -117,7 +117,8 @@ class ModelInput:
     trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words merged) come from the
     trace. ``arrays`` is a short trace with NumPy rows, for views without torch. ``pictures`` are the images,
     ``heard`` the sound, ``entry`` the method to call instead of the whole forward. ``written`` is the number
-    of the first generated token, if any. ``text`` is the plain text, ``messages`` are those of a chat.
+    of the first generated token, if any. ``text`` is the plain text, ``messages`` are those of a chat, and
+    ``request`` is the ``InputRequest`` that it was made of.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -136,6 +137,7 @@ class ModelInput:
     written: int | None = None
     text: str | None = None
     messages: tuple[Message, ...] = ()
+    request: Any = None
 
     @property
     def picture(self) -> Picture | None:

@@ -252,7 +252,7 @@ def describe_model(model: Model) -> layout.About:
     """A model's description for a file; for a trace, that of its model."""
     if isinstance(model, TracedModel):
         return model.trace.description.model
-    return describe_module(model.name, model.module)
+    return replace(describe_module(model.name, model.module), revision=model.revision)
 
 
 def describe_module(name: str, module: nn.Module) -> layout.About:

@@ -33,14 +33,15 @@ class TracedModel(Model):
     what: ClassVar[str] = "a trace"
 
     def __init__(
-        self, trace: Trace, file: str | None = None, since: str | None = None, weigh: Weigh = "raw"
+        self, trace: Trace, path: Path | None = None, since: str | None = None, weigh: Weigh = "raw"
     ) -> None:
         self.trace, self.since, self.weigh, self.positions = trace, since, weigh, None
         description = trace.description
         self.name, self.notes = clean(description.model.name), tuple(map(clean, description.model_notes))
-        if file is not None:
+        self.path, self.revision = path, description.model.revision
+        if path is not None:
             when = f"a trace of {description.kept}, attnscope {description.attnscope}"
-            self.notes += (f"from {file}: {when}",)
+            self.notes += (f"from {clean(path.name)}: {when}",)
 
     @cached_property
     def module(self) -> nn.Module:  # type: ignore[override]
@@ -167,6 +168,7 @@ class WeightsFile(TracedModel):
         named = () if labels is None else inputs.tokens_of(inputs.read_labels(labels))
         form = Path(path).suffix.lower().removeprefix(".")
         super().__init__(_trace_of(found.kinds, str(path), form, named, tuple(notes)))
+        self.path = Path(path)
         self._title = str(found.title or Untrusted(Path(path).stem))
 
     @property

@@ -80,6 +80,7 @@ class Model:
     forkable = False  # nothing but attnscope sees its passes, so that forked processes may run some of them
     weigh: Weigh = "raw"  # the weighing of its attention
     weighing: Any = None  # runs it so that observers see weighed attention; as text, the weighing's name
+    revision: str | None = None  # its commit on the hub, if it is from there
     trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients
 
     def __init__(

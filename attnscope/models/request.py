@@ -130,7 +130,7 @@ class InputRequest:
         self, model: Model, waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
     ) -> ModelInput:
         """The model's input, including generated tokens; ``waiting`` shows what is waited for."""
-        prepared = self.read(model)
+        prepared = replace(self.read(model), request=self)
         if self.generate is not None:
             with waiting(f"{model.title} writes up to {self.generate:,} tokens"):
                 prepared = model.generate(prepared, self.generate, Sampling(self.temperature, self.seed))

@@ -176,7 +176,7 @@ def open_file(
     if path.suffix.lower() == SUFFIX:
         if labels is not None:
             raise InputError(f"{path} is a trace, which has its tokens: labels are for files of weights")
-        return TracedModel(read_trace(path), clean(path.name))
+        return TracedModel(read_trace(path), path)
     return WeightsFile(path, labels)
 
 
@@ -234,7 +234,9 @@ def open_served(
         note = f"its ids are of {len(keys):,} tokens, and its keys of {len(trace.axis(1)):,}: no labels"
         description = replace(description, model_notes=(*description.model_notes, note))
     about = replace(description.model, name=model or path.stem)
-    return ServedModel(Trace(replace(description, model=about), trace.arrays))
+    served = ServedModel(Trace(replace(description, model=about), trace.arrays))
+    served.path = path
+    return served
 
 
 def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:

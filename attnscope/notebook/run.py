@@ -20,6 +20,7 @@ from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
 from attnscope.measures import DEFAULT, MEASURES
 from attnscope.models import Model, ModelInput
+from attnscope.models.identity import describe_input
 from attnscope.models.kept import TracedModel
 from attnscope.models.request import InputRequest
 from attnscope.questions.answer import Answer
@@ -30,6 +31,7 @@ from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
 from attnscope.questions.token import one_token
+from attnscope.records import plain
 from attnscope.render.page import PAGE, page_of, save_page
 from attnscope.render.terminal import print_views
 from attnscope.storage.arrays import FORMATS as DATA
@@ -277,6 +279,12 @@ class Run(Display):
     def tokens(self) -> tuple[str, ...]:
         """The text as the model read it; empty without tokens."""
         return tuple(token.text for token in self._pass.prepared.tokens)
+
+    @property
+    def input(self) -> Mapping[str, Any]:
+        """What was read, as ``--json`` has it; without a checksum, as a model in memory may have changed."""
+        prepared = replace(self._pass.prepared, request=self.source and self.source[1])
+        return dict(plain(replace(describe_input(self._pass, prepared), checksum=None)))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
-from attnscope.records import Meaning, Notes, derived, record, rounded
+from attnscope.records import Meaning, Notes, derived, record
 from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 
@@ -118,10 +118,6 @@ def _open_cells(view: Heatmap) -> Array:
     return np.asarray(np.where(view.weights.allowed, view.weights.values, np.nan))
 
 
-def _rounded_cells(view: Heatmap) -> Any:
-    return rounded(_open_cells(view))
-
-
 @record("a head")
 class HeadChange:
     """How much a head changes from one text to the other."""
@@ -150,7 +146,7 @@ class TextComparison:
             "with --head: its second map minus its first",
             optional=True,
             shape=compare.MASKED,
-            plain=_rounded_cells,
+            plain=_open_cells,
         ),
     ]
     notes: Notes
@@ -258,7 +254,6 @@ class ModelComparison:
     @derived(
         "each head from itself, where both models have the same heads",
         shape=tuple[float, ...] | None,
-        plain=lambda drift: None if drift is None else rounded(drift),
     )
     def drift(self) -> Array | None:
         """Distance of each head from the same head of the other model; ``None`` if shapes differ.  [head]"""

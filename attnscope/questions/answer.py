@@ -9,10 +9,11 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.axes import Array
-from attnscope.records import PRINTED, Meaning, plain, schema, shaped
+from attnscope.models.identity import Input
+from attnscope.records import PRINTED, Meaning, plain, record, schema, shaped
 from attnscope.views import Drawable, Panels, View
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ WEIGHED = {
 }
 
 
+@record("what every answer begins with")
+class Beginning:
+    """What made an answer, and what it is about."""
+
+    schema: Annotated[str, Meaning("the name of this schema, and its version behind it")]
+    attnscope: Annotated[str, Meaning("the version of attnscope")]
+    input: Annotated[Input, Meaning("what was read")]
+    other_input: Annotated[Input | None, Meaning("what that is compared with", optional=True)]
+
+
 def name_schema(command: str) -> str:
     """The name of a command's ``--json`` schema, with its version."""
     return f"urn:attnscope:{command}:{VERSION}"
@@ -97,10 +108,13 @@ def printed_records() -> dict[str, list[Any]]:
 def schema_of(command: str) -> dict[str, Any]:
     """The schema of what a command prints with ``--json``."""
     name = name_schema(command)
-    first = {"schema": {"const": name, "description": "the name of this schema, and its version behind it"}}
+    begins = schema(Beginning)
+    begins["properties"]["schema"] |= {"const": name}
     more = ({} if command in UNWEIGHED else WEIGHED) | (OF_TEXT if command == "stats" else {})
     shapes = [
-        shape | {"properties": first | shape["properties"] | more, "required": ["schema", *shape["required"]]}
+        shape
+        | {"properties": begins["properties"] | shape["properties"] | more}
+        | {"required": [*dict.fromkeys((*begins["required"], *shape["required"]))]}
         for shape in map(schema, printed_records()[command])
     ]
     return {

@@ -32,14 +32,14 @@ from attnscope.questions.sentences import (
     require_selected,
     selected_sites,
 )
-from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record, rounded
+from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record
 from attnscope.views import HeadDistances, HeadPair, Parting, Ranked, Ranking, View, distance_map, head_pair
 
 NEAREST = 5  # pairs that are listed; --csv has all of them
 
 NATS = "Jensen-Shannon divergence, in nats"
 Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
-Errors: TypeAlias = Annotated[Array, Meaning("their standard errors", shape=MATRIX, plain=rounded)]
+Errors: TypeAlias = Annotated[Array, Meaning("their standard errors", shape=MATRIX)]
 Stability: TypeAlias = Annotated[
     float | None, Meaning("mean rank correlation of one text's distances with the others'")
 ]
@@ -48,7 +48,7 @@ TextCount: TypeAlias = Annotated[int, Meaning("texts that it is the mean of")]
 
 def in_nats(axes: str) -> Meaning:
     """The meaning of distances on these axes."""
-    return Meaning(f"{axes}, {NATS}", shape=MATRIX, plain=rounded)
+    return Meaning(f"{axes}, {NATS}", shape=MATRIX)
 
 
 @record("two heads")
@@ -360,10 +360,6 @@ PARTINGS = 6  # tokens that are listed
 MASKED: Any = Sequence[Sequence[float | None]]  # the shape of weights, null where masked
 
 
-def _rounded_values(weights: tuple[Weights, Weights]) -> list[Any]:
-    return [rounded(each.values) for each in weights]
-
-
 @record("a row")
 class RowDistance:
     """The distance of two heads in one row."""
@@ -382,7 +378,11 @@ class HeadComparison:
     error: Annotated[float, Meaning("its standard error")]
     weights: Annotated[
         tuple[Weights, Weights],
-        Meaning("[head, query, key]; null where masked", shape=tuple[MASKED, MASKED], plain=_rounded_values),
+        Meaning(
+            "[head, query, key]; null where masked",
+            shape=tuple[MASKED, MASKED],
+            plain=lambda two: [each.values for each in two],
+        ),
     ]
     view: Annotated[
         HeadPair,

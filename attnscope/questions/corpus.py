@@ -332,6 +332,7 @@ def corpus_stats(
         " · ".join(part for part in parts if part),
         count_fused(progress.taken, progress.calls),
         (*model.notes, *progress.left_out, *describe_way(ablation)),
+        read=(model, getattr(corpus, "path", None), (progress.texts, progress.tokens)),
     )
 
 

@@ -105,6 +105,7 @@ class GoldResult:
     labels: Annotated[tuple[LabelScores, ...], Meaning("every label and direction, the most frequent first")]
     held_out: Annotated[bool, Meaning("whether heads were ranked on other texts than those of the figures")]
     notes: Notes
+    read: tuple[Any, ...] = ()  # the model, and what it read
 
 
 def find_gold(
@@ -138,7 +139,8 @@ def find_gold(
     if total.skipped:
         skipped = ", ".join(sorted(total.skipped))
         notes.append(f"attention that is not over the tokens was left out: {skipped}")
-    return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes))
+    read = model, file.path, (progress.texts, progress.tokens)
+    return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes), read)
 
 
 class _GoldWork(CorpusWork):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite, nan
-from typing import Annotated
+from typing import Annotated, Any
 
 from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
@@ -133,6 +133,7 @@ class Stats:
     ran: Annotated[str, Meaning("whether the kernels ran, or the fused pass in their place")]
     notes: Notes
     maps: WholeLayers | None = None
+    read: tuple[Any, ...] = ()  # the model, and what it read
 
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
         """The heads that meet all conditions, largest lift of the role's figure first.
@@ -368,6 +369,7 @@ def measure_heads(
         what_ran(record.sites),
         (*model.notes, *prepared.notes, *record.notes, *how),
         layers_of_maps(maps, model, prepared, record) if maps else None,
+        (model, prepared),
     )
 
 

@@ -316,8 +316,9 @@ def _write_json(kinds: Kinds, description: LayersDescription, file: IO[bytes]) -
 
 
 def _texts(weights: Weights) -> Array:
-    """Each weight in the fewest digits that round-trip; ``null`` if masked or NaN."""
-    texts = weights.values.astype(str).astype(object)
+    """Each weight in up to nine digits, those of float32; ``null`` if masked or NaN."""
+    values = weights.values
+    texts = (np.char.mod("%.9g", values) if values.dtype == np.float64 else values.astype(str)).astype(object)
     texts[~(np.broadcast_to(weights.allowed, texts.shape) & np.isfinite(weights.values))] = "null"
     return texts
 

@@ -38,7 +38,8 @@ def numbers(ran) -> str:
     """An answer without what says where it came from, to the last byte."""
     assert ran.code in (0, 1), ran.err
     answer = json.loads(ran.out)
-    answer.pop("command", None)
+    for name in ("command", "input", "other_input"):
+        answer.pop(name, None)
     for file in answer.pop("files", ()):
         assert file["bytes"]
     if "notes" in answer:

@@ -33,7 +33,9 @@ def test_a_file_shows_what_the_model_showed(run, heads, arguments):
 
 def test_its_json_is_that_of_the_model_but_for_its_calls(run, heads):
     there, live = run.json("show", "--from", heads), run.json("show", TEXT)
-    assert there | {"sites": ()} == live | {"sites": ()}
+    for name in ("sites", "input"):
+        del there[name], live[name]
+    assert there == live
 
 
 def test_it_can_be_saved_again(run, heads, tmp_path):

@@ -15,6 +15,7 @@ import transformers
 
 import attnscope
 from attnscope.errors import InputError, ModelError, OutputError
+from attnscope.records import plain
 from tests.models import speech
 from tests.models.folders import gpt2, t5
 from tests.models.images import picture, vision
@@ -90,15 +91,15 @@ def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(run, tmp_path):
 def test_claims_are_judged_as_by_the_command(cat, run):
     claims = ("L0H7.next > 0.9", "any.induction > 5", "all.coverage90 > 0")
     expected = answer(run("check", *claims, TEXT, "--json"))["claims"]
-    found = [{"claim": v.claim, "holds": v.holds, "figures": v.evidence} for v in cat.check(*claims)]
-    assert found == expected
+    assert [plain(verdict) for verdict in cat.check(*claims)] == expected
 
 
 def answer(ran):
-    """What a command answers, behind the name of its schema."""
+    """What a command answers, behind what each of its answers begins with."""
     found = json.loads(ran.out)
-    del found["schema"]
-    return found
+    return {
+        name: found[name] for name in found if name not in ("schema", "attnscope", "input", "other_input")
+    }
 
 
 def test_a_console_prints_the_picture_of_the_command(cat, run, monkeypatch):

@@ -92,18 +92,39 @@ def test_a_snapshot_tells_what_changed_and_nothing_else(tmp_path):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, previous=0.2, effective_keys=20.0), head(0, 1, entropy=1.0)), path)
     now = stats(head(0, 0, previous=0.24, effective_keys=20.9, next=0.5), head(0, 2, entropy=1.0))
-    assert [(c.head, c.measure, c.before, c.now) for c in changes(now, path, 0.05)] == [
+    found = changes(now, path, 0.05)
+    assert [(c.head, c.measure, c.before, c.now) for c in found.changes] == [
         ("encoder L0H0", "next", None, 0.5),
+        ("encoder L0H1", "role", "none", None),
         ("encoder L0H1", "entropy", 1.0, None),
+        ("encoder L0H2", "role", None, "none"),
         ("encoder L0H2", "entropy", None, 1.0),
     ]
-    assert {c.measure for c in changes(now, path, 0.03)} == {"previous", "effective_keys", "next", "entropy"}
+    assert (found.largest.measure, found.largest.now) == ("effective_keys", 20.9)  # by 4.5 %, and 0.04
+    closer = {c.measure for c in changes(now, path, 0.03).changes}
+    assert closer == {"previous", "effective_keys", "next", "entropy", "role"}
     save_snapshot(stats(head(0, 0, previous=0.2)), path)
-    (change,) = changes(stats(head(0, 0, previous=float("nan"))), path, 1e9)  # became no number
-    assert change.before == 0.2
+    nan = changes(stats(head(0, 0, previous=float("nan"))), path, 1e9)  # became no number
+    assert [change.before for change in nan.changes] == [0.2]
+    assert nan.largest is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"attnscope snapshot": 1, "heads": [1]}', b"\xff"])
+def test_a_role_that_changed_is_a_change_within_any_tolerance(tmp_path):
+    path = tmp_path / "before.json"
+    save_snapshot(stats(head(0, 0, previous=0.2)), path)
+    found = changes(stats(head(0, 0, previous=0.2, role="previous")), path, 1e9)
+    assert [(c.measure, c.before, c.now) for c in found.changes] == [("role", "none", "previous")]
+    assert not found.holds
+
+
+OTHERS = (
+    b'{"attnscope snapshot": 1, "texts": [], "heads": {"encoder L0H0": {"previous": 0.2}}}',  # older
+    b'{"attnscope snapshot": 2, "texts": [], "heads": [1]}',
+    b'{"attnscope snapshot": 2, "texts": [1], "heads": {}}',
+)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", *OTHERS, b"\xff"])
 def test_a_file_that_is_no_snapshot_is_refused(tmp_path, content):
     path = tmp_path / "before.json"
     path.write_bytes(content)

@@ -75,16 +75,16 @@ def ablate(
         result = measure_corpus(corpus, source, model, selection, importance=asked.importance, ablation=way)
         if torchrun_processes().number:
             return
-        return deliver("ablate", of_removals(result, asked.top), output, picture)
+        return deliver("ablate", of_removals(result, asked.top), output, picture, None, result.read)
     given = read_source(source, model)
     loaded = given.load(predicting=True)
     prepared = given.prepare(loaded)
     if heads and not asked.importance:
         with waiting(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
             answer = of_ablation(ablate_heads(loaded, prepared, selection, heads))
-        return deliver("ablate", answer, output)
+        return deliver("ablate", answer, output, read=(loaded, prepared))
     with reading(loaded, prepared):
         result = measure_heads(
             loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
         )
-    deliver("ablate", of_removals(result, asked.top), output, picture)
+    deliver("ablate", of_removals(result, asked.top), output, picture, None, result.read)

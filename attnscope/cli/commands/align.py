@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -109,6 +109,7 @@ def align(
     result: study.SpokenText | study.MonotoneHeads
     text = read_text(options.SourceOptions(text=asked.text, file=asked.file))[0] if given else None
     loaded = load_model(model, generative=True)
+    about: tuple[Any, ...] = loaded, asked.sound, text
     part = SoundPart(asked.from_second, asked.to_second, asked.truncate)
     if not asked.truncate and study.is_long(loaded, asked.sound, part):
         if asked.rank or text is not None:  # which words belong to which window is unknown
@@ -126,6 +127,7 @@ def align(
         if text is not None and written is None and not study.reads_letters(prepared):
             raise InputError(f"{loaded.name} has neither a decoder that reads the text nor a CTC head")
         prepared = prepared if given else _write(loaded, asked, prepared)
+        about = *about, prepared
         with reading(loaded, prepared):
             if asked.rank:
                 result = study.rank_monotone(loaded, prepared)
@@ -134,7 +136,7 @@ def align(
             else:
                 result = study.align_words(loaded, prepared, heads)
     if isinstance(result, study.MonotoneHeads):
-        deliver("align", Answer((result.table,), {}, lambda: result), output)
+        deliver("align", Answer((result.table,), {}, lambda: result), output, read=about)
     elif output.as_json or output.out is not None:
         pictures = {} if result.picture is None else {"align": result.picture}
         if output.out is not None and not pictures:
@@ -142,7 +144,7 @@ def align(
                 "there is no map to draw: letters of a CTC head have none, and of a long sound one part has "
                 "one; choose it with --from-second and --to-second"
             )
-        deliver("align", Answer((), pictures, lambda: result), output, picture)
+        deliver("align", Answer((), pictures, lambda: result), output, picture, None, about)
     elif table:
         _print_words(result)
     else:

@@ -72,7 +72,8 @@ def cachecost(
     with waiting(f"{loaded.title} · {len(texts):,} texts"):
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
     if pattern is None:
-        return deliver("cachecost", of_cachecost(result), output, picture)
+        about = loaded, corpus.texts, *texts
+        return deliver("cachecost", of_cachecost(result), output, picture, None, about)
     write_whole(pattern, result.tsv.encode())
     notify(f"saved {pattern}")
 

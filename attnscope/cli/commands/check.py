@@ -85,7 +85,8 @@ def check(
         other = load_model(replace(model, model=asked.with_model))
         with reading(other, served.prepared):
             checked = Checked(check_served(served, other))
-        deliver("check", of_checked(checked, asked.tolerance), output)
+        answer, read = of_checked(checked, asked.tolerance), served.prepared
+        deliver("check", answer, output, read=(served, read), other=(other, read))
         raise SystemExit(int(not checked.holds))
     refuse(not asks, "CLAIMS", "give a claim, --save-snapshot or --with-snapshot")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
@@ -99,12 +100,12 @@ def check(
         with read_source(source, model).reading(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
-    differences = (
-        None if asked.with_snapshot is None else tuple(changes(result, asked.with_snapshot, asked.tolerance))
-    )
-    checked = Checked(verdicts, differences)
+    checked = Checked(verdicts)
+    if asked.with_snapshot is not None:
+        checked = replace(changes(result, asked.with_snapshot, asked.tolerance), claims=verdicts)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
-        deliver("check", of_checked(checked, asked.tolerance), output, metadata=model.metadata)
+        answer = of_checked(checked, asked.tolerance)
+        deliver("check", answer, output, metadata=model.metadata, read=result.read)
         if asked.save_snapshot is not None:
             save_snapshot(result, asked.save_snapshot)
             notify(f"saved {asked.save_snapshot}")

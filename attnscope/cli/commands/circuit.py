@@ -74,4 +74,5 @@ def circuit(
         result = find_circuit(loaded, pairs, asked.faithfulness)
         paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
         maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}
-    deliver("circuit", of_circuit(result, maps), output, picture)
+    about = loaded, asked.pairs, *(text for pair in pairs for text in (pair.clean, pair.corrupt))
+    deliver("circuit", of_circuit(result, maps), output, picture, None, about)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -91,7 +91,7 @@ def show_composition(
         prepared = loaded.prepare_any()
     with reading(loaded, prepared):
         result = find_feeds(loaded, prepared, fed)
-    deliver("compare", of_feeds(result), output, picture)
+    deliver("compare", of_feeds(result), output, picture, None, (loaded, prepared))
 
 
 @command
@@ -154,6 +154,7 @@ def compare(
         name = replace(model, model=contrast.with_model, revision=None)
         rival = replace(first, model=name, asked=replace(first.asked, save_trace=None))
     theirs: list[ModelInput] = []
+    compared: tuple[Any, ...] = ()
     if not one:
         loaded = first.load()
         mine = [each.prepare(loaded) for each in given]
@@ -170,17 +171,20 @@ def compare(
     with reading(loaded, *mine, *theirs):
         if contrast.with_text is not None:
             answer = across.of_texts(across.compare_texts(loaded, mine[0], theirs[0], selection), opening)
+            compared = other, *theirs
         elif rival is not None:
+            compared = other, corpus.texts, *theirs
             both = list(zip(mine, theirs, strict=True))
             answer = across.of_models(across.compare_models(loaded, other, both, selection))
         elif pair:
             answer = of_two_heads(compare_two_heads(loaded, mine[0], pair[0], pair[1], selection))
         elif contrast.with_trace is not None:
             trace = open_file(contrast.with_trace)
+            compared = trace, trace.prepared
             answer = across.compare_passes(loaded, mine[0], trace, selection, opening)
         else:
             answer = of_heads(compare_all_heads(loaded, mine, selection), opening)
-    deliver("compare", answer, output, picture, model.metadata)
+    deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.texts, *mine), compared)
 
 
 def _names_head(source: options.SourceOptions, corpus: options.TextsOptions, contrast: Contrast) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal
 
 from typer import Argument, Option
@@ -75,10 +76,12 @@ def cut(
     given = read_source(source, model)
     prompts = list_prompts(given, many, cause.target, cause.against)
     loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
+    read = cache(given.reader(loaded))
     among = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
     with waiting(f"{loaded.name} predicts without {named}"):
         result = mean_cut(
-            loaded, prompts, given.reader(loaded), given.text, questions,
+            loaded, prompts, read, given.text, questions,
             selection=options.select(attention), heads=heads, how=edges.how, texts=among,
         )  # fmt: skip
-    deliver("cut", of_intervention(result), output, picture)
+    about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
+    deliver("cut", of_intervention(result), output, picture, None, about)

@@ -109,4 +109,4 @@ def export(
     count = len(manifest["files"])
     notify(f"saved {count:,} file{'s' * (count != 1)} and manifest.json in {output.out}")
     if output.as_json:
-        print_answer("export", manifest)
+        print_answer("export", manifest, (loaded, prepared))

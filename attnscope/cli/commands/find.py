@@ -102,7 +102,8 @@ def answer_gold(
             loaded, file, options.select(attention), relations=relations, held_out=gold.held_out, run=run
         )
     if not torchrun_processes().number:
-        deliver("find", of_gold(result, output.top or 1), output, metadata=model.metadata)
+        answer, read = of_gold(result, output.top or 1), (*result.read, gold.alignments)
+        deliver("find", answer, output, metadata=model.metadata, read=read)
 
 
 @command
@@ -157,4 +158,5 @@ def find(
         result = find_heads(loaded, prepared, questions, options.select(attention))
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)
-    deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata)
+    read = loaded, prepared
+    deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata, read)

@@ -100,7 +100,8 @@ def flow(
 
         with given.reading(predicting=True) as (loaded, prepared):
             found = compare_methods(loaded, prepared, asked.target)
-        return deliver("flow", of_faithful(found, len(found.ranked)), output, picture)
+        answer = of_faithful(found, len(found.ranked))
+        return deliver("flow", answer, output, picture, None, (loaded, prepared))
     from attnscope.questions.flow import follow_flow, of_flow
 
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
@@ -114,4 +115,4 @@ def flow(
             result, kind=attention.kind, layers=layers, token=asked.token, scale=axes.scale,
             pictures=prepared.pictures,
         )  # fmt: skip
-    deliver("flow", answer, output, picture)
+    deliver("flow", answer, output, picture, None, (loaded, prepared))

@@ -119,7 +119,7 @@ def info(
             name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
         )
         source_of = Source(name, model.revision, model.trust_remote_code)
-        return deliver("info", of_cost(estimate_cost(source_of, asked.tokens)), output)
+        return deliver("info", of_cost(estimate_cost(source_of, asked.tokens)), output, read=(name,))
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:
@@ -144,4 +144,4 @@ def info(
         else:
             survey = survey_model(loaded, prepared)
             answer = of_survey(survey, describe_model(loaded, survey))
-    deliver("info", answer, output)
+    deliver("info", answer, output, read=(loaded, prepared))

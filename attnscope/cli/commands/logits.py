@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal
 
 from typer import Option
@@ -73,7 +74,7 @@ def logits(
     prompts = list_prompts(given, many, asked.target, asked.against)
     loaded = given.load(predicting=True)
     lenses, effects = list[Lens](), list[Writes]()
-    read = given.reader(loaded)
+    read = cache(given.reader(loaded))
     for prompt in prompts:
         prepared = read(prompt.text)
         with reading(loaded, prepared):
@@ -86,4 +87,5 @@ def logits(
         answer = of_lens(lenses[0] if one else mean_lens(lenses, given.text))
     else:
         answer = of_writes(effects[0] if one else mean_writes(effects, given.text), head)
-    deliver("logits", answer, output, picture)
+    about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
+    deliver("logits", answer, output, picture, None, about)

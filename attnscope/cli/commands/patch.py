@@ -121,4 +121,7 @@ def patch(
                 noise=asked.noise, fast=asked.fast, exact=asked.exact,
             )  # fmt: skip
             answer = of_intervention(result)
-    deliver("patch", answer, output, picture)
+    file, other = asked.pairs or template.prompts, template.prompts and asked.with_text
+    clean = loaded, file, template.prompts and given.text, *(pair.clean for pair in pairs)
+    corrupt = loaded, file, other, *(pair.corrupt for pair in pairs)
+    deliver("patch", answer, output, picture, None, clean, corrupt)

@@ -142,7 +142,8 @@ def show(
         texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in filled]
         with reading(loaded, *(prepared for _, prepared in texts)):
             mean = mean_head(loaded, texts, given.text, selection)
-        return deliver("show", Answer.of("head", mean.heatmap, mean), output, picture, model.metadata)
+        read = loaded, given.text, many.prompts, *(prepared for _, prepared in texts)
+        return deliver("show", Answer.of("head", mean.heatmap, mean), output, picture, model.metadata, read)
     from attnscope.questions.head import one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.stats import of_overview, overview
@@ -180,7 +181,7 @@ def show(
             answer = of_overview(replace(result, losses=losses), opening)
     if not output.as_json and output.out is None:
         print_written(prepared)
-    deliver("show", answer, output, picture, model.metadata)
+    deliver("show", answer, output, picture, model.metadata, (loaded, prepared))
 
 
 def _show_neurons(
@@ -207,4 +208,4 @@ def _show_neurons(
     with read_source(source, model).reading(cached=False) as (loaded, prepared):
         selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
         answer = of_neurons(take_apart(loaded, prepared, selection, score.neurons or ""))
-    deliver("show", answer, output, picture, model.metadata)
+    deliver("show", answer, output, picture, model.metadata, (loaded, prepared))

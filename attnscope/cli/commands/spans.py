@@ -112,4 +112,4 @@ def spans(
     if questions:
         found = tuple(map(result.pair, questions))
         answer = of_found(FindResult(found, result.title, result.notes), output.top or LISTED)
-    deliver("spans", answer, output, picture, model.metadata)
+    deliver("spans", answer, output, picture, model.metadata, (loaded, prepared))

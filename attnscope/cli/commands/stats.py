@@ -164,7 +164,7 @@ def stats(
         with given.reading(predicting=True) as (loaded, prepared):
             ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
         answer = of_faithful(ranked, attention.top or FAITHFUL_TOP)
-        return deliver("stats", answer, output, picture, model.metadata)
+        return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
     met = study.parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None
     named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))
@@ -176,7 +176,8 @@ def stats(
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
-        return deliver("stats", Answer.of("", curves), output, picture, model.metadata)
+        answer = Answer.of("", curves)
+        return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
     head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
     how: dict[str, Any] = {"names": names, "exact_kernel": asked.exact_kernel}
@@ -196,7 +197,7 @@ def stats(
         read = text_reader(loaded, source)
         for where, prepared in each_text(corpus, read, strict=corpus.strict, chat=source.chat):
             each = study.measure_heads(loaded, prepared, selection, **how)
-            print_answer("stats", {**answer_of(each).numbers, **model.metadata, "where": where})
+            print_answer("stats", {**answer_of(each).numbers, **model.metadata, "where": where}, each.read)
         return None
     if given is None:
         result = measure_corpus(corpus, source, model, selection, **how)
@@ -217,4 +218,4 @@ def stats(
     if output.head_map is not None:
         maps = study.measure_maps(result, output.head_map)
         answer = replace(answer, views=tuple(maps.values()), pictures=maps)
-    deliver("stats", answer, output, picture, model.metadata)
+    deliver("stats", answer, output, picture, model.metadata, result.read)

@@ -105,7 +105,7 @@ def track(
             names = revisions or find_checkpoints(asked.checkpoints or [])
             result = follow(names, load, probes, measures, selection, run=run, log=asked.log, report=report)
             if result != last:
-                deliver("track", of_track(result), output, picture)
+                deliver("track", of_track(result), output, picture, None, (names[0], corpus.texts))
             last = result
         except NoCheckpoint as error:
             if not asked.watch:

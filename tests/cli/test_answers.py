@@ -153,4 +153,6 @@ def test_it_answers_in_these_words(run, place, monkeypatch, typed, sentences):
     assert (ran.code, "\x1b" in ran.out) == (0, False)
     lines = ran.out.splitlines()
     assert [line for line in lines if line != line.rstrip() and "--help" not in typed] == []
-    assert typed.startswith("explain") or all(len(line) <= 80 or "attnscope " in line for line in lines)
+    # a line of data is as long as its numbers, which other processors round to other digits
+    wide = typed.startswith("explain") or {"--csv", "--json"} & {*typed.split()}
+    assert wide or all(len(line) <= 80 or "attnscope " in line for line in lines)

@@ -1,10 +1,21 @@
-"""What holds of every test: how many processes run them, in which order, and how many threads each has."""
+"""What holds of every test: its environment, in which process and order it runs, with how many threads."""
 
 import gc
 import os
+import re
 from pathlib import Path
 
 import pytest
+
+# What a shell, a service that runs tests, or torchrun may set, and a user's own defaults: each changes what
+# is printed, read or refused, here or in processes that tests start. A test that is about one sets it.
+OUTSIDE = r"""_?ATTNSCOPE_.*(?<!_CACHE)
+    FORCE_COLOR NO_COLOR COLORTERM TERM TERM_PROGRAM TTY_.* COLUMNS LINES JUPYTER_.* TEXTUAL.* UNICODE_VERSION
+    PYTHONUTF8 PYTHONIOENCODING PYTHONLEGACY.* MPLBACKEND MATPLOTLIBRC SOURCE_DATE_EPOCH
+    HF_HUB_OFFLINE TRANSFORMERS_OFFLINE RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"""
+
+for name in [name for name in os.environ if re.fullmatch("|".join(OUTSIDE.split()), name)]:
+    del os.environ[name]
 
 # Tiny matrices gain nothing from several threads, and lose much where others want the cores, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -64,6 +75,5 @@ def run(monkeypatch, capsys):
     from tests.cli.run import runner
 
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("ATTNSCOPE_MODEL", raising=False)
     monkeypatch.setattr("attnscope.cli.settings.users_file", lambda: Path("no", "config.toml"))
     return runner(monkeypatch, capsys)

@@ -28,7 +28,6 @@ TEXT = "The cat sat on the mat because it was tired."
 def colours(monkeypatch):
     """A terminal of true colour, whatever the tests run in."""
     monkeypatch.setattr("textual.constants.COLOR_SYSTEM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -419,7 +418,6 @@ def test_two_processes_at_once_do_no_harm(run, looks, folder):
             assert run("show", TEXT, "-m", folder, "--head", "L0H0").code == 0
             for path in looks.iterdir():
                 path.unlink(missing_ok=True)
-            time.sleep(0.1)
         assert (other.stderr.read(), other.returncode) == (b"", 0)
     run("show", TEXT, "-m", folder)
     assert came_from_there(run("show", TEXT, "-m", folder))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import numpy as np
@@ -173,6 +172,21 @@ def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(exp
         export(heads=(0, 1))
 
 
+PAUSED = """
+import sys
+from attnscope.cli import main
+from attnscope.progress import listening
+
+def pause(what, done, total):
+    if (what, done) == ("file", 4):
+        print("paused", file=sys.__stdout__, flush=True)
+        sys.stdin.read()  # which ends when a signal comes
+
+with listening(pause):
+    main()
+"""
+
+
 @pytest.mark.subprocess
 @pytest.mark.nightly
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
@@ -180,9 +194,10 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
     out, arguments = tmp_path / "out", ["export", TEXT, "--layer", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore Ctrl-C
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
-    while process.poll() is None and not list(out.glob("L*H*.png")):
-        time.sleep(0.02)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    paused = [sys.executable, "-c", PAUSED, *command[3:]]
+    process = subprocess.Popen(paused, **streams, text=True, preexec_fn=heed)
+    assert process.stdout.readline() == "paused\n"
     process.send_signal(sent)
     told = process.communicate()[1]
     assert process.returncode == ended, told

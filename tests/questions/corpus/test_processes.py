@@ -7,7 +7,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -124,15 +123,23 @@ def test_a_text_that_is_longer_than_a_batch_has_all_threads(counts, monkeypatch,
     assert counts == [1]
 
 
+def meeting():
+    """A function that waits, when it is first called in one of two processes, until the other calls it."""
+    both, met = multiprocessing.get_context("fork").Barrier(2), []
+    return lambda: met or met.append(both.wait(60))
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_results_come_in_the_order_of_the_items_though_two_processes_work_and_forking_warns_nobody():
-    def slowly(item: int) -> tuple[int, int, int]:
-        time.sleep(0.05)  # or the first process has done all before the other one has started
+    meet = meeting()  # or the first process has done all before the other one has started
+
+    def work(item: int) -> tuple[int, int, int]:
+        meet()
         return item, os.getpid(), torch.get_num_threads()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        results = list(in_order(slowly, range(9), 2))
+        results = list(in_order(work, range(9), 2))
     items, processes, threads = zip(*results, strict=True)
     assert items == tuple(range(9))
     assert os.getpid() in processes
@@ -143,32 +150,30 @@ def test_results_come_in_the_order_of_the_items_though_two_processes_work_and_fo
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("fails_here", [True, False], ids=["of this process", "of the other process"])
-def test_an_error_comes_out_where_its_result_would_and_ends_the_work(fails_here, tmp_path):
-    here = os.getpid()
+def test_an_error_comes_out_where_its_result_would_and_ends_the_work(fails_here):
+    here, meet, before = os.getpid(), meeting(), multiprocessing.active_children()
 
     def work(item: int) -> int:
-        (tmp_path / str(item)).touch()
-        time.sleep(0.005)  # all of them would take far longer than anybody needs to see the error
-        if item > 9 and (os.getpid() == here) == fails_here:
-            raise InputError("this text is empty")
+        if item > 9:
+            meet()  # so that each of them takes such an item
+            if (os.getpid() == here) == fails_here:
+                raise InputError("this text is empty")
         return item
 
     results = in_order(work, range(10_000), 2)
     assert [next(results) for _ in range(10)] == list(range(10))
     with pytest.raises(InputError, match="this text is empty"):
         list(results)
-    begun = len(list(tmp_path.iterdir()))
-    time.sleep(0.05)
-    assert len(list(tmp_path.iterdir())) == begun < 10_000
+    assert multiprocessing.active_children() == before
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_process_that_the_system_ended_is_reported_with_what_to_do():
-    here = os.getpid()
+    here, meet = os.getpid(), meeting()
 
     def work(item: int) -> int:
-        time.sleep(0.05)
+        meet()
         return item if os.getpid() == here else os._exit(9)
 
     with pytest.raises(ModelError, match="lack of memory: set OMP_NUM_THREADS=1"):

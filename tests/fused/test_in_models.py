@@ -12,6 +12,7 @@ from attnscope.fused.request import Request
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from attnscope.questions.selection import Selection
 from tests.capture.tiny import FAMILIES
+from tests.measures.rounding import near
 
 LENGTH, WHOLE = 70, Selection()
 IDS = torch.randint(0, 50, (1, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -51,10 +52,9 @@ def test_models_give_the_same_outputs_figures_and_maps(name):
         assert one.site == other.site
         assert list(one.figures) == list(other.figures)
         for name, figure in one.figures.items():
-            scale = LENGTH if name in ("distance", "offset", "effective_keys") else 1.0
             assert figure.rows == other.figures[name].rows
-            assert figure.value == pytest.approx(other.figures[name].value, abs=1e-5 * scale), name
-            assert figure.baseline == pytest.approx(other.figures[name].baseline, abs=1e-8 * scale), name
+            assert figure.value == near(other.figures[name].value, name, LENGTH), name
+            assert figure.baseline == near(other.figures[name].baseline, name, LENGTH, 1e-8), name
     for left, right in zip(pool.maps, maps.maps, strict=True):
         assert left.site == right.site
         assert (left.queries.places, left.keys.places) == (right.queries.places, right.keys.places)
@@ -94,5 +94,5 @@ def test_some_heads_of_a_fused_pass_need_no_rows(monkeypatch):
     beside = {figures.head: figures for figures in every.figures() if figures.site.layer == 1}
     for figures, head in zip(some.figures(), (3, 1), strict=True):
         for name, figure in figures.figures.items():
-            assert figure.value == pytest.approx(beside[head].figures[name].value, rel=1e-5, abs=1e-5), name
+            assert figure.value == near(beside[head].figures[name].value, name, LENGTH), name
     assert torch.allclose(some_maps.maps[0].values, every_map.maps[1].values[:, [3, 1]], atol=1e-5)

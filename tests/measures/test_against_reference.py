@@ -11,6 +11,7 @@ from attnscope.attention import Token
 from attnscope.measures import MEASURES, Block, Measurement
 
 from .reference import CROSS, ROWS, WINDOWS, Case, attention, figure, random_rows, random_text
+from .rounding import near
 
 LENGTH, HEADS, BATCH = 23, 3, 2
 
@@ -54,12 +55,6 @@ def measure(case, rows, dtype=torch.float32):
     return measured.figures()
 
 
-def bound(name):
-    """The width of a measure's range on these texts."""
-    wide = dict.fromkeys(("effective_keys", "distance", "coverage90", "distance2d"), LENGTH)
-    return {"entropy": np.log(LENGTH), "offset": 2 * LENGTH, **wide}.get(name, 1.0)
-
-
 def test_the_reference_knows_every_measure():
     assert list(ROWS) == list(MEASURES)
 
@@ -81,7 +76,7 @@ def test_every_figure_and_baseline_equals_the_reference(name):
             found = head.figures[measure_name]
             assert found.rows == value[1]
             for mean, wanted in ((found.value, value), (found.baseline, by_chance(measure_name, head.head))):
-                assert abs(mean - wanted[0]) <= 1e-5 * bound(measure_name), measure_name
+                assert mean == near(wanted[0], measure_name, LENGTH), measure_name
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
@@ -92,8 +87,8 @@ def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
     for head in measure(case, 1000, dtype):
         for name in ("entropy", "previous", "distance"):
             exact, true = figure(rounded, name, head.head), figure(case, name, head.head)
-            assert head.figures[name].value == pytest.approx(exact[0], abs=1e-5 * bound(name))
-            assert head.figures[name].value == pytest.approx(true[0], abs=tolerance * bound(name))
+            assert head.figures[name].value == near(exact[0], name, LENGTH)
+            assert head.figures[name].value == near(true[0], name, LENGTH, tolerance)
 
 
 def test_nan_in_the_weights_is_never_hidden():

@@ -13,6 +13,7 @@ from attnscope.measures import MEASURES, Measurement
 from attnscope.measures.measurement import Sums
 
 from .reference import Case, attention, figure, random_rows, random_text
+from .rounding import near
 
 LENGTHS = (9, 14, 14, 5)
 
@@ -54,11 +55,11 @@ def test_a_figure_of_several_texts_is_the_average_over_all_their_rows_with_the_e
             rows = sum(rows for _, rows in parts)
             mean = sum(value * n for value, n in parts) / rows
             assert (found.rows, found.texts) == (rows, len(parts))
-            assert found.value == pytest.approx(mean, rel=1e-5, abs=1e-6)
+            assert found.value == near(mean, name, max(LENGTHS))
             if len(parts) > 1:
                 squares = sum((value * n - mean * n) ** 2 for value, n in parts)
                 error = (len(parts) / (len(parts) - 1) * squares) ** 0.5 / rows
-                assert found.error == pytest.approx(error, rel=1e-4, abs=1e-6), name
+                assert found.error == near(error, name, max(LENGTHS)), name
 
 
 def test_merging_equals_one_pass_over_all_in_any_order_and_leaves_the_other_as_it_was():
@@ -86,7 +87,7 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one():
     case = texts()[0]  # a label of another length is not used
     together.observe(attention(case, layer=2))
     found = together.figures()[-1].figures["special"].value
-    assert found == pytest.approx(figure(case, "special", 1)[0], rel=1e-5)
+    assert found == near(figure(case, "special", 1)[0], "special", LENGTHS[0])
 
 
 def test_sums_go_through_json_and_come_back_to_the_last_bit():

@@ -14,6 +14,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.observing import Keep
 from tests.measures.reference import Case, attention
+from tests.measures.rounding import near
 
 TEXT = "The cat sat on the mat because it was tired, and the dog sat on the cat."
 
@@ -53,9 +54,9 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
     for head in seen:
         own = weights[head.site.layer][head.head]
         assert head.figures["previous"].rows == 7
-        assert head.figures["previous"].value == pytest.approx(own.diagonal(-1)[4:11].mean(), abs=1e-6)
+        assert head.figures["previous"].value == near(own.diagonal(-1)[4:11].mean(), "previous", len(own))
         assert head.figures["first"].baseline == pytest.approx(np.mean([1 / (i + 1) for i in range(5, 12)]))
-        assert head.figures["confidence"].value == pytest.approx(own[5:12].max(-1).mean(), abs=1e-6)
+        assert head.figures["confidence"].value == near(own[5:12].max(-1).mean(), "confidence", len(own))
 
 
 def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
@@ -67,7 +68,7 @@ def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
             rows = sum(figure.rows for figure in pair)
             assert rows == whole.figures[name].rows
             total = sum(figure.value * figure.rows for figure in pair) / rows
-            assert total == pytest.approx(whole.figures[name].value, abs=1e-6)
+            assert total == near(whole.figures[name].value, name, len(prepared.tokens))
 
 
 def test_a_curve_has_a_measure_of_each_row(run, weights):
@@ -78,7 +79,7 @@ def test_a_curve_has_a_measure_of_each_row(run, weights):
         for number, own in enumerate(heads):
             values = curves[f"L{layer}H{number}"]
             assert values[0] is None  # nothing stands before the first token
-            assert values[1:] == pytest.approx([own[i, i - 1] for i in range(1, len(own))], abs=1e-6)
+            assert values[1:] == near([own[i, i - 1] for i in range(1, len(own))], "previous", len(own))
     means = [np.mean(each["values"][1:]) for each in seen["curves"]]
     assert means == sorted(means, reverse=True)
 
@@ -103,10 +104,10 @@ def test_special_tokens_are_told_apart_by_their_names(run):
     for head in heads:
         own = weights[head["layer"]][head["head"]]
         for name, there in at.items():
-            assert head["figures"][name]["value"] == pytest.approx(own[:, there].sum(-1).mean(), abs=1e-6)
+            assert head["figures"][name]["value"] == near(own[:, there].sum(-1).mean(), "special", len(own))
             assert head["figures"][name]["baseline"] == pytest.approx(1 / len(own))
         both = sum(head["figures"][name]["value"] for name in at)
-        assert both == pytest.approx(head["figures"]["special"]["value"], abs=1e-6)
+        assert both == near(head["figures"]["special"]["value"], "special", len(own))
     assert run("check", "any.[SEP] > 0.1", TEXT).code == 0
     assert "[SEP]" in run("stats", TEXT, "--sort", "[SEP]", "--top", "1").out
 

@@ -18,6 +18,7 @@ from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import one_token
 from attnscope.views import CELLS
 from tests.axes.test_axes import grouped
+from tests.measures.rounding import near
 from tests.models.folders import eager as run_eager
 from tests.models.folders import eager_minilm, gpt2, t5
 from tests.models.test_generation import DECODERS, writer_folder
@@ -247,7 +248,7 @@ def test_figures_are_the_same_with_maps_and_without(reader, book):
     for one, other in zip(plain.heads, pooled.heads, strict=True):
         assert (one.site, one.head, list(one.figures)) == (other.site, other.head, list(other.figures))
         for name, figure in one.figures.items():
-            assert figure.value == pytest.approx(other.figures[name].value, rel=1e-5, abs=1e-6), name
+            assert figure.value == near(other.figures[name].value, name, TOKENS), name
     assert plain.maps is None
 
 

@@ -30,6 +30,7 @@ from attnscope.questions.parts import (
 from attnscope.questions.selection import Selection
 from attnscope.questions.spans import span_maps, written_looks
 from attnscope.storage.trace.layout import Message
+from tests.measures.rounding import near
 from tests.models import folders
 from tests.models.images import picture
 from tests.models.vision_language import vision_language
@@ -326,7 +327,8 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
         figures = [each["figures"]["entropy"] for each in ones]
         rows = sum(each["rows"] for each in figures)
         mean = sum(each["value"] * each["rows"] for each in figures) / rows
-        assert many["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-6)
+        longest = max(each["rows"] for each in figures)
+        assert many["figures"]["entropy"]["value"] == near(mean, "entropy", longest)
         assert many["figures"]["entropy"]["texts"] == 2
     assert all(f"skipped line {number}" in ran.err for number in (3, 4, 5))
     assert run("show", "-f", log, "--line", "5", *asked).code == 2

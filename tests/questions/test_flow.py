@@ -97,13 +97,14 @@ def _share(rows, full, kept=0.0):
     return shares
 
 
-def _check(seen, expected):
+def _check(seen, expected, lost=1.0):
+    """Maps are those expected, to a millionth, or so many of them where a difference lost digits."""
     if "self" in expected:
         expected = {next(iter(seen.maps)): expected["self"]}
     assert set(seen.maps) == set(expected)
     for kind, maps in expected.items():
         for (_, ours), theirs in zip(seen.maps[kind], maps, strict=True):
-            np.testing.assert_allclose(ours.values, theirs, atol=1e-6, rtol=0)
+            np.testing.assert_allclose(ours.values, theirs, atol=1e-6 * lost, rtol=0)
 
 
 @over(ALL)
@@ -117,7 +118,7 @@ def test_rollout_is_the_product_of_eager_attention(name):
 def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really_gives(name, monkeypatch):
     monkeypatch.setattr("attnscope.measures.weighing.ROWS", 3)  # several blocks of rows, the last one shorter
     model, text = _asked(name)
-    calls = []
+    calls, lost = [], 1.0
     for site, vectors, part, _, given in block_vectors(model, text):
         brought = vectors[0].sum(0)  # [query, key, width]
         if site.kind == "cross":
@@ -125,11 +126,13 @@ def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really
         length = np.abs(given[0]).sum(-1, keepdims=True)
         near = np.maximum(0, length - np.abs(given[0][:, None] - brought).sum(-1))
         near[~brought.any(-1)] = 0  # of sums in another order a rounding stays
-        (empty,) = np.nonzero(near.sum(-1) == 0)  # where no vector brings the sum nearer
+        total = near.sum(-1)
+        lost = max(lost, *(length[:, 0] / np.where(total, total, np.inf)))
+        (empty,) = np.nonzero(total == 0)  # where no vector brings the sum nearer
         near[empty, -1 if site.kind == "cross" else empty] = 1
         calls.append((site.kind, near))
     expected = _followed(calls, lambda made, _, rows, full: _share(rows, full) @ made)
-    _check(follow_flow(model, text, "alti", Selection()), expected)
+    _check(follow_flow(model, text, "alti", Selection()), expected, lost)
 
 
 def _added(made, kind, rows, full):

@@ -40,6 +40,7 @@ def in_two(work, *arguments):
     def begin(number):
         os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        torch.set_num_threads(1)  # a fork has none of the threads that torch would wait for
         work(*arguments)
 
     forks = [multiprocessing.get_context("fork").Process(target=begin, args=(number,)) for number in range(2)]

@@ -118,16 +118,13 @@ class ScoredRows:
         groups = query.shape[1] // key.shape[1]
         query = query[:, :, start:stop]
         if heads is not None:
-            query = query[:, heads]
-            key = key[:, [head // groups for head in heads]]
+            query, key = query[:, heads], key[:, [head // groups for head in heads]]
         elif groups > 1:
-            batch, _, count, size = query.shape
-            query = query.reshape(batch, key.shape[1], groups, count, size)
-            key = key.unsqueeze(2)
-        # rows of a live call and of its trace agree bit for bit: a product may depend on memory layout
+            key = key.repeat_interleave(groups, 1)
+        # rows of a live call and of its trace, of all heads and of some, agree bit for bit: a product may
+        # depend on memory layout
         query, key = query.to(kind), key.to(kind).contiguous()
-        scores = (query * self.call.scale).contiguous() @ key.mT
-        return scores.flatten(1, 2) if scores.ndim == 5 else scores
+        return (query * self.call.scale).contiguous() @ key.mT
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,3 +23,12 @@ def reach(name, keys):
 def near(value, name, keys, within=ROUNDING):
     """Equals a figure of a measure, or the error of one, that only rounding keeps apart from ``value``."""
     return pytest.approx(value, abs=within * reach(name, keys))
+
+
+def rounded(answer, keys=1):
+    """The same answer of JSON, whose every number rounding may have moved; some range over so many keys."""
+    if isinstance(answer, dict):
+        return {name: rounded(each, keys) for name, each in answer.items()}
+    if isinstance(answer, list):
+        return [rounded(each, keys) for each in answer]
+    return pytest.approx(answer, abs=ROUNDING * keys) if isinstance(answer, float) else answer

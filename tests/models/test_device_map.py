@@ -13,6 +13,7 @@ from attnscope.models import load
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.storage.corpus import ListedTexts
+from tests.measures.rounding import rounded
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -55,16 +56,7 @@ def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memo
     plain, read = (json.loads(run(*asked, *more).out) for more in ([], ["--device-map", "auto"]))
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
-    assert read == approximate(plain)
-
-
-def approximate(answer):
-    """The same answer, every number within 1e-6."""
-    if isinstance(answer, dict):
-        return {name: approximate(each) for name, each in answer.items()}
-    if isinstance(answer, list):
-        return [approximate(each) for each in answer]
-    return pytest.approx(answer, abs=1e-6) if isinstance(answer, float) else answer
+    assert read == rounded(plain)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")

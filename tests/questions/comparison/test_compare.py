@@ -17,6 +17,7 @@ from attnscope.questions.across import by_word, compare_models, compare_texts
 from attnscope.questions.compare import compare_all_heads, compare_two_heads, evenly
 from attnscope.questions.selection import Selection
 from tests.axes.test_axes import grouped
+from tests.measures.rounding import near
 from tests.models.folders import eager_minilm, gpt2, t5
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -36,7 +37,7 @@ def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(te
     seen = compare_all_heads(minilm, minilm.prepare(text), Selection(words=words))
     assert [head.name for head in seen.heads[:13]] == [f"L0H{i}" for i in range(12)] + ["L1H0"]
     apart = jensenshannon(maps.values[:, None], maps.values[None], axis=-1) ** 2  # [head, head, query]
-    assert seen.distances == pytest.approx(apart.mean(-1), abs=1e-6)
+    assert seen.distances == near(apart.mean(-1), "entropy", len(maps.keys))
     assert not seen.error.any()
     size = len(maps.keys)
     assert (seen.rows, seen.texts, seen.stability) == (compare.RowCount(size, size), 1, None)
@@ -129,13 +130,13 @@ def test_two_heads_and_where_they_part(minilm):
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
     apart = jensenshannon(one, other, axis=-1) ** 2
-    assert [each.distance for each in seen.rows] == pytest.approx(apart, abs=1e-6)
-    assert seen.distance == pytest.approx(apart.mean(), abs=1e-6)
+    assert [each.distance for each in seen.rows] == near(apart, "entropy", len(one))
+    assert seen.distance == near(apart.mean(), "entropy", len(one))
     assert seen.view.difference.values == pytest.approx(one - other, abs=1e-5)
     assert seen.view.difference.signed
     top = seen.view.partings[0]
     row = int(apart.argmax())
-    assert (top.position, top.distance) == (row, pytest.approx(apart[row], abs=1e-6))
+    assert (top.position, top.distance) == (row, near(apart[row], "entropy", len(one)))
     assert top.weights == (pytest.approx(one[row].max(), abs=1e-5), pytest.approx(other[row].max(), abs=1e-5))
     assert top.keys[0].endswith(f" {one[row].argmax()}")
     hidden = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4", Selection(hide_special=True))
@@ -244,7 +245,7 @@ def test_the_change_of_a_text_agrees_with_scipy(minilm):
     rest = (1 - kept.sum(-1, keepdims=True)).clip(0)
     one = np.concatenate([one, np.zeros_like(rest)], -1)
     apart = jensenshannon(one, np.concatenate([kept, rest], -1), axis=-1) ** 2
-    assert seen.change == pytest.approx(apart.mean(-1), abs=1e-6)
+    assert seen.change == near(apart.mean(-1), "entropy", one.shape[-1])
     assert seen.ranking[0].head == Head(*divmod(int(apart.mean(-1).argmax()), 12), "encoder")
     shown = seen.difference.values[np.ix_(theirs, theirs)]
     assert shown == pytest.approx(kept[15] - one[15, :, :13], abs=1e-5)

@@ -196,6 +196,18 @@ def test_what_gives_something_else_is_said_beside_the_picture(made, given, shape
     assert ("do not trust layer 0" in provenance(record.sites)) == site.differs
 
 
+@pytest.mark.parametrize("head", [0, -1])
+@pytest.mark.parametrize("row", ["first", "middle", "last"])
+@pytest.mark.parametrize(("made", "given", "shape", "names"), OFF)
+def test_one_row_of_one_head_that_is_something_else_is_said(made, given, shape, names, row, head):
+    rows = shape[0]
+    error = torch.zeros(len(given[0]), 4 if made is modules.softmaxed else 2, *shape)
+    error[-1, head, {"first": 0, "middle": rows // 2, "last": rows - 1}[row], -1] = 0.5
+    with Off(shape, *names, by=error):
+        record, *_ = observe(made(), *given)
+    assert [site.differs for site in record.sites] == [True]
+
+
 def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
     model, plain, given = modules.Kernel(), fused_pass.attend, [STATES] * 3
     with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:

@@ -112,6 +112,17 @@ def test_steps_of_weights_are_held_as_they_were_and_go_under_each_other():
     assert joined.allowed(2, 3)[0, 0].tolist() == [[False, True, True]]
 
 
+@pytest.mark.parametrize("errors", [(0.5, 1e-7), (1e-7, 0.5), (None, 0.5, 1e-7), (0.0, 1e-7), (None, None)])
+def test_steps_are_as_far_from_their_kernel_as_the_worst_of_them(errors):
+    steps, site = Steps(), Site("layer", 0, "decoder", 0)
+    for step, error in enumerate(errors):
+        shape = 1, 1, 1, range(1), range(step + 1), step, torch.float32
+        rows = HeldRows(torch.full((1, 1, 1, step + 1), 1 / (step + 1)))
+        steps.observe(Attention(site, "kernel", "sdpa", *shape, rows, difference=error))
+    (joined,) = steps.joined()
+    assert joined.difference == max((error for error in errors if error is not None), default=None)
+
+
 def test_steps_of_different_batches_are_refused():
     model = FAMILIES["llama"].build()
     steps = Steps()

@@ -41,6 +41,40 @@ def at_two_positions(self, q, k, v):
     return F.scaled_dot_product_attention(q[:, :, 2:4], k, v)
 
 
+def order(x):
+    """A place for each token, which hangs on the numbers.  -> [text, token, 1]"""
+    return (x[..., :1].abs() * 100).long() % x.shape[1]
+
+
+def writing(write):
+    """A function that writes into a copy of states, at places [text, token] that hang on their numbers."""
+
+    def written(x):
+        copy = x.clone()
+        write(copy, order(x)[..., 0])
+        return copy
+
+    return written
+
+
+MOVED = {  # how states change places by their numbers
+    "__getitem__": lambda x: x[:, order(x)[0, :, 0]],
+    "gather": lambda x: x.gather(1, order(x).expand_as(x)),
+    "index_select": lambda x: x.index_select(1, order(x)[0, :, 0]),
+    "take": lambda x: x.take(order(x) * SIZE + torch.arange(SIZE)),
+    "take_along_dim": lambda x: x.take_along_dim(order(x), 1),
+    "masked_select": lambda x: x.masked_select(x[..., :1] > -9).view_as(x),
+    "__setitem__": writing(lambda x, to: x.__setitem__((slice(None), to[0]), x.flip(1))),
+    "index_put_": writing(lambda x, to: x.index_put_((0 * to, to), x.flip(1))),
+    "index_copy_": writing(lambda x, to: x.index_copy_(1, to[0], x.flip(1))),
+    "scatter_": writing(lambda x, to: x.scatter_(1, to[..., None].expand_as(x), x.flip(1))),
+    "masked_scatter_": writing(lambda x, to: x.masked_scatter_(x > 0, x.flip(1))),
+    "sort": lambda x: x.sort(1).values,
+    "argsort": lambda x: x * x.argsort(1),
+    "topk": lambda x: x.topk(x.shape[1], 1).values,
+}
+
+
 SHAPES = [(1, 9), (3, 7), (2, 12), (5, 11), (4, 6)]
 FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
     "one shape, of which some rows ask": (lambda: Attend(way=at_two_positions), [(2, 9)] * 3, "ynn"),
@@ -55,6 +89,7 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
         SHAPES,
         "yyyyy",
     ),
+    **{f"moved by {name}": (partial(Attend, MOVED[name]), SHAPES, "yyyyy") for name in MOVED},
     "another way through the model": (
         lambda: Attend(lambda x: x.flip(1) if x.shape[1] == 12 else x),
         SHAPES,

@@ -1,7 +1,7 @@
 """Observers: coarse maps against loops over whole weights, kept heads and rows, rows read once for all."""
 
 from contextlib import ExitStack
-from itertools import pairwise, starmap
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +14,15 @@ from attnscope.capture import Coarsen, observers, recording
 from attnscope.capture.observers import Rows, Sample, SharedRows, rows_at_a_time
 from attnscope.capture.record import Seeing
 from attnscope.capture.recorder import AttentionMode
+from attnscope.fused.fused_pass import FusedPass
+from attnscope.fused.request import Request
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.questions.token import one_token
+from tests.capture.modules import Kernel
 
 WHOLE = Selection()
 
@@ -78,20 +81,47 @@ def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, 
     assert read == left.any(0).nonzero()[:, 0].tolist()  # and no row that is in none of its blocks
 
 
-@pytest.mark.parametrize("how", ["mean", "max"])
+def cells_of(weights, mask, count, how):
+    """Every cell of equal cuts, and whether any of its pairs is open.  -> [text, head, row, column] twice"""
+    cuts = [[slice(*pair) for pair in pairwise(edges(size, count))] for size in weights.shape[-2:]]
+    pairs = weights.masked_fill(~mask, torch.nan)
+    shape = *weights.shape[:2], count, count
+    values, opened = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    for (r, rows), (c, keys) in product(*map(enumerate, cuts)):
+        cell = pairs[:, :, rows, keys]  # [text, head, row, key]
+        largest = cell.nan_to_num(0.0).amax((-2, -1))
+        by = {"share": cell.nansum(-1).mean(-1), "mean": cell.nanmean((-2, -1)), "max": largest}
+        values[..., r, c], opened[..., r, c] = by[how].nan_to_num(), cell.isfinite().any(-1).any(-1)
+    return values, opened
+
+
+@pytest.mark.parametrize("how", ["share", "mean", "max"])
 @pytest.mark.parametrize("count", [1, 4, 7])
 @pytest.mark.parametrize("block", [1, 1 << 24])
-def test_a_cell_is_the_mean_or_maximum_of_its_open_pairs(how, count, block, monkeypatch):
+def test_a_cell_is_the_share_mean_or_maximum_of_its_open_pairs(how, count, block, monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", block)
     made, weights, mask = seen_by(WHOLE.coarsen(count, even=True, how=how), attention())
-    assert made.values.shape == (2, 3, count, count)
-    weights = weights.masked_fill(~mask, torch.nan)
-    for r, rows in enumerate(starmap(slice, pairwise(edges(11, count)))):
-        for c, keys in enumerate(starmap(slice, pairwise(edges(13, count)))):
-            cell = weights[:, :, rows, keys].flatten(2)  # [text, head, pair]
-            assert torch.equal(made.open[..., r, c].expand(2, 3), cell.isfinite().any(-1))
-            expected = cell.nanmean(-1) if how == "mean" else cell.nan_to_num(-1.0).amax(-1).clamp(min=0)
-            torch.testing.assert_close(made.values[..., r, c], expected.nan_to_num())
+    values, opened = cells_of(weights, mask, count, how)
+    torch.testing.assert_close(made.values, values)
+    assert torch.equal(made.open.expand(2, 3, -1, -1), opened)
+
+
+@pytest.mark.parametrize("how", ["share", "mean", "max"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_cell_is_the_same_beside_a_fused_pass_that_made_a_map(how, alone):
+    states = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
+    coarsen, made = WHOLE.coarsen(4, even=True, how=how), []
+    observed = [coarsen, Seeing(lambda attention: made.append(attention.statistics.map))]
+    fused = FusedPass(Request(cells=4, map_alone=alone), shortest=1)
+    model = Kernel()
+    with torch.inference_mode(), recording(model, observed, fused=fused):
+        model(states, states, states, is_causal=True)
+    assert made[0].total.shape == (2, 3, 4, 4)
+    mask = torch.ones(11, 11).tril() > 0
+    weights = (states @ states.mT / 8**0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    values, opened = cells_of(weights, mask.expand_as(weights), 4, how)
+    torch.testing.assert_close(coarsen.maps[0].values, values)
+    assert torch.equal(coarsen.maps[0].open.expand(2, 3, -1, -1), opened)
 
 
 def test_weights_that_are_no_numbers_count_as_nothing_and_are_counted():

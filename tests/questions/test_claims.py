@@ -45,11 +45,13 @@ HEADS = (
         ("all.previous > 0.2", False, "0.2 ±0.01, encoder L0H0"),
         ("all.entropy <= 2.5", True, "2.5 ±0.01, encoder L0H0"),
         ("any.induction > 0.1", False, "no head has it: no row has one"),
+        *((f"all.induction {sign} 0.1", False, "no head has it: no row has one") for sign in "<>"),
         ("any.role = previous", True, "1 of 4 heads"),
         ("all.role = none", False, "3 of 4 heads"),
         ("count(previous > 0.5) >= 2", True, "2: L0H1, L1H0"),
         ("count(previous > 0.5 and role=none) > 1", False, "1: L1H0"),
         ("count(entropy > 9) < 1", True, "0"),
+        ("count(induction < 9) >= 1", False, "0"),
         ("count(previous > 0.5) = 2", True, "2: L0H1, L1H0"),
         ("count(previous > 0.5) == 35", False, "2: L0H1, L1H0"),
         ("count(previous > 0.5) != 2", False, "2: L0H1, L1H0"),
@@ -122,6 +124,19 @@ OTHERS = (
     b'{"attnscope snapshot": 2, "texts": [], "heads": [1]}',
     b'{"attnscope snapshot": 2, "texts": [1], "heads": {}}',
 )
+
+
+@pytest.mark.parametrize(
+    ("was", "is_", "differs"),
+    [
+        *((20.0, 20.9, False), (20.0, 21.04, True), (21.04, 20.0, False), (0.5, 0.56, True)),
+        *((1.04, 0.99, False), (-20.0, -21.04, True), (-21.04, -20.0, False), (0.04, -0.02, True)),
+    ],
+)
+def test_a_tolerance_is_a_share_of_the_snapshots_figure_from_1_on(tmp_path, was, is_, differs):
+    path = tmp_path / "before.json"
+    save_snapshot(stats(head(0, 0, max_logit=was)), path)
+    assert bool(changes(stats(head(0, 0, max_logit=is_)), path, 0.05).changes) == differs
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", *OTHERS, b"\xff"])

@@ -104,15 +104,33 @@ def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int,
 
 
 @pytest.mark.parametrize(("count", "large", "side_by_side"), [(5, False, 12), (13, True, 4)])
-def test_thumbnails_have_the_colours_of_their_heads(count: int, large: bool, side_by_side: int) -> None:
+@pytest.mark.parametrize("closed", [False, True])
+def test_thumbnails_have_the_colours_of_their_heads(count, large, side_by_side, closed) -> None:
     heads = np.stack([random_head(count, seed=seed).values for seed in range(12)])
-    lines = coloured(grid([(0, bare(heads))], large=large))[: -(-count // 2)]
+    open_ = np.ones(heads.shape, bool)
+    if closed:  # each head's own keys, whose weights are not 0
+        open_ = np.random.default_rng(0).random(heads.shape) < 0.6
+    view = grid([(0, bare(heads, open_))], large=large)
+    lines = coloured(view)[: -(-count // 2)]
     for head, rows in enumerate(expected_colours(heads)[:side_by_side]):
         left = 3 + (count + 1) * head
         for i, row in enumerate(rows.tolist()):
             found = [pixel[i % 2] for pixel in lines[i // 2][left : left + count]]
-            assert found == [tuple(colour) for colour in row], (head, i)
+            colours = zip(row, open_[head, i], strict=True)
+            assert found == [tuple(colour) if seen else None for colour, seen in colours], (head, i)
     assert all(pixel[1] is None for pixel in lines[-1][3 : 3 + count])  # half a line of air
+    assert ("blank: masked" in printed(view, colour="truecolor")) == closed
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_in_a_pipe_masked_cells_of_thumbnails_are_dots_and_the_legend_says_so(closed) -> None:
+    past = np.tri(5, dtype=int) | (not closed)
+    text = printed(grid([(0, bare(np.ones((1, 5, 5)), past > 0))], large=True))
+    lines = [line[3:] for line in text.splitlines() if line.startswith(("L0 █", "   █"))]
+    wide = len(lines[0]) // 5  # columns of a key
+    shown = [["·█"[seen] * wide for seen in row] for row in past.tolist() for _ in range(len(lines) // 5)]
+    assert lines == ["".join(row) for row in shown]
+    assert ("·: masked" in " ".join(text.split())) == closed
 
 
 @pytest.mark.parametrize(

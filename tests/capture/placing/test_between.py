@@ -9,7 +9,8 @@ from torch import nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 
-from attnscope.capture.placing.mixing import ACROSS
+from attnscope.capture import recording
+from attnscope.capture.placing.mixing import ACROSS, PERHAPS
 from tests.capture.modules import Of
 from tests.capture.observing import observe
 from tests.capture.placing.ways import COUNT, SIZE, STATES
@@ -65,6 +66,33 @@ def test_attention_from_text_to_text_is_named_beside_that_of_tokens(way):
     assert [(kept.site.name.partition(".")[0], tuple(kept.weights.shape[-2:])) for kept in maps] == [
         ("cells", (COUNT, COUNT))
     ]
+
+
+def rows_alone(m, x):
+    return x + m.rows(x.transpose(0, 1)).transpose(0, 1)
+
+
+def rows_before_cells(m, x):
+    x = rows_alone(m, x)
+    return x + m.cells(x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("run", [rows_alone, rows_before_cells])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_attention_from_text_to_text_comes_first_and_is_named_if_the_batch_does(way, run, labelled):
+    """Labels say so; without them positions may come first, which attention behind it makes unlikely."""
+    model, axis = Of(run, rows=WAYS[way](), cells=WAYS[way]()).eval(), range(COUNT)
+    axes = {"encoder": (axis, axis)} if labelled else None
+    with torch.inference_mode(), recording(model, axes=axes, warn=False) as record:
+        model(STATES)
+    shown = [site.site.name.partition(".")[0] for site in record.sites]
+    assert shown == ["rows"] * (not labelled) + ["cells"] * (run is rows_before_cells)
+    assert [layer.reason for layer in record.without_attention] == [ACROSS] * labelled
+    doubted = [note for note in record.notes if note.startswith(PERHAPS.partition("{")[0])]
+    assert doubted == record.notes
+    followed = way != "function of transformers"  # behind whose first call none is followed, in this order
+    assert len(doubted) == (not labelled and followed and run is rows_before_cells)
 
 
 def in_two_orders(run, make):

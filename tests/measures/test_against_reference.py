@@ -147,6 +147,14 @@ def test_even_rows_are_their_own_baseline_with_figures_of_closed_form():
     assert head_of(np.full((10, 10), 0.1)).figures["coverage90"].value == 9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nine_tenths_may_fall_short_by_a_millionth_of_the_row_and_no_more(dtype):
+    part = [[0.9 - short, 0.1 + short] for short in (-1e-5, 0, 5e-7, 2e-6, 1e-5)]
+    rows = torch.tensor([[[*part, [each / 3 for each in part[2]]]]], dtype=dtype)  # one with a sink
+    found = MEASURES["coverage90"].form.of_block(Block(rows, rows > 0)).value
+    assert found.flatten().tolist() == [1, 1, 1, 2, 2, 1]
+
+
 def test_roles_leave_out_rows_with_one_open_key():
     causal = np.tril(np.ones((100, 100), bool))
     weights = causal * 0.504 / np.maximum(np.arange(100), 1)[:, None]

@@ -5,6 +5,7 @@ import json
 import shlex
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
@@ -54,6 +55,20 @@ def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):
     every, top = (heads(run, *asked) for asked in ((), ("--sort", "distance", "--top", "7")))
     values = sorted((head["figures"]["distance"]["value"] for head in every), reverse=True)
     assert [head["figures"]["distance"]["value"] for head in top] == values[:7]
+
+
+@pytest.mark.parametrize("cell", ["share", "mean", "max"])
+def test_pooled_cells_hold_what_was_asked_for(run, tmp_path, cell):
+    text, path = TEXT * 30, tmp_path / "maps.npz"  # more tokens than cells
+    run("stats", text, "--pooled", path, "--cell", cell, "--top", "1")
+    model = load("own")
+    maps = {}
+    for pool in ("share", "mean", "max"):
+        layers = measure_heads(model, model.prepare(text), Selection(), pool=pool).maps.kinds["encoder"]
+        maps[pool] = np.stack([weights.values for _, weights in layers])
+    with np.load(path) as saved:
+        found = np.stack([saved[name] for name in saved.files if saved[name].ndim == 3])
+    assert [pool for pool, each in maps.items() if np.allclose(found, each, atol=1e-6)] == [cell]
 
 
 def test_only_heads_that_meet_the_conditions_are_listed(run):

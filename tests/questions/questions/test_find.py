@@ -61,6 +61,23 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot(cau
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
 
 
+@pytest.mark.parametrize("broken", [[0], [3], [1, 2], [0, 1, 2, 3]])
+def test_heads_whose_share_is_no_number_come_last_in_the_order_of_the_model(broken):
+    model, prepared, _ = made("gpt2")
+    size = len(model.module.h[2].attn.c_attn.weight) // 4
+    with torch.no_grad():
+        for head in broken:
+            model.module.h[2].attn.c_attn.weight[0, head * size] = torch.nan  # one number of its queries
+    (answer,) = find_heads(model, prepared, parse_questions("4 -> 1")).answers
+    weights = weights_of(model, prepared)[..., 4, 1]  # [layer, head]
+    named = [(each.head.layer, each.head.head) for each in answer.heads]
+    told = [place for place in named if place not in [(2, head) for head in broken]]
+    assert named[len(told) :] == [(2, head) for head in broken]
+    assert told == sorted(told, key=lambda place: -weights[place])
+    assert len(named) == weights.size
+    assert all(np.isnan(each.weight) for each in answer.heads[len(told) :])
+
+
 MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?"
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
+from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,8 +92,14 @@ class Claim:
         known = [head for head in heads if name in head.figures]
         if not known:
             return verdict(False, f"no head has it: {heads[0].absent[name]}")
-        largest = condition.sign.startswith(">") != every
-        deciding = (max if largest else min)(known, key=lambda head: head.figures[name].value)
+        way = -1 if condition.sign.startswith(">") != every else 1  # the largest decides, or the smallest
+
+        def place(head: HeadFigures) -> tuple[bool, float]:
+            """What is no number meets nothing: it comes first among all heads, last among any."""
+            value = head.figures[name].value
+            return isnan(value) != every, way * value
+
+        deciding = min(known, key=place)
         evidence = f"{_evidence(deciding, name)}, {deciding.site.kind} {deciding.name}"
         return verdict(condition.meets(deciding), evidence, deciding)
 

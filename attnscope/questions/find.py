@@ -126,6 +126,11 @@ class HeadScore:
     rank: Annotated[float | None, Meaning("the place of the keys among all words")]
     rows: Annotated[int, Meaning("rows that counted")]
 
+    @property
+    def place(self) -> tuple[bool, float, Head]:
+        """Its place in a list: the largest weight first, what is no number last."""
+        return isnan(self.weight), -self.weight, self.head
+
 
 @dataclass(eq=False)
 class QuestionSums:
@@ -305,7 +310,7 @@ def find_heads(
     for question, observer in zip(questions, observers, strict=True):
         sums = observer.sums
         heads = [score for each in sums for score in each.heads(numbers[each.site])]
-        heads.sort(key=lambda score: (isnan(score.weight), -score.weight, score.head))
+        heads.sort(key=lambda score: score.place)
         notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, list(numbers))]
         answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):

@@ -80,7 +80,7 @@ class SpanMaps:
         ]
         if not heads:
             raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
-        return QuestionResult(question, tuple(sorted(heads, key=lambda each: (-each.weight, each.head))))
+        return QuestionResult(question, tuple(sorted(heads, key=lambda each: each.place)))
 
     def _number(self, part: TextPart) -> int:
         """A part by its name, its number, or its beginning."""

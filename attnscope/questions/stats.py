@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any
 
 from attnscope.attention import Head, Token
@@ -138,7 +138,7 @@ class Stats:
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
         """The heads that meet all conditions, largest lift of the role's figure first.
 
-        ``sort`` names another order: a measure (largest first), ``role``, or ``head``. Raises
+        ``sort`` names another order: a measure (largest first, NaN last), ``role``, or ``head``. Raises
         ``SelectionError``, with the reason, for a figure that no head has.
         """
         for name in (*(condition.name for condition in conditions), sort):
@@ -148,8 +148,10 @@ class Stats:
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
         if sort in (None, "role"):
             return sorted(heads, key=partial(_place, by_role=sort == "role"))
+        if sort == "head":
+            return heads
         known = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
-        return heads if sort == "head" else [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+        return [head for _, head in sorted(known, key=lambda pair: (isnan(pair[0]), -pair[0]))]
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:

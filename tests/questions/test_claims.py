@@ -1,5 +1,7 @@
 """Claims hold or fail by the figures, and snapshots tell what has changed."""
 
+import math
+
 import pytest
 
 from attnscope.attention import Site
@@ -60,6 +62,30 @@ HEADS = (
 def test_a_claim_is_judged_by_the_figures(text, holds, found):
     verdict = claim(text).judge(HEADS)
     assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
+def test_a_figure_that_is_no_number_fails_a_claim_on_all_heads_and_helps_none_on_any(sign, at):
+    values = [2.0, 2.5]
+    values.insert(at, math.nan)
+    heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
+    bound = 3 if "<" in sign else 1
+    verdict = claim(f"all.entropy {sign} {bound}").judge(heads)
+    assert (verdict.holds, verdict.evidence) == (False, f"nan ±0.01, encoder L0H{at}")
+    assert claim(f"any.entropy {sign} {bound}").judge(heads).holds
+    assert claim(f"count(entropy {sign} {bound}) = 2").judge(heads).holds
+    assert not claim(f"any.entropy {sign} {bound}").judge([heads[at]]).holds
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_heads_whose_figure_is_no_number_come_last_in_a_table(at):
+    values = [1.5, 2.5]
+    values.insert(at, math.nan)
+    heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
+    listed = [each.figures["entropy"].value for each in stats(*heads).meeting((), "entropy")]
+    assert listed[:2] == [2.5, 1.5]
+    assert math.isnan(listed[2])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from attnscope.questions.parts import (
     spans_of_roles,
 )
 from attnscope.questions.selection import Selection
-from attnscope.questions.spans import span_maps, written_looks
+from attnscope.questions.spans import SpanMaps, span_maps, written_looks
 from attnscope.storage.trace.layout import Message
 from tests.measures.rounding import near
 from tests.models import folders
@@ -116,6 +116,17 @@ def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
     best = int(weights.argmax())
     assert answer.heads[0].head == seen.heads[best]
     assert answer.heads[0].rank == 1 + (seen.weights[best, 2] > weights[best]).sum()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_heads_whose_share_is_no_number_come_last(at):
+    spans = Span("one", 0, 1), Span("two", 1, 2)
+    shares = np.insert([0.25, 0.75], at, np.nan)
+    weights = np.full((3, 2, 2), shares[:, None, None])
+    maps = SpanMaps(spans, tuple(Head(0, head) for head in range(3)), weights, np.ones((3, 2, 2)), "a title")
+    listed = [each.weight for each in maps.pair(parse_questions("two -> one")[0]).heads]
+    assert listed[:2] == [0.75, 0.25]
+    assert np.isnan(listed[2])
 
 
 @pytest.mark.parametrize(

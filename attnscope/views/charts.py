@@ -48,7 +48,7 @@ class SceneRegion(NamedTuple):
     top: float
     right: float
     bottom: float
-    fine: bool = True
+    fine: bool
 
 
 @dataclass(frozen=True, eq=False)

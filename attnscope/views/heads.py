@@ -21,8 +21,8 @@ class HeadMap(Titled):
     values: Array  # [layer, head]; NaN where there is no such head or number
     layers: tuple[int, ...]  # the number of each row
     name: str
+    limits: tuple[float, float]
     unit: str = ""
-    limits: tuple[float, float] = (0.0, 1.0)
     signed: bool = False  # then 0 is in the middle
     marks: tuple[str, str] = ("L", "H")  # before the numbers of rows and columns
     labels: tuple[str, ...] = ()  # of the rows, in place of mark and number

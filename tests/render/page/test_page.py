@@ -145,7 +145,7 @@ def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> Non
 
 PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
 CORNERS = [(0, 0), (0.5, 0), (0, 0.5), (0.5, 0.5)]
-QUARTERS = {PICTURED + n: SceneRegion(x, y, x + 0.5, y + 0.5) for n, (x, y) in enumerate(CORNERS)}
+QUARTERS = {PICTURED + n: SceneRegion(x, y, x + 0.5, y + 0.5, True) for n, (x, y) in enumerate(CORNERS)}
 WHITE = np.full((40, 60, 3), 255, np.uint8)
 WORDS = [Token("<s>", 1, special=True), Token("the", 10), Token("disc", 11), Token("<i>mat</i>", 12)]
 

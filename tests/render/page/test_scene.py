@@ -27,7 +27,7 @@ def pages(tmp_path_factory):
     alone = [Token("[CLS]", 0, special=True), *PATCHES]
     frames = [Token(f"{n / 10:.2f} s", HEARD + n, special=n > 7) for n in range(10)]
     bands = np.linspace(0, 255, 8 * 16).reshape(16, 8).astype(np.uint8)
-    moments = {HEARD + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1) for n in range(8)}
+    moments = {HEARD + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1, True) for n in range(8)}
     seen, heard = Scene(WHITE, QUARTERS), Scene(np.repeat(bands[..., None], 3, -1), moments, heard=True)
     for name, kind, weights_of_it, scene in (
         ("text", "decoder", field(mixed, both, both, causal), seen),

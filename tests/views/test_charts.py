@@ -1,0 +1,202 @@
+"""Bars, curves, stacks, terms, graphs and pairs of heads: what they say and where they place it, by hand."""
+
+import numpy as np
+import pytest
+
+from attnscope.axes import Place
+from attnscope.views import head_pair
+from attnscope.views.charts import (
+    Bar,
+    Bars,
+    Curve,
+    Curves,
+    GraphEdge,
+    GraphNode,
+    LayerGraph,
+    MovedWords,
+    Overlay,
+    Scene,
+    SceneRegion,
+    Stack,
+    Term,
+    Terms,
+    TokenView,
+    full_light,
+)
+from attnscope.views.heads import distance_map, joint
+from attnscope.views.maps import Parting
+from tests.render.screen import bare
+
+
+def curves(edges, *values, unit="share", along="row"):
+    heads = tuple(Curve(f"L0H{head}", each, (0.05,) * len(each)) for head, each in enumerate(values))
+    return Curves("previous", unit, edges, heads, along=along)
+
+
+@pytest.mark.parametrize(
+    ("along", "ends", "at_points"),
+    [
+        ("row", ("row 0", "1,999"), False),
+        ("step", ("step 0", "1,000"), False),
+        ("layers", ("layers 0", "1,000"), True),
+    ],
+)
+def test_a_curve_ends_at_its_last_row_or_the_beginning_of_its_last_run(along, ends, at_points):
+    view = curves((0, 1000, 2000), (0.5, 0.25), along=along)
+    assert (view.ends, view.at_points) == (ends, at_points)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "top", "least"),
+    [
+        ((0.04, None, 0.02), "share", 0.1, 0.02),
+        ((0.11, 0.3, None), "share", 0.5, 0.05),
+        ((0.25, 0.06), "share", 0.25, 0.05),
+        ((1.5, 3.5), "nats", 3.5, 0.05),
+        ((-4.0, 2.0), "keys", 4.0, -4.0),
+    ],
+)
+def test_a_full_mark_is_a_round_share_or_the_largest_figure(values, unit, top, least):
+    view = curves(tuple(range(len(values) + 1)), values, unit=unit)
+    assert (view.top, view.least) == (top, least)
+    known = [value for value in values if value is not None]
+    assert view.curves[0].mean == pytest.approx(sum(known) / len(known))
+
+
+PIXELS = np.zeros((4, 4, 3), np.uint8)
+DIM, BRIGHT = np.array([[0.1, 0.2]]), np.array([[0.4, 0.3]])
+
+
+def test_light_is_full_at_the_largest_weight_of_all_maps_of_all_pictures():
+    both, one = Overlay(PIXELS, DIM, BRIGHT), Overlay(PIXELS, None, DIM)
+    assert [verb for verb, _ in both.maps] == ["looks at", "is looked at by"]
+    assert [(verb, each is DIM) for verb, each in one.maps] == [("is looked at by", True)]
+    assert [full_light(shown) for shown in ([both, one], [one], [])] == [0.4, 0.2, 0.0]
+
+
+def test_a_place_has_the_parts_of_all_its_tokens():
+    whole = SceneRegion(0, 0, 1, 1, True)
+    scene = Scene(PIXELS, {7: whole, 8: whole, 10: whole})
+    places = Place("a", 0, 1, id=7), Place("b", 1, 5, id=7), Place("c", 5, 7, id=8), Place("d", 7, 8)
+    assert [scene.ids_of(place) for place in places] == [(7,), (7, 8, 10), (8,), ()]
+
+
+MOST = "at most 0.25", "at most 0.001", "less than 0.001"
+
+
+def test_what_is_not_listed_is_counted_and_a_part_of_a_picture_told_in_words():
+    counts = [(0, 0.5), (3, 0.25), (3, 0.001), (3, 0.0009)]
+    told = [Bars((), more, most).rest for more, most in counts]
+    assert told == ["", *(f"and 3 more, each {most}" for most in MOST)]
+    told = [Bar("a", 0, 0.5, box).where for box in (None, (0.4, 1.6, 7.5, 8.2))]
+    assert told == ["", "0-8 across, 2-8 down"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "full", "expected"),
+    [
+        ((0.05, 0.1), None, 0.1),
+        ((0.05, 0.3), None, 0.5),
+        ((), None, 0.1),
+        ((1.7,), None, 1.7),
+        ((0.3,), 2, 2),
+    ],
+)
+def test_a_full_bar_is_the_least_round_weight_that_holds_all(weights, full, expected):
+    lists = [Bars((Bar("a", 0, weight),)) for weight in weights]
+    view = TokenView("cat", 1, *(*lists, None, None)[:2], full=full)
+    assert view.full_bar == expected
+    assert [verb for verb, _ in view.lists] == ["looks at", "is looked at by"][: len(weights)]
+
+
+def test_parts_of_a_stack_have_letters_tones_of_their_own_and_their_mean_share():
+    view = Stack(("heads", "norm\n"), ("L0", "L1"), np.array([[0.5, 0.5], [0.25, 0.75]]))
+    assert view.legend == "A heads 0.38 · B norm⏎ 0.62"
+    for count in (1, 2, 5, 6, 7, 10, 12):
+        tones = Stack(("part",) * count, (), np.zeros((0, count))).tones
+        places = np.array(sorted(tones)) - 0.15
+        np.testing.assert_allclose(places, np.linspace(0, 0.75, count) if count > 1 else [0])
+    assert Stack(("part",) * 54, (), np.zeros((0, 54))).letters[51:] == ("z", "A", "B")
+    far = np.abs(np.diff(Stack(("part",) * 12, (), np.zeros((0, 12))).tones)) * 11 / 0.75
+    assert far.min() > 4  # places of twelve
+
+
+def test_words_that_a_head_moves_are_told_in_a_sentence():
+    words = (Term("cat", 0.5), Term("", 0.25)), (Term("\x1b", -0.5),)
+    said = [MovedWords("L0H1", *(words[at] if keep[at] else () for at in (0, 1))).sentence for keep in KEPT]
+    assert said == [
+        "L0H1 raises cat, ␣; lowers ␛",
+        "L0H1 raises cat, ␣",
+        "L0H1 lowers ␛",
+        "L0H1 moves no word",
+    ]
+
+
+KEPT = [(True, True), (True, False), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("values", "rest", "span"),
+    [((0.5, -0.25), None, (0.25, 0.5)), ((0.5, 0.25), -2.0, (2.0, 0.5)), ((0.0,), None, (0.0, 1.0))],
+)
+def test_bars_of_terms_reach_as_far_as_the_largest_on_either_side(values, rest, span):
+    terms = tuple(Term(str(value), value) for value in values)
+    last = None if rest is None else Term("rest", rest)
+    view = Terms(terms, Term("sum", 0.0), terms[:1], last)
+    assert view.span == span
+    assert [len(block) for block in view.blocks] == [len(values) + 1, 1 + (last is not None)]
+
+
+def test_nodes_of_a_column_stand_round_its_middle_or_beside_an_edge_that_passes():
+    columns = {"a": 0, "b": 1, "c": 1, "d": 2, "e": 3}
+    nodes = tuple(GraphNode(name, column) for name, column in columns.items())
+    near, far = (GraphEdge("a", "b", 1.0),), (GraphEdge("b", "e", 1.0), GraphEdge("a", "b", 1.0))
+    places = [LayerGraph(nodes, edges).places() for edges in (near, far, (GraphEdge("a", "e", 1.0),))]
+    straight = {"a": (0, 0), "b": (1, -0.5), "c": (1, 0.5), "d": (2, 0), "e": (3, 0)}
+    assert places == [straight, straight | {"d": (2, -0.3)}, straight | {"d": (2, -0.3)}]
+    alone = LayerGraph((nodes[0], nodes[1], nodes[3]), (GraphEdge("a", "d", 1.0),)).places()
+    assert alone == {"a": (0, 0), "b": (1, 0.3), "d": (2, 0)}
+
+
+def test_a_joint_axis_says_what_was_replaced_deleted_and_inserted():
+    the, cat, dog, old = (Place(text, at, at + 1) for at, text in enumerate(("the", "cat", "dog", "old")))
+    special = Place("[CLS]", 0, 1, special=True)
+    axis = joint([(special, special), (the, the), (cat, dog), (old, None), (None, old)])
+    assert [place.label for place in axis] == ["[CLS]", "the", "cat→dog", "−old", "+old"]
+    assert [(place.start, place.stop) for place in axis] == [(at, at + 1) for at in range(5)]
+    assert [place.special for place in axis] == [True, False, False, False, False]
+
+
+def test_a_table_of_distances_is_ordered_by_groups_and_pooled_by_their_means():
+    apart = np.arange(25.0).reshape(5, 5)
+    names = [f"L0H{head}" for head in range(5)]
+    view = distance_map(apart, names, names, groups=[[4, 0], [1, 2, 3]])
+    order = [4, 0, 1, 2, 3]
+    assert (view.rows, view.columns, view.groups, view.starts) == (tuple(names[at] for at in order),) * 2 + (
+        (2, 3),
+        (0, 2),
+    )
+    np.testing.assert_array_equal(view.values, apart[np.ix_(order, order)])
+    np.testing.assert_allclose(view.nearness(), 1 - view.values / 24)
+    assert view.fit(5, 5) is view
+    small = view.fit(5, 3)
+    means = [[view.values[r : r + 2, c : c + 2].mean() for c in (0, 2, 4)] for r in (0, 2, 4)]
+    np.testing.assert_allclose(small.values, means)
+    assert (small.rows, small.columns) == (view.rows[::2],) * 2
+    assert small.notes == ("a cell is the mean over 2 × 2 heads; a wider picture has one for each",)
+    matched = distance_map(apart, names, names, matched=True).fit(4, 3)
+    np.testing.assert_array_equal(matched.values, apart[:3, :3])
+    assert matched.notes == ("the first 3 of 5 rows and 5 columns",)
+
+
+@pytest.mark.parametrize(("peaks", "scale"), [((0.05, 0.08), "head"), ((0.05, 0.9), "fixed")])
+def test_two_heads_have_one_scale_and_their_difference_one_of_its_own(peaks, scale):
+    one, other = (bare(np.full((2, 3), peak), np.tri(2, 3, 1) > 0) for peak in peaks)
+    parting = Parting("cat", 2, 0.51, ("a", "b"), (0.9, 0.2))
+    view = head_pair(("L0H1", "L2H3"), (one, other), (parting,), scale="auto")
+    assert [each.scale for each in (*view.maps, view.difference)] == [scale, scale, "head"]
+    assert [each.title for each in (*view.maps, view.difference)] == ["L0H1", "L2H3", "L0H1 − L2H3"]
+    np.testing.assert_allclose(view.difference.values, np.full((2, 3), peaks[0] - peaks[1]))
+    assert view.difference.limits == pytest.approx((peaks[0] - peaks[1], peaks[1] - peaks[0]))
+    assert view.difference.masked.tolist() == [[False, False, True], [False] * 3]
+    assert view.sentences == ("cat 2: 0.51 nats apart; L0H1 looks at a (0.90) · L2H3 looks at b (0.20)",)

@@ -86,6 +86,20 @@ def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
     assert record.notes == [COMPILED]
 
 
+@pytest.mark.parametrize("how", ["module", "method", "forward"])
+def test_a_compiled_part_beside_the_attention_is_told_too(how):
+    part = nn.Linear(16, 16).eval()
+    if how == "forward":
+        part.forward = torch.compile(part.forward, backend="eager")
+    else:
+        part = compiled(part, how, "eager")
+    model = modules.Of(lambda m, x: m.part(m.blocks(x)), blocks=modules.blocks(modules.Fused), part=part)
+    with torch.inference_mode(), recording(model) as record:
+        model(torch.randn(2, 5, 16))
+    assert len(record.sites) == 2
+    assert record.notes == [COMPILED]
+
+
 def inside_and_outside(m, x):
     """A model attends in its own forward, behind a module that attends."""
     return type(m.own).forward(m.own, m.inner(x))

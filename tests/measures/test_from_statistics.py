@@ -54,6 +54,19 @@ def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs():
         measure(TEXT, ("coverage90",))
 
 
+def test_an_entropy_that_rounding_left_below_zero_is_zero():
+    query = key = torch.randn(1, HEADS, 97, SIZE)
+    statistics = statistics_of(
+        AttentionCall(query, key, key, 0.1, diagonal=0), fused_request(DEFAULT, [TEXT])
+    )
+    statistics = replace(statistics, entropy=torch.full_like(statistics.entropy, -1e-6))
+    measured = Measurement(("entropy", "normalized_entropy", "effective_keys"))
+    measured.label({"encoder": ([TEXT], [TEXT])})
+    measured.observe(shown(Unreadable(query @ key.mT), (1, HEADS), (TEXT, TEXT), 0, statistics=statistics))
+    for head in measured.figures():
+        assert [figure.value for figure in head.figures.values()] == [0, 0, 1]
+
+
 def test_pairs_of_another_text_and_statistics_for_other_positions_are_never_used():
     measure(TEXT, ("duplicate",))
     for given in ({"asked": random_text(np.random.default_rng(4), 97)}, {"offset": 4}):

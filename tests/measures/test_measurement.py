@@ -10,7 +10,8 @@ import torch
 from attnscope.attention import HeldRows
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, Measurement
-from attnscope.measures.measurement import Sums
+from attnscope.measures import measurement as of_heads
+from attnscope.measures.measurement import Setting, Sums
 
 from .reference import Case, attention, figure, random_rows, random_text
 from .rounding import near
@@ -177,3 +178,13 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
     assert (everything.value, everything.baseline, everything.rows) == pytest.approx((3.5 / 6, 0.35 / 6, 6))
     assert (chosen.value, chosen.baseline, chosen.rows) == pytest.approx((1.5 / 4, 0.15 / 4, 4))
     assert chosen.error is None
+
+
+@pytest.mark.parametrize("kept", [1 << 22, 0])
+def test_what_hangs_on_a_text_alone_is_found_once_for_all_its_layers_if_it_is_small(kept, monkeypatch):
+    monkeypatch.setattr(of_heads, "KEPT", kept)
+    made, of = [], Setting.of
+    monkeypatch.setattr(Setting, "of", lambda *given: made.append(given) or of(*given))
+    cases = texts()
+    observed(cases)
+    assert len(made) == len(cases) * (1 if kept else 2)

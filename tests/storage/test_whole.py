@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from attnscope.axes import weights
@@ -18,7 +19,7 @@ from attnscope.errors import AttnscopeError, OutputError
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
 from attnscope.storage.arrays import read_weights, save_weights
-from attnscope.storage.files import write_whole
+from attnscope.storage.files import fingerprint, write_whole
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.layout import allowed_of, traced_rows
@@ -64,6 +65,41 @@ def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_pa
             write_whole(tmp_path / name, b"new")
     assert sorted(os.listdir(tmp_path)) == sorted(said)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_a_new_file_is_everybodys_as_the_user_allows_and_a_private_one_its_owners(tmp_path, umask) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "shared", b"new")
+        write_whole(tmp_path / "private", b"new", private=True)
+        (tmp_path / "old").write_bytes(b"old")
+        (tmp_path / "old").chmod(0o644)
+        write_whole(tmp_path / "old", b"new", private=True)
+    finally:
+        os.umask(before)
+    modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+    assert modes == {"shared": 0o666 & ~umask, "private": 0o600, "old": 0o600}
+
+
+def model_of(weights):
+    module = torch.nn.Module()
+    module.register_buffer("weights", weights)
+    return module
+
+
+def test_a_fingerprint_knows_names_shapes_types_and_the_first_64_numbers_of_each_weight() -> None:
+    weights = torch.arange(130.0)
+    known = fingerprint(model_of(weights))
+    assert fingerprint(model_of(weights.clone())) == known
+    for place in (0, 63, 64, 129):
+        changed = weights.clone()
+        changed[place] += 1
+        assert (fingerprint(model_of(changed)) == known) == (place > 63)
+    named = torch.nn.Module()
+    named.register_buffer("others", weights)
+    others = [named, *map(model_of, (weights.view(2, 65), weights.double(), weights[:129]))]
+    assert len({known, *map(fingerprint, others)}) == 5
 
 
 def interrupted(path: Path, number: int) -> bool:

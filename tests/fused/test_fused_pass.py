@@ -122,6 +122,14 @@ def test_output_and_statistics_equal_the_full_computation(name, queries, keys, k
     check(done, call, ids)
 
 
+@pytest.mark.parametrize("length", [60, 150])
+def test_pairs_of_a_text_say_nothing_of_fewer_queries_than_keys(length):
+    call = call_of("causal", 60, 150)
+    done = fused(call, torch.randint(0, 9, (length,)))
+    check(done, call)
+    assert done[1].pairs == {}
+
+
 @pytest.mark.parametrize(
     ("sharp", "dtype", "atol"),
     [*((sharp, torch.float32, 1e-4) for sharp in (3.0, 10.0, 30.0)), (1.0, torch.float64, 1e-12)],

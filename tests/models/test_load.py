@@ -44,6 +44,19 @@ def test_a_hugging_face_folder_loads_in_the_type_that_was_asked_for(causal):
         assert load(causal, **options).module.wte.weight.dtype == dtype
 
 
+def test_transformers_says_nothing_but_errors_once_a_folder_was_loaded(causal):
+    logging = transformers.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    try:
+        logging.set_verbosity_info()
+        logging.enable_progress_bar()
+        load(causal)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+    finally:
+        logging.set_verbosity(before[0])
+        (logging.enable_progress_bar if before[1] else logging.disable_progress_bar)()
+
+
 def test_an_encoder_decoder_reads_source_and_target_or_without_one_the_text_as_a_note_says(tmp_path):
     model = load(t5(tmp_path))
     prepared = model.prepare("The cat sat.", "It was tired.")

@@ -66,7 +66,7 @@ def test_a_head_of_three_activations_is_too_far_from_the_embeddings():
 
 
 @pytest.mark.parametrize("at", [2, COUNT - 1])
-def test_a_head_writes_its_product_with_the_slope_of_the_score_behind_a_norm_that_is_held(at):
+def test_a_head_writes_its_product_with_the_slope_behind_a_held_norm(at):
     torch.manual_seed(0)
     model, states, written = Writer().eval(), {}, {}
     hooks = [model.norm.register_forward_hook(lambda module, given, made: states.update(norm=given[0]))]

@@ -181,7 +181,7 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
 
 
 @pytest.mark.parametrize("kept", [1 << 22, 0])
-def test_what_hangs_on_a_text_alone_is_found_once_for_all_its_layers_if_it_is_small(kept, monkeypatch):
+def test_what_hangs_on_a_small_text_alone_is_found_once_for_all_layers(kept, monkeypatch):
     monkeypatch.setattr(of_heads, "KEPT", kept)
     made, of = [], Setting.of
     monkeypatch.setattr(Setting, "of", lambda *given: made.append(given) or of(*given))

@@ -156,7 +156,7 @@ def block(form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("crossed", [False, True])
-def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_tokens_own_part(form, crossed):
+def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_own_part(form, crossed):
     residual, vectors, part, _ = block(form)
     weight = weighing.normed(torch.from_numpy(PROJECTION), residual)
     known = Values.of(torch.from_numpy(VALUES), HEADS, weight)

@@ -66,7 +66,7 @@ def test_a_claim_is_judged_by_the_figures(text, holds, found):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
-def test_a_figure_that_is_no_number_fails_a_claim_on_all_heads_and_helps_none_on_any(sign, at):
+def test_a_figure_that_is_no_number_fails_all_heads_and_helps_none(sign, at):
     values = [2.0, 2.5]
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]

@@ -224,9 +224,7 @@ def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):
 
 @pytest.mark.parametrize("spare", [0, -1])
 @pytest.mark.parametrize("limit", ["LONGEST", "MOST_CHARACTERS"])
-def test_a_sentence_of_as_much_as_may_be_read_is_read_and_one_of_more_refused(
-    limit, spare, tmp_path, monkeypatch
-):
+def test_a_sentence_as_long_as_may_be_is_read_and_a_longer_one_refused(limit, spare, tmp_path, monkeypatch):
     rows = [row("cat"), row("dog", "1", "dep", number="2"), row("bird", "1", "dep", number="3")]
     size = {"LONGEST": len(rows), "MOST_CHARACTERS": sum(len(each) - 1 for each in rows)}[limit]
     monkeypatch.setattr(f"attnscope.storage.gold.{limit}", size + spare)

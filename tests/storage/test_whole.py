@@ -68,7 +68,7 @@ def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_pa
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_a_new_file_is_everybodys_as_the_user_allows_and_a_private_one_its_owners(tmp_path, umask) -> None:
+def test_a_new_file_is_for_whom_the_umask_says_and_a_private_one_not(tmp_path, umask) -> None:
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "shared", b"new")
@@ -88,7 +88,7 @@ def model_of(weights):
     return module
 
 
-def test_a_fingerprint_knows_names_shapes_types_and_the_first_64_numbers_of_each_weight() -> None:
+def test_a_fingerprint_knows_names_shapes_types_and_64_numbers_each() -> None:
     weights = torch.arange(130.0)
     known = fingerprint(model_of(weights))
     assert fingerprint(model_of(weights.clone())) == known

@@ -84,7 +84,7 @@ def test_a_place_has_the_parts_of_all_its_tokens():
 MOST = "at most 0.25", "at most 0.001", "less than 0.001"
 
 
-def test_what_is_not_listed_is_counted_and_a_part_of_a_picture_told_in_words():
+def test_what_is_not_listed_is_counted_and_a_box_told_in_words():
     counts = [(0, 0.5), (3, 0.25), (3, 0.001), (3, 0.0009)]
     told = [Bars((), more, most).rest for more, most in counts]
     assert told == ["", *(f"and 3 more, each {most}" for most in MOST)]
@@ -109,7 +109,7 @@ def test_a_full_bar_is_the_least_round_weight_that_holds_all(weights, full, expe
     assert [verb for verb, _ in view.lists] == ["looks at", "is looked at by"][: len(weights)]
 
 
-def test_parts_of_a_stack_have_letters_tones_of_their_own_and_their_mean_share():
+def test_parts_of_a_stack_have_letters_tones_and_their_mean_share():
     view = Stack(("heads", "norm\n"), ("L0", "L1"), np.array([[0.5, 0.5], [0.25, 0.75]]))
     assert view.legend == "A heads 0.38 · B norm⏎ 0.62"
     for count in (1, 2, 5, 6, 7, 10, 12):
@@ -147,7 +147,7 @@ def test_bars_of_terms_reach_as_far_as_the_largest_on_either_side(values, rest, 
     assert [len(block) for block in view.blocks] == [len(values) + 1, 1 + (last is not None)]
 
 
-def test_nodes_of_a_column_stand_round_its_middle_or_beside_an_edge_that_passes():
+def test_nodes_stand_round_the_middle_or_beside_an_edge_that_passes():
     columns = {"a": 0, "b": 1, "c": 1, "d": 2, "e": 3}
     nodes = tuple(GraphNode(name, column) for name, column in columns.items())
     near, far = (GraphEdge("a", "b", 1.0),), (GraphEdge("b", "e", 1.0), GraphEdge("a", "b", 1.0))
@@ -167,7 +167,7 @@ def test_a_joint_axis_says_what_was_replaced_deleted_and_inserted():
     assert [place.special for place in axis] == [True, False, False, False, False]
 
 
-def test_a_table_of_distances_is_ordered_by_groups_and_pooled_by_their_means():
+def test_distances_are_ordered_by_groups_and_pooled_by_their_means():
     apart = np.arange(25.0).reshape(5, 5)
     names = [f"L0H{head}" for head in range(5)]
     view = distance_map(apart, names, names, groups=[[4, 0], [1, 2, 3]])

@@ -80,7 +80,7 @@ def rows_before_cells(m, x):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("run", [rows_alone, rows_before_cells])
 @pytest.mark.parametrize("labelled", [False, True])
-def test_attention_from_text_to_text_comes_first_and_is_named_if_the_batch_does(way, run, labelled):
+def test_attention_between_texts_is_named_if_the_batch_is_first(way, run, labelled):
     """Labels say so; without them positions may come first, which attention behind it makes unlikely."""
     model, axis = Of(run, rows=WAYS[way](), cells=WAYS[way]()).eval(), range(COUNT)
     axes = {"encoder": (axis, axis)} if labelled else None

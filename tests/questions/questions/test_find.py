@@ -62,7 +62,7 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot(cau
 
 
 @pytest.mark.parametrize("broken", [[0], [3], [1, 2], [0, 1, 2, 3]])
-def test_heads_whose_share_is_no_number_come_last_in_the_order_of_the_model(broken):
+def test_heads_whose_share_is_no_number_come_last_in_the_models_order(broken):
     model, prepared, _ = made("gpt2")
     size = len(model.module.h[2].attn.c_attn.weight) // 4
     with torch.no_grad():

@@ -123,7 +123,7 @@ def test_thumbnails_have_the_colours_of_their_heads(count, large, side_by_side, 
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_in_a_pipe_masked_cells_of_thumbnails_are_dots_and_the_legend_says_so(closed) -> None:
+def test_in_a_pipe_masked_cells_of_thumbnails_are_dots_as_the_legend_says(closed) -> None:
     past = np.tri(5, dtype=int) | (not closed)
     text = printed(grid([(0, bare(np.ones((1, 5, 5)), past > 0))], large=True))
     lines = [line[3:] for line in text.splitlines() if line.startswith(("L0 █", "   █"))]

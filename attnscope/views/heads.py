@@ -22,8 +22,8 @@ class HeadMap(Titled):
     layers: tuple[int, ...]  # the number of each row
     name: str
     limits: tuple[float, float]
+    signed: bool  # then 0 is in the middle
     unit: str = ""
-    signed: bool = False  # then 0 is in the middle
     marks: tuple[str, str] = ("L", "H")  # before the numbers of rows and columns
     labels: tuple[str, ...] = ()  # of the rows, in place of mark and number
     by_layer: bool = False  # adds the mean of each layer, and in a picture every head over its layer

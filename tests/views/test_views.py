@@ -147,6 +147,21 @@ def test_full_colour_of_pooled_maps_is_the_largest_cell_where_hardly_any_is_brig
         assert other.top == 1
 
 
+@pytest.mark.parametrize(("bright", "top"), [(8, 0.5), (10, 1.0)])
+def test_bright_cells_are_counted_among_the_open_ones_of_long_rows(bright: int, top: float) -> None:
+    """Of 48 rows 24 have more than half of the keys: 876 open cells, of which one in a hundred decides."""
+    values = np.zeros((1, 96, 96))
+    values[0, 60:62, : 2 * bright : 2] = 0.5  # cells of 2 x 2
+    values[0, :20, ::2] = 0.5 * np.tri(20, 48)  # rows of few keys
+    assert grid([(0, bare(values, np.tri(96, dtype=bool)))], scale="auto").top == top
+
+
+def test_full_colour_of_thumbnails_is_the_largest_of_each_row_of_each_head_on_request() -> None:
+    stack = np.stack([VALUES, VALUES[::-1] / 4])
+    (layer,) = (view := grid([(0, weights(stack, TEXT, TEXT))], scale="row")).layers
+    np.testing.assert_allclose(thumbnail_levels(layer, view), stack / stack.max(-1, keepdims=True), rtol=1e-6)
+
+
 def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
     model = load("own")
     prepared = model.prepare("The cat sat on the mat because it was")

@@ -1,0 +1,132 @@
+"""Cached passes: what is stored is found, the oldest go first, and no other file is believed or touched."""
+
+import os
+import time
+from hashlib import sha256
+
+import pytest
+
+from attnscope.models import load
+from attnscope.models.keeping import keep_trace
+from attnscope.storage import cache
+from attnscope.storage.cache import clear_passes, find_pass, hash_key, list_passes, store_pass
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A cache of its own, which does not exist yet."""
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept" / "looks"
+
+
+@pytest.fixture(scope="module")
+def traces():
+    """Passes of two texts."""
+    model = load("own")
+    return [keep_trace(model, model.prepare(text)) for text in ("The cat sat.", "It slept.")]
+
+
+KEYS = [f"{number:040}" for number in range(6)]
+
+
+def texts(passes):
+    return ["".join(token.text for token in each.axis(0)) for each in passes]
+
+
+def stored(folder, key, trace, used):
+    store_pass(key, trace)
+    (made,) = folder.glob(f"{key}-*")
+    os.utime(made, (used, used))
+    return made
+
+
+def test_what_is_stored_last_is_found_by_its_key_alone(folder, traces):
+    assert find_pass(KEYS[0]) is None
+    assert (list_passes(), clear_passes()) == ([], 0)
+    for trace in traces:  # of one key the last
+        made = stored(folder, KEYS[0], trace, 1)
+        assert texts([find_pass(KEYS[0])]) == texts([trace])
+        assert time.time() - made.stat().st_mtime < 100  # it was used
+    store_pass(KEYS[1], traces[0])
+    assert find_pass(KEYS[2]) is None
+    assert len(list(folder.iterdir())) == 2
+    assert {(each.stat().st_mode & 0o777) for each in (folder, *folder.iterdir())} == {0o700, 0o600}
+
+
+def test_passes_are_listed_the_latest_first_and_cleared_with_nothing_else(folder, traces):
+    for key, used in zip(KEYS[:3], (5, 9, 7), strict=True):
+        stored(folder, key, traces[0], used)
+    others = [folder / name for name in ("notes.txt", f"{KEYS[4]}.trace", f"{KEYS[4]}-{KEYS[4]}.trace.bak")]
+    for other in others:
+        other.write_bytes(b"mine")
+    (folder / f"{KEYS[5]}-{KEYS[5]}.trace").mkdir()
+    listed = list_passes()
+    assert [each.used for each in listed] == [9, 7, 5]
+    assert [each.path.name[:40] for each in listed] == [KEYS[1], KEYS[2], KEYS[0]]
+    assert {each.size for each in listed} == {listed[0].path.stat().st_size}
+    assert clear_passes() == 3
+    assert sorted(folder.iterdir()) == sorted([*others, folder / f"{KEYS[5]}-{KEYS[5]}.trace"])
+
+
+@pytest.mark.parametrize("change", ["its bytes", "its key", "its mode", "a link", "too large"])
+def test_an_entry_that_is_not_what_its_name_says_is_removed(folder, traces, change, tmp_path, monkeypatch):
+    made = stored(folder, KEYS[0], traces[0], 1)
+    content, key = made.read_bytes(), KEYS[1] if change == "its key" else KEYS[0]
+    if change == "its bytes":
+        made.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif change == "its key":
+        made = made.rename(folder / made.name.replace(KEYS[0], KEYS[1]))
+    elif change == "its mode":
+        made.chmod(0o604)
+    elif change == "a link":
+        made.rename(tmp_path / "moved.trace")
+        made.symlink_to(tmp_path / "moved.trace")
+    else:
+        monkeypatch.setattr(cache, "LARGEST", len(content) - 1)
+    assert list_passes() == []
+    assert find_pass(key) is None
+    assert not os.path.lexists(made)
+    assert (tmp_path / "moved.trace").exists() == (change == "a link")
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_an_entry_as_large_as_may_be_is_stored_and_a_larger_one_is_not(folder, traces, spare, monkeypatch):
+    size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
+    clear_passes()
+    monkeypatch.setattr(cache, "LARGEST", size + spare)
+    store_pass(KEYS[0], traces[0])
+    assert (find_pass(KEYS[0]) is None) == (spare < 0)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("FULL", 3), ("MOST", 3), ("FULL", 2.99), (None, 5)])
+def test_the_oldest_go_where_room_ends(folder, traces, limit, kept, monkeypatch):
+    size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
+    if limit is not None:
+        monkeypatch.setattr(cache, limit, int(kept * size) if limit == "FULL" else kept)
+    for number, key in enumerate(KEYS[1:5], 2):
+        stored(folder, key, traces[0], number)
+    assert sorted(each.name[:40] for each in folder.iterdir()) == KEYS[5 - int(kept) : 5]
+
+
+def test_what_was_left_unfinished_goes_after_an_hour(folder, traces):
+    stored(folder, KEYS[0], traces[0], 1)
+    now = time.time()
+    for name, age in (("old", 3700), ("new", 3000)):
+        left = folder / f".attnscope-{name}.trace"
+        left.write_bytes(b"half")
+        os.utime(left, (now - age, now - age))
+    store_pass(KEYS[1], traces[0])
+    assert sorted(each.name for each in folder.glob(".*")) == [".attnscope-new.trace"]
+
+
+def test_a_key_is_the_hash_of_a_question_whatever_the_order_of_its_parts():
+    key = hash_key({"text": "cat", "model": "own"})
+    assert key == hash_key({"model": "own", "text": "cat"}) != hash_key({"model": "own", "text": "dog"})
+    assert key == sha256(b'{"model": "own", "text": "cat"}').hexdigest()[:40]
+
+
+@pytest.mark.parametrize("off", ["off", " OFF "])
+def test_nothing_is_kept_where_caching_is_off(traces, monkeypatch, off):
+    monkeypatch.setenv("ATTNSCOPE_CACHE", off)
+    store_pass(KEYS[0], traces[0])
+    assert (cache.cache_folder(), find_pass(KEYS[0]), list_passes()) == (None, None, [])

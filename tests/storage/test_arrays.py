@@ -374,7 +374,14 @@ NONE, MANY = "it has no array of weights", "cannot read attention from"
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        *(((0, 3, 3), NONE), ((10**9, 0, 1, 1), NONE), ((10**9, 1, 0, 1), NONE), ((0,) * 30, NONE)),
+        *(
+            ((0, 3, 3), NONE),
+            ((2, 0, 3), NONE),
+            ((2, 3, 0), NONE),
+            ((10**9, 0, 1, 1), NONE),
+            ((10**9, 1, 0, 1), NONE),
+            ((0,) * 30, NONE),
+        ),
         *(((20_000, 1, 1, 1), MANY), ((200_000, 1, 1), MANY), ((1, 1, 2_000_000), MANY)),
     ],
 )

@@ -207,6 +207,52 @@ def test_a_description_nested_without_end_is_refused(kept, tmp_path):
         open_file(forge(kept, tmp_path / "a.trace", nest))
 
 
+def joined(counts, parts=1):
+    return lambda rows, heads, size: {"form": "heads", "parts": [rows] * parts, "counts": counts(heads)}
+
+
+def stepped(starts, shifts=(0,), keys=0):
+    def made(rows, heads, size):
+        steps = {"starts": starts(size), "shifts": shifts, "keys": size + keys}
+        return {"form": "steps", "parts": [rows] * (len(starts(size)) - 1), **steps}
+
+    return made
+
+
+WHOLE = {"heads": joined(lambda heads: [heads]), "steps": stepped(lambda size: [0, size])}
+NO_LAYERS = [
+    *((joined(counts), "parts do not make up") for counts in (lambda n: [n - 1], lambda n: [n + 1])),
+    *((joined(counts), "parts do not make up") for counts in (lambda n: [n, 0], lambda n: [])),
+    (joined(lambda heads: [heads, 0], parts=2), "parts do not make up"),
+    (joined(lambda heads: [1, heads - 1], parts=2), "is not|do not|has"),
+    *((stepped(starts), "steps do not make up") for starts in (lambda n: [0, n - 1], lambda n: [1, n])),
+    *((stepped(lambda n: [0, n], *more), "steps do not make up") for more in (((0, 0),), ((0,), 1))),
+    (stepped(lambda size: [0, 0, size], (0, 0)), "steps do not make up"),
+]
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_rows_that_are_one_part_of_themselves_are_what_they_were(kept, tmp_path, form):
+    def wrap(said, arrays):
+        for call in said["calls"]:
+            call["rows"] = WHOLE[form](call["rows"], call["heads"], len(said["axes"][0]))
+
+    plain, wrapped = tmp_path / "plain.trace", forge(kept, tmp_path / "a.trace", wrap)
+    plain.write_bytes(kept[0])
+    for head in (Head("L0H1"), Head("L1H0")):
+        np.testing.assert_array_equal(open_file(wrapped).weights(head), open_file(plain).weights(head))
+
+
+@pytest.mark.parametrize(("lie", "sentence"), NO_LAYERS)
+def test_parts_that_make_up_no_layer_are_refused(kept, tmp_path, lie, sentence):
+    def wrap(said, arrays):
+        call = said["calls"][0]
+        call["rows"] = lie(call["rows"], call["heads"], len(said["axes"][0]))
+
+    with pytest.raises(InputError, match=f"^cannot read the trace .*: .*({sentence})"):
+        open_file(forge(kept, tmp_path / "a.trace", wrap))
+
+
 def test_what_stands_at_a_path_instead_of_a_trace_is_named(tmp_path):
     no_tensors = b"", b"\0" * 8, b"\xff" * 64, (2**60).to_bytes(8, "little") + b"{}", b"{}" * 100
     for number, content in enumerate(no_tensors):

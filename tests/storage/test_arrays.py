@@ -392,6 +392,17 @@ def test_empty_arrays_and_more_layers_heads_or_tokens_than_any_model_has_are_ref
     refuses(tmp_path / "a.npz", sentence)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 4), (1, 2, 4, 4)])
+def test_a_saved_layer_that_was_exchanged_for_no_weights_is_refused(shape, tmp_path) -> None:
+    path = tmp_path / "a.npz"
+    save_weights({"encoder": [(0, weights(drawn(2, 4, 4), range(4), range(4)))]}, path)
+    with np.load(path) as saved:
+        arrays = dict(saved)
+    (name,) = (name for name, array in arrays.items() if array.shape == (2, 4, 4) and array.dtype.kind == "f")
+    np.savez(path, **(arrays | {name: np.zeros(shape, np.float32)}))
+    refuses(path, r"is float32 .*, not weights \[head, query, key\]")
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".safetensors", ".pt"])
 def test_pipes_and_endless_devices_are_named_and_never_read(suffix, tmp_path) -> None:
     os.mkfifo(tmp_path / f"pipe{suffix}")

@@ -88,6 +88,22 @@ def test_every_type_that_writes_text_gets_a_class_that_has_it():
             assert kind in pick_class(config, generative=False, predicting=True)._model_mapping
 
 
+@pytest.mark.parametrize(
+    ("saved_as", "predicting", "kind"),
+    [
+        ("BertForMaskedLM", True, "AutoModelForMaskedLM"),
+        ("BertModel", True, "AutoModelForMaskedLM"),
+        (None, True, "AutoModelForMaskedLM"),
+        ("BertLMHeadModel", True, "AutoModelForCausalLM"),
+        ("BertForCausalLM", True, "AutoModelForCausalLM"),
+        ("BertLMHeadModel", False, "AutoModel"),
+    ],
+)
+def test_of_two_heads_that_a_type_may_have_the_saved_one_is_taken(saved_as, predicting, kind):
+    config = transformers.BertConfig(architectures=saved_as and [saved_as])
+    assert pick_class(config, generative=False, predicting=predicting) is getattr(transformers, kind)
+
+
 def test_a_pair_without_a_separator_is_noted(causal):
     assert "without a separator" in load(causal).prepare("The cat", " sat").notes[0]
     assert load(minilm()).prepare("The cat", "sat").notes == ()

@@ -333,6 +333,9 @@ class PrintedOptions(SavedOptions):
     plain: Annotated[bool, Option(help="Use shades instead of colours.")] = False
 
 
+COLOURS = "cmap plain graphics"
+"""What a table has not."""
+
 PRINTED = "is for the terminal: leave out -o, --json, --csv and --latex"
 FORMATS = {"as_json": "--json", "as_csv": "--csv", "as_latex": "--latex", "jsonl": "--jsonl"}
 """What prints numbers in place of a picture."""

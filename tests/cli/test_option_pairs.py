@@ -1,8 +1,8 @@
 """What is accepted is done: an option changes standard output, a file or the exit code, or it is refused.
 
 Every option of every command is typed alone and beside each other one. An option that is accepted beside
-another must change what the other one gives. The day types the pairs with an output, a format or a mode in them, the night
-all of them.
+another must change what the other one gives. The day types the pairs with an output, a format or a mode
+in them, the night all of them.
 """
 
 import re
@@ -110,7 +110,7 @@ VALUES = {
     "pairs": "pairs.tsv",
     "what": "q",
     "to": "L2H3:q",
-    "faithfulness": 0.1,
+    "faithfulness": 1.0,
     "sink": 2,
     "recent": 3,
     "full_heads": "0.5",
@@ -180,6 +180,9 @@ FREE = {
     "checkpoint": "saves sums, and an answer beside them",
     "truncate": "cuts a text that is too long, and this one fits",
     "open_file": "opens the saved file in another program",
+    "graphics": "draws dots in a terminal that can, and this is none",
+    "dtype": "rounds, and a few digits are shown",
+    "cell": "pools a text that is longer than its cells, and this is shorter",
     "raw_csv": "leaves cells that begin a formula, and there is none",
     "no_figures": "leaves out numbers and notes, and a picture may have none",
     "exact_kernel": "keeps the kernel for a text of 512 tokens or more",
@@ -187,6 +190,9 @@ FREE = {
     "force": "overwrites what is there, and nothing is",
 }
 """Options that need not change an answer, and why."""
+
+ALIKE = {("info", "audit")}
+"""Modes whose answer is one sentence here, whatever is read: in the bundled encoder nothing else mixes."""
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +266,7 @@ def test_what_is_accepted_changes_something(answer, command, request):
         both = answer([*base, *typed(one), *typed(other)])
         if "unexpected" in both[3]:
             raised.append((one.opts[0], other.opts[0], both[3]))
-        if both[0] == 2:
+        if both[0] == 2 or {(command, one.name), (command, other.name)} & ALIKE:
             continue
         for each, left in ((one, other), (other, one)):
             if both[:3] == answer([*base, *typed(left)])[:3]:

@@ -73,7 +73,10 @@ def show_composition(
     named = list(contrast.heads or ())
     unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
     unread += " max_tokens truncate second_text generate chat"
-    refuse_useless(("--composition", True, "it reads the model's weights", unread))
+    refuse_useless(
+        ("--composition", True, "it reads the model's weights", unread),
+        ("--composition", output.out is None, "it prints a table", options.COLOURS),
+    )
     refuse_first(
         (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
         (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),

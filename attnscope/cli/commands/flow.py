@@ -88,6 +88,7 @@ def flow(
     unread = "method token layers kind words hide_special scale"
     refuse_useless(
         ("--faithful", asked.faithful, FAITHFUL_ALONE, unread),
+        ("--faithful", asked.faithful and output.out is None, "it prints a table", options.COLOURS),
         ("--json", printed, "the numbers are of every layer: add -o FILE.png", "layers kind token"),
         ("--token", asked.token, "its bars have a scale of their own", "scale"),
     )

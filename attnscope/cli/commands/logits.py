@@ -36,12 +36,18 @@ class LogitsOptions(ScoreOptions):
     ] = "head"
 
 
+class WritingHead(options.HeadOptions):
+    """One head, whose kind is that of the prediction."""
+
+    kind: str | None = None
+
+
 @command
 def logits(
     source: options.SourceOptions,
     asked: LogitsOptions,
     many: options.PromptsOptions,
-    attention: options.HeadOptions,
+    attention: WritingHead,
     output: options.FileOutput,
     picture: options.SavedOptions,
     model: options.ModelOptions,
@@ -61,8 +67,10 @@ def logits(
     --target "{A}" --against "{B}"
     """
     refuse(attention.layers and not attention.head, "--layer", "requires --head")
-    refuse(attention.kind and not attention.head, "--kind", "requires --head")
-    refuse_useless(("a prediction", True, "it is that of the text as it stands", "generate"))
+    refuse_useless(
+        ("a prediction", True, "it is that of the text as it stands", "generate"),
+        ("--latex", output.as_latex, "the table has every part", "head"),
+    )
     by_layer = asked.by == "layer"
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else options.parse_head(attention.head, attention)

@@ -149,6 +149,7 @@ def stats(
         ("--faithful", asked.faithful, FAITHFUL_ALONE, "by_position head_map pooled cell rows sort where"),
         ("--faithful", asked.faithful, FAITHFUL_ALONE, "jsonl as_csv exact_kernel"),
         ("--head", attention.head, "it names one head", "sort where top"),
+        ("a table", not (output.head_map or curved or output.out), "add --map MEASURE", options.COLOURS),
     )
     if asked.pooled is not None:
         options.check_place(asked.pooled, options.WHOLE)

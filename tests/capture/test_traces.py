@@ -24,7 +24,7 @@ def traces(model):
     return (
         [sorted(each) for each in own],
         [len(hooks) for each in own for name, hooks in each.items() if "hooks" in name],
-        AttentionInterface.__dict__["get_interface"],
+        dict(vars(AttentionInterface)),
         nn.Module.__dict__["__call__"],
         len(_get_current_function_mode_stack()),
         torch.backends.mha.get_fastpath_enabled(),

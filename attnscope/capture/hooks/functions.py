@@ -50,11 +50,11 @@ class Tap(Generic[Listener]):
         stack = self.listeners()
         depth = len(stack)
         with self._lock:
+            if self._users == 0:
+                self._original = owner.__dict__.get(self.method)
+                original = getattr(owner, self.method)
+                setattr(owner, self.method, functools.wraps(original)(self.watch(original, self.listeners)))
             self._users += 1
-            if self._users == 1:
-                self._original = owner.__dict__[self.method]
-                wrapped = functools.wraps(self._original)(self.watch(self._original, self.listeners))
-                setattr(owner, self.method, wrapped)
         try:
             stack.append(listener)
             yield
@@ -63,7 +63,10 @@ class Tap(Generic[Listener]):
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
-                    setattr(owner, self.method, self._original)
+                    if self._original is None:  # the method is inherited
+                        delattr(owner, self.method)
+                    else:
+                        setattr(owner, self.method, self._original)
                     self._original = None
 
 
@@ -83,24 +86,29 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
         return
     from transformers.modeling_utils import AttentionInterface
 
-    with _kernel_tap.listening(AttentionInterface, watch):
+    # transformers 5.0 looks up an item, and calls an eager function without: torch's functions show that one
+    tap = _kernel_tap if hasattr(AttentionInterface, "get_interface") else _item_tap
+    with tap.listening(AttentionInterface, watch):
         yield
 
 
-@functools.partial(Tap, "get_interface")
-def _kernel_tap(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
+def _kernel_lookup(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
     """The lookup method, returning functions that go through the listeners."""
 
     def observed(watch: KernelWatch, name: str, kernel: Function) -> Function:
         return functools.wraps(kernel)(lambda *args, **kwargs: watch(name, kernel, args, kwargs))
 
-    def get_interface(self: Any, attn_implementation: str, default: Function) -> Any:
-        kernel = original(self, attn_implementation, default)
+    def look_up(self: Any, attn_implementation: str, *default: Function) -> Any:
+        kernel = original(self, attn_implementation, *default)
         for watch in listeners():
             kernel = observed(watch, str(attn_implementation or "eager"), kernel)
         return kernel
 
-    return get_interface
+    return look_up
+
+
+_kernel_tap = Tap("get_interface", _kernel_lookup)
+_item_tap = Tap("__getitem__", _kernel_lookup)
 
 
 _quiet = threading.local()  # .depth: how deep this thread is in our own work

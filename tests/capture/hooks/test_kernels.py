@@ -79,7 +79,13 @@ def check_seen(maps):
 def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, : 3 * padded] = 0
-    record, maps, _ = observe(using(family), input_ids=IDS, attention_mask=mask)
+    try:
+        model = using(family)
+    except ValueError as refusal:
+        if family != "gpt-oss":
+            raise
+        pytest.skip(str(refusal))  # of transformers 5.0
+    record, maps, _ = observe(model, input_ids=IDS, attention_mask=mask)
     assert {(site.source, site.kernel) for site in record.sites} == {("recomputed", "flash_attention_2")}
     assert record.without_attention == []
     check_seen(maps)
@@ -140,6 +146,8 @@ FUNCTIONS = [  # a family, a function and its name, and where the weights come f
 
 @pytest.mark.parametrize(("family", "function", "name", "source"), FUNCTIONS)
 def test_weights_of_other_functions_are_those_that_make_their_output(using, family, function, name, source):
+    if name == "eager" and not hasattr(AttentionInterface, "get_interface"):
+        pytest.skip("this transformers looks no eager function up")
     record, maps, _ = observe(using(family, name, function), input_ids=IDS)
     check_seen(maps)
     assert {(site.source, site.kernel, site.site.kind) for site in record.sites} == {

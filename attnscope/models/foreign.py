@@ -252,11 +252,14 @@ class Source:
                 f"{self.name} cannot be loaded: transformers builds its models from docstrings, which this "
                 "python leaves out; run python without -OO"
             )
+        import transformers
+
+        if int(transformers.__version__.partition(".")[0]) < 5:
+            old = f"transformers {transformers.__version__} is too old"
+            raise ModelError(f"{self.name} cannot be loaded: {old}, attnscope needs 5.0 or newer")
         if self.folder is None:
             require_on_hub(self.name, self.revision)
         self.require_harmless()
-        import transformers
-
         with self.shielded(), explained(f"the config.json of {self.name}"):
             config = transformers.AutoConfig.from_pretrained(self.name, **self.options)
             if not all(isinstance(each, str) for each in config.architectures or ()):

@@ -10,6 +10,7 @@ from transformers import modeling_utils
 
 from attnscope.errors import ModelError
 from attnscope.models import load
+from attnscope.models.huggingface.load import can_spread
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.storage.corpus import ListedTexts
@@ -22,7 +23,8 @@ SPREAD = {"wte": "cpu", "wpe": "cpu", "drop": "cpu", "ln_f": "cpu", "h.0": "cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    pytest.importorskip("accelerate")
+    if not can_spread():
+        pytest.skip("neither accelerate, nor a safetensors that reads one weight without mapping its file")
     return gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
@@ -75,10 +77,17 @@ def test_no_file_of_weights_stays_mapped_and_libraries_are_left_as_they_were(fol
     assert not any(str(folder) in each for each in mapped)
 
 
-def test_a_device_map_without_its_package_names_the_package(folder, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"needs accelerate, .*: pip install 'attnscope\[large\]'"):
-        load(folder, device_map="auto")
+@pytest.mark.parametrize(
+    ("missing", "stand_in"),
+    [
+        ("importlib.util.find_spec", lambda name: None),
+        ("safetensors.safe_open", lambda filename, framework: None),
+    ],
+)
+def test_a_device_map_without_its_package_names_the_package(tmp_path, monkeypatch, missing, stand_in):
+    monkeypatch.setattr(missing, stand_in)
+    with pytest.raises(ModelError, match=r"needs accelerate and .*: pip install 'attnscope\[large\]'"):
+        load(gpt2(tmp_path), device_map="auto")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from dataclasses import is_dataclass
 
 import pytest
+import transformers
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models import foreign, load
@@ -118,6 +120,8 @@ def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused_with_the_reason(changes, said, tmp_path):
+    if "initializer_range" in changes and not is_dataclass(transformers.GPT2Config):
+        pytest.skip("this transformers takes fields of every type")
     require_sentence(changed(tmp_path / "model", **changes), said)
 
 

@@ -100,7 +100,8 @@ def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(t
 
 def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_path):
     """A field that nobody thought of reaches the closed network, and that says so."""
-    made = changed(tmp_path / "m", model_type="dpt", backbone="owner-less", use_timm_backbone=False)
+    asked = {"backbone": "owner-less", "use_timm_backbone": True, "is_hybrid": True}
+    made = changed(tmp_path / "m", model_type="dpt", **asked)
     said = r"chooses no network .*, and huggingface\.co was asked for|cannot be"
     with pytest.raises(ModelError, match=said):
         load(made)

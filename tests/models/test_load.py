@@ -207,6 +207,12 @@ def test_weights_that_are_not_in_the_file_are_noted_and_a_damaged_file_is_refuse
         load(place)
 
 
+def test_an_old_transformers_is_one_sentence(copied, monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "4.57.6")
+    with pytest.raises(ModelError, match=r"transformers 4\.57\.6 is too old, attnscope needs 5\.0 or newer"):
+        load(copied[0])
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_limit_of_tokens_counts_special_tokens_too(count, tmp_path):
     for name in ("own", "own-causal", minilm(), t5(tmp_path / "t5"), gpt2(tmp_path / "gpt2")):

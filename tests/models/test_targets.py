@@ -78,6 +78,7 @@ def attends(model, states):
 def around(model, states):
     for block in model.transformer.h:
         states = block(states)
+        states = states[0] if isinstance(states, tuple) else states  # in older releases
     return part(model, states)
 
 

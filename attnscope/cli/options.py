@@ -166,7 +166,8 @@ class ModelOptions(Group):
         str | None,
         Option(
             help="auto: split a model that is too large for one device across all of them, and read the "
-            "rest from the disk layer by layer. Needs accelerate: pip install 'attnscope[large]'."
+            "rest from the disk layer by layer. Needs accelerate and safetensors 0.8: pip install "
+            "'attnscope[large]'."
         ),
     ] = None
     dtype: Annotated[str, Option(help="auto, float32, float16 or bfloat16.")] = "auto"

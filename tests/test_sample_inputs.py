@@ -9,9 +9,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import soundfile
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from attnscope.models import load
+from attnscope.models.served import open_file
+from attnscope.storage.gold import read_gold
+from tests.models.folders import maps
 
 FOLDER = Path(__file__).parents[1] / "sample_inputs"
-NAMES = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
+BINARY = (".png", ".wav", ".safetensors")
+NAMES = sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix not in BINARY)
 JOINER = "\u200d"  # of zero width
 SCRIPTS = "LATIN CYRILLIC GREEK ARABIC HEBREW DEVANAGARI CJK HIRAGANA KATAKANA HANGUL THAI"
 
@@ -26,7 +36,7 @@ def test_a_sample_is_composed_utf8_without_trailing_spaces_or_hidden_characters(
     text = sample(name)
     assert unicodedata.is_normalized("NFC", text)
     assert text == "\n".join(line.rstrip() for line in text.rstrip().split("\n")) + "\n"
-    meant = "\n" + ("\t" if name.endswith(".tsv") else JOINER if name == "languages.txt" else "")
+    meant = "\n" + ("\t" if name.endswith((".tsv", ".conllu")) else JOINER if name == "languages.txt" else "")
     hidden = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert [char for char in text if unicodedata.category(char) in hidden and char not in meant] == []
 
@@ -92,3 +102,59 @@ def test_the_source_code_draws_a_path_through_its_maze_and_counts_its_steps():
     *maze, report = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     steps = sum(line.count(char) for line in maze for char in "S.G") - 1
     assert report == f"The shortest path takes {steps} steps."
+
+
+def test_all_samples_together_are_small():
+    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 300_000
+
+
+def test_names_fill_both_slots_of_a_prompt_with_two_people():
+    first, *rows = [line.split("\t") for line in sample("names.tsv").splitlines()]
+    assert first == ["A", "B"]
+    assert all(one != other for one, other in rows)
+    assert {(other, one) for one, other in rows} == {(one, other) for one, other in rows}
+
+
+@pytest.mark.parametrize("coreference", [False, True])
+def test_the_treebank_reads_without_a_fault_and_says_its_own_text(coreference):
+    entries = list(read_gold(FOLDER / "treebank.conllu", coreference=coreference).entries())
+    assert [entry.fault for entry in entries if entry.fault] == []
+    assert [entry.text for entry in entries] == re.findall("^# text = (.*)", sample("treebank.conllu"), re.M)
+    found = Counter(pair.label for entry in entries for pair in entry.pairs)
+    assert found["coreference"] >= 9 if coreference else min(found["nsubj"], found["obj"]) >= 9
+
+
+def test_each_word_of_the_translations_is_linked_to_one_that_is_there():
+    pairs, links = (sample(name).splitlines() for name in ("de.par", "de.links"))
+    for pair, line in zip(pairs, links, strict=True):
+        linked = zip(*(map(int, re.split("[-?]", link)) for link in line.split()), strict=True)
+        sides = [range(len(side.split())) for side in pair.split(" ||| ")]
+        assert [{*each} for each in linked] == [{*each} for each in sides]
+
+
+def test_a_chat_has_roles_and_the_answer_that_was_served():
+    for line in map(json.loads, sample("log.jsonl").splitlines()):
+        roles = [message["role"] for message in line["messages"]]
+        assert (roles[0], roles[-1]) == ("system", "user")
+        assert line["response"].endswith(".")
+
+
+def test_picture_and_speech_are_of_the_size_that_models_read():
+    with Image.open(FOLDER / "cat.png") as picture:
+        assert picture.size == (224, 224)
+    about = soundfile.info(FOLDER / "speech.wav")
+    assert (about.samplerate, about.channels) == (16_000, 1)
+    assert 1 < about.duration < 2
+
+
+def test_what_a_server_wrote_shows_the_rows_of_the_model_that_ran():
+    own, served = load("own-causal"), open_file(FOLDER / "served.safetensors")
+    mine = maps(own, own.prepare("The king said that he would go to the river."), heads=4)
+    theirs = maps(served, served.prepared, heads=4)
+    states = load_file(FOLDER / "served.safetensors")
+    assert len(mine) == len(theirs) == len(states) / 2 == 3
+    for layer, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        query, key = (states[f"layers.{layer}.self_attn.attn.{part}"].float() for part in "qk")
+        scores = torch.einsum("qhd,khd->hqk", query.abs(), key.abs()) / query.shape[-1] ** 0.5
+        off = float(scores.max()) * 2**-10  # both are rounded to float16, and a weight moves by half of it
+        assert float((one.weights - other.weights).abs().max()) <= off / 2

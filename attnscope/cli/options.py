@@ -76,7 +76,9 @@ class TextsOptions(Group):
     panel = MANY
     texts: Annotated[
         Path | None,
-        Option(help="Read a corpus: .txt (one text per line), .jsonl, .parquet, or a folder of .txt files."),
+        Option(
+            help="A corpus: .txt (a text a line), .jsonl, .parquet, or a folder.", rich_help_panel=MOST_USED
+        ),
     ] = None
     field: Annotated[str, Option(help="The .jsonl field or .parquet column that holds the text.")] = "text"
     limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
@@ -106,12 +108,7 @@ class LayerOptions(Group):
 
     panel = WHERE
     layers: Annotated[
-        str | None,
-        Option(
-            "--layer",
-            help="Layers, counted from 0: 5, or several, like 0-3,7.",
-            rich_help_panel=MOST_USED,
-        ),
+        str | None, Option("--layer", help="Layers, from 0: 5, or several: 0-3,7.", rich_help_panel=MOST_USED)
     ] = None
     kind: Annotated[
         str | None,
@@ -125,15 +122,14 @@ class LayerOptions(Group):
 class HeadOptions(LayerOptions):
     """Layers, or one head."""
 
-    head: Annotated[str | None, Option(help="One head: L5H3, 5.3, 5-3, or its number with --layer.")] = None
+    head: Annotated[str | None, Option(help="One head, L2H1, or its number with --layer.")] = None
 
 
 class ShownHeads(HeadOptions):
     """All heads, some heads, or one token of them."""
 
     head: Annotated[
-        str | None,
-        Option(help="One head: L5H3, 5.3, 5-3, or its number with --layer; several side by side: L0H2,L1H5."),
+        str | None, Option(help="One head, L2H1, or its number with --layer; several: L2H1,L1H3.")
     ] = None
     token: Annotated[str | None, Option(help="One token: a word, its number, or a patch as row,column.")] = (
         None
@@ -152,8 +148,7 @@ class ModelOptions(Group):
         Option(
             "--model",
             "-m",
-            help="own (the default), own-causal, a folder, a Hugging Face hub id, or FILE.py:NAME (runs "
-            "that file).",
+            help="own (the default), own-causal, a folder, a hub id, or FILE.py:NAME, which runs it.",
             rich_help_panel=MOST_USED,
             autocompletion=offering(model_names),
         ),
@@ -242,11 +237,7 @@ class AxisOptions(Group):
 
     words: Annotated[bool, Option(help="Merge pieces into words.")] = False
     hide_special: Annotated[
-        bool,
-        Option(
-            help="Hide special tokens; print the attention they take.",
-            rich_help_panel=MOST_USED,
-        ),
+        bool, Option(help="Hide special tokens; print their share.", rich_help_panel=MOST_USED)
     ] = False
 
 
@@ -266,7 +257,6 @@ class MapOptions(AxisOptions):
         Literal["auto", "fixed", "row", "head"],
         Option(
             help="Full colour is a weight of 1 (fixed), or the largest of the row or the head; auto chooses.",
-            rich_help_panel=MOST_USED,
         ),
     ] = "auto"
 
@@ -456,8 +446,7 @@ class SourceOptions(Group):
         Path | None,
         Option(
             "--from",
-            help="In place of a model: a .trace, weights (.npz, .npy, .safetensors, .json), or a server's "
-            "queries and keys.",
+            help="In place of a model: a .trace, a file of weights, or a server's queries and keys.",
             rich_help_panel=MOST_USED,
         ),
     ] = None
@@ -470,8 +459,9 @@ class SourceOptions(Group):
     image: Annotated[
         list[Path] | None,
         Option(
-            help="An image, alone or with a text. Repeat it for several; they go where the text says "
-            "<image>, or before it."
+            help="An image; several go where the text says <image>, or before it.",
+            metavar="<path>",
+            rich_help_panel=MOST_USED,
         ),
     ] = None
     video: Annotated[
@@ -499,11 +489,21 @@ class SourceOptions(Group):
     ] = None
     repeat_random: Annotated[
         int | None,
-        Option(help="Read N random tokens twice instead of a text; heads that copy stand out.", min=2),
+        Option(
+            help="Read N random tokens twice instead of a text; heads that copy stand out.",
+            metavar="N",
+            min=2,
+            rich_help_panel=MOST_USED,
+        ),
     ] = None
     max_tokens: Annotated[int | None, Option(help="Cut the text after N tokens.", min=1)] = None
-    truncate: Annotated[bool, Option(help="Cut a text to the number of positions of the model.")] = False
-    generate: Annotated[int | None, Option(help="Generate up to N tokens and show them too.", min=1)] = None
+    truncate: Annotated[
+        bool, Option(help="Cut a text at the model's positions.", rich_help_panel=MOST_USED)
+    ] = False
+    generate: Annotated[
+        int | None,
+        Option(help="Generate up to N tokens, too.", metavar="N", min=1, rich_help_panel=MOST_USED),
+    ] = None
     temperature: Annotated[
         float, Option(help="With --generate: the sampling temperature; 0 takes the most likely token.", min=0)
     ] = 0.0

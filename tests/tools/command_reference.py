@@ -28,8 +28,9 @@ One file per command: it parses, makes one call, and delivers the answer. `attns
 prints the same as this page, which `python -m tests.tools.command_reference` generates from the code.
 
 A command's function takes groups of options. A group is a subclass of `Group`, and so a frozen dataclass;
-its fields are made by `option`, `flag` and `argument` of [command.py](command.py); `@command` turns them
-into command-line options. So each option is declared once, and has the same name in every command.
+its fields are declared with Typer's `Option` and `Argument`; `@command` of [command.py](command.py) gives
+Typer a function with a parameter for each. So each option is declared once, and has the same name in
+every command.
 
 **To add an option**, add a field to a group: every command that takes the group has it.
 **To add a command**, write a function of groups with `@command` above it, its help and an example in its
@@ -105,6 +106,11 @@ def _help(name: str) -> tuple[str, list[str]]:
     """What a command's docstring says, and its examples."""
     text, _, examples = docstring(find_command(name)).partition("\nExample")
     return text, [line for line in examples.splitlines()[1:] if line.strip()]
+
+
+def examples_of(name: str) -> list[str]:
+    """The examples of a command's help."""
+    return [line.strip() for line in _help(name)[1]]
 
 
 def _cells(word: Row) -> list[str]:

@@ -24,7 +24,7 @@ class AblateOptions(Group):
     importance: Annotated[
         bool, Option(help="Estimate it from gradients: two passes instead of one a head.")
     ] = False
-    top: Annotated[int, Option(help="List at most N heads.", min=1)] = 10
+    top: Annotated[int, Option(help="List at most N heads.", metavar="N", min=1)] = 10
 
 
 @command
@@ -47,8 +47,9 @@ def ablate(
     Examples:
 
     attnscope ablate "The cat sat on the mat because it was tired."
-    attnscope ablate "The cat sat on the mat because it was tired." --head L2H1,L3H0
-    attnscope ablate --texts corpus.txt -m own-causal --mean --csv
+    attnscope ablate "The cat sat on the mat." --head L2H1,L3H0
+    attnscope ablate "The cat sat on the mat because it was tired." --importance
+    attnscope ablate --texts sample_inputs/sentences.txt -m own-causal --mean
     """
     check_texts(corpus, source)
     heads = options.parse_heads(attention.head, attention)

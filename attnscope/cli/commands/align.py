@@ -46,7 +46,7 @@ class SoundOptions(Group):
         bool,
         Option(
             help="Rank the heads by how much of their attention moves forward through the sound.",
-            rich_help_panel=options.WHERE,
+            rich_help_panel=MOST_USED,
         ),
     ] = False
     from_second: Annotated[float, Option(help="The first second that is read.", min=0)] = 0.0
@@ -81,12 +81,11 @@ def align(
 
     Examples:
 
-    attnscope align speech.wav -m openai/whisper-tiny
-    attnscope align speech.wav "The cat sat on the mat." -m openai/whisper-tiny --format srt
-    attnscope align speech.wav -m openai/whisper-tiny -o alignment.png
-    attnscope align speech.wav -m my-whisper --rank
-    attnscope align speech.wav -m facebook/wav2vec2-base-960h
-    attnscope align speech.wav "The cat sat on the mat." -m facebook/wav2vec2-base-960h
+    attnscope align sample_inputs/speech.wav -m openai/whisper-tiny
+    attnscope align sample_inputs/speech.wav -m openai/whisper-tiny -o words.png
+    attnscope align sample_inputs/speech.wav -m openai/whisper-tiny --format srt
+    attnscope align sample_inputs/speech.wav -m openai/whisper-tiny --rank
+    attnscope align sample_inputs/speech.wav -m facebook/wav2vec2-base-960h
     """
     from attnscope.attention import Head
 

@@ -42,8 +42,8 @@ def browse(
     Examples:
 
     attnscope browse "The cat sat on the mat because it was tired."
-    attnscope browse -f paper.txt --truncate -m openai-community/gpt2
-    attnscope browse --from heads.npz
+    attnscope browse -f sample_inputs/article.txt --truncate -m own-causal
+    attnscope browse --image sample_inputs/cat.png -m facebook/dinov2-base
     """
     if not has_terminal():
         raise AttnscopeError("browse needs a terminal; attnscope show prints, -o saves a page of all heads")

@@ -55,8 +55,7 @@ def cachecost(
 
     Examples:
 
-    attnscope cachecost -m own-causal --texts corpus.txt --sink 1 --recent 8
-    attnscope cachecost -m openai-community/gpt2 --texts books --needle 0.1,0.5,0.9 -o heads.tsv
+    attnscope cachecost --texts sample_inputs/words.jsonl -m own-causal --recent 8
     """
     from attnscope.models.inputs import Limit
     from attnscope.questions.cachecost import cachecost, of_cachecost

@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, is_typed, refuse
+from attnscope.cli.command import MOST_USED, Group, command, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading, split_text
 from attnscope.cli.waiting import notify
@@ -29,8 +29,12 @@ class ClaimOptions(Group):
             '"all.entropy < 3", "count(previous > 0.5) >= 2".'
         ),
     ] = None
-    save_snapshot: Annotated[Path | None, Option(help="Write all figures to a file.")] = None
-    with_snapshot: Annotated[Path | None, Option(help="Compare all figures with a saved file.")] = None
+    save_snapshot: Annotated[
+        Path | None, Option(help="Write all figures to a file.", rich_help_panel=MOST_USED)
+    ] = None
+    with_snapshot: Annotated[
+        Path | None, Option(help="Compare all figures with such a file.", rich_help_panel=MOST_USED)
+    ] = None
     with_model: Annotated[
         str | None,
         Option(
@@ -58,11 +62,11 @@ def check(
 
     Examples:
 
-    attnscope check "L0H3.self > 0.5" "count(previous > 0.5) >= 2" --texts sample_inputs/sentences.txt
-    attnscope check "any.induction > 0.1" -m own-causal --file sample_inputs/repeated.txt --truncate
-    attnscope check --texts corpus.txt --save-snapshot before.json
-    attnscope check --texts corpus.txt --with-snapshot before.json --tolerance 0.02
-    attnscope check --from served.safetensors -m my-model --with-model my-model
+    attnscope check "L2H1.previous > 0.8" --texts sample_inputs/sentences.txt
+    attnscope check "count(previous > 0.5) >= 2" "The cat sat on the mat."
+    attnscope check "any.induction > 0.4" --repeat-random 20 -m own-causal
+    attnscope check --texts sample_inputs/sentences.txt --save-snapshot old.json
+    attnscope check --texts sample_inputs/sentences.txt --with-snapshot old.json
     """
     from attnscope.measures import DEFAULT
     from attnscope.questions.check import Checked, changes, check_served, claim, of_checked, save_snapshot

@@ -60,8 +60,8 @@ def circuit(
     Examples:
 
     attnscope circuit sample_inputs/repeats.tsv -m own-causal
-    attnscope circuit pairs.tsv -m openai-community/gpt2 --target " Mary" --against " John"
-    attnscope circuit pairs.tsv -m openai-community/gpt2 --faithfulness 0.9 -o circuit.html
+    attnscope circuit sample_inputs/repeats.tsv -m own-causal --faithfulness 0.95
+    attnscope circuit sample_inputs/repeats.tsv -m own-causal -o circuit.html
     """
     from attnscope.questions.circuit import find_circuit, of_circuit
     from attnscope.questions.head import one_head

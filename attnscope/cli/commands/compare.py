@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_first, refuse_useless, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
@@ -29,11 +29,14 @@ class Contrast(Group):
     panel = "What to compare with"
     heads: Annotated[list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3.")] = None
     with_text: Annotated[
-        str | None, Option(help="The same model on another text: what changes in which head.")
+        str | None,
+        Option(help="Another text: what changes in which head.", rich_help_panel=MOST_USED),
     ] = None
     with_model: Annotated[
         str | None,
-        Option(help="Another model on the same text: how far each head drifted, or its best match."),
+        Option(
+            help="Another model: how far each head drifted, or its best match.", rich_help_panel=MOST_USED
+        ),
     ] = None
     with_trace: Annotated[
         Path | None, Option(help="A file that --save-trace made, of another text, model or checkpoint.")
@@ -42,7 +45,8 @@ class Contrast(Group):
         bool,
         Option(
             help="Q-, K- and V-composition (Elhage et al. 2021): how much of what an earlier head writes "
-            "one head, L1H2, or any reads; from the weights, without a text.",
+            "one head, L1H2, or any reads; from the weights.",
+            rich_help_panel=MOST_USED,
         ),
     ] = False
 
@@ -116,10 +120,11 @@ def compare(
     Examples:
 
     attnscope compare "The cat sat on the mat because it was tired."
-    attnscope compare "The cat sat on the mat." L1H2 L5H3
-    attnscope compare "The cat sat on the mat." --with-text "The dog sat on the mat."
+    attnscope compare "The cat sat on the mat." L1H3 L2H1
+    attnscope compare "The cat sat on it." --with-text "The dog sat on it."
+    attnscope compare "The cat sat." --with-model google-bert/bert-base-uncased
+    attnscope compare --texts sample_inputs/sentences.txt --csv
     attnscope compare L1H0 --composition -m own-causal
-    attnscope compare --texts sentences.txt -m my-bert --with-model my-fine-tuned-bert --csv
     """
     if source.text is not None and _names_head(source, corpus, contrast):
         contrast = replace(contrast, heads=[source.text, *(contrast.heads or ())])

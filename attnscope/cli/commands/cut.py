@@ -26,7 +26,8 @@ class EdgeOptions(Group):
         Literal["renormalize", "zero", "mean"],
         Option(
             help="renormalize: as if a mask closed the edge before the softmax; zero: drop its weight "
-            "after it; mean: set it to its mean over the same edge in --texts."
+            "after it; mean: set it to its mean over the same edge in --texts.",
+            metavar="<way>",
         ),
     ] = "renormalize"
 
@@ -35,7 +36,7 @@ class CauseOptions(ScoreOptions):
     """Which prediction, and which heads."""
 
     panel = MOST_USED
-    head: Annotated[str | None, Option(help="Change these heads alone, like L5H3 or L5H3,L2H1.")] = None
+    head: Annotated[str | None, Option(help="These heads alone: L2H1, or L2H1,L1H3.")] = None
 
 
 @command
@@ -59,10 +60,9 @@ def cut(
     Examples:
 
     attnscope cut "mat -> cat" "The cat sat on the mat" -m own-causal
-    attnscope cut "* -> cat" "The cat sat on the" -m own-causal --target mat --against floor --head L1H0,L2H3
+    attnscope cut "on -> cat" "The cat sat on" -m own-causal --target the
+    attnscope cut "on -> cat" "The cat sat on" -m own-causal --head L1H0,L2H3
     attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
-    attnscope cut "* -> -1" "The cat sat on the mat." --how mean --texts corpus.txt
-    attnscope cut "{B} -> {A}" "When {A} and {B} met, {B} gave" --prompts names.tsv --target "{A}"
     """
     from attnscope.questions.cause import of_intervention
     from attnscope.questions.prompts import mean_cut

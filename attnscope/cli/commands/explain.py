@@ -31,7 +31,7 @@ def explain(options: WordOptions) -> None:
     Examples:
 
     attnscope explain induction
-    attnscope explain baseline
+    attnscope explain sharp
     attnscope explain
     """
     from attnscope.measures import explain as words_of

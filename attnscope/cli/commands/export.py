@@ -30,6 +30,7 @@ class ExportedHeads(options.LayerOptions):
         float | None,
         Option(
             help="With --token: the fewest keys that hold this share of its weight (0.6), as a mask.",
+            rich_help_panel=options.WHERE,
             min=0,
             max=1,
         ),
@@ -69,9 +70,9 @@ def export(
     Examples:
 
     attnscope export "The cat sat on the mat." -o pictures
-    attnscope export "The cat sat on the mat." -o paper --layer 0-3,7 --head 2 --format pdf,svg --size 3.3
-    attnscope export --image dog.png -m facebook/dino-vits8 --token CLS --layer 11 --keep-mass 0.6 -o dog
-    attnscope export -f paper.txt --truncate -m openai-community/gpt2 -o data --format npz,html
+    attnscope export "The cat sat." -o paper --layer 0-2 --format pdf,svg
+    attnscope export -f sample_inputs/article.txt --truncate -o data --format npz
+    attnscope export --image sample_inputs/cat.png -m facebook/dinov2-base -o cat
     """
     layers = options.parse_numbers(attention.layers, "--layer")
     no_token = attention.keep_mass is not None and attention.token is None

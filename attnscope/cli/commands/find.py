@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_useless, repeat
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
 
@@ -20,9 +20,9 @@ class GoldOptions(Group):
     gold: Annotated[
         Path | None,
         Option(
-            help="Questions with their answers: a treebank (.conllu), JSON lines (.jsonl), or lines of "
-            '\'source ||| target\' with --alignments. A JSON line is {"text": "The cat sat.", "pairs": '
-            '[[2, 1, "subject"]]}: from, to, label; words are numbered from 0, or characters: [4, 7].'
+            help="Questions with their answers: .conllu, .jsonl, or with --alignments lines of "
+            "'source ||| target'.",
+            rich_help_panel=MOST_USED,
         ),
     ] = None
     alignments: Annotated[
@@ -33,7 +33,8 @@ class GoldOptions(Group):
         ),
     ] = None
     relation: Annotated[
-        str | None, Option(help="Only these labels: nsubj,obj; nsubj includes nsubj:pass.")
+        str | None,
+        Option(help="Only these labels: nsubj,obj.", rich_help_panel=MOST_USED),
     ] = None
     coreference: Annotated[
         bool,
@@ -42,7 +43,8 @@ class GoldOptions(Group):
         ),
     ] = False
     held_out: Annotated[
-        bool, Option(help="Choose heads on every other text, and score them on the rest.")
+        bool,
+        Option(help="Choose heads on half of the texts, score them on the rest.", rich_help_panel=MOST_USED),
     ] = False
     limit: Annotated[int | None, Option(help="Stop after so many texts.", min=1)] = None
     strict: Annotated[
@@ -61,10 +63,7 @@ class QuestionOptions(Group):
 
     questions: Annotated[
         list[str] | None,
-        Argument(
-            help='Questions such as "it -> cat", "it <-> cat", "\'the mat\' -> [SEP]", "* -> -2", and the '
-            "text."
-        ),
+        Argument(help='Questions, like "it -> cat" or "it <-> cat", and the text.'),
     ] = None
 
 
@@ -77,7 +76,8 @@ class FindOutput(options.TableOutput):
         refuse_useless(("--json, --csv and -o", numbers, "they have every head", "top"))
 
     top: Annotated[
-        int | None, Option(help="List at most N heads a question; default: 8, or 1 with --gold.", min=1)
+        int | None,
+        Option(help="List at most N heads a question; default: 8, or 1 with --gold.", metavar="N", min=1),
     ] = None
 
 
@@ -118,28 +118,24 @@ def find(
 ) -> None:
     """Find the heads that look from one part of a text to another.
 
-    A part is a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), a
-    special token ([CLS]), special, punctuation, image, /regex/, or * for every word. One of the two may be a
-    distance from the other: * -> -2 asks which heads look two tokens back, +1 -> cat what looks at cat from
-    the token behind it. What has an arrow in it stands in quotes.
+    A part is a word (cat), one of several (cat#2), a token's number (5), a phrase ('the mat'), [CLS],
+    special, punctuation, image, /regex/, or * for every word. One of the two may be a distance from the
+    other: * -> -2 looks two tokens back. What has an arrow in it stands in quotes.
 
-    Each head's figure is the share of the attention of the left part that goes to the right part. Beside it
-    stand the baseline, which is the same share of even attention, and the rank of the right part among all
-    words: 1 if no word gets more.
+    A figure is the share of the left part's attention that goes to the right part. Beside it stand the same
+    of even attention, and the rank of the right part among all words.
 
-    With --gold the questions and their answers come from a file: a treebank (.conllu, each dependency
-    relation is a question), JSON lines with pairs of words (.jsonl), or word alignments of translations. A
-    head is right where a word's largest weight, special tokens and the word itself aside, goes to the answer.
-    Beside it stand the best fixed distance, chosen on the same data, and even attention; ± is the standard
-    error over texts.
+    With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
+    "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is
+    right where a word's largest weight, special tokens and itself aside, goes to the answer.
 
     Examples:
 
     attnscope find "it -> cat" "The cat sat on the mat because it was tired."
-    attnscope find "* -> -2" "* -> special" -f sample_inputs/article.txt --truncate --top 3
-    attnscope find "it <-> cat" "The cat sat on the mat because it was tired." -m my-bert -o it-cat.png
-    attnscope find --gold english.conllu --relation nsubj,obj --held-out -m my-bert
-    attnscope find --gold pairs.txt --alignments links.txt -m my-translator
+    attnscope find "* -> -2" -f sample_inputs/article.txt --truncate --top 3
+    attnscope find "it <-> cat" "The cat sat because it was tired." -o it-cat.png
+    attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj
+    attnscope find --gold sample_inputs/words.jsonl --held-out
     """
     from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found
 

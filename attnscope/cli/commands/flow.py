@@ -21,7 +21,8 @@ class FlowOptions(Group):
         Literal["rollout", "flow", "relevance", "alti"],
         Option(
             help="rollout: shares multiplied through the layers; flow: the largest flow; relevance: what "
-            "raises a prediction; alti: how far each token's vector moves the sum."
+            "raises a prediction; alti: how far each token's vector moves the sum.",
+            metavar="<way>",
         ),
     ] = "rollout"
     token: Annotated[
@@ -31,19 +32,14 @@ class FlowOptions(Group):
     faithful: Annotated[
         bool,
         Option(
-            help="Instead: which way of weighing or following attention best ranks the tokens that a "
-            "prediction needs. Tokens are removed and restored in each way's order, and in random "
-            "orders.",
-            rich_help_panel=options.WHERE,
+            help="Instead: which way of weighing or following attention ranks tokens best.",
         ),
     ] = False
     target: Annotated[
         str | None,
         Option(
-            help="With --method relevance or --faithful: the prediction, a word at the end of the text, "
-            "the number of a token, or a classifier's class (of a token: CLASS@TOKEN); default: most "
-            "likely.",
-            rich_help_panel=options.WHERE,
+            help="With --method relevance or --faithful: the predicted word, a token's number, or a class "
+            "(of one token: CLASS@TOKEN); default: most likely.",
         ),
     ] = None
 
@@ -67,15 +63,16 @@ def flow(
     """Follow attention through all layers, back to the input tokens.
 
     Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
-    Of several layers (--layer 0-5), each is a small map.
+    Of several layers (--layer 0-5), each is a small map. --faithful removes and restores the tokens
+    that a prediction needs in each way's order, and in random orders.
 
     Examples:
 
     attnscope flow "The cat sat on the mat because it was tired."
-    attnscope flow "The cat sat on the mat because it was tired." --token it --method flow
-    attnscope flow "The cat sat on the" -m own-causal --method relevance --target mat
+    attnscope flow "The cat sat on the mat because it was tired." --token it
+    attnscope flow "The cat sat on" -m own-causal --method relevance --target the
     attnscope flow "The cat sat on the" -m own-causal --faithful
-    attnscope flow --image cat.png -m google/vit-base-patch16-224 --token CLS -o cat-flow.png
+    attnscope flow --image sample_inputs/cat.png -m facebook/dinov2-base
     """
     layers = options.parse_numbers(attention.layers, "--layer")
     several = layers is not None and len(layers) > 1 and asked.token is not None

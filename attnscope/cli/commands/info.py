@@ -34,23 +34,21 @@ class AuditOptions(Group):
 
     audit: Annotated[
         bool,
-        Option(help="Prove that only the attention shown mixes tokens, and name what else does."),
+        Option(help="Name all that mixes tokens beside the attention shown."),
     ] = False
     copying: Annotated[
         bool,
         Option(
-            help="Rank heads by how much they copy the tokens they look at, from the weights (OV circuits).",
+            help="Rank heads by how much they copy, from the weights alone.",
         ),
     ] = False
     cost: Annotated[
         bool,
-        Option(help="Estimate memory and time of each command, from the config alone: see --tokens."),
+        Option(help="Estimate memory and time from the config alone."),
     ] = False
-    tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", min=1)] = 512
-    defaults: Annotated[
-        bool, Option(help="List the defaults that you set, and where (README, Defaults).")
-    ] = False
-    plugins: Annotated[bool, Option(help="List what other packages add, and what failed to load.")] = False
+    tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", metavar="N", min=1)] = 512
+    defaults: Annotated[bool, Option(help="List the defaults that you set, and where.")] = False
+    plugins: Annotated[bool, Option(help="List what other packages add.")] = False
 
 
 def plugins_table() -> Table:
@@ -75,24 +73,22 @@ def info(
 ) -> None:
     """List the attention calls of a model, and the layers that have none.
 
-    A short text goes through once as the model is, and once with its own output_attentions, so that the
-    table can say where the model itself would report other weights than those that it used.
+    A short text goes through as the model is, and once with its own output_attentions: the table says where
+    these differ from the weights that were used.
 
-    With --audit it goes through again and again, each time with one other token, while all attention that is
-    shown answers as before. A module whose numbers then move with more than one token mixes tokens by itself:
-    by attention that was missed, a convolution, a recurrence, a pooling. Each is named.
+    With --audit one token changes at a time, while all attention that is shown answers as before. A module
+    whose numbers move with more than that token mixes tokens by itself, and is named.
 
-    With --copying: for each head the share of tokens whose own logit rises most when the head looks at them,
-    and the signs of the eigenvalues of its OV circuit (Elhage et al. 2021).
+    With --copying: the share of tokens whose own logit rises most when a head looks at them, and the signs
+    of the eigenvalues of its OV circuit (Elhage et al. 2021).
 
     Examples:
 
     attnscope info own
     attnscope info openai-community/gpt2 --json
-    attnscope info facebook/dinov2-base --image cat.png
-    attnscope info model.py:Model --inputs inputs.npz --audit
     attnscope info openai-community/gpt2 --copying
-    attnscope info meta-llama/Llama-2-7b-hf --cost --tokens 8192
+    attnscope info sample_inputs/own_model.py:OwnModel --audit
+    attnscope info Qwen/Qwen2.5-7B --cost --tokens 8192
     """
     from attnscope.questions.answer import Answer
 

@@ -19,12 +19,9 @@ class ScoreOptions(Group):
     panel = MOST_USED
     target: Annotated[
         str | None,
-        Option(
-            help="The prediction: a word at the end of the text, or the number of a token. Default: most "
-            "likely."
-        ),
+        Option(help="The predicted word, or the number of a token; default: the likeliest."),
     ] = None
-    against: Annotated[str | None, Option(help="Another word, whose score is subtracted.")] = None
+    against: Annotated[str | None, Option(help="A word whose score is subtracted.")] = None
 
 
 class LogitsOptions(ScoreOptions):
@@ -60,11 +57,10 @@ def logits(
 
     Examples:
 
-    attnscope logits "The cat sat on the" -m openai-community/gpt2 --target mat --against floor
-    attnscope logits "The king said that he would" -m own-causal --head L3H1
-    attnscope logits "The king said that he would" -m own-causal --by layer --target be
-    attnscope logits "When {A} and {B} met, {B} gave" --prompts names.tsv -m openai-community/gpt2
-    --target "{A}" --against "{B}"
+    attnscope logits "The cat sat on the" -m openai-community/gpt2 --target mat
+    attnscope logits "The cat sat on" -m own-causal --target the --against his
+    attnscope logits "The king said that he would" -m own-causal --head L2H3
+    attnscope logits "The king said that he would" -m own-causal --by layer
     """
     refuse(attention.layers and not attention.head, "--layer", "requires --head")
     refuse_useless(

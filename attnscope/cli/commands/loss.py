@@ -48,8 +48,8 @@ def loss(asked: LossOptions, model: ModelOptions) -> None:
 
     Examples:
 
-    attnscope loss unseen-book.txt -m my-encoder
-    attnscope loss unseen-book.txt -m openai-community/gpt2 --length 512
+    attnscope loss sample_inputs/article.txt -m own-causal
+    attnscope loss sample_inputs/article.txt -m openai-community/gpt2 --length 512
     """
     from attnscope.network import folder_of, is_encoder_folder, load_config
     from attnscope.questions.answer import Answer

@@ -24,30 +24,28 @@ class PatchOptions(Group):
     with_text: Annotated[str | None, Option(help="The other text, of as many tokens.")] = None
     pairs: Annotated[
         Path | None,
-        Option(
-            help="Average over a file of pairs, one per line, tab-separated: text, other text, target, "
-            "other word."
-        ),
+        Option(help="A file of pairs; a line: text, other text, target, other word, with tabs."),
     ] = None
     what: Annotated[
         Literal["output", "q", "k", "v", "pattern"],
-        Option(help="What to patch: a head's output, queries, keys, values, or weights (pattern)."),
+        Option(help="output, q, k, v, or pattern (weights).", metavar="<part>"),
     ] = "output"
     by: Annotated[
         Literal["head", "token"],
-        Option(help="token: patch the residual stream of one token behind one layer (causal tracing)."),
+        Option(help="head, or token: its residual stream."),
     ] = "head"
     to: Annotated[
         str | None,
-        Option(help="Path patching: patch only what reaches L9H9:q (or k, v, pattern), or logits."),
+        Option(help="Patch only what reaches L2H3:q (k, v, pattern) or logits."),
     ] = None
     noise: Annotated[
         bool,
         Option(
             help="Put the other text's heads into the text's pass, not the text's into the other's.",
+            rich_help_panel=options.WHERE,
         ),
     ] = False
-    fast: Annotated[bool, Option(help="Estimate all heads from one gradient (attribution patching).")] = False
+    fast: Annotated[bool, Option(help="Estimate all heads from one gradient.")] = False
     exact: Annotated[bool, Option(help="With --fast: run all heads too; correlate both.")] = False
 
 
@@ -69,11 +67,11 @@ def patch(
 
     Examples:
 
-    attnscope patch "When Mary and John met, Mary gave" --with-text "When Mary and John met, John gave"
-    -m openai-community/gpt2 --target " John" --against " Mary"
-    attnscope patch "The cat sat on the" --with-text "The dog sat on the" -m own-causal --by token
-    attnscope patch "The cat sat on the" --with-text "The dog sat on the" --head L0H1 --to L2H3:q
-    attnscope patch --pairs pairs.tsv -m own-causal --fast --exact
+    attnscope patch "The cat sat on" --with-text "The dog sat on" -m own-causal
+    attnscope patch "A cat sat" --with-text "A dog sat" -m own-causal --by token
+    attnscope patch --pairs sample_inputs/repeats.tsv -m own-causal --what pattern
+    attnscope patch --pairs sample_inputs/repeats.tsv -m own-causal --to L1H0:k
+    attnscope patch --pairs sample_inputs/repeats.tsv -m own-causal --fast --exact
     """
     path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"
     written = cause.head is not None or attention != options.LayerOptions()

@@ -86,15 +86,11 @@ def show(
     Examples:
 
     attnscope show "The cat sat on the mat because it was tired."
-    attnscope show "The cat sat on the mat." --head L0H2 --words
-    attnscope show "The cat sat on the mat." --head L0H2,L1H5,L3H0 -o heads.pdf --size 6.75
-    attnscope show "Once upon a time" -m own-causal --generate 20
-    attnscope show --image cat.png -m facebook/dinov2-base --token CLS
-    attnscope show -f paper.txt --truncate -m openai-community/gpt2 -o heads.png
-    attnscope show "The cat sat because it was tired." --head L0H2 --neurons "it -> cat"
-    attnscope show --repeat-random 20 -m own-causal --loss
-    attnscope show "When {A} and {B} met, {B} gave" --prompts names.tsv --head L0H2
-    attnscope show --from heads.npz --head L0H2
+    attnscope show "The cat sat on the mat because it was tired." --head L2H1
+    attnscope show "The cat sat on the mat." --head L2H1,L1H3 -o heads.png
+    attnscope show -f sample_inputs/article.txt --truncate -o heads.html
+    attnscope show "The king said that" -m own-causal --generate 12 --token king
+    attnscope show --image sample_inputs/cat.png -m facebook/dinov2-base
     """
     heads, token = options.parse_heads(attention.head, attention), attention.token
     head, several = heads[0] if len(heads) == 1 else None, len(heads) > 1

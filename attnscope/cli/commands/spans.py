@@ -33,13 +33,17 @@ class PartOptions(Group):
     ] = "sentence"
     pair: Annotated[
         str | None,
-        Option(help='Rank the heads by how much one part looks at another: "question -> fact", "3 -> 1".'),
+        Option(
+            help='Rank heads by how one part looks at another: "question -> fact", "3 -> 1".',
+            rich_help_panel=MOST_USED,
+        ),
     ] = None
     written: Annotated[
         bool,
         Option(
             help="With --generate, or a --chat with its answer: what each written token looks at, by "
             "parts, and each head's lookback ratio.",
+            rich_help_panel=MOST_USED,
         ),
     ] = False
     exact_kernel: Annotated[
@@ -67,10 +71,10 @@ def spans(
 
     Examples:
 
-    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --parts paragraph
-    attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks --pair "question -> fact"
-    attnscope spans -f sample_inputs/article.txt -m own-causal --truncate --parts paragraph --pair "3 -> 1"
-    attnscope spans "The king said that the queen" -m own-causal --generate 10 --written
+    attnscope spans -f sample_inputs/article.txt --truncate --parts paragraph
+    attnscope spans "A cat sleeps. Where does it sleep?" --pair "2 -> 1"
+    attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks
+    attnscope spans "The king said that" -m own-causal --generate 10 --written
     """
     from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
     from attnscope.questions.parts import cut_input, read_marks, read_parts

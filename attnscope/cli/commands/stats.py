@@ -30,7 +30,7 @@ class MeasuredHeads(options.HeadOptions):
             autocompletion=offering(options.measure_names),
         ),
     ] = None
-    top: Annotated[int | None, Option(help="List at most N heads.", min=1)] = None
+    top: Annotated[int | None, Option(help="List at most N heads.", metavar="N", min=1)] = None
 
 
 class StatsOptions(Group):
@@ -115,13 +115,11 @@ def stats(
 
     Examples:
 
-    attnscope stats "The cat sat on the mat because it was tired." --sort previous --top 5
-    attnscope stats -f book.txt -m openai-community/gpt2 --truncate --where "entropy<1 and role!=first"
-    attnscope stats -f sample_inputs/repeated.txt -m own-causal --truncate --by-position induction
-    attnscope stats -f book.txt --sort induction --pooled book.npz
-    attnscope stats --texts corpus.jsonl --checkpoint sums.json --csv
-    attnscope stats --texts sample_inputs/sentences.txt --limit 3 --jsonl
-    torchrun --nproc-per-node 2 -m attnscope stats --texts corpus.txt
+    attnscope stats "The cat sat on the mat because it was tired." --top 5
+    attnscope stats "The cat sat on the mat because it was tired." --map entropy
+    attnscope stats -f sample_inputs/article.txt --truncate --where "previous>0.5"
+    attnscope stats --repeat-random 20 -m own-causal --sort induction
+    attnscope stats --texts sample_inputs/sentences.txt --csv
     """
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions import stats as study

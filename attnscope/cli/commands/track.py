@@ -67,9 +67,10 @@ def track(
 
     Examples:
 
-    attnscope track "runs/gpt/checkpoint-*" --texts probe.txt --measure induction,entropy -o curves.png
-    attnscope track -m EleutherAI/pythia-70m --revisions step1000,step8000,step64000 --texts probe.txt
-    attnscope track runs/gpt --texts probe.txt --log log.jsonl --watch
+    attnscope train sample_inputs/*.txt -o at-100 --steps 100
+    attnscope train sample_inputs/*.txt -o at-200 --steps 100 --start-from at-100
+    attnscope track at-100 at-200 --texts sample_inputs/sentences.txt
+    attnscope track at-100 at-200 --texts sample_inputs/sentences.txt -o track.png
     """
     from attnscope.measures import MEASURES
     from attnscope.questions.corpus import CorpusRun

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, command, refuse, up_to
+from attnscope.cli.command import MOST_USED, Group, command, refuse, up_to
 from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
@@ -23,7 +23,9 @@ class ShapeOptions(Group):
     """The shape of the encoder."""
 
     panel = "Shape"
-    causal: Annotated[bool, Option(help="Predict each next token, not masked ones.")] = False
+    causal: Annotated[
+        bool, Option(help="Predict each next token, not masked ones.", rich_help_panel=MOST_USED)
+    ] = False
     layers: Annotated[int, Option("--num-layers", help="Layers.", min=1)] = 4
     heads: Annotated[int, Option("--num-heads", help="Heads a layer; they divide the width.", min=1)] = 8
     width: Annotated[int, Option(help="Width of a token's vector.", min=1)] = 256
@@ -36,7 +38,8 @@ class ShapeOptions(Group):
     max_positions: Annotated[int, Option(help="Tokens of the longest text.", min=16)] = 512
     segments: Annotated[int, Option(help="Segments in one input.", min=0, max=2)] = 2
     start_from: Annotated[
-        Path | None, Option(help="Start from an encoder's folder, with its shape and vocabulary.")
+        Path | None,
+        Option(help="Start from an encoder, with its shape and vocabulary.", rich_help_panel=MOST_USED),
     ] = None
 
 
@@ -88,9 +91,17 @@ class RunOptions(Group):
     """How long, where, and what is kept."""
 
     panel = "Run"
-    steps: Annotated[int | None, Option(help="Train for N steps.", min=1)] = None
+    steps: Annotated[
+        int | None, Option(help="Train for N steps.", metavar="N", min=1, rich_help_panel=MOST_USED)
+    ] = None
     minutes: Annotated[
-        float | None, Option(help="Train for N minutes; default: 10, unless --steps is given.", min=0.01)
+        float | None,
+        Option(
+            help="Train for N minutes; default: 10, unless --steps is given.",
+            metavar="N",
+            min=0.01,
+            rich_help_panel=MOST_USED,
+        ),
     ] = None
     seed: Annotated[int, Option(help="The random seed.", min=0, callback=up_to(LARGEST_SEED))] = 0
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
@@ -99,7 +110,7 @@ class RunOptions(Group):
     ] = "auto"
     evaluate_every: Annotated[int, Option(help="Steps between held-out losses.", min=1)] = 500
     save_minutes: Annotated[float, Option(help="Minutes between checkpoints.", min=0.0)] = 3.0
-    resume: Annotated[bool, Option(help="Continue the run in the folder.")] = False
+    resume: Annotated[bool, Option(help="Continue the run in the folder.", rich_help_panel=MOST_USED)] = False
 
 
 class TrainOptions(Group):
@@ -120,9 +131,8 @@ def train(
 
     Examples:
 
-    attnscope train books/*.txt -o my-encoder --minutes 30
-    attnscope train books/*.txt -o my-causal --causal --num-layers 3 --repeats 0.3 --steps 2000
-    attnscope train books/*.txt -o my-encoder --minutes 30 --resume
+    attnscope train sample_inputs/*.txt -o my-encoder --minutes 30
+    attnscope train sample_inputs/*.txt -o my-causal --causal --steps 500
     """
     from attnscope.models import choose_device
     from attnscope.network import EncoderConfig, load_config

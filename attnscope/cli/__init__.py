@@ -24,7 +24,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from attnscope.cli.command import Command, split_words
+from attnscope.cli.command import Command, read_lazily, split_words
 from attnscope.cli.commands import PANELS, find_command, summary
 from attnscope.cli.settings import SETTINGS
 from attnscope.cli.waiting import notify
@@ -49,6 +49,10 @@ class Commands(TyperGroup):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more | {"commands": dict.fromkeys(PANELS)})  # by which Typer suggests a near name
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options before a command."""
+        return read_lazily(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the help."""

@@ -157,13 +157,19 @@ def read_when_typed(parameter: Any, ctx: Any, value: Any) -> Any:
     return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
+def read_lazily(parameters: Any) -> Any:
+    """The same parameters, each read by ``read_when_typed``."""
+    for each in parameters:
+        vars(each)["process_value"] = functools.partial(read_when_typed, each)
+    return parameters
+
+
 class Command(TyperCommand):
     """A command with a short and a long help, with the user's defaults, and arguments with a minus first."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        for each in self.params:
-            vars(each)["process_value"] = functools.partial(read_when_typed, each)
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, which are read when they are typed."""
+        return read_lazily(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what was typed: an argument may begin with a minus, ``"-2 -> cat"``; no option comes twice."""

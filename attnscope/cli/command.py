@@ -38,6 +38,8 @@ from attnscope.text import LARGEST
 
 MOST_USED = "Options"  # the panel that --help lists
 EVERYWHERE = "Every command"
+Often: Any = functools.partial(typer.Option, rich_help_panel=MOST_USED)
+"""An option of the panel that ``--help`` lists, in a group of another panel."""
 LONGEST = 240  # most characters of a command worth copying
 LONGEST_HINT = 70  # most characters of what Tab says about an option
 OPTION = re.compile(r"--?[^\W\d_]")  # so begins an option; -2, "-2 -> cat" and "- a line of a list" are none
@@ -288,12 +290,6 @@ def value_of(name: str) -> Any:
     """The value of an option of the running command; ``None`` if it has none."""
     context = _running.get()
     return context and context.params.get(name)
-
-
-def is_offered(option: str) -> bool:
-    """Whether the running command has an option."""
-    context = _running.get()
-    return context is not None and any(option in each.opts for each in context.command.params)
 
 
 def untyped(group: Any) -> Any:

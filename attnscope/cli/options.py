@@ -13,8 +13,8 @@ from typer import Argument, BadParameter, Option
 
 from attnscope.attention import Head
 from attnscope.cli.command import (
-    MOST_USED,
     Group,
+    Often,
     is_typed,
     offering,
     option_of,
@@ -75,10 +75,7 @@ class TextsOptions(Group):
 
     panel = MANY
     texts: Annotated[
-        Path | None,
-        Option(
-            help="A corpus: .txt (a text a line), .jsonl, .parquet, or a folder.", rich_help_panel=MOST_USED
-        ),
+        Path | None, Often(help="A corpus: .txt (a text a line), .jsonl, .parquet, or a folder.")
     ] = None
     field: Annotated[str, Option(help="The .jsonl field or .parquet column that holds the text.")] = "text"
     limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
@@ -95,21 +92,17 @@ class CorpusOptions(TextsOptions):
     """A corpus that is measured as a whole; the run can be stopped and resumed."""
 
     panel = MANY
-    strict: Annotated[
-        bool, Option(help="Stop at the first text that cannot be read; by default it is skipped.")
-    ] = False
-    checkpoint: Annotated[
-        Path | None, Option(help="Save the sums in this file; the same command resumes from it.")
-    ] = None
+    strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
+    checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
+        None
+    )
 
 
 class LayerOptions(Group):
     """Layers by their number and kind."""
 
     panel = WHERE
-    layers: Annotated[
-        str | None, Option("--layer", help="Layers, from 0: 5, or several: 0-3,7.", rich_help_panel=MOST_USED)
-    ] = None
+    layers: Annotated[str | None, Often("--layer", help="Layers, from 0: 5, or several: 0-3,7.")] = None
     kind: Annotated[
         str | None,
         Option(
@@ -145,33 +138,26 @@ class ModelOptions(Group):
     panel = MODEL
     model: Annotated[
         str | None,
-        Option(
+        Often(
             "--model",
             "-m",
             help="own (the default), own-causal, a folder, a hub id, or FILE.py:NAME, which runs it.",
-            rich_help_panel=MOST_USED,
             autocompletion=offering(model_names),
         ),
     ] = None
-    tokenizer: Annotated[
-        str, Option(help="For FILE.py:NAME: a model whose tokenizer is used, or a folder.")
-    ] = "own"
+    tokenizer: Annotated[str, Option(help="For FILE.py:NAME: whose tokenizer is used, or a folder.")] = "own"
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
     device_map: Annotated[
         str | None,
         Option(
-            help="auto: split a model that is too large for one device across all of them, and read the "
-            "rest from the disk layer by layer. Needs accelerate and safetensors 0.8: pip install "
-            "'attnscope[large]'."
+            help="auto: spread a model that is too large over all devices and the disk; needs "
+            "attnscope[large]."
         ),
     ] = None
     dtype: Annotated[str, Option(help="auto, float32, float16 or bfloat16.")] = "auto"
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
     trust_remote_code: Annotated[
-        bool,
-        Option(
-            help="Run Python code from the model's repository. It can do anything you can.",
-        ),
+        bool, Option(help="Run the code in the model's repository: it can do anything.")
     ] = False
     allow_pickle: Annotated[bool, Option(help="Load pickled weights if there are no safetensors.")] = False
     offline: Annotated[bool, Option(help="Use local models only, without network access.")] = False
@@ -206,18 +192,16 @@ class WeighedModelOptions(ModelOptions):
     weigh: Annotated[
         Weigh,
         Option(
-            help="raw: the attention weight. As shares of a row: norm, the norm of weight × value × output"
-            " projection (Kobayashi et al. 2020); norm-residual, with residual and layer norm "
-            "(Kobayashi et al. 2021); zeroing, the change of the output without the value (Mohebbi et"
-            " al. 2023); gradient, weight × gradient of the prediction (Chefer et al. 2021). "
-            "attnscope explain NAME has the formula."
+            help="raw: the attention weight; norm, norm-residual (Kobayashi et al. 2020, 2021), zeroing "
+            "(Mohebbi et al. 2023) and gradient (Chefer et al. 2021): shares of a row. attnscope "
+            "explain NAME has the formula."
         ),
     ] = "raw"
     target: Annotated[
         str | None,
         Option(
-            help="With --weigh gradient: the predicted word, a token's number, or a class (of one token: "
-            "CLASS@TOKEN); default: most likely."
+            help="With --weigh gradient: a word, a token's number or a class (CLASS@TOKEN); default: most "
+            "likely."
         ),
     ] = None
 
@@ -236,9 +220,7 @@ class AxisOptions(Group):
     """What the axes show."""
 
     words: Annotated[bool, Option(help="Merge pieces into words.")] = False
-    hide_special: Annotated[
-        bool, Option(help="Hide special tokens; print their share.", rich_help_panel=MOST_USED)
-    ] = False
+    hide_special: Annotated[bool, Often(help="Hide special tokens; print their share.")] = False
 
 
 class MapOptions(AxisOptions):
@@ -255,9 +237,7 @@ class MapOptions(AxisOptions):
     panel = PICTURE
     scale: Annotated[
         Literal["auto", "fixed", "row", "head"],
-        Option(
-            help="Full colour is a weight of 1 (fixed), or the largest of the row or the head; auto chooses.",
-        ),
+        Option(help="Full colour is 1 (fixed), or the row's or head's largest."),
     ] = "auto"
 
 
@@ -271,8 +251,7 @@ class PictureOptions(Group):
     ] = None
     dpi: Annotated[float, Option(help="Resolution of a PNG in dots per inch.", min=10, max=1200)] = 150
     size: Annotated[
-        float | None,
-        Option(help="Width of a picture in inches; default: as wide as its labels need.", min=1, max=100),
+        float | None, Option(help="Width of a picture in inches; default: by its labels.", min=1, max=100)
     ] = None
     font: Annotated[str | None, Option(help="An installed font family.")] = None
 
@@ -316,10 +295,7 @@ class PrintedOptions(SavedOptions):
     annotate: Annotated[bool, Option(help="Write the weights into the cells of a saved head.")] = False
     graphics: Annotated[
         Literal["auto", "kitty", "sixel", "cells"],
-        Option(
-            help="cells, or pixels by the protocol of kitty or sixel; auto asks the terminal. auto and sixel "
-            "need textual-image."
-        ),
+        Option(help="cells, or pixels as kitty or sixel; auto asks the terminal; needs textual-image."),
     ] = "cells"
     plain: Annotated[bool, Option(help="Use shades instead of colours.")] = False
 
@@ -433,88 +409,49 @@ class SourceOptions(Group):
 
     panel = TEXT
     text: Annotated[str | None, Argument(help="The text; - reads standard input.")] = None
-    second_text: Annotated[
-        str | None, Option(help="A second text: its pair, or the target of an encoder-decoder.")
-    ] = None
-    file: Annotated[
-        Path | None, Option("--file", "-f", help="Read the text from a file.", rich_help_panel=MOST_USED)
-    ] = None
-    line: Annotated[
-        int | None, Option(help="Read one line of the input, counted from 1; a tab in it separates a pair.")
-    ] = None
+    second_text: Annotated[str | None, Option(help="Its pair, or the target of an encoder-decoder.")] = None
+    file: Annotated[Path | None, Often("--file", "-f", help="Read the text from a file.")] = None
+    line: Annotated[int | None, Option(help="Read one line, from 1; a tab separates a pair.")] = None
     saved: Annotated[
-        Path | None,
-        Option(
-            "--from",
-            help="In place of a model: a .trace, a file of weights, or a server's queries and keys.",
-            rich_help_panel=MOST_USED,
-        ),
+        Path | None, Often("--from", help="In place of a model: a .trace, weights, or a server's file.")
     ] = None
-    save_trace: Annotated[
-        Path | None, Option(help="Save the pass to FILE.trace; --from reads it again without the model.")
-    ] = None
+    save_trace: Annotated[Path | None, Option(help="Save the pass to FILE.trace, for --from.")] = None
     no_cache: Annotated[
         bool, Option("--no-cache/--cache", help="Run the model even if the pass is cached.")
     ] = False
     image: Annotated[
-        list[Path] | None,
-        Option(
-            help="An image; several go where the text says <image>, or before it.",
-            metavar="<path>",
-            rich_help_panel=MOST_USED,
-        ),
+        list[Path] | None, Often(help="An image; several go where the text says <image>.", metavar="<path>")
     ] = None
-    video: Annotated[
-        Path | None,
-        Option(help="A video with a text: GIF, APNG, WebP, or a folder of frames sorted by name."),
-    ] = None
-    audio: Annotated[
-        Path | None,
-        Option(help="A WAV or FLAC file; for a speech-to-text model, the text is its transcript."),
-    ] = None
+    video: Annotated[Path | None, Option(help="With a text: GIF, APNG, WebP or a folder of frames.")] = None
+    audio: Annotated[Path | None, Option(help="A WAV or FLAC file; the text is its transcript.")] = None
     from_second: Annotated[float, Option(help="With --audio: the first second that is read.", min=0)] = 0.0
     to_second: Annotated[float | None, Option(help="With --audio: the last second that is read.", min=0)] = (
         None
     )
     inputs: Annotated[
-        Path | None,
-        Option(help="Tensors for the model's forward instead of a text: .safetensors, .npz or .pt."),
+        Path | None, Option(help="Tensors for the model's forward: .safetensors, .npz, .pt.")
     ] = None
     labels: Annotated[
         Path | None,
         Option(
-            help="With --inputs or --from: a file that names positions, one a line, or a table (tabs) with"
-            " the columns label, group, special. find and spans --parts group know the groups."
+            help="With --inputs or --from: names of positions, one a line, or a table with label, group "
+            "and special."
         ),
     ] = None
     repeat_random: Annotated[
-        int | None,
-        Option(
-            help="Read N random tokens twice instead of a text; heads that copy stand out.",
-            metavar="N",
-            min=2,
-            rich_help_panel=MOST_USED,
-        ),
+        int | None, Often(help="Read N random tokens twice, in place of a text.", metavar="N", min=2)
     ] = None
     max_tokens: Annotated[int | None, Option(help="Cut the text after N tokens.", min=1)] = None
-    truncate: Annotated[
-        bool, Option(help="Cut a text at the model's positions.", rich_help_panel=MOST_USED)
-    ] = False
-    generate: Annotated[
-        int | None,
-        Option(help="Generate up to N tokens, too.", metavar="N", min=1, rich_help_panel=MOST_USED),
-    ] = None
-    temperature: Annotated[
-        float, Option(help="With --generate: the sampling temperature; 0 takes the most likely token.", min=0)
-    ] = 0.0
+    truncate: Annotated[bool, Often(help="Cut a text at the model's positions.")] = False
+    generate: Annotated[int | None, Often(help="Generate up to N tokens, too.", metavar="N", min=1)] = None
+    temperature: Annotated[float, Option(help="With --generate: 0 takes the most likely token.", min=0)] = 0.0
     seed: Annotated[
         int, Option(help="With --temperature: the random seed.", min=0, callback=up_to(LARGEST_SEED))
     ] = 0
     chat: Annotated[
         bool,
         Option(
-            help="Format the text as a user message with the model's chat template; a JSON list, or a line"
-            " of a log, is a whole chat.",
+            help="Read the text by the model's chat template; a JSON list, or a line of a log, is a chat."
         ),
     ] = False
     system: Annotated[str | None, Option(help="With --chat: a system message.")] = None
@@ -538,10 +475,7 @@ class PromptsOptions(Group):
     panel = TEXT
     prompts: Annotated[
         Path | None,
-        Option(
-            help="Average over the rows of a table, whose columns fill the slots {NAME} of text, target "
-            "and against."
-        ),
+        Option(help="Average over a table whose columns fill the slots {NAME} of text, target and against."),
     ] = None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_first
+from attnscope.cli.command import Group, Often, command, refuse_first
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_text, reading
 from attnscope.cli.waiting import waiting
@@ -30,39 +30,26 @@ class SoundOptions(Group):
     panel = options.TEXT
     sound: Annotated[Path, Argument(help="A WAV or FLAC file.")]
     text: Annotated[str | None, Argument(help="Its transcript; default: what the model transcribes.")] = None
-    file: Annotated[
-        Path | None,
-        Option("--file", "-f", help="Read the transcript from a file.", rich_help_panel=MOST_USED),
-    ] = None
+    file: Annotated[Path | None, Often("--file", "-f", help="Read the transcript from a file.")] = None
     head: Annotated[
         str | None,
         Option(
-            help="The heads to align by, like L3H1,L4H2; default: those that the model's config names, or "
-            "all of the upper half of its layers.",
+            help="The heads to align by; default: those that the config names, or the upper half.",
             rich_help_panel=options.WHERE,
         ),
     ] = None
-    rank: Annotated[
-        bool,
-        Option(
-            help="Rank the heads by how much of their attention moves forward through the sound.",
-            rich_help_panel=MOST_USED,
-        ),
-    ] = False
+    rank: Annotated[bool, Often(help="Rank heads by how their attention moves forward.")] = False
     from_second: Annotated[float, Option(help="The first second that is read.", min=0)] = 0.0
     to_second: Annotated[float | None, Option(help="The last second that is read.", min=0)] = None
     generate: Annotated[int | None, Option(help="Generate up to N tokens.", min=1)] = None
-    truncate: Annotated[
-        bool, Option(help="Read only the beginning of a sound that is too long for the model.")
-    ] = False
+    truncate: Annotated[bool, Option(help="Read only the beginning of a sound that is too long.")] = False
 
 
 class AlignOutput(options.FileOutput):
     """How the words are printed; a saved picture has the map that is followed, its path and the words."""
 
     format: Annotated[
-        Literal["table", "srt", "textgrid"],
-        Option(help="A table, subtitles (srt), or a file of Praat (textgrid)."),
+        Literal["table", "srt", "textgrid"], Option(help="A table, subtitles, or a file of Praat.")
     ] = "table"
     as_latex: bool = False
 

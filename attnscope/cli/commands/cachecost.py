@@ -21,15 +21,11 @@ class WindowOptions(Group):
 
     panel = MOST_USED
     sink: Annotated[int, Option(help="A limited head sees the first N tokens.", min=0)] = 4
-    recent: Annotated[
-        int, Option(help="A limited head sees the last N tokens, the query among them.", min=1)
-    ] = 256
+    recent: Annotated[int, Option(help="A limited head sees the last N tokens.", min=1)] = 256
     full_heads: Annotated[str, Option(help="Shares of heads that see everything, with commas.")] = (
         "0.25,0.5,0.75"
     )
-    needle: Annotated[
-        str | None, Option(help="Plant needles at these depths, 0 to 1: 0.1,0.5,0.9; say what is recalled.")
-    ] = None
+    needle: Annotated[str | None, Option(help="Plant needles at these depths, 0 to 1: 0.1,0.5,0.9.")] = None
     truncate: Annotated[bool, Option(help="Cut texts to the positions of the model.")] = False
 
 

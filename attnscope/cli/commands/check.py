@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, is_typed, refuse
+from attnscope.cli.command import Group, Often, command, is_typed, refuse
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading, split_text
 from attnscope.cli.waiting import notify
@@ -25,22 +25,14 @@ class ClaimOptions(Group):
     claims: Annotated[
         list[str] | None,
         Argument(
-            help='Claims such as "L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", '
-            '"all.entropy < 3", "count(previous > 0.5) >= 2".'
+            help='"L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", "all.entropy < 3",'
+            ' "count(previous > 0.5) >= 2"; and the text.'
         ),
     ] = None
-    save_snapshot: Annotated[
-        Path | None, Option(help="Write all figures to a file.", rich_help_panel=MOST_USED)
-    ] = None
-    with_snapshot: Annotated[
-        Path | None, Option(help="Compare all figures with such a file.", rich_help_panel=MOST_USED)
-    ] = None
+    save_snapshot: Annotated[Path | None, Often(help="Write all figures to a file.")] = None
+    with_snapshot: Annotated[Path | None, Often(help="Compare all figures with such a file.")] = None
     with_model: Annotated[
-        str | None,
-        Option(
-            help="With --from queries and keys that a server wrote: run this model on their tokens; do the"
-            " rows agree?"
-        ),
+        str | None, Option(help="With --from a server's file: do this model's rows agree?")
     ] = None
     tolerance: Annotated[
         float, Option(help="Allowed difference: absolute up to 1, relative above.", min=0.0)

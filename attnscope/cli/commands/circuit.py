@@ -19,20 +19,9 @@ class PairsOptions(Group):
     """Texts that differ in what decides the prediction, and how much of the difference to keep."""
 
     panel = MOST_USED
-    pairs: Annotated[
-        Path,
-        Argument(
-            help="A file of pairs, one per line, tab-separated: text, other text, and optionally target "
-            "and other word."
-        ),
-    ]
+    pairs: Annotated[Path, Argument(help="Pairs, a line each: text, other text, target, other word.")]
     faithfulness: Annotated[
-        float,
-        Option(
-            help="The share of the difference that the circuit brings back; 0.8: from 0.8 to 1.2 of it.",
-            min=0.01,
-            max=1.0,
-        ),
+        float, Option(help="The share of the difference that it has to bring back.", min=0.01, max=1.0)
     ] = 0.8
 
 

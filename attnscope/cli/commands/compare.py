@@ -12,7 +12,15 @@ from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_first, refuse_useless, repeat
+from attnscope.cli.command import (
+    Group,
+    Often,
+    command,
+    refuse,
+    refuse_first,
+    refuse_useless,
+    repeat,
+)
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
 from attnscope.errors import InputError, SelectionError
@@ -28,36 +36,19 @@ class Contrast(Group):
 
     panel = "What to compare with"
     heads: Annotated[list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3.")] = None
-    with_text: Annotated[
-        str | None,
-        Option(help="Another text: what changes in which head.", rich_help_panel=MOST_USED),
-    ] = None
-    with_model: Annotated[
-        str | None,
-        Option(
-            help="Another model: how far each head drifted, or its best match.", rich_help_panel=MOST_USED
-        ),
-    ] = None
-    with_trace: Annotated[
-        Path | None, Option(help="A file that --save-trace made, of another text, model or checkpoint.")
-    ] = None
+    with_text: Annotated[str | None, Often(help="Another text: what changes in which head.")] = None
+    with_model: Annotated[str | None, Often(help="Another model: how far each head drifted.")] = None
+    with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
     composition: Annotated[
         bool,
-        Option(
-            help="Q-, K- and V-composition (Elhage et al. 2021): how much of what an earlier head writes "
-            "one head, L1H2, or any reads; from the weights.",
-            rich_help_panel=MOST_USED,
-        ),
+        Often(help="What a head, or any, reads of earlier heads, from the weights (Elhage et al. 2021)."),
     ] = False
 
 
 class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
-    head: Annotated[
-        str | None,
-        Option(help="3: the heads of this number in all layers. L5H3: with --with-text, its difference map."),
-    ] = None
+    head: Annotated[str | None, Option(help="3: of all layers. L5H3: its difference map.")] = None
 
 
 class CompareOutput(options.TableOutput):

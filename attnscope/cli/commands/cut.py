@@ -19,14 +19,13 @@ class EdgeOptions(Group):
     """What is cut, of which text."""
 
     edges: Annotated[
-        list[str] | None,
-        Argument(help='Edges such as "it -> cat" or "* -> [SEP]", as in find, and the text.'),
+        list[str] | None, Argument(help='Edges, like "it -> cat" or "* -> [SEP]", and the text.')
     ] = None
     how: Annotated[
         Literal["renormalize", "zero", "mean"],
         Option(
-            help="renormalize: as if a mask closed the edge before the softmax; zero: drop its weight "
-            "after it; mean: set it to its mean over the same edge in --texts.",
+            help="renormalize: mask the edge before the softmax; zero: drop its weight; mean: that of "
+            "--texts.",
             metavar="<way>",
         ),
     ] = "renormalize"

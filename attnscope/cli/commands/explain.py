@@ -16,7 +16,7 @@ class WordOptions(Group):
     word: Annotated[
         str | None,
         Argument(
-            help="A measure, a role, a unit or another word of the screen; default: list them all.",
+            help="A measure, a role, a unit ...; default: list them all.",
             autocompletion=offering(explained_names),
         ),
     ] = None

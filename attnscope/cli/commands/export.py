@@ -20,16 +20,13 @@ class ExportedHeads(options.LayerOptions):
 
     head: Annotated[
         str | None,
-        Option(help="Pictures of these heads of each layer only, like 0-3,7.", rich_help_panel=options.WHERE),
+        Option(help="Pictures of these heads of each layer: 0-3,7.", rich_help_panel=options.WHERE),
     ] = None
-    token: Annotated[
-        str | None,
-        Option(help="One token in each head instead of whole heads: a word, its number, or a patch."),
-    ] = None
+    token: Annotated[str | None, Option(help="One token in each head, in place of whole heads.")] = None
     keep_mass: Annotated[
         float | None,
         Option(
-            help="With --token: the fewest keys that hold this share of its weight (0.6), as a mask.",
+            help="With --token: mask the fewest keys with this share.",
             rich_help_panel=options.WHERE,
             min=0,
             max=1,
@@ -44,9 +41,7 @@ class ExportOutput(options.NumbersOptions):
     formats: Annotated[
         str,
         Option(
-            "--format",
-            help="Any of png, svg, pdf (a picture a head, a layer, and of all), html (a page of all), npz, "
-            "safetensors, json, csv (the weights of all), with commas between them.",
+            "--format", help="png, svg, pdf, html (pictures, a page), npz, safetensors, json, csv (weights)."
         ),
     ] = "png"
     force: Annotated[bool, Option(help="Overwrite files that are there.")] = False

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless, repeat
+from attnscope.cli.command import Group, Often, command, refuse, refuse_useless, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
 
@@ -19,40 +19,23 @@ class GoldOptions(Group):
     panel = "Questions with known answers"
     gold: Annotated[
         Path | None,
-        Option(
-            help="Questions with their answers: .conllu, .jsonl, or with --alignments lines of "
-            "'source ||| target'.",
-            rich_help_panel=MOST_USED,
+        Often(
+            help="Questions with answers: .conllu, .jsonl, or lines of 'source ||| target' with --alignments."
         ),
     ] = None
     alignments: Annotated[
-        Path | None,
-        Option(
-            help="With --gold: alignments in Pharaoh format, one line per pair: 0-0 1-2, source first; 2?3"
-            " is a possible link."
-        ),
+        Path | None, Option(help="Pharaoh format: 0-0 1-2, source first; 2?3 is possible.")
     ] = None
-    relation: Annotated[
-        str | None,
-        Option(help="Only these labels: nsubj,obj.", rich_help_panel=MOST_USED),
-    ] = None
-    coreference: Annotated[
-        bool,
-        Option(
-            help="With a treebank: ask for the earlier mention (Entity in MISC), up to 128 words at a time.",
-        ),
-    ] = False
-    held_out: Annotated[
-        bool,
-        Option(help="Choose heads on half of the texts, score them on the rest.", rich_help_panel=MOST_USED),
-    ] = False
+    relation: Annotated[str | None, Often(help="Only these labels: nsubj,obj.")] = None
+    coreference: Annotated[bool, Option(help="With a treebank: ask for the earlier mention.")] = False
+    held_out: Annotated[bool, Often(help="Choose heads on half of the texts, score them on the rest.")] = (
+        False
+    )
     limit: Annotated[int | None, Option(help="Stop after so many texts.", min=1)] = None
-    strict: Annotated[
-        bool, Option(help="Stop at the first text that cannot be read, instead of skipping it.")
-    ] = False
-    checkpoint: Annotated[
-        Path | None, Option(help="Keep the sums in this file; the same command resumes from it.")
-    ] = None
+    strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
+    checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
+        None
+    )
 
 
 MOST = 500  # most questions in one command: each is a table; more belong in a file for --gold
@@ -62,8 +45,7 @@ class QuestionOptions(Group):
     """The questions, and the text."""
 
     questions: Annotated[
-        list[str] | None,
-        Argument(help='Questions, like "it -> cat" or "it <-> cat", and the text.'),
+        list[str] | None, Argument(help='Questions, like "it -> cat" or "it <-> cat", and the text.')
     ] = None
 
 
@@ -76,8 +58,7 @@ class FindOutput(options.TableOutput):
         refuse_useless(("--json, --csv and -o", numbers, "they have every head", "top"))
 
     top: Annotated[
-        int | None,
-        Option(help="List at most N heads a question; default: 8, or 1 with --gold.", metavar="N", min=1),
+        int | None, Option(help="List N heads a question; default: 8, --gold: 1.", metavar="N", min=1)
     ] = None
 
 

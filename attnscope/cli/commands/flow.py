@@ -20,26 +20,20 @@ class FlowOptions(Group):
     method: Annotated[
         Literal["rollout", "flow", "relevance", "alti"],
         Option(
-            help="rollout: shares multiplied through the layers; flow: the largest flow; relevance: what "
-            "raises a prediction; alti: how far each token's vector moves the sum.",
+            help="rollout: shares through the layers; flow: the largest flow; relevance: what raises a "
+            "prediction; alti: moved vectors.",
             metavar="<way>",
         ),
     ] = "rollout"
-    token: Annotated[
-        str | None,
-        Option(help="A word, a token's number, or a patch as row,column: its sources, and where it goes."),
-    ] = None
-    faithful: Annotated[
-        bool,
-        Option(
-            help="Instead: which way of weighing or following attention ranks tokens best.",
-        ),
-    ] = False
+    token: Annotated[str | None, Option(help="One token: its sources, and where it goes.")] = None
+    faithful: Annotated[bool, Option(help="Instead: which method ranks tokens as the prediction does?")] = (
+        False
+    )
     target: Annotated[
         str | None,
         Option(
-            help="With --method relevance or --faithful: the predicted word, a token's number, or a class "
-            "(of one token: CLASS@TOKEN); default: most likely.",
+            help="With --method relevance or --faithful: a word, a token's number or a class; default: "
+            "most likely."
         ),
     ] = None
 

@@ -24,28 +24,15 @@ TEXT = "The cat sat on the mat because it was tired."
 class ModelArgument(Group):
     """A model named as an argument, without -m."""
 
-    first: Annotated[
-        str | None, Argument(help="The model, as --model names one; with --model, the text.", metavar="MODEL")
-    ] = None
+    first: Annotated[str | None, Argument(help="The model; with --model, the text.", metavar="MODEL")] = None
 
 
 class AuditOptions(Group):
     """What is asked about the model."""
 
-    audit: Annotated[
-        bool,
-        Option(help="Name all that mixes tokens beside the attention shown."),
-    ] = False
-    copying: Annotated[
-        bool,
-        Option(
-            help="Rank heads by how much they copy, from the weights alone.",
-        ),
-    ] = False
-    cost: Annotated[
-        bool,
-        Option(help="Estimate memory and time from the config alone."),
-    ] = False
+    audit: Annotated[bool, Option(help="Name what mixes tokens beside the attention shown.")] = False
+    copying: Annotated[bool, Option(help="Rank heads by how much they copy, from the weights alone.")] = False
+    cost: Annotated[bool, Option(help="Estimate memory and time from the config alone.")] = False
     tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", metavar="N", min=1)] = 512
     defaults: Annotated[bool, Option(help="List the defaults that you set, and where.")] = False
     plugins: Annotated[bool, Option(help="List what other packages add.")] = False

@@ -18,8 +18,7 @@ class ScoreOptions(Group):
 
     panel = MOST_USED
     target: Annotated[
-        str | None,
-        Option(help="The predicted word, or the number of a token; default: the likeliest."),
+        str | None, Option(help="The predicted word, or a token's number; default: most likely.")
     ] = None
     against: Annotated[str | None, Option(help="A word whose score is subtracted.")] = None
 
@@ -28,8 +27,7 @@ class LogitsOptions(ScoreOptions):
     """What it is decomposed into."""
 
     by: Annotated[
-        Literal["head", "layer"],
-        Option(help="head: what each head adds; layer: the prediction after each layer (logit lens)."),
+        Literal["head", "layer"], Option(help="head: what each adds; layer: the prediction behind it.")
     ] = "head"
 
 

@@ -22,17 +22,10 @@ FREE = ("model", "device", "offline", "trust_remote_code", "allow_pickle")
 class LossOptions(Group):
     """What is predicted."""
 
-    files: Annotated[
-        list[Path], Argument(help="Text files that the model was not trained on; each line is a document.")
-    ]
+    files: Annotated[list[Path], Argument(help="Text files; each line is a document.")]
     length: Annotated[int, Option(help="Tokens per sequence, at most.", min=16)] = 128
     seed: Annotated[
-        int,
-        Option(
-            help="Which tokens are hidden from an encoder that attnscope train made.",
-            min=0,
-            callback=up_to(LARGEST_SEED),
-        ),
+        int, Option(help="Which tokens a masked encoder has to predict.", min=0, callback=up_to(LARGEST_SEED))
     ] = 0
 
 

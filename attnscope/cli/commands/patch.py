@@ -23,27 +23,16 @@ class PatchOptions(Group):
     panel = MOST_USED
     with_text: Annotated[str | None, Option(help="The other text, of as many tokens.")] = None
     pairs: Annotated[
-        Path | None,
-        Option(help="A file of pairs; a line: text, other text, target, other word, with tabs."),
+        Path | None, Option(help="Pairs, a line each: text, other text, target, other word.")
     ] = None
     what: Annotated[
         Literal["output", "q", "k", "v", "pattern"],
         Option(help="output, q, k, v, or pattern (weights).", metavar="<part>"),
     ] = "output"
-    by: Annotated[
-        Literal["head", "token"],
-        Option(help="head, or token: its residual stream."),
-    ] = "head"
-    to: Annotated[
-        str | None,
-        Option(help="Patch only what reaches L2H3:q (k, v, pattern) or logits."),
-    ] = None
+    by: Annotated[Literal["head", "token"], Option(help="head, or token: its residual stream.")] = "head"
+    to: Annotated[str | None, Option(help="Patch only what reaches L2H3:q (k, v, pattern) or logits.")] = None
     noise: Annotated[
-        bool,
-        Option(
-            help="Put the other text's heads into the text's pass, not the text's into the other's.",
-            rich_help_panel=options.WHERE,
-        ),
+        bool, Option(help="Put the other text's heads into the text's pass.", rich_help_panel=options.WHERE)
     ] = False
     fast: Annotated[bool, Option(help="Estimate all heads from one gradient.")] = False
     exact: Annotated[bool, Option(help="With --fast: run all heads too; correlate both.")] = False

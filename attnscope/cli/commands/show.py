@@ -18,13 +18,7 @@ class NeuronOptions(Group):
     """One score of a head."""
 
     panel = options.WHERE
-    neurons: Annotated[
-        str | None,
-        Option(
-            help='One score by dimension, "it -> cat" (query and key): query × key, summed to what the '
-            "softmax gets."
-        ),
-    ] = None
+    neurons: Annotated[str | None, Option(help='One score by dimension, "it -> cat": query × key.')] = None
 
 
 class ShowOutput(options.FileOutput):
@@ -34,36 +28,21 @@ class ShowOutput(options.FileOutput):
     min_weight: Annotated[
         float,
         Option(
-            help="Hide cells of a head's map below this weight, and say which share of the attention they "
-            "hold.",
-            rich_help_panel=options.PICTURE,
-            min=0,
+            help="Hide cells below this weight, and say their share.", rich_help_panel=options.PICTURE, min=0
         ),
     ] = 0.0
     zoom: Annotated[
         str | None,
-        Option(
-            help="Show a run of tokens alone, like 200-240: their part of each map, with nothing pooled.",
-            rich_help_panel=options.PICTURE,
-        ),
+        Option(help="Show a run of tokens alone, unpooled: 200-240.", rich_help_panel=options.PICTURE),
     ] = None
     loss: Annotated[
-        bool,
-        Option(
-            help="Show how badly each token is predicted, in nats, under the map.",
-            rich_help_panel=options.PICTURE,
-        ),
+        bool, Option(help="Show each token's loss, in nats, under the map.", rich_help_panel=options.PICTURE)
     ] = False
     large: Annotated[
-        bool,
-        Option(help="Show every head large, over several screens.", rich_help_panel=options.PICTURE),
+        bool, Option(help="Show every head large, over several screens.", rich_help_panel=options.PICTURE)
     ] = False
     exact_kernel: Annotated[
-        bool,
-        Option(
-            help="Always run the model's own kernel, never the fused pass.",
-            rich_help_panel=options.MODEL,
-        ),
+        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
     ] = False
 
 

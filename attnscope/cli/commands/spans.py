@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, is_typed, refuse_first
+from attnscope.cli.command import Group, Often, command, is_typed, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_file, read_source, reading
@@ -24,34 +24,17 @@ class PartOptions(Group):
     panel = options.WHERE
     parts: Annotated[
         str,
-        Option(
-            help="How the text is cut: sentence, line, paragraph, segment (both texts of a pair), modality"
-            " (--image or --audio and its text), role (with --chat), group (with --labels), marks, "
-            "which it names, [[question: Who slept?]], or a .json FILE of parts.",
-            rich_help_panel=MOST_USED,
+        Often(
+            help="sentence, line, paragraph, segment (of a pair), modality (--image, --audio), role "
+            "(--chat), group (--labels), marks ([[question: Who?]]), or FILE.json."
         ),
     ] = "sentence"
-    pair: Annotated[
-        str | None,
-        Option(
-            help='Rank heads by how one part looks at another: "question -> fact", "3 -> 1".',
-            rich_help_panel=MOST_USED,
-        ),
-    ] = None
+    pair: Annotated[str | None, Often(help='Rank heads by one part: "question -> fact", "3 -> 1".')] = None
     written: Annotated[
-        bool,
-        Option(
-            help="With --generate, or a --chat with its answer: what each written token looks at, by "
-            "parts, and each head's lookback ratio.",
-            rich_help_panel=MOST_USED,
-        ),
+        bool, Often(help="What each token of --generate or of a chat's answer looks at, by parts.")
     ] = False
     exact_kernel: Annotated[
-        bool,
-        Option(
-            help="Never let the fused pass take the place of the model's kernel.",
-            rich_help_panel=options.MODEL,
-        ),
+        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
     ] = False
 
 

@@ -26,7 +26,7 @@ class MeasuredHeads(options.HeadOptions):
     sort: Annotated[
         str | None,
         Option(
-            help="By a measure, role or head. Default: role figure minus its baseline.",
+            help="By a measure, role or head; default: role above baseline.",
             autocompletion=offering(options.measure_names),
         ),
     ] = None
@@ -37,26 +37,18 @@ class StatsOptions(Group):
     """What is measured beyond the table's figures, and how."""
 
     panel = options.WHERE
-    faithful: Annotated[
-        bool,
-        Option(
-            help="Rank heads by how well they find the tokens that a prediction (--target) depends on; "
-            "flow --faithful compares the ways of weighing.",
-        ),
-    ] = False
+    faithful: Annotated[bool, Option(help="Rank heads by how they find what a prediction needs.")] = False
     pooled: Annotated[
         Path | None,
         Option(
-            help="Save every head on at most 256 × 256 cells: .npz, .safetensors, .json, .csv, or .html. "
-            "show, export and browse read the first three with --from.",
+            help="Save every head, pooled: .npz, .safetensors, .json, .csv, .html.",
             rich_help_panel=options.PICTURE,
         ),
     ] = None
     cell: Annotated[
         Literal["share", "mean", "max"],
         Option(
-            help="With --pooled: the share of its queries' attention that a cell's keys get, or the mean or "
-            "the largest of its weights.",
+            help="With --pooled: the keys' share, or the mean or largest weight.",
             rich_help_panel=options.PICTURE,
         ),
     ] = "share"
@@ -64,16 +56,12 @@ class StatsOptions(Group):
     by_position: Annotated[
         str | None,
         Option(
-            help="Plot one measure along the text, a curve per head.",
+            help="Plot one measure along the text, a curve a head.",
             autocompletion=offering(options.measure_names),
         ),
     ] = None
     exact_kernel: Annotated[
-        bool,
-        Option(
-            help="Always run the model's own kernel, never the fused pass.",
-            rich_help_panel=options.MODEL,
-        ),
+        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
     ] = False
 
 
@@ -83,14 +71,10 @@ class StatsOutput(options.TableOutput):
     head_map: Annotated[
         str | None,
         Option(
-            "--map",
-            help="Draw one measure of all heads, layers down and heads across.",
-            autocompletion=offering(options.measure_names),
+            "--map", help="Draw one measure of all heads.", autocompletion=offering(options.measure_names)
         ),
     ] = None
-    jsonl: Annotated[bool, Option(help="With --texts: print the figures of each text as a line of JSON.")] = (
-        False
-    )
+    jsonl: Annotated[bool, Option(help="With --texts: print a line of JSON for each text.")] = False
 
 
 PARTS = 48  # most runs of rows in a curve

@@ -29,25 +29,20 @@ class TrackOptions(Group):
     """Which checkpoints are read, and what is measured."""
 
     checkpoints: Annotated[
-        list[str] | None,
-        Argument(
-            help="Folders of checkpoints, a pattern in quotes, or a folder that holds checkpoint-* folders."
-        ),
+        list[str] | None, Argument(help="Folders of checkpoints, a pattern in quotes, or their folder.")
     ] = None
-    revisions: Annotated[
-        str | None, Option(help="With -m: revisions on the hub instead of folders, with commas.")
-    ] = None
+    revisions: Annotated[str | None, Option(help="With -m: revisions on the hub, with commas.")] = None
     measure: Annotated[
         str,
         Option(
-            help="Measures, with commas (attnscope explain lists them).",
+            help="Measures, with commas; attnscope explain lists them.",
             rich_help_panel=options.WHERE,
             autocompletion=offering(options.measure_names),
         ),
     ] = "entropy,first,previous,induction"
-    log: Annotated[
-        Path | None, Option(help="Keep the figures in this file; checkpoints that it has are not run again.")
-    ] = None
+    log: Annotated[Path | None, Option(help="Keep the scores here; its checkpoints are not run again.")] = (
+        None
+    )
     watch: Annotated[bool, Option(help="Wait for new checkpoints until Ctrl-C; needs --log.")] = False
 
 

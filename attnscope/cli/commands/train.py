@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from attnscope.cli.command import MOST_USED, Group, command, refuse, up_to
+from attnscope.cli.command import MOST_USED, Group, Often, command, refuse, up_to
 from attnscope.cli.waiting import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
@@ -23,23 +23,18 @@ class ShapeOptions(Group):
     """The shape of the encoder."""
 
     panel = "Shape"
-    causal: Annotated[
-        bool, Option(help="Predict each next token, not masked ones.", rich_help_panel=MOST_USED)
-    ] = False
+    causal: Annotated[bool, Often(help="Predict each next token, not masked ones.")] = False
     layers: Annotated[int, Option("--num-layers", help="Layers.", min=1)] = 4
     heads: Annotated[int, Option("--num-heads", help="Heads a layer; they divide the width.", min=1)] = 8
     width: Annotated[int, Option(help="Width of a token's vector.", min=1)] = 256
-    hidden: Annotated[int | None, Option(help="Width inside feed-forward; 4 widths unless given.", min=1)] = (
-        None
-    )
+    hidden: Annotated[int | None, Option(help="Width inside feed-forward; default: 4 widths.", min=1)] = None
     positions: Annotated[
         Literal["rotary", "sinusoidal", "none"], Option(help="How positions are encoded.")
     ] = "rotary"
     max_positions: Annotated[int, Option(help="Tokens of the longest text.", min=16)] = 512
     segments: Annotated[int, Option(help="Segments in one input.", min=0, max=2)] = 2
     start_from: Annotated[
-        Path | None,
-        Option(help="Start from an encoder, with its shape and vocabulary.", rich_help_panel=MOST_USED),
+        Path | None, Often(help="Start from an encoder, with its shape and vocabulary.")
     ] = None
 
 
@@ -48,7 +43,7 @@ class DataOptions(Group):
 
     panel = "Data"
     validation: Annotated[
-        list[Path] | None, Option(help="A held-out file (repeatable); default: a twentieth of FILES.")
+        list[Path] | None, Option(help="A held-out file; default: a twentieth of FILES.")
     ] = None
     vocabulary: Annotated[int, Option(help="Tokens in the vocabulary.", min=64)] = 8192
     tokenizer: Annotated[
@@ -58,12 +53,7 @@ class DataOptions(Group):
     length: Annotated[int, Option(help="Tokens in a training sequence.", min=16)] = 128
     batch: Annotated[int, Option(help="Sequences a step.", min=1)] = 32
     predicted: Annotated[
-        float | None,
-        Option(
-            help="Share of tokens to predict; default: 0.3, or 1 if causal.",
-            min=0.01,
-            max=1.0,
-        ),
+        float | None, Option(help="Share of tokens to predict; default: 0.3, causal: 1.", min=0.01, max=1.0)
     ] = None
     short: Annotated[float, Option(help="Share of steps on quarter-length sequences.", min=0.0, max=1.0)] = (
         0.25
@@ -91,17 +81,9 @@ class RunOptions(Group):
     """How long, where, and what is kept."""
 
     panel = "Run"
-    steps: Annotated[
-        int | None, Option(help="Train for N steps.", metavar="N", min=1, rich_help_panel=MOST_USED)
-    ] = None
+    steps: Annotated[int | None, Often(help="Train for N steps.", metavar="N", min=1)] = None
     minutes: Annotated[
-        float | None,
-        Option(
-            help="Train for N minutes; default: 10, unless --steps is given.",
-            metavar="N",
-            min=0.01,
-            rich_help_panel=MOST_USED,
-        ),
+        float | None, Often(help="Train for N minutes; default: 10, without --steps.", metavar="N", min=0.01)
     ] = None
     seed: Annotated[int, Option(help="The random seed.", min=0, callback=up_to(LARGEST_SEED))] = 0
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"

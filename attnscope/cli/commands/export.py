@@ -38,11 +38,9 @@ class ExportOutput(options.NumbersOptions):
     """Where the files go, and their formats."""
 
     out: Annotated[Path, Option("--out", "-o", help="The folder; it is made if there is none.")]
-    formats: Annotated[
+    format: Annotated[
         str,
-        Option(
-            "--format", help="png, svg, pdf, html (pictures, a page), npz, safetensors, json, csv (weights)."
-        ),
+        Option(help="png, svg, pdf, html (pictures, a page), npz, safetensors, json, csv (weights)."),
     ] = "png"
     force: Annotated[bool, Option(help="Overwrite files that are there.")] = False
 
@@ -73,7 +71,7 @@ def export(
     no_token = attention.keep_mass is not None and attention.token is None
     refuse(no_token, "--keep-mass", "only valid with --token")
     given = read_source(source, model)
-    formats = tuple(dict.fromkeys(part.strip().lower() for part in output.formats.split(",")))
+    formats = tuple(dict.fromkeys(part.strip().lower() for part in output.format.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing
 
     heads = options.parse_numbers(attention.head, "--head")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
-from attnscope.cli.deliver import deliver, print_written, save
+from attnscope.cli.deliver import deliver, print_written
 from attnscope.cli.source import list_prompts, read_source, reading, reopen
 
 
@@ -127,21 +126,17 @@ def show(
     exact, saving = output.exact_kernel, output.out is not None
     kind = "kernel" if pictured or whole or exact else "fused"
     with given.reading(predicting=output.loss, kind=kind, saving=saving) as (loaded, prepared):
-        if whole and output.out is not None:
-            seen = loaded, prepared, selection
-            layers, every = (lambda: whole_layers(*seen).data), partial(all_heads, *seen)
-            save(
-                Answer((), {}, dict, layers=layers, heads=every), output.out, picture, opened=output.open_file
-            )
-            if not output.as_json:
-                return None
-            output = replace(output, out=None)
+        held: Any = None
+        if whole:
+            held = (all_heads if suffix == ".html" else whole_layers)(loaded, prepared, selection)
         losses = None
         if output.loss:
             from attnscope.questions.loss import token_losses  # loads torch, which a cached pass does without
 
             losses = token_losses(loaded, prepared)
-        if token is not None:
+        if whole and not output.as_json:
+            answer = Answer((), {}, dict)
+        elif token is not None:
             answer = Answer.of("token", one_token(loaded, prepared, selection))
         elif several:
             row = several_heads(loaded, prepared, selection, heads)
@@ -154,6 +149,8 @@ def show(
             opening = repeat("show", again, axes, picture, anew)
             result = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
             answer = of_overview(replace(result, losses=losses), opening)
+    if whole:
+        answer = replace(answer, pictures={}, layers=lambda: held.data, heads=lambda: held)
     if not output.as_json and output.out is None:
         print_written(prepared)
     deliver("show", answer, output, picture, model.metadata, (loaded, prepared))

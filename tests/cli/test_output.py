@@ -1,0 +1,138 @@
+"""Where an answer goes: files, standard output, another program; what Tab, ``help`` and a text alone do."""
+
+import json
+import sys
+
+import pytest
+
+from attnscope.cli import all_commands, main
+from attnscope.measures import explain
+from attnscope.views import Table
+
+TEXT = "The cat sat on the mat."
+
+
+def test_numbers_are_printed_and_a_picture_saved(run, tmp_path):
+    both = run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "map.svg", "--json")
+    assert json.loads(both.out)["heads"]
+    assert (tmp_path / "map.svg").read_text("utf-8").startswith("<?xml")
+    assert run("find", "cat -> The", TEXT, "-o", tmp_path / "find.png", "--csv").out.startswith("question,")
+    assert (tmp_path / "find.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("out", "begin"), [("-", b"\x89PNG"), ("-.svg", b"<?xml"), ("-.npz", b"PK")])
+def test_a_minus_is_standard_output(monkeypatch, capfdbinary, tmp_path, out, begin):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["attnscope", "show", TEXT, "-o", out])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    written, told = capfdbinary.readouterr()
+    assert (ended.value.code or 0, told, written[: len(begin)]) == (0, b"", begin)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("-o - --json", "standard output takes one answer"),
+        ("--open", "add -o FILE.png"),
+        ("-o - --open", "add -o FILE.png"),
+        ("--json --latex", "print one of --json and --latex"),
+    ],
+)
+def test_two_answers_have_no_one_place(run, typed, sentence):
+    run("show", TEXT, *typed.split()).refuses(sentence)
+
+
+def test_what_was_saved_is_opened(run, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr("typer.launch", opened.append)
+    assert run("show", TEXT, "--head", "L0H1", "-o", tmp_path / "a.svg", "--open").code == 0
+    assert opened == [str(tmp_path / "a.svg")]
+
+
+def test_a_flag_of_the_settings_is_turned_off_for_one_command(run, monkeypatch, tmp_path):
+    usual = run("show", TEXT, "--head", "L0H1").out
+    (tmp_path / "pyproject.toml").write_text("[tool.attnscope]\nhide-special = true")
+    (tmp_path / "pyproject.toml").chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    assert run("show", TEXT, "--head", "L0H1").out != usual
+    assert run("show", TEXT, "--head", "L0H1", "--no-hide-special").out == usual
+
+
+def test_help_and_a_text_alone_mean_a_command(run):
+    assert run("help", "show").out == run("show", "-h").out
+    assert run("help").out == run("--help").out
+    alone = run(TEXT)
+    assert alone.out == run("show", TEXT).out
+    assert alone.err == f"attnscope show '{TEXT}'\n"
+    run("shwo").refuses("No such command 'shwo'. Did you mean 'show'?")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_tab_describes_options_in_a_line_each(run, monkeypatch, shell):
+    monkeypatch.setenv("_ATTNSCOPE_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "attnscope show --he")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    out = run().out
+    assert "--head" in out
+    assert "One head, L2H1" in out
+    assert len(out.splitlines()) == 2
+
+
+NAMES_OF_OLD = (
+    "--keep --second --text --heads --layers --check-with --explain --list --no-title --completion --guessed"
+)
+
+
+def test_no_option_has_a_name_of_old():
+    assert not {*NAMES_OF_OLD.split()} & {
+        name for one in all_commands() for each in one.params for name in each.opts
+    }
+
+
+def test_an_option_is_one_field_in_every_command():
+    fields = {}
+    for one in all_commands():
+        for each in one.params:
+            for name in each.opts:
+                fields.setdefault(name, set()).add(
+                    (each.name, each.is_flag if hasattr(each, "is_flag") else None)
+                )
+    several = {name: found for name, found in fields.items() if len(found) > 1 and name.startswith("-")}
+    assert several == {}
+
+
+CAUSAL = ("-m", "own-causal")
+SCREENS = (
+    *(["stats", TEXT], ["find", "cat -> The", TEXT], ["cut", "sat -> cat", TEXT, *CAUSAL]),
+    *(["patch", "The cat sat", "--with-text", "The dog sat", *CAUSAL], ["ablate", TEXT, *CAUSAL]),
+    *(["logits", TEXT, *CAUSAL], ["info", "own"], ["compare", "--composition", *CAUSAL]),
+    *(["circuit", "pairs.tsv", *CAUSAL], ["track", "gpt2", "short", "--texts", "texts.txt"]),
+    *(["cachecost", "--texts", "texts.txt", *CAUSAL, "--sink", "1", "--recent", "2"],),
+    *(["spans", "A cat. It slept.", "--pair", "1 -> 2"], ["find", "--gold", "bank.conllu"]),
+)
+"""Commands that print tables."""
+
+
+def words_of(view):
+    """The words of a table's columns: a column's name, and its unit on another line."""
+    return {word for column in view.columns for word in column.name.split("\n") if word}
+
+
+def test_every_word_of_a_tables_head_is_explained(run, place, monkeypatch):
+    monkeypatch.chdir(place)
+    seen = []
+    monkeypatch.setattr("attnscope.render.terminal.print_views", lambda views, *_, **__: seen.extend(views))
+    for typed in SCREENS:
+        assert run(*typed).code == 0, typed
+    words = {word for view in seen if isinstance(view, Table) for word in words_of(view)}
+    assert len(words) > 15
+    unexplained = set()
+    for word in words:
+        try:
+            explain(word)
+        except Exception:
+            unexplained.add(word)
+    assert unexplained == set(), unexplained

@@ -65,8 +65,8 @@ def test_a_long_text_is_told_by_its_hash(run, length):
 def test_both_texts_of_a_pair_are_told(run, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path))
     for second in ("It slept.", "It slept. " * 120):
-        found = run.json("stats", TEXT, second)["input"]
-        assert found == run.json("stats", TEXT, second)["input"]  # from the cache
+        found = run.json("stats", TEXT, "--second-text", second)["input"]
+        assert found == run.json("stats", TEXT, "--second-text", second)["input"]  # from the cache
         assert (found["text"], found.get("second_text")) == (TEXT, second if len(second) < 1000 else None)
         assert found["sha256"] == sha256(f"{TEXT}\t{second}".encode()).hexdigest()
 

@@ -55,13 +55,14 @@ def image(folder: Path) -> list:
 
 PAIRS, IMAGES = ("bart", "marian"), ("vit", "dinov2", "swin", "yolos", "segformer")
 TEXTS = ("bert", "albert", "modernbert", "deberta-v2", "llama", "mistral", "gemma2", "gpt-oss", *OTHERS)
+PAIR = ("--second-text", "It slept.")
 SOURCES = {
     "own": lambda folder: ["-f", "sample_inputs/languages.txt", "--max-tokens", "60"],
     "own, a pair": lambda folder: ["-f", "sample_inputs/pairs.tsv", "--line", "1", "--max-tokens", "40"],
     "own-causal that writes": lambda folder: [CAT, "-m", "own-causal", "--generate", "5"],
     "minilm": lambda folder: ["-f", "sample_inputs/sentences.txt", "--line", "2", "-m", folders.minilm()],
     "gpt2 in bfloat16": lambda folder: [*CODE, "-m", folders.gpt2(folder), "--dtype", "bfloat16"],
-    "t5": lambda folder: [CAT, "It slept.", "-m", folders.t5(folder)],
+    "t5": lambda folder: [CAT, *PAIR, "-m", folders.t5(folder)],
     "t5 that writes": lambda folder: [CAT, "-m", folders.t5(folder), "--generate", "4"],
     "mistral that writes": lambda folder: [CAT, "-m", written(folder), "--generate", "6"],
     "clip": lambda folder: ["The cat sat.", "-m", images.vision(folder, "clip")],
@@ -74,7 +75,7 @@ def given_to(name: str, folder: Path) -> list:
     """The words of a source, with the files that they name."""
     if name in IMAGES:
         return [*image(folder), "-m", images.vision(folder / name, name)]
-    text = ARTICLE if name in TEXTS else [CAT, "It slept."]
+    text = ARTICLE if name in TEXTS else [CAT, *PAIR]
     return SOURCES[name](folder) if name in SOURCES else [*text, "-m", family(folder, name)]
 
 
@@ -89,11 +90,7 @@ LOOKS = [shlex.split(look) for look in ASKED.split("|")]
 
 def place(command: str, asked: list, given: list) -> list:
     """A source where a command takes it: what is asked stands before the text, or behind it."""
-    if str(given[0]).startswith("-") or command not in ("compare", "check", "find"):
-        return [*asked, *given] if command in ("check", "find") else [*given, *asked]
-    second = [] if str(given[1]).startswith("-") else ["--second-text", given[1]]
-    rest = [*second, *given[1 + len(second) // 2 :]]
-    return [given[0], *asked, *rest] if command == "compare" else [*asked, given[0], *rest]
+    return [*asked, *given] if command in ("check", "find") else [*given, *asked]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ TENSORS = {"torch", *LIBRARY}
 HEAVY = {*TENSORS, "scipy", "matplotlib", "tokenizers", "huggingface_hub", "sympy"}
 LOOKS = (
     "show|show --json|show --head L2H1 --words|show --token cat --words --hide-special|"
-    "stats --sort previous --where role=first|stats --map entropy --json"
+    "stats --sort previous --where role=first|stats --map entropy"
 )
 TYPED = {  # in a shell, before Tab
     "attnscope show x --cmap vir": "viridis",

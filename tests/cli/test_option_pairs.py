@@ -31,7 +31,7 @@ BASES = {
     "ablate": [TEXT, "-m", "./gpt2"],
     "cut": ["it -> cat", TEXT, "-m", "./gpt2"],
     "patch": ["The cat sat", "--with-text", "The dog sat", "-m", "own-causal"],
-    "circuit": ["pairs.tsv", "-m", "./gpt2"],
+    "circuit": ["pairs.tsv", "-m", "own-causal"],
     "cachecost": ["--texts", "texts.txt", "-m", "own-causal", "--sink", "1", "--recent", "2"],
     "loss": ["texts.txt", "-m", "./gpt2"],
     "track": ["one", "two", "--texts", "texts.txt"],

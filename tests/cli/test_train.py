@@ -72,7 +72,7 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
     assert list(rows[0]) == ["measure", "head", "step", "value", "baseline", "appears"]
     assert len(rows) == 2 * 8 * 2
     assert run(*asked, "-o", tmp_path / "curves.png").code == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"curves-entropy.png", "curves-first.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"curves.png"}
 
 
 def test_a_watch_waits_for_checkpoints_that_are_being_written(run, checkpoints, tmp_path, monkeypatch):

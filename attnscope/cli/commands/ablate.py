@@ -1,7 +1,5 @@
 """``attnscope ablate``: what a model's predictions lose without a head."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Option

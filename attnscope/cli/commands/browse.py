@@ -1,7 +1,5 @@
 """``attnscope browse``: all heads of a text, with the keyboard."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

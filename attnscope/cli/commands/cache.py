@@ -1,7 +1,5 @@
 """``attnscope cache``: lists and removes cached passes."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``attnscope cachecost``: the loss when heads see only the first tokens and the last ones."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``attnscope check``: claims about heads, for training jobs and continuous integration."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``attnscope circuit``: the heads and edges that a prediction needs, as a graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``attnscope cut``: what a prediction loses without the attention of one part of a text to another."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """``attnscope explain``: what a word on the screen means."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Argument

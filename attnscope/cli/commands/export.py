@@ -1,7 +1,5 @@
 """``attnscope export``: everything about a text as files in a folder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated

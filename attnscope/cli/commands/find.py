@@ -1,7 +1,5 @@
 """``attnscope find``: which heads look from one part of a text to another, or find answers that are known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``attnscope flow``: how much each input token contributes to each position, through all layers."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from typer import Option

@@ -1,7 +1,5 @@
 """``attnscope logits``: what each part of a model adds to a score, and the prediction after each layer."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """``attnscope loss``: how well a model predicts text files."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``attnscope patch``: how much of the difference between two texts each head carries."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

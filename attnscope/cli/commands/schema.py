@@ -1,7 +1,5 @@
 """``attnscope schema``: what a command prints with --json."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

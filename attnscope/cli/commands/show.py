@@ -1,7 +1,5 @@
 """``attnscope show``: all heads of a text at a glance, one head, or one token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

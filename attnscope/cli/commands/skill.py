@@ -1,7 +1,5 @@
 """``attnscope skill``: what an agent has to know to use this tool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from attnscope.cli.command import command

@@ -1,7 +1,5 @@
 """``attnscope spans``: the parts of a text on the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope.cli.commands import find_command
+from attnscope.cli import build
 from tests.tools.attack.hostile import NUMBERS, STRANGE, TEMPLATES, damage, dump, mutate, value, word
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -409,7 +409,7 @@ COMMANDS = ("show", "stats", "info", "loss")
 
 def options(chance: Random, bases: Path) -> Case:
     """Options in any number and order with values that fit, nearly fit, or do not."""
-    known = {name for command in COMMANDS for each in find_command(command).words for name in each.names}
+    known = {name for command in COMMANDS for each in build(command).params for name in each.opts}
     pools = sorted(known), VALUES, (_typed(word(chance)),)
     given = [chance.choice(chance.choice(pools)) for _ in range(chance.choice((0, 1, 1, 2, 3, 7)))]
     for place, option in enumerate(given[:-1]):

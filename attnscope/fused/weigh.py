@@ -1,8 +1,8 @@
 """The weights of a block of rows, scored, weighed and summed tile by tile inside the processor's cache.
 
-``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript and machine code
-save. For TorchScript there are no slices among the arguments, constants are arguments, and annotations are
-types, not strings (no ``from __future__ import annotations`` here).
+``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript saves. For it
+there are no slices among the arguments, constants are arguments, and annotations are types, not strings
+(no ``from __future__ import annotations`` here).
 """
 
 import math
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import AttentionCall
-from attnscope.fused.compiled import load_compiled
 from attnscope.fused.request import Runs
 
 ROWS = 256  # rows of a block; their tiles are merged
@@ -155,7 +154,6 @@ def scripted() -> Weigh:
     torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on. Nothing
     else frees threads from Python's global lock; without it they wait.
     """
-    weigh = weighing(weigh_tile_compiled if load_compiled() else weigh_tile)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
@@ -203,68 +201,53 @@ def weigh_tile(
     torch.sum(scores.mul_(weight), [1], out=moment)
 
 
-def weigh_tile_compiled(
-    scores: Tensor, weight: Tensor, highest: Tensor, mass: Tensor, moment: Tensor, steep: bool, lowest: float
+def weigh(
+    head: HeadInputs,
+    block: TileBlock,
+    asked: BlockRequest,
+    figures: Figures,
+    scratch: Tensor,
+    kept: Tensor,
+    bits: float = BITS,
+    masked: float = MASKED,
+    lowest: float = LOWEST,
 ) -> None:
-    """The same in one sweep, of float32; see ``compiled.cpp``."""
-    if scores.dtype == torch.float32:
-        torch.ops.attnscope.weigh_tile(scores, weight, highest, mass, moment, lowest)
-    else:
-        weigh_tile(scores, weight, highest, mass, moment, steep, lowest)
+    """Weigh the rows of a block and write their figures.
 
-
-def weighing(step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool, float], None]) -> Weigh:
-    """The function that weighs a block, tile by tile with this step."""
-
-    def weigh(
-        head: HeadInputs,
-        block: TileBlock,
-        asked: BlockRequest,
-        figures: Figures,
-        scratch: Tensor,
-        kept: Tensor,
-        bits: float = BITS,
-        masked: float = MASKED,
-        lowest: float = LOWEST,
-    ) -> None:
-        """Weigh the rows of a block and write their figures.
-
-        ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
-        log-sum-exp first.
-        """
-        start, stop, tiles = block.start, block.stop, len(block.tiles)
-        rows, size = stop - start, head.value.size(1)
-        query = head.query[start:stop]
-        highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
-        mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
-        outputs = query.new_empty([tiles, rows, size])
-        weights: list[Tensor] = []
-        done = 0
-        for place, tile in enumerate(block.tiles):
-            scores = score_tile(query, head, block, tile, scratch, bits, masked)
-            weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
-            done += scores.numel()
-            step(scores, weight, highest[place], mass[place], moment[place], head.steep, lowest)
-            torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
-            weights.append(weight)
-        most = highest.amax(0)
-        lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
-        figures.top[start:stop] = most / bits
-        sink = head.sink
-        if sink is not None:
-            lse = torch.logaddexp2(lse, sink * bits)
-        below = highest.sub_(lse)
-        share = below.exp2()  # [tile, row]
-        figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
-        figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
-        torch.amax(share, [0], out=figures.largest[start:stop])
-        if sink is not None:
-            figures.total[start:stop] = mass.mul_(share).sum(0)
-        sum_up(block, asked, figures, weights, share, kept)
-        if figures.heavier.size(0) > 0:
-            count_heavier(block, asked, figures.heavier, weights, share, kept, scratch)
-
-    return weigh
+    ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
+    log-sum-exp first.
+    """
+    start, stop, tiles = block.start, block.stop, len(block.tiles)
+    rows, size = stop - start, head.value.size(1)
+    query = head.query[start:stop]
+    highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
+    mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
+    outputs = query.new_empty([tiles, rows, size])
+    weights: list[Tensor] = []
+    done = 0
+    for place, tile in enumerate(block.tiles):
+        scores = score_tile(query, head, block, tile, scratch, bits, masked)
+        weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
+        done += scores.numel()
+        weigh_tile(scores, weight, highest[place], mass[place], moment[place], head.steep, lowest)
+        torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
+        weights.append(weight)
+    most = highest.amax(0)
+    lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
+    figures.top[start:stop] = most / bits
+    sink = head.sink
+    if sink is not None:
+        lse = torch.logaddexp2(lse, sink * bits)
+    below = highest.sub_(lse)
+    share = below.exp2()  # [tile, row]
+    figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
+    figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
+    torch.amax(share, [0], out=figures.largest[start:stop])
+    if sink is not None:
+        figures.total[start:stop] = mass.mul_(share).sum(0)
+    sum_up(block, asked, figures, weights, share, kept)
+    if figures.heavier.size(0) > 0:
+        count_heavier(block, asked, figures.heavier, weights, share, kept, scratch)
 
 
 def sum_up(

@@ -13,7 +13,6 @@ from zlib import crc32
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, PICTURED
-from attnscope.fused.compiled import load_compiled
 from attnscope.lazy import torch
 
 if TYPE_CHECKING:
@@ -78,10 +77,6 @@ def all_punctuation(text: str) -> bool:
     return bool(text) and all(unicodedata.category(character)[0] == "P" for character in text)
 
 
-LANES = 16  # numbers in the widest vector of a processor
-SWEPT = 1 << 17  # weights of a block that are worth loading, or once compiling, machine code
-
-
 @dataclass(frozen=True, eq=False)
 class Block:
     """Some rows of one layer's attention, for all heads, and what is known about them."""
@@ -135,21 +130,11 @@ class Block:
     def sums(self, factors: Tensor, places: Tensor) -> list[Tensor]:
         """Sums over keys weighted by factors, then the weights at places, 0 at -1; each [batch, head, row].
 
-        ``factors`` are [text or 1, row, sum, key], with zeros to whole ``LANES``, ``places`` [place, row].
-        Machine code, if there is any, finds entropy, largest weight and total in the same sweep.
+        ``factors`` are [text or 1, row, sum, key], ``places`` [place, row].
         """
-        rows, count = self.rows, len(places)
-        plain = (rows.dtype, rows.device.type, rows.stride(-1)) == (torch.float32, "cpu", 1)
-        if plain and rows.numel() >= SWEPT and load_compiled():
-            sums = rows.new_empty(factors.shape[2] + count, *rows.shape[:-1])
-            found = {name: torch.empty_like(sums[0]) for name in ("entropy", "largest", "total")}
-            torch.ops.attnscope.sum_rows(rows, factors, places, sums, *found.values())
-            vars(self).update(found)
-            return list(sums)
-        summed = rows.transpose(1, 2) @ factors[..., : rows.shape[-1]].mT.to(
-            rows.dtype
-        )  # [batch, row, head, sum]
-        key = places.T.clamp_min(0).expand(*rows.shape[:-1], count)
+        rows = self.rows
+        summed = rows.transpose(1, 2) @ factors.mT.to(rows.dtype)  # [batch, row, head, sum]
+        key = places.T.clamp_min(0).expand(*rows.shape[:-1], len(places))
         at = rows.gather(-1, key).masked_fill_(places.T < 0, 0)  # [batch, head, row, place]
         return [*summed.permute(3, 0, 2, 1), *at.permute(3, 0, 1, 2)]
 

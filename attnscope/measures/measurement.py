@@ -17,7 +17,7 @@ from attnscope.axes import Place, Weights
 from attnscope.capture.observers import RowObserver, rows_at_a_time
 from attnscope.figures import Figure, HeadFigures
 from attnscope.lazy import torch
-from attnscope.measures.block import LANES, Block, TokenFacts
+from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.forms import MEASURES, KeySum, KeyWeight, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
@@ -131,10 +131,10 @@ class Setting:
         numbered = {KeySum: count(), KeyWeight: count(len(numbers))}
         columns = [next(numbered[type(each)]) if type(each) in numbered else None for each in forms]
         rows, width = block.rows.shape[-2:]
-        shape = max(map(len, numbers), default=1), rows, len(numbers), -(-width // LANES) * LANES
-        factors = block.rows.new_zeros(shape)
+        shape = max(map(len, numbers), default=1), rows, len(numbers), width
+        factors = block.rows.new_empty(shape)
         for place, number in enumerate(numbers):
-            factors[:, :, place, :width] = number
+            factors[:, :, place] = number
         places = torch.stack(keys) if keys else torch.empty(0, rows, dtype=torch.int64, device=factors.device)
         counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
@@ -159,7 +159,7 @@ class Setting:
 
     def sums(self, block: Block) -> Tensor:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
-        sums = block.sums(self.factors, self.places)  # first: it may find what forms of rows ask for
+        sums = block.sums(self.factors, self.places)
         measured = zip(self.measures, self.columns, strict=True)
         own = [one.form.of_block(block) if column is None else None for one, column in measured]
         values = _values(own, self.columns, sums)

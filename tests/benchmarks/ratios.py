@@ -76,7 +76,7 @@ def cost(work: Callable[[], object]) -> float:
 def process(arguments: Sequence[str], folder: str, *, fresh=False, wall=False, threads: int = 0) -> float:
     """Processor time of one process, or its wall clock, with bytecode as an installed package has it.
 
-    ``fresh``: nothing is kept yet, so that the model runs; machine code that was compiled stays.
+    ``fresh``: nothing is kept yet, so that the model runs.
     """
     kept = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
     given = os.environ | kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
@@ -112,7 +112,7 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
     yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
-    yield from many_texts(folder, rounds)
+    yield from many_texts(rounds)
     yield "export of 157 pictures at 512 tokens, to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):
         yield f"stats of a book, {shape}, {tokens:,} tokens, to the plain script", long_text(shape, tokens)
@@ -169,7 +169,7 @@ def long_text(shape: str, tokens: int) -> float:
         return paired(*timed, rounds=1)
 
 
-def many_texts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
+def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     """2,000 sentences through MiniLM, on two threads; the model alone runs on the batches that are made."""
     import torch
 
@@ -179,7 +179,6 @@ def many_texts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     from attnscope.storage.corpus import ListedTexts
     from tests.benchmarks.loop import by_loop
 
-    os.environ["ATTNSCOPE_CACHE"] = folder  # machine code is compiled once, and kept
     torch.set_num_threads(2)
     model = load(minilm())
     found = re.split(r"(?<=[.?!])\s+", " ".join(" ".join(topics.values()).split()))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+from functools import cache
 from pathlib import Path
+
+from attnscope.text import clean
 
 VARIABLE = "ATTNSCOPE_CACHE"  # the environment variable that sets another folder, or ``off``
 
@@ -22,17 +26,38 @@ def private_path(name: str) -> Path | None:
 
 
 def private_folder(name: str, *, make: bool = False) -> Path | None:
-    """The folder of this name, if it exists, belongs to this user and is closed to others."""
+    """The folder of this name, if it exists, is private, and none but this user or root can replace it."""
     try:
         folder = private_path(name)
         if folder is None:
             return None
         if make:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder.parent.resolve() / folder.name
         found = folder.lstat()
+        open_to_others = [each for each in folder.parents if not _is_guarded(each.stat())]
     except (OSError, RuntimeError):  # no home folder
         return None
-    return folder if stat.S_ISDIR(found.st_mode) and is_private(found) else None
+    if not stat.S_ISDIR(found.st_mode) or not is_private(found):
+        open_to_others.append(folder)
+    for each in open_to_others[:1]:
+        _say(f"nothing is kept between runs: {each} is open to others; {VARIABLE}=FOLDER names another place")
+    return None if open_to_others else folder
+
+
+@cache
+def _say(sentence: str) -> None:
+    """On standard error, once."""
+    print(clean(f"attnscope: {sentence}"), file=sys.stderr)
+
+
+def _is_guarded(found: os.stat_result) -> bool:
+    """Whether none but this user or root renames what is in a folder: in a sticky one, each its own."""
+    if not hasattr(os, "getuid"):
+        return True
+    return found.st_uid in (0, os.getuid()) and (
+        not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX)
+    )
 
 
 def is_private(found: os.stat_result) -> bool:

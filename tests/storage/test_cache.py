@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import pytest
 
+from attnscope import private
 from attnscope.models import load
 from attnscope.models.keeping import keep_trace
 from attnscope.storage import cache
@@ -130,3 +131,37 @@ def test_nothing_is_kept_where_caching_is_off(traces, monkeypatch, off):
     monkeypatch.setenv("ATTNSCOPE_CACHE", off)
     store_pass(KEYS[0], traces[0])
     assert (cache.cache_folder(), find_pass(KEYS[0]), list_passes()) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("where", "mode", "owner", "kept"),
+    [
+        ("kept", 0o755, None, True),
+        ("kept", 0o777, None, False),  # whoever may rename the folder can put another in its place
+        ("kept", 0o775, None, False),
+        ("kept", 0o1777, None, True),
+        ("", 0o777, None, False),
+        ("", 0o755, 12345, False),
+        ("", 0o1777, 12345, False),
+        ("kept/looks", 0o755, None, False),
+    ],
+)
+def test_nothing_is_kept_in_a_folder_that_others_may_replace(
+    tmp_path, monkeypatch, capsys, traces, where, mode, owner, kept
+):
+    if owner is not None and os.getuid():
+        pytest.skip("only root gives a folder away")
+    folder = tmp_path / "mine" / "kept" / "looks"
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder.parent))
+    private._say.cache_clear()
+    store_pass(KEYS[0], traces[0])
+    changed = tmp_path / "mine" / where
+    changed.chmod(mode)
+    if owner is not None:
+        os.chown(changed, owner, -1)
+    store_pass(KEYS[1], traces[0])
+    assert (find_pass(KEYS[1]) is not None) == kept
+    assert len(list(folder.iterdir())) == 1 + kept
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (not kept)
+    assert all(f": {changed} is open to others" in line for line in said)

@@ -110,6 +110,16 @@ class TrainingLog(Display):
         return self.step % self.every == 0 and self.step != self._last
 
     @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Warn of a file that cannot be written: no training ends for it."""
+        try:
+            yield
+        except OSError as error:
+            warnings.warn(
+                f"{self.path} cannot be written ({error.strerror}): steps are missing", stacklevel=3
+            )
+
+    @contextmanager
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
         """Measure the step: the probe texts before the block, or the model's attention inside it."""
         self._last = self.step
@@ -156,7 +166,7 @@ class TrainingLog(Display):
         self.alarms += alarms
         if self.path is not None:
             line = {"step": self.step, "figures": self.figures[self.step], "alarms": alarms}
-            with Path(self.path).open("a", encoding="utf-8") as file:
+            with self.writing(), Path(self.path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.report is not None:
             several = len({head.site.kind for head in heads}) > 1
@@ -215,12 +225,19 @@ def watch(
         yield log
 
 
+_watching: dict[int, tuple[Any, list[tuple[TrainingLog, bool]]]] = {}
+"""By the id of a model: how it was called before it was watched; the logs, and whether each counts."""
+
+
 @contextmanager
 def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
-    """Show a log each pass of a model in training mode, counted as a step, while the block runs."""
+    """Show a log each pass of a model in training mode, counted as a step, while the block runs.
+
+    All blocks of a model share one wrapper, which the last to end takes away: they may end in any order.
+    """
     if not hasattr(model, "_compiled_call_impl"):
         raise ModelError("this release of torch cannot be watched: use record")
-    before = model._compiled_call_impl
+    before, logs = _watching.setdefault(id(model), (model._compiled_call_impl, []))
 
     def put(how: Callable[..., Any] | None) -> None:
         if how is None:
@@ -230,32 +247,41 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
 
     call: Callable[..., Any] = model._call_impl if before is None else before
 
-    def measured(*args: Any, **kwargs: Any) -> Any:
+    def measured(due: Sequence[TrainingLog], *args: Any, **kwargs: Any) -> Any:
         put(before)
         try:
-            with log.measuring(model, kwargs if "input_ids" in kwargs else args):
+            with ExitStack() as stack:
+                for each in due:
+                    stack.enter_context(each.measuring(model, kwargs if "input_ids" in kwargs else args))
                 output = model(*args, **kwargs)
         finally:
             put(watched)
-        if counting and log.stopped:
-            raise Alarmed(log.stopped)
+        for stopped in [each.stopped for each, counts in logs if counts and each.stopped]:
+            raise Alarmed(stopped)
         return output
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         if model.training:
-            log.step += counting
-            if log.is_due:
-                return measured(*args, **kwargs)
+            for each, counts in logs:
+                each.step += counts
+            due = [each for each, _ in logs if each.is_due]
+            if due:  # probe texts run first, where no other log sees them
+                return measured(sorted(due, key=lambda each: each.texts is None), *args, **kwargs)
         return call(*args, **kwargs)
 
     if "torch._dynamo" in sys.modules:  # this may be called inside of what was compiled, and is no part of it
         measured = torch.compiler.disable(measured)  # type: ignore[no-untyped-call]
         watched = torch.compiler.disable(watched, recursive=False)  # type: ignore[no-untyped-call]
-    put(watched)
+    logs.append((log, counting))
+    if len(logs) == 1:
+        put(watched)
     try:
         yield
     finally:
-        put(before)
+        logs.remove((log, counting))
+        if not logs:
+            del _watching[id(model)]
+            put(before)
 
 
 def _require_whole_heads(model: nn.Module) -> None:
@@ -334,9 +360,10 @@ class _TrainerHooks:
         self.history.tokenizer = self.history.tokenizer or tokenizer
         if self.history.path is None and joined_processes().number == 0:
             self.history.path = path = Path(folder) / "heads.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if step == 0:
-                path.unlink(missing_ok=True)
+            with self.history.writing():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if step == 0:
+                    path.unlink(missing_ok=True)
 
     def on_train_end(self, *given: Any, **more: Any) -> None:  # in either framework
         self._block.close()

@@ -78,6 +78,23 @@ def test_recordings_nest_and_leave_nothing_behind(bert):
     assert traces(bert) == before
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_recordings_end_in_the_order_in_which_they_began(name):
+    model, kept = FAMILIES[name].build(), [Keep(), Keep()]
+    before, (one, other) = traces(model), (recording(model, [each]) for each in kept)
+    with torch.inference_mode():
+        plain = model(**inputs("text"))[0]
+        one.__enter__(), other.__enter__()
+        model(**inputs("text"))
+        one.__exit__(None, None, None)
+        second = model(**inputs("text"))[0]
+        other.__exit__(None, None, None)
+    assert torch.equal(plain, second)
+    assert [len(each.maps) for each in kept] == [3, 6]
+    assert all(torch.equal(a.weights, b.weights) for a, b in zip(kept[0].maps * 2, kept[1].maps, strict=True))
+    assert traces(model) == before
+
+
 def test_a_model_beside_the_recorded_one_is_not_recorded(bert):
     other = FAMILIES["llama"].build()
     with torch.inference_mode(), recording(bert) as record:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,7 +223,7 @@ class Transformers(Bare):
 
     library = "accelerate"
 
-    def train(self, model, options, steps, accumulate=1, bf16=False, logger=None, **more):
+    def train(self, model, options, steps, accumulate=1, bf16=False, logger=None, second=None, **more):
         sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": accumulate}
         quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
         more |= {"max_steps": steps, "bf16": bf16, "use_cpu": True}
@@ -231,7 +232,7 @@ class Transformers(Bare):
         trainer = hf.Trainer(model, settings, train_dataset=rows)
         trainer._get_train_sampler = torch.utils.data.SequentialSampler
         called = None if options is None else attnscope.callback(**options)
-        for each in filter(None, (called, logger)):
+        for each in filter(None, (called, second, logger)):
             trainer.add_callback(each)
         if logger is not None:
             called.history.report = trainer.log
@@ -244,7 +245,7 @@ class Lightning(Bare):
 
     library = "lightning"
 
-    def train(self, net, options, steps, accumulate=1, bf16=False, logger=False):
+    def train(self, net, options, steps, accumulate=1, bf16=False, logger=False, second=None):
         called = None if options is None else attnscope.callback(**options)
 
         class Learner(self.library.LightningModule):
@@ -263,9 +264,10 @@ class Lightning(Bare):
         more = {f"enable_{part}": False for part in parts} | {"logger": logger, "accelerator": "cpu"}
         more |= {"max_steps": steps, "accumulate_grad_batches": accumulate, "default_root_dir": self.folder}
         more["precision"] = "bf16-mixed" if bf16 else "32-true"
-        trainer = self.library.Trainer(callbacks=[] if called is None else [called], **more)
+        trainer = self.library.Trainer(callbacks=[*filter(None, (called, second))], **more)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Lightning's advice on workers and logging
+            warnings.filterwarnings("always", ".* cannot be written")
             trainer.fit(Learner(), torch.utils.data.DataLoader(batches(steps * accumulate), batch_size=None))
         return called and called.history
 
@@ -329,6 +331,53 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
     assert {name: value for name, value in vars(model).items() if name in before} == before
     assert "_compiled_call_impl" not in vars(model)
     assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
+
+
+@pytest.mark.parametrize("first", ["outer", "inner"])
+def test_watches_of_one_model_end_in_any_order_and_each_sees_its_steps(tmp_path, first):
+    model, tokenizer = saved(tmp_path)
+    outer, inner = (
+        attnscope.watch(model, every=1),
+        attnscope.watch(model, every=2, texts=["a"], tokenizer=tokenizer),
+    )
+    before, logs = dict(vars(model)), [outer.__enter__(), inner.__enter__()]
+    ids, (ended, stays) = batches(1)[0], (outer, inner) if first == "outer" else (inner, outer)
+    model(ids)
+    ended.__exit__(None, None, None)
+    model(ids)
+    model(ids)
+    stays.__exit__(None, None, None)
+    model(ids)
+    assert [list(each.figures) for each in logs] == ([[0], [0, 2]] if first == "outer" else [[0, 1, 2], [0]])
+    assert vars(model) == before
+
+
+@pytest.mark.parametrize("trainer", [Transformers, Lightning])
+def test_two_callbacks_of_one_trainer_see_what_each_sees_alone(trainer, tmp_path):
+    framework = trainer(tmp_path)
+    alone = framework.run({"every": 1})[1]
+    model, other = build(), attnscope.callback(every=2)
+    before = dict(vars(model))
+    learned, log = framework.run({"every": 1}, model=model, second=other)
+    assert log.figures == alone.figures
+    assert other.history.figures == {step: alone.figures[step] for step in (0, 2)}
+    assert all(map(torch.equal, learned, framework.run(None)[0]))
+    assert {name: value for name, value in vars(model).items() if name in before} == before
+    assert "_compiled_call_impl" not in vars(model)
+    assert torch.nn.Module.__call__ is torch.nn.Module._wrapped_call_impl
+
+
+@pytest.mark.parametrize("where", ["a full disk", "no folder"])
+def test_a_log_that_cannot_be_written_is_a_warning_and_no_end(framework, where):
+    full = Path("/dev/full")
+    path = full if where == "a full disk" else framework.folder / "gone" / "log.jsonl"
+    if where == "a full disk" and not full.exists():
+        pytest.skip("no device is always full")
+    learned, _ = framework.run(None)
+    with pytest.warns(UserWarning, match=f"{path} cannot be written"):
+        other, log = framework.run({"every": 2, "path": path})
+    assert list(log.figures) == [0, 2]
+    assert all(map(torch.equal, learned, other))
 
 
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])

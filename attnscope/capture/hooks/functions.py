@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import (
     _get_current_function_mode,
     _get_current_function_mode_stack,
+    _pop_mode,
     _pop_mode_temporarily,
+    _push_mode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
@@ -48,18 +50,18 @@ class Tap(Generic[Listener]):
     def listening(self, owner: type | ModuleType, listener: Listener) -> Iterator[None]:
         """Let ``listener`` watch the method of ``owner`` on this thread while the block runs."""
         stack = self.listeners()
-        depth = len(stack)
         with self._lock:
             if self._users == 0:
                 self._original = owner.__dict__.get(self.method)
                 original = getattr(owner, self.method)
                 setattr(owner, self.method, functools.wraps(original)(self.watch(original, self.listeners)))
             self._users += 1
+        stack.append(listener)
         try:
-            stack.append(listener)
             yield
         finally:
-            del stack[depth:]
+            # blocks may end in any order
+            del stack[max(place for place, each in enumerate(stack) if each is listener)]
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
@@ -240,6 +242,14 @@ TURNING = torch.ops.aten.t.default
 
 class WatchingMode(torch.overrides.TorchFunctionMode):
     """A function mode that knows the fused functions, and changes nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the stack of modes, wherever in it this one stands: blocks may end in any order."""
+        above = []
+        while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
 class FusedProducts(TorchDispatchMode):

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -101,13 +101,17 @@ def most_memory() -> int | None:
         least = readable(LEAST_MEMORY)
         raise InputError(f"ATTNSCOPE_MEMORY is {asked!r:.40}: give at least {least}, such as 4G, or off")
     try:
-        taken = _bytes("/proc/self/status", "VmData")
-        free = _bytes("/proc/meminfo", "MemAvailable")
-    except (OSError, StopIteration, ValueError):
+        import resource
+
+        taken, mapped = (_bytes("/proc/self/status", field) for field in ("VmData", "VmSize"))
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
+        mappable = math.inf if most == resource.RLIM_INFINITY else max(0, most - mapped)
+        free = min(_bytes("/proc/meminfo", "MemAvailable"), _container(), mappable)
+    except (ImportError, OSError, StopIteration, ValueError):
         return None  # not Linux
     if asked == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
         return None
-    return size or taken + max(LEAST_MEMORY, int(SHARE * min(free, _container())))
+    return size or taken + max(LEAST_MEMORY, int(SHARE * free))
 
 
 def free_memory() -> int | None:
@@ -131,17 +135,32 @@ def _bytes(file: str, field: str, unit: int = 1 << 10) -> int:
     return unit * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def _container() -> float:
-    """What the memory limit of a control group leaves (Linux, version 2)."""
+def _container(own: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") -> float:
+    """What the memory limits of our control group and those around it leave (Linux, versions 1 and 2)."""
+    left = [math.inf]
+    with suppress(OSError, ValueError):
+        for line in Path(own).read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = Path(mounted, "memory") if controllers else Path(mounted)
+            # in a container, the path may be of outside: the groups that are here still limit
+            inside = root / group.strip().lstrip("/")
+            around = [each for each in (inside, *inside.parents) if each.is_relative_to(root)]
+            left += [_left_by(each, *(VERSION_1 if controllers else VERSION_2)) for each in around]
+    return min(left)
+
+
+VERSION_1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file "
+VERSION_2 = "max", "current", "inactive_file "
+
+
+def _left_by(group: Path, most: str, taken: str, cached: str) -> float:
+    """What one control group leaves: cached file pages are freed when memory is needed."""
     try:
-        group = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
-        folder = Path("/sys/fs/cgroup") / group.split(":", 2)[2].strip().lstrip("/")
-        most = (folder / "memory.max").read_text(encoding="ascii").strip()
-        taken = int((folder / "memory.current").read_text(encoding="ascii"))
-        # cached file pages are freed when memory is needed
-        cached = _bytes(f"{folder}/memory.stat", "inactive_file ", 1)
-        return math.inf if most == "max" else max(0, int(most) - taken + cached)
-    except (OSError, ValueError, IndexError, StopIteration):
+        most, taken = ((group / f"memory.{name}").read_text(encoding="ascii") for name in (most, taken))
+        return max(0, int(most) - int(taken) + _bytes(f"{group}/memory.stat", cached, 1))
+    except (OSError, ValueError, StopIteration):  # "max" is no limit
         return math.inf
 
 

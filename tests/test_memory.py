@@ -73,6 +73,45 @@ def test_the_limit_is_the_one_that_was_asked_for_or_most_of_what_is_free(monkeyp
     assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
 
 
+GROUPS = {  # by what /proc/self/cgroup says: limit and use of groups, and what they leave
+    "0::/ours/inner": ({"ours/inner": ("max", 0), "ours": (900, 300), "": (5000, 0)}, 650),
+    "0::/alone": ({"alone": (400, 300)}, 150),
+    "0::/": ({"": (2000, 300)}, 1750),
+    "0::/a/path/of/outside": ({"": (700, 300)}, 450),
+    "0::/free": ({"free": ("max", 300)}, limits.math.inf),
+    "4:cpu,memory:/ours/inner\n1:cpu:/": (
+        {"memory/ours/inner": (1 << 62, 0), "memory/ours": (900, 300)},
+        650,
+    ),
+    "4:memory:/docker/1234\n0::/": ({"memory": (800, 100)}, 750),
+    "4:memory:/over\n0::/": ({"memory/over": (100, 900)}, 0),
+    "3:cpu:/ours": ({"memory/ours": (900, 300), "ours": (900, 300)}, limits.math.inf),
+    "4:memory:/ours\n0::/new": ({"memory/ours": (900, 300), "new": (500, 300)}, 250),
+}
+
+
+@pytest.mark.parametrize("said", GROUPS)
+def test_the_tightest_control_group_around_the_process_limits_it(tmp_path, said):
+    groups, left = GROUPS[said]
+    for name, (most, taken) in groups.items():
+        folder, first = tmp_path / name, name.startswith("memory")
+        folder.mkdir(parents=True, exist_ok=True)
+        limit, use = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+        (folder / f"memory.{limit}").write_text(f"{most}\n")
+        (folder / f"memory.{use}").write_text(f"{taken}\n")
+        stat = "inactive_file 7\ntotal_inactive_file 50\n" if first else "file 7\ninactive_file 50\n"
+        (folder / "memory.stat").write_text(stat)
+    (tmp_path / "cgroup").write_text(f"{said}\n")
+    assert limits._container(tmp_path / "cgroup", tmp_path) == left
+
+
+def test_a_limit_of_addresses_is_one_of_memory(monkeypatch):
+    monkeypatch.delenv("ATTNSCOPE_MEMORY")
+    mapped, taken = (limits._bytes("/proc/self/status", field) for field in ("VmSize", "VmData"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (mapped + 10**9, -1))
+    assert limits.most_memory() - taken == pytest.approx(0.9 * 10**9, rel=0.05)
+
+
 @pytest.mark.parametrize(("limit", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
 def test_what_may_still_be_taken_is_what_the_tightest_limit_leaves(monkeypatch, limit, field):
     monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")

@@ -9,6 +9,7 @@ number of texts or of tokens: each is what it was in all passes so far. Another 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ ITEMS = {"__getitem__", "__setitem__"}
 # results depend on index values: one pass says nothing about the next
 TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
 MOVING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
+MOST_MISSES = 16  # after so many passes that ran twice, all are followed, and none is kept
 
 
 class UnknownPass(AttnscopeError):
@@ -71,7 +73,7 @@ class KnownPasses:
 
     def run(self, work: Callable[[], Result]) -> Result:
         """The result of ``work``, which makes one recording; it runs again if its pass is not known."""
-        if self.programs and self.misses < 16:
+        if self.programs and self.misses < MOST_MISSES:
             try:
                 return self._run(work, True)
             except UnknownPass:
@@ -89,7 +91,7 @@ class KnownPasses:
     def trace() -> PassTrace | None:
         """The empty trace of a new recording, if its passes are compared."""
         used = _use.get()
-        return None if used is None else PassTrace(*used)
+        return None if used is None or used[0].misses >= MOST_MISSES else PassTrace(*used)
 
 
 _use: ContextVar[tuple[KnownPasses, bool] | None] = ContextVar("known passes", default=None)
@@ -172,7 +174,10 @@ class PassTrace:
             return tuple([(name, self._part(part)) for name, part in value.items()])
         if kind is slice:
             return self._part((value.start, value.stop, value.step))
-        return value if kind.__hash__ is not None else kind
+        if kind is type or (kind.__hash__ is not None and not gc.is_tracked(value)):  # it holds nothing
+            return value
+        self.plain = False  # a function, a mask: it may hold tensors, and is another one in the next pass
+        return kind
 
 
 def _is_indexed(name: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -229,11 +229,14 @@ def recording(
     """
     recorder = Recorder(original(model), observers, axes or {}, fused, KnownPasses.trace())
     functions = attention_functions(recorder.kernel_call)
-    with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):
-        yield recorder.record
-        with recorder.guard:
-            recorder.finish()
-    recorder.settle()
+    try:
+        with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):
+            yield recorder.record
+            with recorder.guard:
+                recorder.finish()
+        recorder.settle()
+    finally:
+        recorder.let_go()
     if warn:
         record, ran = recorder.record, bool(recorder.ran)
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]

@@ -71,6 +71,12 @@ class Pass(ABC):
             self._made[kind] = kind(self)
         return cast(T, self._made[kind])
 
+    def let_go(self) -> None:
+        """Free all tensors, which else live until garbage is collected: the parts refer to each other."""
+        for held in (self._made, self.trackers, self._told, self._seeing, self.frames, self.stack.names):
+            held.clear()
+        self.observers, self.trace = (), None
+
     # where the pass is
 
     @property

@@ -1,5 +1,7 @@
 """A pass of a known trace is not followed, and shows what it would have shown; any other is followed."""
 
+import gc
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -10,10 +12,13 @@ from torch import nn
 
 from attnscope.capture import KnownPasses, recording
 from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.record import Seeing
+from attnscope.errors import SizeError
 from attnscope.models import load
 from tests.capture.modules import Heads
 from tests.capture.observing import Keep
-from tests.capture.tiny import FAMILIES
+from tests.capture.placing.test_chunked import longformer, texts
+from tests.capture.tiny import FAMILIES, inputs
 
 SIZE, HEADS = 16, 2
 
@@ -138,3 +143,59 @@ def test_a_pass_whose_numbers_may_be_either_of_two_is_followed_at_once():
 def record_alone(model, ids):
     with torch.inference_mode(), recording(model, warn=False):
         model(ids)
+
+
+@pytest.fixture
+def tensors_made():
+    """Counts the tensors that are there beside those of before, while no garbage is collected."""
+
+    def living():
+        return {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+
+    gc.collect()
+    before = living()
+    gc.disable()
+    yield lambda: len(living() - before)
+    gc.enable()
+
+
+IDS = {"ids": torch.ones(2, 9, dtype=torch.int64)}
+HOLDING = {name: (FAMILIES[name].build, inputs("text")) for name in ("bert", "gpt2", "llama")}
+HOLDING |= {"chunks": (longformer, texts()), "by hand": (partial(Attend, way=by_hand), IDS)}
+HOLDING |= {"a function": (lambda: Attend(ours_of), IDS)}
+
+
+def ours_of(x):
+    """The same states, by way of a function that holds them."""
+    return x.clone().map_(x, lambda mine, theirs: theirs if len(x) else mine)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("name", HOLDING)
+def test_a_pass_leaves_no_tensor_to_the_garbage_nor_in_what_is_known(name, fails, tensors_made):
+    make, given = HOLDING[name]
+    model, known = make().eval(), KnownPasses()
+
+    def fail(attention):
+        if fails:
+            raise SizeError("enough")
+
+    def work():
+        with torch.inference_mode(), recording(model, [Seeing(fail)], warn=False):
+            model(**given)
+
+    with suppress(SizeError):
+        known.run(work)
+    for _ in range(3):
+        with suppress(SizeError):
+            known.run(work)
+    assert tensors_made() <= len([*model.parameters(), *model.buffers()])
+
+
+def test_passes_that_stay_unknown_are_not_collected():
+    lengths = iter(range(5, 60))
+    model, known = Attend(lambda x: [x.mul(1) for _ in range(next(lengths))][-1]).eval(), KnownPasses()
+    for _ in range(24):
+        known.run(partial(record_alone, model, torch.ones((2, 9), dtype=torch.int64)))
+    assert len(known.programs) <= known.misses + 1 == 17

@@ -262,8 +262,8 @@ def _explain_usage(error: Any) -> str:
     hint = getattr(error, "param_hint", None) or (parameter.opts[0] if parameter is not None else None)
     if hint is not None and error.message:
         sentence = f"{hint}: {error.message.removeprefix('Value error, ')}"
-        if setting := context and context.meta.get(SETTINGS, {}).get(str(hint).lstrip("-")):
-            sentence = f"{sentence.rstrip('.')} (set in {setting[1]})"
+        if setting := context and context.meta.get(SETTINGS, {}).get(str(hint)):
+            sentence = f"{sentence.rstrip('.')} (set in {setting})"
     if extra := re.fullmatch(r"Got unexpected extra argument\(s\) \((.*)\)", sentence, re.DOTALL):
         sentence = f"{extra[1]!r} is one argument too many: quote a text of several words, "
         sentence += "name a head by --head, a second text by --second-text"

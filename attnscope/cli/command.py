@@ -31,7 +31,7 @@ from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from attnscope.cli.settings import SETTINGS, defaults_of, read_settings
-from attnscope.cli.waiting import set_verbosity
+from attnscope.cli.waiting import notify, set_verbosity
 from attnscope.errors import AttnscopeError
 from attnscope.registry import dataclass_transform
 from attnscope.text import LARGEST
@@ -51,7 +51,11 @@ _running: ContextVar[typer.Context | None] = ContextVar("the command that runs",
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Group:
-    """Options of a command; each subclass is a frozen dataclass, and its ``panel`` that of its own fields."""
+    """Options of a command; each subclass is a frozen dataclass, and its ``panel`` that of its own fields.
+
+    A project's settings may set its ``settable`` fields: how an answer looks, and what cannot load, write or
+    trust anything.
+    """
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -143,6 +147,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters = [each for group in groups.values() for each in parameters_of(group)]
     run.__signature__ = inspect.Signature([*parameters, *always])  # type: ignore[attr-defined]
     run.__annotations__ = {}
+    parts = {part for group in groups.values() for part in group.__mro__}
+    settable = " ".join([*ALWAYS, *(vars(part).get("settable", "") for part in parts)]).split()
+    run.settable = settable  # type: ignore[attr-defined]
     return run
 
 
@@ -177,9 +184,10 @@ class Command(TyperCommand):
         """Read what was typed: an argument may begin with a minus, ``"-2 -> cat"``; no option comes twice."""
         set_verbosity(0)
         _running.set(ctx)
+        refused = list[str]()
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
-            ctx.meta[SETTINGS] = read_settings()
-            ctx.default_map = defaults_of(self.params, ctx.meta[SETTINGS], has_option)
+            given = defaults_of(self.params, read_settings(), has_option, self.settable)
+            ctx.default_map, ctx.meta[SETTINGS], refused = given
         options, arguments = split_words(args, self.valued)
         if ["--help-all"] in options:
             with self.showing(None):
@@ -188,7 +196,10 @@ class Command(TyperCommand):
         self.refuse_twice(word[0].partition("=")[0] for word in options)
         if any(word.startswith("-") and word != "-" for word in arguments):
             args = [*(word for each in options for word in each), "--", *arguments]
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if refused:
+            notify(f"left out {', '.join(refused)}: what runs code, loads or writes is typed")
+        return rest
 
     def refuse_twice(self, typed: Iterable[str]) -> None:
         """Wrong usage for an option that is typed twice and has one value: the first would do nothing."""
@@ -200,6 +211,12 @@ class Command(TyperCommand):
             several = f"; several: {name} L0H1,L2H3" if name == "--head" else ""
             refuse(twice, name, f"give it once{several}")
             seen.add(owner)
+
+    @property
+    def settable(self) -> set[str]:
+        """The options that a project's settings may set."""
+        names = getattr(self.callback, "settable", ())
+        return {name for each in self.params if each.name in names for name in each.opts}
 
     @property
     def valued(self) -> set[str]:

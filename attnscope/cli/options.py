@@ -74,6 +74,7 @@ class TextsOptions(Group):
     """A corpus, or the first texts of one."""
 
     panel = MANY
+    settable = "field limit"
     texts: Annotated[
         Path | None, Often(help="A corpus: .txt (a text a line), .jsonl, .parquet, or a folder.")
     ] = None
@@ -102,6 +103,7 @@ class LayerOptions(Group):
     """Layers by their number and kind."""
 
     panel = WHERE
+    settable = "layers kind"
     layers: Annotated[str | None, Often("--layer", help="Layers, from 0: 5, or several: 0-3,7.")] = None
     kind: Annotated[
         str | None,
@@ -136,6 +138,7 @@ class ModelOptions(Group):
     """A model's name, and what it may do when loaded."""
 
     panel = MODEL
+    settable = "model device dtype"
     model: Annotated[
         str | None,
         Often(
@@ -189,6 +192,7 @@ class WeighedModelOptions(ModelOptions):
     """Which model, and how its attention is weighed."""
 
     panel = WHERE
+    settable = "weigh"
     weigh: Annotated[
         Weigh,
         Option(
@@ -219,6 +223,7 @@ WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 class AxisOptions(Group):
     """What the axes show."""
 
+    settable = "words hide_special"
     words: Annotated[bool, Option(help="Merge pieces into words.")] = False
     hide_special: Annotated[bool, Often(help="Hide special tokens; print their share.")] = False
 
@@ -235,6 +240,7 @@ class MapOptions(AxisOptions):
         )
 
     panel = PICTURE
+    settable = "scale"
     scale: Annotated[
         Literal["auto", "fixed", "row", "head"],
         Option(help="Full colour is 1 (fixed), or the row's or head's largest."),
@@ -245,6 +251,7 @@ class PictureOptions(Group):
     """How a picture is drawn; a colour map that cannot draw it is refused before any work."""
 
     panel = PICTURE
+    settable = "cmap dpi size font"
     signed = False  # whether differences may be drawn
     cmap: Annotated[
         str | None, Option(help="Colour map; an unknown name lists them.", autocompletion=offering(map_names))
@@ -266,6 +273,7 @@ class SavedOptions(PictureOptions):
     """How a saved picture is drawn, of a command that prints a table, and what surrounds it."""
 
     panel = PICTURE
+    settable = "no_figures"
     title: Annotated[str | None, Option(help='The title of a saved picture; "" for none.')] = None
     no_figures: Annotated[
         bool, Option("--no-figures/--figures", help="Save a picture without numbers and notes.")
@@ -292,6 +300,7 @@ class PrintedOptions(SavedOptions):
     """How a printed or saved picture is drawn."""
 
     panel = PICTURE
+    settable = "annotate graphics plain"
     annotate: Annotated[bool, Option(help="Write the weights into the cells of a saved head.")] = False
     graphics: Annotated[
         Literal["auto", "kitty", "sixel", "cells"],
@@ -403,6 +412,8 @@ def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
 
 class SourceOptions(Group):
     """One text, or another input, and how much to generate."""
+
+    settable = "max_tokens truncate"
 
     def __post_init__(self) -> None:
         refuse(is_typed("seed") and not value_of("temperature"), "--seed", "requires --temperature")

@@ -1,15 +1,19 @@
 """Which command has which option, how heads and numbers are typed, defaults, the help and the pages."""
 
+import inspect
+import os
 import re
 import shlex
+from typing import get_args
 
 import pytest
 import typer
 
 from attnscope.attention import Head
 from attnscope.cli import build, options
-from attnscope.cli.commands import NAMES
+from attnscope.cli.commands import NAMES, find_command
 from attnscope.cli.options import LayerOptions, parse_head
+from attnscope.cli.settings import Setting
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES
 from attnscope.text import read_number
@@ -237,10 +241,6 @@ def test_a_file_of_weights_needs_no_model_whatever_is_set(run, write, tmp_path, 
         ('words = "yes"', "sets words to 'yes': write true or false"),
         ("model = true", "sets model to True: write a text or a number"),
         ("model = [", "cannot be read: "),
-        ('trust-remote-code = "x"', "options that run code or write files belong in "),
-        ("allow_pickle = true", "options that run code or write files belong in "),
-        ('out = "x.png"', "options that run code or write files belong in "),
-        ('model = "evil.py:Model"', "options that run code or write files belong in "),
     ],
 )
 def test_a_wrong_setting_of_a_project_is_a_sentence_with_its_file(run, write, tmp_path, setting, sentence):
@@ -248,6 +248,105 @@ def test_a_wrong_setting_of_a_project_is_a_sentence_with_its_file(run, write, tm
     ran = run("show", TEXT).refuses(sentence)
     assert ran.err.count("\n") == 1
     assert str(tmp_path / "project" / "pyproject.toml") in ran.err
+
+
+CODE = "from pathlib import Path\nPath('ran').touch()\nimport torch\nM = torch.nn.Linear"
+"""A module that leaves a file where it ran."""
+
+
+SET = [(where, name) for where in ("project", "users") for name in ("model", "with-model", "tokenizer")]
+
+
+@pytest.mark.parametrize(("where", "name"), [*SET, ("variable", "model")])
+@pytest.mark.parametrize("code", ["{folder}/evil.py:M", "evil:M", "timeit:main"])
+def test_no_setting_runs_code(run, write, tmp_path, monkeypatch, where, name, code):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evil.py").write_text(CODE)
+    named = code.format(folder=tmp_path)
+    write(**{} if where == "variable" else {where: f'{name} = "{named}"'})
+    if where == "variable":
+        monkeypatch.setenv("ATTNSCOPE_MODEL", named)
+    ran = run("compare", TEXT)
+    assert ran.code == 0
+    assert f"left out --{name} of " in ran.err
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_what_a_project_may_not_set_is_told_once_and_left_out(run, write, tmp_path):
+    write(project='out = "x.svg"\ntrust-remote-code = true\nallow_pickle = true\nsave_trace = "x.trace"')
+    ran = run("show", TEXT)
+    file = tmp_path / "project" / "pyproject.toml"
+    left = [f"--{name} of {file}" for name in ("out", "trust-remote-code", "allow-pickle", "save-trace")]
+    assert ran.err == f"left out {', '.join(left)}: what runs code, loads or writes is typed\n"
+    assert "own" in ran.out
+    assert not list(tmp_path.rglob("x.*"))
+    assert not run("show", TEXT, "-q").err
+
+
+def test_the_users_own_file_may_write_but_trusts_nobody(run, write, tmp_path):
+    write(project='out = "y.svg"', users='out = "x.svg"\ntrust-remote-code = true')
+    assert "left out --trust-remote-code of " in run("show", TEXT).err
+    assert [each.name for each in tmp_path.rglob("*.svg")] == ["x.svg"]
+    rows = run("info", "--defaults").out.splitlines()
+    assert sum("left out: " in row for row in rows) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="a system without owners of files")
+@pytest.mark.parametrize("change", ["file", "folder", "group", "owner", "linked"])
+def test_a_file_that_others_own_or_can_write_sets_nothing(run, write, tmp_path, monkeypatch, change):
+    write(project="max-tokens = 5", users="words = true")
+    folder = tmp_path / "project"
+    file = folder / "pyproject.toml"
+    assert "cut: the first 5" in run("show", TEXT).out
+    if change == "owner" and os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    elif change == "owner":
+        os.chown(file, 4321, -1)
+    elif change == "group":
+        monkeypatch.setattr(os, "getegid", lambda: 4321)
+        file.chmod(0o664)
+    elif change == "linked":
+        file.rename(tmp_path / "theirs.toml").chmod(0o646)
+        file.symlink_to(tmp_path / "theirs.toml")
+    else:
+        (file if change == "file" else folder).chmod(0o777)
+    ran = run("show", TEXT)
+    assert "cut: the first 5" not in ran.out
+    assert "left out everything of " in ran.err
+    assert f"{file}, which others own or can write" in ran.err
+
+
+HARMLESS = {
+    "annotate", "cmap", "device", "dpi", "dtype", "field", "font", "graphics", "hide_special", "kind",
+    "large", "layers", "limit", "max_tokens", "method", "model", "no_figures", "plain", "quiet",
+    "scale", "size", "sort", "top", "truncate", "verbose", "weigh", "words",
+}  # fmt: skip
+"""What anyone's project may set: how much is read, and how it looks; a model, as a folder or a hub id."""
+
+ACTS = r"\b(save (?!a picture)|files?\b|folder|code|pickle|trust|network|resume|cache|download|checkpoint)"
+
+
+def test_a_project_may_set_what_loads_writes_and_trusts_nothing():
+    found = set()
+    for name in NAMES:
+        declared = inspect.signature(find_command(name)).parameters
+        for each in build(name).params:
+            if not build(name).settable.intersection(each.opts):
+                continue
+            kind = get_args(declared[each.name].annotation)[0]
+            assert "Path" not in str(kind), f"{name} {each.opts}"
+            acts = re.search(ACTS, each.help, re.IGNORECASE)
+            assert not acts or each.name == "model", f"{name} {each.opts}: {acts}"
+            found.add(each.name)
+    assert found == HARMLESS
+
+
+def test_every_option_that_names_code_is_known_by_its_name():
+    for name in NAMES:
+        for each in build(name).params:
+            if re.search("FILE.py|Python code", each.help):
+                setting = Setting(each.opts[0], "evil.py:M", "config.toml", users=True)
+                assert not setting.is_taken({each.opts[0]})
 
 
 def test_the_file_of_another_project_is_not_read(run, write, tmp_path, monkeypatch):

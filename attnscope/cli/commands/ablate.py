@@ -15,6 +15,7 @@ class AblateOptions(Group):
     """How heads are ablated, and how many are listed."""
 
     panel = MOST_USED
+    settable = "top"
     mean: Annotated[bool, Option(help="With --texts: set a head to its mean output, not to 0.")] = False
     importance: Annotated[bool, Option(help="Estimate it from gradients: two passes in all.")] = False
     top: Annotated[int, Option(help="List at most N heads.", metavar="N", min=1)] = 10

@@ -50,6 +50,8 @@ class QuestionOptions(Group):
 class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
+    settable = "top"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         numbers = self.as_json or self.as_csv or self.out is not None

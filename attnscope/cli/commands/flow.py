@@ -15,6 +15,7 @@ FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer
 class FlowOptions(Group):
     """How attention is followed, and for which token."""
 
+    settable = "method"
     method: Annotated[
         Literal["rollout", "flow", "relevance", "alti"],
         Option(

@@ -21,6 +21,7 @@ class NeuronOptions(Group):
 class ShowOutput(options.FileOutput):
     """Where the answer goes."""
 
+    settable = "large"
     suffixes = (*options.PICTURES, *options.WHOLE)
     min_weight: Annotated[
         float,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class MeasuredHeads(options.HeadOptions):
     """The heads that are listed, and in which order."""
 
+    settable = "sort top"
     where: Annotated[str | None, Option(help='Only heads that meet "entropy<1 and role=previous".')] = None
     sort: Annotated[
         str | None,

@@ -13,7 +13,7 @@ from attnscope.attention import Head
 from attnscope.cli import build, options
 from attnscope.cli.commands import NAMES, find_command
 from attnscope.cli.options import LayerOptions, parse_head
-from attnscope.cli.settings import Setting
+from attnscope.cli.settings import UserSetting
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES
 from attnscope.text import read_number
@@ -345,7 +345,7 @@ def test_every_option_that_names_code_is_known_by_its_name():
     for name in NAMES:
         for each in build(name).params:
             if re.search("FILE.py|Python code", each.help):
-                setting = Setting(each.opts[0], "evil.py:M", "config.toml", users=True)
+                setting = UserSetting(each.opts[0], "evil.py:M", "config.toml", users=True)
                 assert not setting.is_taken({each.opts[0]})
 
 

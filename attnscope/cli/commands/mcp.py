@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+import signal
+from asyncio import wrap_future
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from functools import cache, lru_cache, wraps
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +18,7 @@ from typer import Argument, Option
 
 from attnscope.cli.command import Group, command
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.limits import close_network, memory_limited
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -32,6 +36,10 @@ class ServerOptions(Group):
 
     folder: Annotated[Path, Argument(help="The folder whose files may be read; nothing outside of it.")]
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
+    offline: Annotated[bool, Option(help="Use local models only, without network access.")] = False
+    seconds: Annotated[float, Option(help="End a question after so long, its downloads included.", min=1)] = (
+        600
+    )
 
 
 @command
@@ -41,7 +49,8 @@ def mcp(asked: ServerOptions) -> None:
     Its tools are load, show, stats, find, compare and cut.
 
     The server reads texts, models, pictures and traces under FOLDER, and models of the hub by their ids; it
-    writes nothing and runs no code of a model. Needs the SDK: pip install 'attnscope[mcp]'.
+    writes nothing and runs no code of a model. It answers one question at a time, in a process of its own.
+    Needs the SDK: pip install 'attnscope[mcp]'.
 
     Example:
 
@@ -49,13 +58,22 @@ def mcp(asked: ServerOptions) -> None:
     """
     if not asked.folder.is_dir():
         raise InputError(f"{asked.folder} is not a folder: name the one that may be read")
+    worker = AnsweringProcess(asked)
     try:
-        server = make_server(asked.folder, device=asked.device)
+        server = make_server(worker)
     except ModuleNotFoundError as error:
         raise AttnscopeError(
             f"an MCP server needs {error.name}, which is not installed: pip install 'attnscope[mcp]'"
         ) from error
+
+    def end(number: int, frame: object) -> None:  # at once: a thread waits for standard input
+        worker.end()
+        os._exit(128 + number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, end)
     server.run()
+    worker.end()
 
 
 class Folder:
@@ -78,58 +96,54 @@ class Folder:
         return os.path.exists(os.path.join(self.root, name))
 
     def model(self, name: str) -> str:
-        """A model by name, or a folder inside. Raises ``ModelError`` for a file of code."""
-        if name.partition(":")[0].endswith(".py"):
-            raise ModelError("this server runs no file of code: name a model or its folder")
-        if name in ("own", "own-causal"):
+        """A bundled model, a folder inside, with its own files, or a hub id. Raises ``AttnscopeError``."""
+        if name in ("own", "own-causal") or (HUB_ID.fullmatch(name) and not self.has(name)):
             return name
-        is_path = self.has(name) or name.startswith((".", "/", "~")) or re.search(r"\\|\.\.|\0", name)
-        return str(self.path(name)) if is_path else name
+        if ":" in name:  # neither a path that code is imported from, nor what it may be taken for
+            raise ModelError(
+                f"{name} is no model: this server runs no code; name own, own-causal, a folder, or a hub id"
+            )
+        folder = self.path(name)
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{name} is no model: name a folder that holds a config.json")
+        for place, folders, files in os.walk(folder):
+            for each in files:
+                self.path(os.path.join(place, each))
+            if any(os.path.islink(os.path.join(place, each)) for each in folders):
+                raise ModelError(f"{name} holds a link to a folder, and what lies there is not looked at")
+        return os.path.join(".", folder.relative_to(self.root))  # never a hub id
 
 
-def make_server(root: Path, *, device: str = "auto") -> MCPServer:
-    """A server whose tools read files under ``root`` alone; models are loaded on demand."""
-    from mcp.server.mcpserver import Image, MCPServer
-    from mcp.server.mcpserver.exceptions import ToolError
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
-    from attnscope.notebook.reader import load, open
-    from attnscope.notebook.run import as_text
-    from attnscope.questions.stats import figure_table
-    from attnscope.render.terminal import print_view
-    from attnscope.version import __version__
 
-    folder, lock = Folder(root), Lock()
-    os.chdir(folder.root)  # so that the name of a hub model is not a folder elsewhere
-    server = MCPServer("attnscope", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+class Answers:
+    """What an agent may ask: each method is a tool, and answers with a text, or with a text and a PNG."""
 
-    @contextmanager
-    def answering() -> Iterator[None]:
-        """One question at a time; errors that an agent can fix are one sentence."""
-        with lock:
-            try:
-                yield
-            except AttnscopeError as error:
-                raise ToolError(str(error)) from None
+    def __init__(self, asked: ServerOptions) -> None:
+        self.folder, self.device = Folder(asked.folder), asked.device
+        self.reader = lru_cache(maxsize=2)(self._reader)  # the models that were used last stay in memory
 
-    @lru_cache(maxsize=2)  # the models that were used last stay in memory
-    def reader(name: str) -> Reader:
-        return load(folder.model(name), device=device)
+    def _reader(self, name: str) -> Reader:
+        from attnscope.notebook.reader import load
 
-    def read(text: str, model: str, image: str | None = None) -> Run:
-        if Path(text).suffix == ".trace" and folder.has(text):
-            return open(folder.path(text))
-        return reader(model).read(text or None, image=None if image is None else folder.path(image))
+        return load(self.folder.model(name), device=self.device)
 
-    @server.tool(name="load")
-    def load_model(model: str = "own") -> str:
+    def _read(self, text: str, model: str, image: str | None = None) -> Run:
+        from attnscope.notebook.reader import open
+
+        if Path(text).suffix == ".trace" and self.folder.has(text):
+            return open(self.folder.path(text))
+        return self.reader(model).read(text or None, image=None if image is None else self.folder.path(image))
+
+    def load(self, model: str = "own") -> str:
         """Load a model, and say how large it is; it stays loaded for the next questions."""
-        with answering():
-            loaded = reader(model)
-            count = sum(each.numel() for each in loaded.module.parameters())
-            return f"{loaded.name} has {count:,} parameters; stats and show say what its heads do"
+        loaded = self.reader(model)
+        count = sum(each.numel() for each in loaded.module.parameters())
+        return f"{loaded.name} has {count:,} parameters; stats and show say what its heads do"
 
-    @server.tool(structured_output=False)
     def show(
+        self,
         text: str,
         model: str = "own",
         head: str | None = None,
@@ -140,45 +154,125 @@ def make_server(root: Path, *, device: str = "auto") -> MCPServer:
 
         ``text`` may name a .trace; ``image`` a picture that the model reads with the text.
         """
-        with answering():
-            run = read(text, model, image)
-            if token is not None:
-                drawing = run.token(token, head=head)
-            else:
-                drawing = run.overview() if head is None else run.head(head)
-            return [repr(drawing), Image(data=drawing._repr_png_(), format="png")]
+        run = self._read(text, model, image)
+        if token is not None:
+            drawing = run.token(token, head=head)
+        else:
+            drawing = run.overview() if head is None else run.head(head)
+        return [repr(drawing), drawing._repr_png_()]
 
-    @server.tool()
-    def stats(text: str, model: str = "own", top: int = 20) -> str:
+    def stats(self, text: str, model: str = "own", top: int = 20) -> str:
         """What every head does: its role and figures with their baselines, the most telling heads first."""
-        with answering():
-            figures = read(text, model).stats()
-            table = figure_table(figures.measured, figures.heads[: max(top, 1)])
-            return as_text(lambda console: print_view(table, console))
+        from attnscope.notebook.run import as_text
+        from attnscope.questions.stats import figure_table
+        from attnscope.render.terminal import print_view
 
-    @server.tool()
-    def find(text: str, question: str, model: str = "own") -> str:
+        figures = self._read(text, model).stats()
+        table = figure_table(figures.measured, figures.heads[: max(top, 1)])
+        return as_text(lambda console: print_view(table, console))
+
+    def find(self, text: str, question: str, model: str = "own") -> str:
         """Which heads look from one part of the text to another: "it -> cat", "* -> -1"."""
-        with answering():
-            return repr(read(text, model).find(question))
+        return repr(self._read(text, model).find(question))
 
-    @server.tool()
     def compare(
-        text: str, other: str | None = None, model: str = "own", other_model: str | None = None
+        self, text: str, other: str | None = None, model: str = "own", other_model: str | None = None
     ) -> str:
         """Which heads are alike on a text; or how each changes on another text, or in another model."""
-        with answering():
-            run = read(text, model)
-            if other is None and other_model is None:
-                return repr(run.compare())
-            return repr(run.compare(read(other or text, other_model or model)))
+        run = self._read(text, model)
+        if other is None and other_model is None:
+            return repr(run.compare())
+        return repr(run.compare(self._read(other or text, other_model or model)))
 
-    @server.tool()
     def cut(
-        text: str, edge: str, model: str = "own-causal", target: str | None = None, against: str | None = None
+        self,
+        text: str,
+        edge: str,
+        model: str = "own-causal",
+        target: str | None = None,
+        against: str | None = None,
     ) -> str:
         """What the prediction loses without the attention of an edge, "it -> cat", head by head."""
-        with answering():
-            return repr(read(text, model).cut(edge, target=target, against=against))
+        return repr(self._read(text, model).cut(edge, target=target, against=against))
 
+
+@cache
+def begin(asked: ServerOptions) -> Answers:
+    """What answers in this process, which the server starts, and ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # what models print is no answer
+    if asked.offline:
+        close_network()
+    answers = Answers(asked)
+    os.chdir(answers.folder.root)  # so that the name of a hub model is not a folder elsewhere
+    return answers
+
+
+def answer(asked: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[str, Any]:
+    """Why a question has no answer, and its answer."""
+    try:
+        with memory_limited():
+            return "", getattr(begin(asked), tool)(**words)
+    except Exception as error:
+        return str(error) if isinstance(error, AttnscopeError) else f"unexpected {type(error).__name__}", None
+
+
+class AnsweringProcess:
+    """The process that answers: it can be ended amid a question, and the next question starts another."""
+
+    def __init__(self, asked: ServerOptions) -> None:
+        self.asked, self.free = asked, Lock()
+        self.pool: Any = None
+
+    async def ask(self, *question: Any) -> tuple[str, Any]:
+        """What ``answer`` gives in that process, unless it is busy, is ended, or takes too long."""
+        from anyio import fail_after
+
+        if not self.free.acquire(blocking=False):
+            return "another question is being answered: ask again when it is", None
+        done = False
+        try:
+            self.pool = self.pool or ProcessPoolExecutor(1, get_context("spawn"))
+            work = wrap_future(self.pool.submit(answer, self.asked, *question))
+            with fail_after(self.asked.seconds):
+                given: tuple[str, Any] = await work
+            done = True
+            return given
+        except TimeoutError:
+            return f"this takes longer than {self.asked.seconds:g} seconds, and was stopped (--seconds)", None
+        except BrokenExecutor:
+            return "the process that answers was ended from outside: ask again", None
+        finally:
+            if not done:  # also where nobody waits any more
+                self.end()
+            self.free.release()
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        for each in active_children():
+            each.kill()
+        self.pool = None
+
+
+def make_server(worker: AnsweringProcess) -> MCPServer:
+    """A server whose tools ask a worker."""
+    from mcp.server.mcpserver import Image, MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from attnscope.version import __version__
+
+    def tool(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        async def ask(**words: Any) -> Any:
+            sentence, content = await worker.ask(method.__name__, words)
+            if sentence:
+                raise ToolError(sentence)
+            return content if isinstance(content, str) else [content[0], Image(data=content[1], format="png")]
+
+        return ask
+
+    server = MCPServer("attnscope", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    tools = Answers(worker.asked)
+    for each in (tools.load, tools.show, tools.stats, tools.find, tools.compare, tools.cut):
+        server.add_tool(tool(each), structured_output=False)
     return server

@@ -53,8 +53,7 @@ _running: ContextVar[typer.Context | None] = ContextVar("the command that runs",
 class Group:
     """Options of a command; each subclass is a frozen dataclass, and its ``panel`` that of its own fields.
 
-    A project's settings may set its ``settable`` fields: how an answer looks, and what cannot load, write or
-    trust anything.
+    A project's file may set its ``settable`` fields: they run, write and trust nothing.
     """
 
     def __init_subclass__(cls) -> None:
@@ -186,7 +185,8 @@ class Command(TyperCommand):
         _running.set(ctx)
         refused = list[str]()
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
-            given = defaults_of(self.params, read_settings(), has_option, self.settable)
+            settable = getattr(self.callback, "settable", ())
+            given = defaults_of(self.params, read_settings(), has_option, settable)
             ctx.default_map, ctx.meta[SETTINGS], refused = given
         options, arguments = split_words(args, self.valued)
         if ["--help-all"] in options:
@@ -211,12 +211,6 @@ class Command(TyperCommand):
             several = f"; several: {name} L0H1,L2H3" if name == "--head" else ""
             refuse(twice, name, f"give it once{several}")
             seen.add(owner)
-
-    @property
-    def settable(self) -> set[str]:
-        """The options that a project's settings may set."""
-        names = getattr(self.callback, "settable", ())
-        return {name for each in self.params if each.name in names for name in each.opts}
 
     @property
     def valued(self) -> set[str]:

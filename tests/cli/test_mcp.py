@@ -162,12 +162,14 @@ def test_a_link_out_of_a_model_folder_is_refused(answers, tmp_path, tmp_path_fac
     assert answers.load("mine").startswith("./mine has ")
 
 
-@pytest.mark.parametrize("where", ["inside", "outside"])
-def test_a_link_to_a_folder_beside_a_model_is_refused(answers, tmp_path, where):
+def test_links_are_followed_within_the_folder_alone(answers, tmp_path):
     shutil.copytree(BUNDLED, tmp_path / "mine")
-    (tmp_path / "mine" / "more").symlink_to(tmp_path if where == "inside" else BUNDLED)
-    with pytest.raises(AttnscopeError, match="a link to a folder"):
-        answers.load("mine")
+    (tmp_path / "mine" / "more").symlink_to(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    assert answers.folder.model("mine") == "./mine"
+    (tmp_path / "other" / "tokenizer.json").symlink_to(BUNDLED / "tokenizer.json")
+    with pytest.raises(AttnscopeError, match="outside of the folder"):
+        answers.folder.model("mine")
 
 
 @pytest.mark.subprocess
@@ -183,7 +185,7 @@ def test_the_protocol_has_pictures_texts_and_sentences(worker):
     assert text.text == repr(attnscope.load("own").read(TEXT).head("L2H1"))
     assert Image.open(BytesIO(base64.b64decode(picture.data))).width > 300
     assert refused.is_error
-    assert "os:getcwd is no model" in refused.content[0].text
+    assert "there is no os:getcwd" in refused.content[0].text
 
 
 SLOW = {"text": ("x" * 21 + " ") * 30_000, "model": "slow"}
@@ -237,7 +239,7 @@ def test_a_process_that_is_ended_from_outside_is_told_and_replaced(worker):
         return await client.call_tool("load", {}), await client.call_tool("load", {})
 
     told, later = ask(make_server(worker), talk)
-    assert "was ended from outside: ask again" in told.content[0].text
+    assert "the process that answers was ended" in told.content[0].text
     assert "own has " in later.content[0].text
 
 

@@ -18,7 +18,7 @@ from typer import Argument, Option
 
 from attnscope.cli.command import Group, command
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.limits import close_network, memory_limited
+from attnscope.limits import memory_limited
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -36,10 +36,7 @@ class ServerOptions(Group):
 
     folder: Annotated[Path, Argument(help="The folder whose files may be read; nothing outside of it.")]
     device: Annotated[str, Option(help="auto, cpu, cuda or mps.")] = "auto"
-    offline: Annotated[bool, Option(help="Use local models only, without network access.")] = False
-    seconds: Annotated[float, Option(help="End a question after so long, its downloads included.", min=1)] = (
-        600
-    )
+    seconds: Annotated[float, Option(help="End a question that takes longer.", min=1)] = 600
 
 
 @command
@@ -99,18 +96,12 @@ class Folder:
         """A bundled model, a folder inside, with its own files, or a hub id. Raises ``AttnscopeError``."""
         if name in ("own", "own-causal") or (HUB_ID.fullmatch(name) and not self.has(name)):
             return name
-        if ":" in name:  # neither a path that code is imported from, nor what it may be taken for
-            raise ModelError(
-                f"{name} is no model: this server runs no code; name own, own-causal, a folder, or a hub id"
-            )
         folder = self.path(name)
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{name} is no model: name a folder that holds a config.json")
-        for place, folders, files in os.walk(folder):
-            for each in files:
+        if ":" in name or not (folder / "config.json").is_file():  # a colon may be taken for code
+            raise ModelError(f"{name} is no model: name own, a folder with a config.json, or a hub id")
+        for place, folders, files in os.walk(folder, followlinks=True):
+            for each in (*folders, *files):
                 self.path(os.path.join(place, each))
-            if any(os.path.islink(os.path.join(place, each)) for each in folders):
-                raise ModelError(f"{name} holds a link to a folder, and what lies there is not looked at")
         return os.path.join(".", folder.relative_to(self.root))  # never a hub id
 
 
@@ -201,8 +192,6 @@ def begin(asked: ServerOptions) -> Answers:
     """What answers in this process, which the server starts, and ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what models print is no answer
-    if asked.offline:
-        close_network()
     answers = Answers(asked)
     os.chdir(answers.folder.root)  # so that the name of a hub model is not a folder elsewhere
     return answers
@@ -224,27 +213,23 @@ class AnsweringProcess:
         self.asked, self.free = asked, Lock()
         self.pool: Any = None
 
-    async def ask(self, *question: Any) -> tuple[str, Any]:
+    async def ask(self, *question: Any) -> Any:
         """What ``answer`` gives in that process, unless it is busy, is ended, or takes too long."""
         from anyio import fail_after
 
         if not self.free.acquire(blocking=False):
             return "another question is being answered: ask again when it is", None
-        done = False
         try:
             self.pool = self.pool or ProcessPoolExecutor(1, get_context("spawn"))
-            work = wrap_future(self.pool.submit(answer, self.asked, *question))
             with fail_after(self.asked.seconds):
-                given: tuple[str, Any] = await work
-            done = True
-            return given
-        except TimeoutError:
-            return f"this takes longer than {self.asked.seconds:g} seconds, and was stopped (--seconds)", None
-        except BrokenExecutor:
-            return "the process that answers was ended from outside: ask again", None
+                return await wrap_future(self.pool.submit(answer, self.asked, *question))
+        except BaseException as error:  # also where nobody waits any more
+            self.end()
+            if not isinstance(error, (TimeoutError, BrokenExecutor)):
+                raise
+            late = f"this takes longer than {self.asked.seconds:g} seconds, and was stopped (--seconds)"
+            return late if isinstance(error, TimeoutError) else "the process that answers was ended", None
         finally:
-            if not done:  # also where nobody waits any more
-                self.end()
             self.free.release()
 
     def end(self) -> None:

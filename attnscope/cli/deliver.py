@@ -180,6 +180,6 @@ def dress(view: Shown, picture: SavedOptions) -> Shown:
     if isinstance(view, Heatmap) and picture.no_figures:
         changed |= {"readings": (), "subtitle": ""}
     if isinstance(view, Panels):  # the title is that of the whole
-        own = replace(picture, title=None)
+        own = replace(picture, title=picture.title and None)
         changed["parts"] = tuple(dress(part, own) for part in view.parts)
     return replace(view, **changed)

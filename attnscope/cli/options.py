@@ -416,7 +416,8 @@ class SourceOptions(Group):
     settable = "max_tokens truncate"
 
     def __post_init__(self) -> None:
-        refuse(is_typed("seed") and not value_of("temperature"), "--seed", "requires --temperature")
+        random = value_of("temperature") or value_of("repeat_random") is not None
+        refuse(is_typed("seed") and not random, "--seed", "requires --temperature or --repeat-random")
 
     panel = TEXT
     text: Annotated[str | None, Argument(help="The text; - reads standard input.")] = None
@@ -457,7 +458,8 @@ class SourceOptions(Group):
     generate: Annotated[int | None, Often(help="Generate up to N tokens, too.", metavar="N", min=1)] = None
     temperature: Annotated[float, Option(help="With --generate: 0 takes the most likely token.", min=0)] = 0.0
     seed: Annotated[
-        int, Option(help="With --temperature: the random seed.", min=0, callback=up_to(LARGEST_SEED))
+        int,
+        Option(help="That of --temperature and --repeat-random.", min=0, callback=up_to(LARGEST_SEED)),
     ] = 0
     chat: Annotated[
         bool,

@@ -50,7 +50,7 @@ SAME = [
     (lambda run: run.compare(), ["compare", TEXT]),
     (lambda run: run.stats(), ["stats", TEXT]),
     (lambda run: run.find("it -> cat", "* -> -1"), ["find", "it -> cat", "* -> -1", TEXT]),
-    (lambda run: run.flow(token="cat"), ["flow", TEXT, "--token", "cat"]),
+    (lambda run: run.flow(token="cat"), ["flow", TEXT]),
     (lambda run: run.flow("flow", hide_special=True), ["flow", TEXT, "--method", "flow", "--hide-special"]),
     (lambda run: run.spans(), ["spans", LONGER]),
     (lambda run: run.spans("line", head="L1H3"), ["spans", LONGER, "--parts", "line", "--head", "L1H3"]),

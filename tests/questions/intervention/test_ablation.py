@@ -177,7 +177,7 @@ def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
         rises = np.array([sum(a) - sum(b) for a, b in zip(after, before, strict=True)])
         mean = rises.sum() / sizes.sum()
         error = math.sqrt(count / (count - 1) * ((rises - mean * sizes) ** 2).sum()) / sizes.sum()
-        rounding = np.finfo(np.float32).eps * found.loss  # half of it for each of two losses
+        rounding = float(np.finfo(np.float32).eps) * found.loss  # half of it for each of two losses
         assert found.value == pytest.approx(mean, abs=rounding)
         assert found.error == pytest.approx(error, abs=rounding)
         assert found.loss == pytest.approx(sum(map(sum, after)) / sizes.sum(), rel=1e-5)

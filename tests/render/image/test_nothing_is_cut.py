@@ -16,6 +16,7 @@ from matplotlib.transforms import Bbox
 from attnscope.axes import weights
 from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
+from attnscope.errors import OutputError
 from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image, sheet
 from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
@@ -110,18 +111,19 @@ def test_chinese_labels_of_columns_stand_upright() -> None:
 
 def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
     field = bare(np.array([[1.0, 0.0], [0.25, 0.75]]))
-    for head, expected in ((field, ["1.00", ".25", ".75"]), (random_head(200), [])):
-        with drawing(heatmap(head), annotate=True) as (figure, warned):
-            written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
-        assert written == expected
-        assert ["no weights are written" in each for each in warned] == [True] * (not expected)
+    with drawing(heatmap(field), annotate=True) as (figure, warned):
+        written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
+    assert (written, warned) == (["1.00", ".25", ".75"], [])
+    large = heatmap(random_head(200))
+    with pytest.raises(OutputError, match="no weights can be written"), drawing(large, annotate=True):
+        pass
 
 
 def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_asked_for() -> None:
     head = views()["head"]
     own = dress(head, PrintedOptions(title="A head"))
     assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(FIGURES.split()))
-    bare = dress(head, PrintedOptions(no_title=True, no_figures=True))
+    bare = dress(head, PrintedOptions(title="", no_figures=True))
     assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
     heads = dress(views()["heads"], PrintedOptions(title="All heads", no_figures=True))
     assert (heads.title, heads.notes) == ("All heads", ())

@@ -12,7 +12,7 @@ from PIL import Image
 
 from attnscope.cli.deliver import dress
 from attnscope.cli.options import PrintedOptions
-from attnscope.errors import SelectionError
+from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import table
 from attnscope.render.image import FORMATS, drawing, encode, save_image
 from attnscope.views import head_map, heatmap
@@ -132,7 +132,7 @@ def test_texts_of_a_vector_file_stand_where_their_part_does(form) -> None:
 def test_a_title_stands_above_all_and_parts_keep_theirs() -> None:
     named = dress(BOTH, PrintedOptions(title="猫 of the whole"))
     assert sorted(texts(svg(named))) == sorted(["猫 of the whole", *texts(svg(BOTH))])
-    bare = dress(named, PrintedOptions(no_title=True, no_figures=True))
+    bare = dress(named, PrintedOptions(title="", no_figures=True))
     assert not {"猫 of the whole", "first", "above", "second", "a note"} & set(texts(svg(bare)))
     with drawing(named) as (figure, _), drawing(BOTH) as (without, _):
         higher = figure.get_figheight() - without.get_figheight()
@@ -147,6 +147,8 @@ def test_each_part_has_its_own_colour_map_and_weights_are_written_in_any() -> No
         np.testing.assert_allclose(found(np.arange(256))[:, :3], table(name) / 255, atol=1e-6)
     with pytest.raises(SelectionError, match="tide is a map for differences"), drawing(BOTH, cmap="tide"):
         pass
-    for parts, warned in (((plain, signed), True), ((plain, heatmap(random_head(3))), False)):
-        with drawing(Panels(parts=parts), annotate=True) as (_, warnings):
-            assert bool(warnings) is warned
+    with drawing(Panels(parts=(plain, heatmap(random_head(3)))), annotate=True) as (_, warnings):
+        assert not warnings
+    unlettered = Panels(parts=(plain, signed))
+    with pytest.raises(OutputError, match="no weights can be written"), drawing(unlettered, annotate=True):
+        pass

@@ -184,19 +184,27 @@ def score_tile(
 def weigh_tile(
     scores: Tensor,
     weight: Tensor,
-    highest: Tensor,
+    origin: Tensor,
+    largest: Tensor,
     mass: Tensor,
     moment: Tensor,
     steep: bool,
     lowest: float,
     masked: float = MASKED,
 ) -> None:
-    """Write a tile's weights, and of each row the highest score, ``Σ w`` and ``Σ w (s - highest)``."""
-    torch.amax(scores, [1], out=highest)
-    scores.sub_(highest.unsqueeze(1))
+    """Write a tile's weights ``w = 2^(s - origin)``, and of each row the origin, the largest weight, ``Σ w``
+    and ``Σ w (s - origin)``.
+
+    The origin is the row's highest score where scores are ``steep``. Elsewhere it stays 0: no sweep finds or
+    subtracts it, and no weight or sum leaves the range of float32.
+    """
     if steep:
+        torch.amax(scores, [1], out=origin)
+        scores.sub_(origin.unsqueeze(1))
         torch.threshold_(scores, lowest, masked)
     torch.exp2(scores, out=weight)
+    if not steep:
+        torch.amax(weight, [1], out=largest)
     torch.sum(weight, [1], out=mass)
     torch.sum(scores.mul_(weight), [1], out=moment)
 
@@ -220,29 +228,32 @@ def weigh(
     start, stop, tiles = block.start, block.stop, len(block.tiles)
     rows, size = stop - start, head.value.size(1)
     query = head.query[start:stop]
-    highest = query.new_empty([tiles, rows])  # of each tile and row, as the next two
-    mass, moment = torch.empty_like(highest), torch.empty_like(highest)  # Σ w and Σ w (s - highest)
-    outputs = query.new_empty([tiles, rows, size])
+    origin, largest = query.new_zeros([tiles, rows]), query.new_ones([tiles, rows])  # see ``weigh_tile``
+    mass, moment = torch.empty_like(origin), torch.empty_like(origin)
+    outputs = query.new_zeros([tiles if head.steep else 1, rows, size])  # one for all tiles of one origin
     weights: list[Tensor] = []
     done = 0
     for place, tile in enumerate(block.tiles):
         scores = score_tile(query, head, block, tile, scratch, bits, masked)
         weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
         done += scores.numel()
-        weigh_tile(scores, weight, highest[place], mass[place], moment[place], head.steep, lowest)
-        torch.mm(weight, head.value[tile.start : tile.stop], out=outputs[place])
+        weigh_tile(
+            scores, weight, origin[place], largest[place], mass[place], moment[place], head.steep, lowest
+        )
+        output = outputs[place if head.steep else 0]
+        torch.addmm(output, weight, head.value[tile.start : tile.stop], out=output)
         weights.append(weight)
-    most = highest.amax(0)
-    lse = (highest - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
-    figures.top[start:stop] = most / bits
+    most = origin.amax(0)
+    lse = (origin - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
+    figures.top[start:stop] = largest.amax(0).log2_().add_(most) / bits
     sink = head.sink
     if sink is not None:
         lse = torch.logaddexp2(lse, sink * bits)
-    below = highest.sub_(lse)
+    below = origin.sub_(lse)
     share = below.exp2()  # [tile, row]
-    figures.output[start:stop] = outputs.mul_(share.unsqueeze(2)).sum(0)
+    figures.output[start:stop] = outputs.mul_(share[: outputs.size(0)].unsqueeze(2)).sum(0)
     figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
-    torch.amax(share, [0], out=figures.largest[start:stop])
+    torch.amax(largest.mul_(share), [0], out=figures.largest[start:stop])
     if sink is not None:
         figures.total[start:stop] = mass.mul_(share).sum(0)
     sum_up(block, asked, figures, weights, share, kept)
@@ -260,10 +271,9 @@ def sum_up(
 ) -> None:
     """Sum the weights of a block over rows and over pairs."""
     first, last = block.tiles[0].start, block.tiles[-1].stop
-    by_key = share.new_empty([last - first, block.row_begins.size(0)])  # [key, row cell]
+    strips: list[Tensor] = []  # [row cell, key]
     for place, tile in enumerate(block.tiles):
-        strip = sum_runs(weights[place], block.row_begins, share[place], asked.numbers)
-        by_key[tile.start - first : tile.stop - first] = strip.t()
+        strips.append(sum_runs(weights[place], block.row_begins, share[place], asked.numbers))
         for name, gaps in enumerate(asked.gaps):
             windows = gaps[tile.start - first :].unfold(0, tile.stop - tile.start, 1)
             table = windows[: share.size(1)].flip([0])  # [row, key]
@@ -273,10 +283,11 @@ def sum_up(
     rows, places = asked.spots
     at = kept.index_select(0, places).mul_(share.view(-1).index_select(0, rows))
     figures.at.view(-1).index_copy_(0, asked.at, at)
-    figures.column[first:last] += by_key.sum(1)
+    by_key = torch.cat(strips, 1)
+    figures.column[first:last] += by_key.sum(0)
     cells = figures.cells
     if cells is not None:
-        sums = sum_runs(by_key, block.key_begins, None, asked.numbers).t()
+        sums = sum_runs(by_key.t().contiguous(), block.key_begins, None, asked.numbers).t()
         row, key = block.row_cells, block.key_cells
         cells[row : row + sums.size(0), key : key + sums.size(1)] += sums
 

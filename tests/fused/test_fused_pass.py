@@ -142,6 +142,27 @@ def test_sharp_rows_stay_exact_and_float64_agrees_to_the_last_digits(sharp, dtyp
     assert torch.allclose(found.entropy.double(), torch.special.entr(weights).sum(-1), atol=atol)
 
 
+@pytest.mark.parametrize("far", [60, 200])  # powers of 2: within the range of float32, and beyond it
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_whose_scores_are_all_far_from_zero_stay_exact(far, dtype):
+    call = call_of("both ways", dtype=dtype, scale=math.log(2))
+    call.key.mul_(0.1)[..., 0] = 7
+    call.query.mul_(0.1)[..., 0] = (
+        far / 7 * torch.ones(call.query.shape[2]).index_fill_(0, torch.arange(0, 131, 2), -1)
+    )
+    (output, found), weights = fused(call), brute_force(call)
+    bound = 4 * far * torch.finfo(dtype).eps * math.log(2)  # a few roundings of a score
+    top = (call.query.double() @ call.key.double().mT * call.scale).masked_fill(weights == 0, -torch.inf)
+    for mine, exact in (
+        (output, weights @ call.value.double()),
+        (found.entropy, torch.special.entr(weights).sum(-1)),
+        (found.largest, weights.amax(-1)),
+        (found.column, weights.sum(-2)),
+        (found.top, top.amax(-1)),
+    ):
+        torch.testing.assert_close(mine.double(), exact, rtol=bound, atol=bound)
+
+
 def assert_same_bits(one, other):
     """Two outputs with their statistics."""
     (left, found), (right, wanted) = one, other

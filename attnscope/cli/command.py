@@ -197,7 +197,7 @@ class Command(TyperCommand):
         if any(word.startswith("-") and word != "-" for word in arguments):
             args = [*(word for each in options for word in each), "--", *arguments]
         rest = super().parse_args(ctx, args)
-        if refused:
+        if refused and not ctx.resilient_parsing:
             notify(f"left out {', '.join(refused)}: what runs code, loads or writes is typed")
         return rest
 

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
+from glob import glob
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
@@ -132,6 +135,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
+        refuse_to_overwrite(values)
         function(
             **{
                 name: group(**{each.name: values[each.name] for each in parameters_of(group)})
@@ -266,6 +270,39 @@ def refuse_first(*rules: tuple[object, str, str]) -> None:
     """Raise wrong usage for the first rule that applies: its condition, the option, and what is wrong."""
     for rule in rules:
         refuse(*rule)
+
+
+WRITTEN = ("out", "pooled", "save_snapshot", "save_trace", "checkpoint", "log")
+"""Fields that name a file or folder to write; any other that names one reads it."""
+
+
+def refuse_to_overwrite(values: Mapping[str, Any]) -> None:
+    """Before any work, refuse to write a file over one that the same command reads or writes.
+
+    One of these options may read its own file, as a run that goes on does.
+    """
+    written = {name: Path(values[name]) for name in WRITTEN if values.get(name)}
+    lists = {name: each if isinstance(each, (list, tuple)) else [each] for name, each in values.items()}
+    for number, (option, path) in enumerate(written.items()):
+        for name in lists.keys() - written.keys() if path.exists() else ():
+            read = [
+                each for each in lists[name] if isinstance(each, (str, Path)) and _reads(name, each, path)
+            ]
+            refuse(read, option_of(option), f"{path} is read by this command: write to another place")
+        twice = path.resolve() in [each.resolve() for each in [*written.values()][:number]]
+        refuse(twice, option_of(option), f"{path} would be written twice: name another file")
+
+
+def _reads(name: str, named: str | Path, path: Path) -> bool:
+    """Whether what a field names is a file or folder, or a model or texts in one that holds it."""
+    text = str(named)
+    for each in glob(text) if name == "checkpoints" else (text, text.rpartition(":")[0]):  # FILE.py:NAME
+        if os.path.exists(each):
+            inside = any(os.path.samefile(each, folder) for folder in path.resolve().parents)
+            kind = path.suffix.lower() == ".txt" if name == "texts" else name == "video"
+            if os.path.samefile(each, path) or (inside and (kind or (path.parent / "config.json").exists())):
+                return True
+    return False
 
 
 def refuse_useless(*rows: tuple[str, object, str, str]) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,14 @@ LEAST = {
     re.compile(r"vocab_size$|positions?(_embeddings)?$"): 64,
 }
 """Fields that count objects to build, and the least bytes of each: a layer is many objects."""
+
+MOST_COUNTED, MOST_LOOPS = 1 << 18, 1 << 26
+"""Most that one field of a config counts, and that a list's elements and the largest number together do."""
+
+UNCOUNTED = re.compile(
+    r"theta|position|length|_len|vocab|token|2id|ids?$|seq|context|ctx|window|chunk|pixel|edge|base|factor$|seed|sampl"
+)
+"""Fields whose numbers are large and no loop: lengths, ids, frequencies."""
 
 
 @contextmanager
@@ -123,6 +132,31 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ModelError(f"{which} {type(settings).__name__}, not an object")
     return settings
+
+
+def require_buildable(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise ``ModelError`` for a config that counts or lists more than any model has: building it takes long.
+
+    Whatever a field is called, the library may make as many objects, each as often as a list has elements.
+    """
+    asked = f"the config.json of {name} asks for more than any model has: "
+    largest, lists, pending = Counter[str](), Counter[str](), list[tuple[str, Any]]([("", settings)])
+    for field, value in pending:  # grows while it is read
+        if isinstance(value, Mapping):
+            pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(field, inner) for inner in value]
+            lists[field] += len(value)
+        elif isinstance(value, int) and not UNCOUNTED.search(field):
+            largest[field] = max(largest[field], abs(value))
+        if len(pending) > MOST_COUNTED:
+            raise ModelError(f"{asked}over {MOST_COUNTED:,} values")
+    (most, count), *_ = largest.most_common(1) or [("", 0)]
+    (longest, elements), *_ = lists.most_common(1) or [("", 0)]
+    if count > MOST_COUNTED:
+        raise ModelError(f"{asked}{most} is {count:,}")
+    if elements * count > MOST_LOOPS:
+        raise ModelError(f"{asked}{most} is {count:,}, and {longest} has {elements:,} elements")
 
 
 def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
@@ -326,6 +360,8 @@ class Source:
                     if name == "tokenizer.json":  # the rest is a vocabulary
                         settings = {"added_tokens": settings.get("added_tokens")}
                     if not self.trust_remote_code:
+                        if name == "config.json":
+                            require_buildable(self.name, settings)
                         require_honest(self.name, name, settings)
 
 

@@ -1,11 +1,13 @@
 """Folders that ask for all time and all memory end in a sentence; the limits are given, not waited for."""
 
+import json
 import os
 import shutil
 from dataclasses import is_dataclass
 
 import pytest
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.models import foreign, load
@@ -42,6 +44,12 @@ CONFIGS = {
     "words": {"vocab_size": 10**30},
     "four depths": {"model_type": "swinv2", "depths": [10**7] * 4, "num_heads": [1] * 4},
     "layers of an inner config": {"model_type": "llava", "text_config": {"num_hidden_layers": 10**9}},
+    "repeats": {"model_type": "funnel", "block_sizes": [1, 1], "block_repeats": [10**8, 1]},
+    "hashes": {"model_type": "reformer", "num_hashes": 10**6},
+    "factors": {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 300_000}},
+    "repeats of many blocks": {"model_type": "funnel", "block_sizes": [9] * 9999, "block_repeats": [9999]},
+    "kinds of attention": {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]]},
+    "an inner width": {"n_inner": 10**9},
 }
 
 
@@ -98,15 +106,27 @@ def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_that_exceeds_the_memory_is_refused_before_it_is_built(name, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
-    require_sentence(changed(tmp_path / "model", **CONFIGS[name]), "asks for more than the memory")
+    said = "asks for more than the memory|asks for more than any model has"
+    require_sentence(changed(tmp_path / "model", **CONFIGS[name]), said)
 
 
 MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]], "num_layers": 2}
 
 
 @pytest.mark.parametrize("changes", [MANY, {"n_inner": 10**9}], ids=["attention_types", "inner width"])
-def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path):
+def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path, monkeypatch):
+    for limit in ("MOST_COUNTED", "MOST_LOOPS"):
+        monkeypatch.setattr(foreign, limit, 10**12)
     require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
+
+
+def test_every_config_of_the_library_counts_no_more_than_a_model_may():
+    for kind in CONFIG_MAPPING.values():
+        try:
+            settings = json.loads(kind().to_json_string(use_diff=False))
+        except Exception:  # some have no defaults
+            continue
+        foreign.require_buildable(kind.__name__, settings)
 
 
 @pytest.mark.parametrize(

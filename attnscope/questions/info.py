@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from attnscope.attention import Attention, Site
-from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord
+from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord, recording
 from attnscope.capture.record import Seeing, pattern
-from attnscope.errors import ModelError, readable
+from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.foreign import Source, explained
 from attnscope.models.huggingface.load import pick_class
@@ -305,10 +305,13 @@ def _own_outputs(model: Model, prepared: ModelInput) -> Any:
     before = module.config._attn_implementation
     try:
         module.set_attn_implementation("eager")
-        with torch.inference_mode():
+        # recorded, so that it may attend no more often than a pass that is shown
+        with torch.inference_mode(), recording(module, warn=False):
             run = getattr(module, prepared.entry)
             return run(**prepared.inputs, **prepared.settings, output_attentions=True, return_dict=True)
-    except Exception:  # a model that fails on request reports nothing
+    except Exception as error:  # a model that fails on request reports nothing
+        if isinstance(error, AttnscopeError) or out_of_memory(error):
+            raise
         return None
     finally:
         module.set_attn_implementation(before)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config, ViTConfig
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, SizeError
 from attnscope.models.foreign import Source
-from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost
+from attnscope.models.text.reader import wrap_module
+from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost, survey_model
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
 FUNNEL = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 100}
@@ -101,3 +103,23 @@ def test_what_a_model_reports_in_place_of_its_weights_is_told_apart():
     assert fault(torch.randn(2, 5, 16), *call).startswith("a tensor of the shape [2, 5, 16]")
     assert fault(weights.log(), *call) == "scores from before the softmax"
     assert fault(weights.mT / 3, *call) == "other weights than those that were used"
+
+
+@pytest.mark.parametrize("error", [None, MemoryError])
+def test_a_models_own_pass_has_the_limits_of_a_pass_that_is_shown(error):
+    sizes = {"hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.AlbertConfig(vocab_size=99, num_hidden_layers=3000, **sizes)
+    module = transformers.AlbertModel(config)
+    ran = []
+
+    def run(*call):
+        ran.append(1)
+        if error is not None:
+            raise error
+
+    module.encoder.albert_layer_groups[0].register_forward_hook(run)
+    model = wrap_module(module.eval(), None, None, None)
+    prepared = model.prepare_tensors({"input_ids": torch.ones(1, 3, dtype=torch.int64)})
+    with pytest.raises(error or SizeError):
+        survey_model(model, prepared)
+    assert len(ran) == (1 if error else 1000)

@@ -33,8 +33,8 @@ OVER = 5e-3  # how far a row's sum may exceed 1; half precision needs it
 
 KINDS = ("encoder", "decoder", "cross")
 
-MOST_LAYERS, MOST_HEADS = 10_000, 1 << 15
-"""Most layers of a kind, and most heads of all layers, in a file: twice those of the largest models."""
+MOST_LAYERS, MOST_HEADS = 1000, 1 << 15
+"""Most layers of a kind in a file, those of the deepest model, and most heads: twice those of the largest."""
 
 
 Layers = Iterable[tuple[int, Weights]]

@@ -148,6 +148,7 @@ class TensorFile(Mapping[str, Array]):
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its metadata. Raises ``ValueError`` for a damaged one."""
+    _require(path.stat().st_size, path)
     try:
         file = TensorFile(path)
     except (LookupError, TypeError) as error:
@@ -183,7 +184,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
     with path.open("rb") as file:
-        _claimed_size(file, path.name, path.stat().st_size)
+        _require(_claimed_size(file, path.name, path.stat().st_size), path)
     return {path.stem: np.load(path, allow_pickle=False)}, None
 
 
@@ -210,8 +211,12 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
 
 
 def _require(size: int, path: Path) -> None:
-    """Refuse a file packed to exhaust memory: weights pack 20 to 1 at most, a zip bomb 1,000 to 1."""
-    packed = path.stat().st_size
+    """Refuse a file packed to exhaust memory: weights pack 20 to 1 at most, a zip bomb 1,000 to 1.
+
+    A sparse file has few blocks on the disk; some systems do not count them.
+    """
+    found = path.stat()
+    packed = min(found.st_size, 512 * getattr(found, "st_blocks", 0) or found.st_size)
     if size > max(1 << 28, 100 * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
 

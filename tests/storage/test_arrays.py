@@ -444,3 +444,27 @@ def test_every_tool_that_is_named_has_an_example_that_runs_as_it_stands(tool, fo
         assert shown
     elif tool != "CircuitsVis":
         assert "0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_sparse_file_is_refused_as_an_archive_is(tmp_path, suffix):
+    """Its zeros take no place on the disk, and as much memory as other numbers."""
+    path, size = tmp_path / f"a{suffix}", 1 << 29
+    if suffix == ".npy":
+        header = {"descr": "<f4", "fortran_order": False, "shape": (size // 256, 8, 8)}
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + size)
+    else:
+        entry = {"dtype": "F32", "shape": [size // 256, 8, 8], "data_offsets": [0, size]}
+        header = json.dumps({"a": entry}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + size)
+    if not 0 < 512 * path.stat().st_blocks < size // 100:
+        pytest.skip("this disk has no sparse files")
+    refuses(path, "unpack to")
+
+
+def test_more_layers_than_any_model_has_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", **{f"{number}": np.full((1, 2, 2), 0.5) for number in range(1001)})
+    refuses(tmp_path / "a.npz", "more than 1,000 layers")

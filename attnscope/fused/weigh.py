@@ -181,34 +181,6 @@ def score_tile(
     return scores
 
 
-def weigh_tile(
-    scores: Tensor,
-    weight: Tensor,
-    origin: Tensor,
-    largest: Tensor,
-    mass: Tensor,
-    moment: Tensor,
-    steep: bool,
-    lowest: float,
-    masked: float = MASKED,
-) -> None:
-    """Write a tile's weights ``w = 2^(s - origin)``, and of each row the origin, the largest weight, ``Σ w``
-    and ``Σ w (s - origin)``.
-
-    The origin is the row's highest score where scores are ``steep``. Elsewhere it stays 0: no sweep finds or
-    subtracts it, and no weight or sum leaves the range of float32.
-    """
-    if steep:
-        torch.amax(scores, [1], out=origin)
-        scores.sub_(origin.unsqueeze(1))
-        torch.threshold_(scores, lowest, masked)
-    torch.exp2(scores, out=weight)
-    if not steep:
-        torch.amax(weight, [1], out=largest)
-    torch.sum(weight, [1], out=mass)
-    torch.sum(scores.mul_(weight), [1], out=moment)
-
-
 def weigh(
     head: HeadInputs,
     block: TileBlock,
@@ -223,13 +195,14 @@ def weigh(
     """Weigh the rows of a block and write their figures.
 
     ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
-    log-sum-exp first.
+    log-sum-exp first. A tile's weights are ``w = 2^(s - origin)``: the origin is its row's highest score if
+    scores are steep, and 0 elsewhere, where no weight or sum leaves the range of float32.
     """
     start, stop, tiles = block.start, block.stop, len(block.tiles)
     rows, size = stop - start, head.value.size(1)
     query = head.query[start:stop]
-    origin, largest = query.new_zeros([tiles, rows]), query.new_ones([tiles, rows])  # see ``weigh_tile``
-    mass, moment = torch.empty_like(origin), torch.empty_like(origin)
+    origin, largest = query.new_zeros([tiles, rows]), query.new_ones([tiles, rows])  # weight
+    mass, moment = torch.empty_like(origin), torch.empty_like(origin)  # Σ w and Σ w (s - origin)
     outputs = query.new_zeros([tiles if head.steep else 1, rows, size])  # one for all tiles of one origin
     weights: list[Tensor] = []
     done = 0
@@ -237,9 +210,15 @@ def weigh(
         scores = score_tile(query, head, block, tile, scratch, bits, masked)
         weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
         done += scores.numel()
-        weigh_tile(
-            scores, weight, origin[place], largest[place], mass[place], moment[place], head.steep, lowest
-        )
+        if head.steep:
+            torch.amax(scores, [1], out=origin[place])
+            scores.sub_(origin[place].unsqueeze(1))
+            torch.threshold_(scores, lowest, masked)
+        torch.exp2(scores, out=weight)
+        if not head.steep:
+            torch.amax(weight, [1], out=largest[place])
+        torch.sum(weight, [1], out=mass[place])
+        torch.sum(scores.mul_(weight), [1], out=moment[place])
         output = outputs[place if head.steep else 0]
         torch.addmm(output, weight, head.value[tile.start : tile.stop], out=output)
         weights.append(weight)

@@ -10,6 +10,7 @@ a process alone, and takes a quarter of a minute; all of it takes minutes.
 import argparse
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -112,7 +113,8 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
     yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
-    yield from many_texts(rounds)
+    yield from many_texts(folder, rounds)
+    yield "peak memory, 20,000 texts, to 2,000", flat(folder)
     yield "export of 157 pictures at 512 tokens, to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):
         yield f"stats of a book, {shape}, {tokens:,} tokens, to the plain script", long_text(shape, tokens)
@@ -200,6 +202,25 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     yield "2,000 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
     bare = partial(cost, batched)
     yield "2,000 sentences, MiniLM, to the bare pass in batches", paired(ours, bare, rounds)
+
+
+def flat(folder: str, few: int = 2_000, times: int = 10) -> float:
+    """Peak memory over ``times`` as many texts of 5 to 500 words, to that over a few, as whole processes."""
+    from tests.models.folders import gpt2
+
+    model = gpt2(Path(folder) / "tiny", n_embd=8, n_layer=1, n_head=1, n_positions=1024)
+    draw, words, peaks = random.Random(0), TEXT.lower().rstrip(".").split(), []
+    for count in (few, times * few):
+        path = Path(folder) / f"{count}.txt"
+        texts = (" ".join(draw.choices(words, k=draw.randint(5, 500))) for _ in range(count))
+        path.write_text("\n".join(texts), "utf-8")
+        run = [sys.executable, "-m", "attnscope", "stats", "--texts", str(path), "-m", model, "--truncate"]
+        with subprocess.Popen(run, stdout=subprocess.DEVNULL) as started:
+            _, code, used = os.wait4(started.pid, 0)
+            started.returncode = os.waitstatus_to_exitcode(code)
+        assert started.returncode == 0, started.returncode
+        peaks.append(used.ru_maxrss)
+    return peaks[1] / peaks[0]
 
 
 def swin(rounds: int) -> float:

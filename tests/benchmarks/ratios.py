@@ -113,7 +113,7 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
     yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
-    yield from many_texts(folder, rounds)
+    yield from many_texts(rounds)
     yield "peak memory, 20,000 texts, to 2,000", flat(folder)
     yield "export of 157 pictures at 512 tokens, to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):

@@ -173,7 +173,9 @@ def test_links_are_followed_within_the_folder_alone(answers, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_the_protocol_has_pictures_texts_and_sentences(worker):
+def test_the_protocol_has_pictures_texts_and_sentences(worker, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # for both processes
+
     async def talk(client):
         shown = await client.call_tool("show", {"text": TEXT, "head": "L2H1"})
         refused = await client.call_tool("load", {"model": "os:getcwd"})

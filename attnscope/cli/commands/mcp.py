@@ -19,6 +19,7 @@ from typer import Argument, Option
 from attnscope.cli.command import Group, command
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.limits import memory_limited
+from attnscope.text import clean, shorten
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -203,7 +204,8 @@ def answer(asked: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[str,
         with memory_limited():
             return "", getattr(begin(asked), tool)(**words)
     except Exception as error:
-        return str(error) if isinstance(error, AttnscopeError) else f"unexpected {type(error).__name__}", None
+        known = isinstance(error, AttnscopeError)
+        return shorten(clean(str(error))) if known else f"unexpected {type(error).__name__}", None
 
 
 class AnsweringProcess:

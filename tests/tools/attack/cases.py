@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnscope.cli import build
-from tests.tools.attack.hostile import NUMBERS, STRANGE, TEMPLATES, damage, dump, mutate, value, word
+from tests.tools.attack.hostile import NAMES, NUMBERS, STRANGE, TEMPLATES, damage, dump, mutate, value, word
 
 TEXT = "The cat sat on the mat because it was tired."
 OTHER = "The dog sat on the mat because it was tired."
@@ -29,6 +31,7 @@ class Case(NamedTuple):
 
     arguments: list[str]
     changed: str
+    act: Callable[[], None] | None = None  # in place of the command line
 
 
 BASES = ("gpt2", "bert", "llama", "mistral", "gemma2", "albert", "longformer", "t5", "mamba")
@@ -50,6 +53,9 @@ def make_bases(place: Path) -> Path:
         texts = (TEXT, "It was tired.") if name == "t5" else (TEXT,)
         write_trace(keep_trace(model, model.prepare(*texts)), place / f"{name}.trace")
     (place / "module.py").write_text(MODULE)
+    looked = [sys.executable, "-m", "attnscope", *LOOK, "-m", str(place / "own")]
+    kept = os.environ | {"ATTNSCOPE_CACHE": str(place / "cache")}
+    subprocess.run(looked, env=kept, check=True, stdout=subprocess.DEVNULL)
     weights = np.random.default_rng(0).random((2, 4, 6, 6), np.float32)
     weights /= weights.sum(-1, keepdims=True)
     np.save(place / "weights.npy", weights)
@@ -405,11 +411,12 @@ WORDS = (
     "1e999", "nan", "-1", "next", "__import__('os').system('touch owned')", "lambda: 0", "{0}", "==", "or",
 )  # fmt: skip
 COMMANDS = ("show", "stats", "info", "loss")
+LOOK = ("show", TEXT)
 
 
 def options(chance: Random, bases: Path) -> Case:
     """Options in any number and order with values that fit, nearly fit, or do not."""
-    known = {name for command in COMMANDS for each in build(command).params for name in each.opts}
+    known = {name for command in COMMANDS for option in build(command).params for name in option.opts}
     pools = sorted(known), VALUES, (_typed(word(chance)),)
     given = [chance.choice(chance.choice(pools)) for _ in range(chance.choice((0, 1, 1, 2, 3, 7)))]
     for place, option in enumerate(given[:-1]):
@@ -461,6 +468,175 @@ def conditions(chance: Random, bases: Path) -> Case:
     return Case(["stats", TEXT, f"--where={said}"], said[:60])
 
 
+CODE = "open('owned', 'w')\nimport torch\nM = torch.nn.Linear"
+CODES = (
+    "evil:M",
+    "evil.py:M",
+    "./evil.py:M",
+    "x:/evil.py:M",
+    "os:getcwd",
+    "timeit:main",
+    "own:M",
+    "own/evil.py:M",
+)
+
+
+def _plant(bases: Path) -> None:
+    """A folder with models, and with code that leaves a mark where it runs."""
+    shutil.copytree(bases / "own", "own")
+    Path("x:").mkdir()
+    for folder in (".", "x:", "own"):
+        Path(folder, "evil.py").write_text(CODE)
+    sys.path.insert(0, os.getcwd())  # as with python -m
+
+
+def settings(chance: Random, bases: Path) -> Case:
+    """Files of settings, and a variable, that set anything to anything; some are others', or broken."""
+    _plant(bases)
+    known = {name for each in COMMANDS for option in build(each).params for name in option.opts}
+    values = (
+        *VALUES,
+        *CODES,
+        "owned.svg",
+        "owned.trace",
+        "own",
+        True,
+        False,
+        5,
+        0.5,
+        -1,
+        10**30,
+        ["own"],
+        {"a": 1},
+    )
+
+    def table() -> str:
+        names = chance.sample(sorted(known), chance.randint(1, 3))
+        names += ["model"] if chance.random() < 0.5 else []
+        lines = [f"{json.dumps(name.lstrip('-'))} = {_toml(chance.choice(values))}" for name in names]
+        if chance.random() < 0.5:  # what would be seen, were it taken
+            sharp = chance.choice(
+                [("model", chance.choice(CODES)), ("out", "owned.svg"), ("save-trace", "owned.trace")]
+            )
+            lines = [f"{json.dumps(sharp[0])} = {json.dumps(sharp[1])}"]
+        return "\n".join(dict.fromkeys(lines)) + "\n"
+
+    content = f"[tool.attnscope]\n{table()}".encode()
+    content = damage(content, chance) if chance.random() < 0.2 else content
+    Path("pyproject.toml").write_bytes(content)
+    Path("pyproject.toml").chmod(chance.choice((0o600, 0o644, 0o666)))
+    os.environ["XDG_CONFIG_HOME"] = os.getcwd()
+    if chance.random() < 0.5:
+        Path("attnscope").mkdir()
+        users = re.sub(r'"(out|save-trace|checkpoint|keep|pooled)".*', "", table())  # a user may write
+        Path("attnscope/config.toml").write_text(users)
+    if chance.random() < 0.3:
+        os.environ["ATTNSCOPE_MODEL"] = chance.choice((*CODES, "own", _typed(word(chance))))
+    return Case([chance.choice(COMMANDS[:2]), TEXT], content.decode("utf-8", "replace")[:100])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{a = 1}"
+    return json.dumps(value)
+
+
+def agent(chance: Random, bases: Path) -> Case:
+    """Names of models, texts and pictures that an agent may think of."""
+    _plant(bases)
+    Path("link").symlink_to("/etc")
+    Path("own/link.json").symlink_to("/etc/passwd") if chance.random() < 0.2 else None
+    names = (
+        *CODES,
+        *NAMES,
+        *VALUES,
+        "own",
+        "./own",
+        "link",
+        "link/passwd",
+        "../own",
+        "own/../own",
+        "x.trace",
+        str(bases / "own"),
+    )
+    tool = chance.choice(("load", "show", "stats", "find", "compare", "cut"))
+    words = {} if tool == "load" else {"text": chance.choice((TEXT, TEXT, *names, word(chance)))}
+    named = chance.choice(
+        (chance.choice(names), chance.choice(names), word(chance), chance.choice(CODES) + word(chance))
+    )
+    words |= {"model": chance.choice(("own", named, named))}
+    more = {
+        "show": ("head", "token", "image"),
+        "find": ("question",),
+        "compare": ("other", "other_model"),
+        "cut": ("edge", "target"),
+    }
+    for name in more.get(tool, ()):
+        if name in ("question", "edge") or chance.random() < 0.4:
+            words[name] = chance.choice((*names, word(chance), "it -> cat", "L0H1", "cat"))
+    return Case([], f"{tool} {words!r:.200}", partial(_answer, tool, words))
+
+
+def _answer(tool: str, words: dict[str, Any]) -> None:
+    from attnscope.cli.commands.mcp import ServerOptions, answer
+
+    sentence, content = answer(ServerOptions(folder=Path.cwd()), tool, words)
+    if sentence:
+        print(f"attnscope: {sentence}", file=sys.stderr)
+        raise SystemExit(2)
+    print(content[0] if isinstance(content, list) else content)
+
+
+def cache(chance: Random, bases: Path) -> Case:
+    """Cached passes that are cut, damaged, of another key, or of lies under a digest that fits."""
+    from safetensors.numpy import load, save
+
+    from attnscope.storage.cache import _digest
+    from attnscope.storage.trace.file import KEY
+
+    shutil.copytree(bases / "cache", "cache")
+    os.environ["ATTNSCOPE_CACHE"] = str(Path("cache").resolve())
+    (entry,) = Path("cache").rglob("*.trace")
+    content, way = entry.read_bytes(), chance.choice(("damaged", "lies", "lies", "open", "link", "folder"))
+    told = way
+    if way == "damaged":
+        entry.write_bytes(damage(content, chance))
+    elif way == "open":
+        chance.choice((entry, entry.parent)).chmod(0o777)
+    elif way == "link":
+        entry.rename("elsewhere")
+        entry.symlink_to(Path("elsewhere").resolve())
+    elif way == "folder":
+        entry.unlink()
+        entry.mkdir()
+    else:
+        size = int.from_bytes(content[:8], "little")
+        about = json.loads(content[8 : 8 + size])["__metadata__"]
+        described, arrays = json.loads(about[KEY]), dict(sorted(load(content).items()))
+        told = ", ".join(_claims(described, arrays, chance))
+        if chance.random() < 0.3:
+            name = chance.choice([*arrays])
+            arrays[name], how = _other(arrays[name], chance)
+            told += f"{name} {how}"
+        content = save(
+            {name: np.ascontiguousarray(each) for name, each in arrays.items()},
+            about | {KEY: json.dumps(described)},
+        )
+        entry.write_bytes(content)
+    if way in ("damaged", "lies") and chance.random() < 0.8:
+        key = entry.name.partition("-")[0]
+        entry.rename(entry.with_name(f"{key}-{_digest(entry.read_bytes())}.trace"))
+    looks = (
+        LOOK,
+        LOOK,
+        ("show", "--head", "L0H1", TEXT),
+        ("stats", TEXT),
+        ("flow", TEXT),
+        ("find", "it -> cat", TEXT),
+    )
+    return Case([*chance.choice(looks), "-m", str(bases / "own")], told)
+
+
 KINDS: dict[str, tuple[Callable[[Random, Path], Case], int]] = {
     "folder": (model_folder, 200),
     "weights": (weights_file, 200),
@@ -470,5 +646,8 @@ KINDS: dict[str, tuple[Callable[[Random, Path], Case], int]] = {
     "tensors": (tensors, 200),
     "corpus": (corpus, 200),
     "conditions": (conditions, 300),
+    "settings": (settings, 100),
+    "agent": (agent, 100),
+    "cache": (cache, 100),
 }
 """What makes the cases of each kind, and how many there are where nobody says."""

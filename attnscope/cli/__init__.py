@@ -192,14 +192,15 @@ def main() -> None:
             with memory_limited():
                 run()
         except SystemExit as end:
-            if isinstance(end.__context__, BrokenPipeError):  # rich handled it, and would exit with 1
-                raise SystemExit(READ_ENOUGH) from None
+            if isinstance(
+                end.__context__, BrokenPipeError
+            ):  # rich or Typer handled it, and would exit with 1
+                _end_silently()
             raise
         except typer.TyperException as error:
             _fail(_explain_usage(error), error)
-        except BrokenPipeError:  # the reader, such as head, has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise SystemExit(READ_ENOUGH) from None
+        except BrokenPipeError:
+            _end_silently()
         except Exception as error:
             foreseen = isinstance(error, AttnscopeError)
             if pressed() and not foreseen:
@@ -207,6 +208,12 @@ def main() -> None:
             if os.environ.get("ATTNSCOPE_TRACEBACK") and not (foreseen and error.__cause__ is None):
                 raise
             _fail(_explain(error))
+
+
+def _end_silently() -> NoReturn:
+    """The reader, such as head, has read enough: what is still to be written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(READ_ENOUGH) from None
 
 
 @contextmanager

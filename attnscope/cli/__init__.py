@@ -156,7 +156,11 @@ def read_command_line(words: list[str]) -> list[str]:
 def run() -> None:
     """Run the command that was typed."""
     sys.argv[1:] = read_command_line(sys.argv[1:])
-    raise SystemExit(commands().main(sys.argv[1:], "attnscope", standalone_mode=False))
+    try:
+        raise SystemExit(commands().main(sys.argv[1:], "attnscope", standalone_mode=False))
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # a closed pipe or a full disk is told here, not at the end
 
 
 class _StandardError(io.TextIOWrapper):

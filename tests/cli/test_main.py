@@ -222,9 +222,13 @@ def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, red
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("asked", ["skill", "check any.previous>0 --from a.trace"])
-def test_whoever_reads_no_further_ends_the_command_without_a_word(run, tmp_path, monkeypatch, asked):
+def test_whoever_reads_no_further_ends_the_command_without_a_word(
+    run, tmp_path, monkeypatch, asked, unbuffered
+):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     assert run("show", TEXT, "--save-trace", "a.trace").code == 0
     command = [sys.executable, "-m", "attnscope", *asked.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

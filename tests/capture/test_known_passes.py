@@ -185,12 +185,15 @@ def test_a_pass_leaves_no_tensor_to_the_garbage_nor_in_what_is_known(name, fails
         with torch.inference_mode(), recording(model, [Seeing(fail)], warn=False):
             model(**given)
 
+    with torch.inference_mode():
+        model(**given)  # what the library itself keeps, as that of transformers 5.0 does
+    plain = tensors_made()
     with suppress(SizeError):
         known.run(work)
     for _ in range(3):
         with suppress(SizeError):
             known.run(work)
-    assert tensors_made() <= len([*model.parameters(), *model.buffers()])
+    assert tensors_made() <= plain
 
 
 def test_passes_that_stay_unknown_are_not_collected():

@@ -40,7 +40,9 @@ class Token:
     ``text`` is the piece of text that the token stands for (without ``Ġ``, ``▁``, ``##`` or raw bytes),
     ``id`` its number in the vocabulary, ``special`` whether the tokenizer added it, ``segment`` 0 or 1 in
     a text pair, ``word`` the running number of its word (``None`` for a special token). ``span``: in a
-    pooled map of a file, the range of tokens that it stands for (end excluded).
+    pooled map of a file, the range of tokens that it stands for (end excluded). ``adds``: how the text goes
+    on with it, spaces included, so that a character of several tokens is written once; ``None`` where that
+    is not known, or nothing stands before.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Token:
     segment: int = 0
     word: int | None = None
     span: tuple[int, int] | None = None
+    adds: str | None = None
 
 
 Axis: TypeAlias = "tuple[Token, ...] | range"

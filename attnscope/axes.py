@@ -34,7 +34,7 @@ class Place:
     ``word`` is the (segment, word) that the token belongs to, or ``None``. ``pooled`` tells a range of
     tokens from a token or a word. ``id`` is the token's number in the vocabulary; for neighbouring parts
     of a picture or a sound, whose ids are consecutive, it is the first one's. ``count`` is how many
-    tokens or words the row averages.
+    tokens or words the row averages; ``adds`` as in ``Token``.
     """
 
     text: str
@@ -45,6 +45,7 @@ class Place:
     pooled: bool = False
     id: int | None = None
     count: int = 1
+    adds: str | None = None
 
     @property
     def pictured(self) -> bool:
@@ -85,18 +86,16 @@ def places(axis: Axis) -> tuple[Place, ...]:
 def _place(token: Token, position: int) -> Place:
     if token.span is not None:
         start, stop = token.span
-        return Place(token.text, start, stop, token.special, pooled=True, count=stop - start)
+        return Place(token.text, start, stop, token.special, pooled=True, count=stop - start, adds=token.adds)
     word = None if token.special or token.word is None else (token.segment, token.word)
-    return Place(token.text, position, position + 1, token.special, word, id=token.id)
+    return Place(token.text, position, position + 1, token.special, word, id=token.id, adds=token.adds)
 
 
 def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Place:
-    """One place for neighbours; pieces of one word are written together, others with spaces."""
-    text = ""
-    for before, place in zip((None, *group), group, strict=False):
-        glued = before is None or (place.word is not None and place.word == before.word)
-        text += place.text if glued else " " + place.text.removeprefix(" ")
+    """One place for neighbours, spelled as the text is; else words with spaces between them."""
     first = group[0]
+    rest = "".join(continue_text(*pair) for pair in pairwise(group))
+    text, adds = first.text + rest, None if first.adds is None else first.adds + rest
     heard, pictured = all(place.heard for place in group), all(place.pictured for place in group)
     if heard and len(group) > 1:  # from one moment to another
         last, reads, _ = group[-1].text.partition(READ)
@@ -106,7 +105,15 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
         text = f"{first.moment.removesuffix(' s')}–{end}{READ + read if read else seconds}"
     special, word = all(place.special for place in group), None if pooled else first.word
     id = first.id if heard or pictured else None
-    return Place(text, first.start, group[-1].stop, special, word, pooled, id, count)
+    return Place(text, first.start, group[-1].stop, special, word, pooled, id, count, adds)
+
+
+def continue_text(before: Place, place: Place) -> str:
+    """How the text of a place goes on behind another: as its source does, or pieces of a word together."""
+    if place.adds is not None:
+        return place.adds
+    glued = place.word is not None and place.word == before.word
+    return place.text if glued else " " + place.text.removeprefix(" ")
 
 
 @dataclass(frozen=True, eq=False)

@@ -238,5 +238,5 @@ def _axis(places: tuple[Place, ...]) -> Axis:
         segment, word = place.word or (segment, None)
         number = numbers.setdefault(place.text, -1 - len(numbers)) if place.id is None else place.id
         span = (place.start, place.stop) if pooled else None
-        tokens.append(Token(place.text, number, place.special, segment, word, span))
+        tokens.append(Token(place.text, number, place.special, segment, word, span, place.adds))
     return tuple(tokens)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from string import punctuation
 from typing import Annotated, TypeAlias
 
 from attnscope.attention import Axis, Token
-from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, find_senses
+from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, continue_text, find_senses, places
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
 from attnscope.measures.block import all_punctuation
@@ -145,14 +145,11 @@ def _phrase(phrase: str, axis: Axis) -> Iterator[Group]:
     """Where the tokens of a phrase stand; parts of a longer word do not match."""
     if isinstance(axis, range):
         return
-    text, spans, before = "", [], None
-    for token in axis:
-        word = None if token.special else (token.segment, token.word)
-        text += "" if word is not None and token.word is not None and word == before else " "
-        begin = len(text)
-        text += _known(token.text)
-        spans.append((begin, len(text)))
-        before = word
+    text, spans, every = "", [], places(axis)
+    for before, place in zip((None, *every), every, strict=False):
+        begin, known = len(text), _known(place.text)
+        text += continue_text(before, replace(place, text=known)) if before else known
+        spans.append((min(begin, len(text) - len(known)), len(text)))  # parts of a character have one place
     pieces = re.findall(r"\w+|[^\w\s]", phrase)
     letters = [letter for letter in phrase if not letter.isspace()]  # where words are not separated by spaces
     for each in (pieces, letters):
@@ -291,8 +288,9 @@ def spans_of_roles(tokens: Sequence[Token], messages: Sequence[Message]) -> tupl
     def letters(text: str) -> str:  # without spaces and capitals, which tokenizers may drop
         return "".join(text.split()).casefold()
 
-    owners = [number for number, token in enumerate(tokens) for _ in letters(token.text)]  # [letter]
-    whole, at = "".join(letters(token.text) for token in tokens), 0
+    spelled = [letters(token.text if token.adds is None else token.adds) for token in tokens]
+    owners = [number for number, text in enumerate(spelled) for _ in text]  # [letter]
+    whole, at = "".join(spelled), 0
     labels = [(-1, "template")] * len(tokens)
     # documents first, the longest before those that it may contain; messages in their order
     order = sorted(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnscope.attention import Attention, Head, Site, Token
-from attnscope.axes import HEARD, Array, Place
+from attnscope.axes import HEARD, Array, Place, group_places
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
@@ -301,6 +301,11 @@ def _nowhere(wanted: str, *axes: Sequence[Place], picture: Picture | None = None
         there = " and ".join(filter(None, (f"patches from 0,0 to {rows - 1},{columns - 1}", special)))
         return f"no patch {wanted!r}: the picture has {there}"
     places = [place for axis in axes for place in axis]
+    for word in (word for axis in axes for word in group_places(axis, words=True).places):
+        if any(match_places(wanted, [word])):
+            return (
+                f"{wanted!r} is {word.stop - word.start} tokens: name one of them, or join them with --words"
+            )
     known = list(dict.fromkeys(place.label for place in places))
     near, last = nearest_name(wanted, known[:MOST_TRIED]), max(place.stop for place in places) - 1
     listed = sentences.list_some(known)

@@ -24,6 +24,7 @@ import numpy as np
 
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import OutputError
+from attnscope.records import read
 from attnscope.registry import Registry, plugins
 from attnscope.storage.files import open_whole, reading
 from attnscope.storage.tensors import DESCRIPTION, READERS, read_arrays
@@ -79,7 +80,10 @@ def _each_layer(kinds: Mapping[str, Layers]) -> Iterator[tuple[str, int, Weights
 
 
 def _store_axis(axis: tuple[Place, ...]) -> list[list[Any]]:
-    return [[one.text, one.start, one.stop, one.special, one.word, one.id] for one in axis]
+    return [[one.text, one.start, one.stop, one.special, one.word, one.id, one.adds] for one in axis]
+
+
+StoredPlace = tuple[str, int, int, bool, tuple[int, int] | None, int | None, str | None]
 
 
 def _restore_axis(stored: Any) -> tuple[Place, ...]:
@@ -87,15 +91,15 @@ def _restore_axis(stored: Any) -> tuple[Place, ...]:
         raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
     places = []
     for one in stored:
-        match one:
-            case [str(text), int(start), int(stop), bool(special), None | [int(), int()] as word, number] if (
-                0 <= start < stop <= FARTHEST and (number is None or _is_number(number))
-            ):
-                pooled = word is None and stop - start > 1  # pieces merged into a word still name it
-                places.append(Place(text, start, stop, special, word and (word[0], word[1]), pooled, number))
-            case _:
-                shown = str(one)[:60]
-                raise ValueError(f"a row or column is described by {shown!r}, not by its text and tokens")
+        try:
+            text, start, stop, special, word, number, adds = read(StoredPlace, one)
+            if not 0 <= start < stop <= FARTHEST:
+                raise ValueError
+        except ValueError:
+            described = f"a row or column is described by {str(one)[:60]!r}"
+            raise ValueError(f"{described}, not by its text and tokens") from None
+        pooled = word is None and stop - start > 1  # pieces merged into a word still name it
+        places.append(Place(text, start, stop, special, word, pooled, number, adds=adds))
     return tuple(places)
 
 

@@ -1,6 +1,7 @@
 """Tokens read as a person reads them: what the model read, and nothing else on standard output."""
 
 import json
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,11 +11,20 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from attnscope.axes import coarsen_axis, join_places, places
 from attnscope.errors import InputError, ModelError
 from attnscope.limits import foreign_output
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
-from attnscope.models.text.tokens import tokens_of, tokens_of_ids, tokens_of_spellings, without_marks
+from attnscope.models.text.tokens import (
+    Vocabulary,
+    spell_tokens,
+    tokens_of,
+    tokens_of_ids,
+    tokens_of_spellings,
+    without_marks,
+)
+from attnscope.text import clean
 from tests.capture.observing import Keep
 from tests.models.folders import LINES, changed, gpt2, made_once, minilm, t5
 
@@ -59,6 +69,43 @@ def test_every_piece_of_a_character_shows_it_and_white_space_that_is_a_token_sta
     shown = tokens(BYTE_LEVEL, "🙂")
     assert len(shown) > 1
     assert {t.text for t in shown} == {"🙂"}
+
+
+@pytest.mark.parametrize(
+    "make", [WORDPIECE, BYTE_LEVEL, SENTENCEPIECE], ids=["wordpiece", "bytes", "unigram"]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "für ins Café",
+        "我我我 爱",
+        "def f( x):\n    return  x",
+        "a 👩\u200d👧!",
+        "the cat's mat, (sat).",
+    ],
+)
+def test_a_run_of_tokens_is_spelled_as_the_text_is_and_once(tokens, make, text):
+    shown = [token for token in tokens(make, text) if not token.special]
+    assert spell_tokens(shown) == clean(text)
+    assert join_places(places(tuple(shown)), pooled=True).text.removeprefix(" ") == text
+    words = coarsen_axis(tuple(shown), words=True).places
+    assert "".join(re.sub(r"\s", "", place.text) for place in words) == re.sub(r"\s", "", text)
+
+
+def test_a_text_that_is_written_on_is_spelled_once(tokens, tmp_path):
+    vocabulary = transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path))
+    ids = vocabulary(" für 我我, sat")["input_ids"]
+    spell = vocabulary.convert_ids_to_tokens
+    made = Vocabulary(spell, vocabulary.decode, vocabulary.all_special_ids).extend(
+        tokens(BYTE_LEVEL, "Café"), ids
+    )
+    assert spell_tokens(made) == "Café für 我我, sat"
+    assert [place.text.strip() for place in coarsen_axis(made, words=True).places] == [
+        "Café",
+        "für",
+        "我我,",
+        "sat",
+    ]
 
 
 def test_sentencepiece_tokens_lose_their_bar(tokens):

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.errors import InputError, ModelError, OutputError
+from attnscope.errors import InputError, ModelError, OutputError, SelectionError
 from attnscope.records import plain
 from tests.measures.rounding import rounded
 from tests.models import speech
@@ -161,6 +161,28 @@ def test_a_notebook_gets_an_image_or_text(cat, tmp_path):
         assert bundle["text/plain"] == repr(shown)
     cat.head("L2H1").save(tmp_path / "head.svg")
     assert (tmp_path / "head.svg").read_text().startswith("<?xml")
+
+
+def test_a_word_of_several_byte_tokens_is_named_as_it_is_written(tmp_path):
+    text = "für ins Café, 我我 def f(x):\n  x"
+    read = attnscope.load(gpt2(tmp_path / "m")).read(text)
+    assert f"“{text[:40]}" in str(read.overview()).replace("⏎", "\n")
+    weights = read.head("L1H2").weights
+    assert read.tokens[:8] == ("f", "ü", "ü", "r", " ", "in", "s", " ")
+    looks, looked = slice(0, 4), slice(4, 7)
+    (answer,) = read.find("ins -> für").numbers["questions"]
+    (head,) = [each for each in answer["heads"] if (each["layer"], each["head"]) == (1, 2)]
+    assert head["weight"] == pytest.approx(weights[looked, looks].sum(1).mean(), abs=1e-6)
+    assert read.token("Café", words=True).numbers["token"] == {"text": "Café", "position": 7}
+    for old in ("füür", "Caféé"):
+        with pytest.raises(SelectionError):
+            read.find(f"{old} -> für")
+        with pytest.raises(SelectionError):
+            read.token(old, words=True)
+    with pytest.raises(SelectionError, match="'Café' is 6 tokens: .* join them with --words"):
+        read.token("Café")
+    read.save(tmp_path / "maps.npz")
+    assert attnscope.open(tmp_path / "maps.npz").token("Café", words=True).numbers["token"]["text"] == "Café"
 
 
 def test_several_kinds_of_attention_are_one_picture(tmp_path):

@@ -76,7 +76,7 @@ def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -
     save_weights(KINDS, tmp_path / "maps.json", title="a model")
     found = json.loads((tmp_path / "maps.json").read_text("utf-8"))
     assert found["title"] == "a model"
-    assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3]
+    assert found["axes"][0]["keys"][3] == ['a,"b"', 3, 4, False, [0, 3], 3, None]
     assert np.array_equal(np.float32(found["weights"]["encoder.03"]), KINDS["encoder"][1][1].values)
     decoder = np.array(found["weights"]["decoder.00"], object)
     np.testing.assert_array_equal(decoder == None, np.broadcast_to(~CAUSAL, (2, 5, 5)))  # noqa: E711
@@ -264,7 +264,7 @@ def test_weights_that_llama_cpp_dumped_lose_the_keys_that_fill_up_its_cache(tmp_
 
 
 REFUSED = r"unpack to|of memory are free"
-PLACE = ["a", 0, 1, False, None, None]
+PLACE = ["a", 0, 1, False, None, None, None]
 LAYER = {"kind": "encoder", "layer": 0, "array": "x", "axes": 0}
 
 
@@ -283,9 +283,10 @@ LAYERS = {  # what each field of a layer must not be
     "kind": ([], "../../home", "", "encoder/x", "sideways"),
 }
 PLACES = (
-    *([["a", *ends, False, None, None] for ends in ((0, float("inf")), (3, 3), (-2, -1), (0, 10**30))]),
-    *([None, 0, 1, False, None, None], ["a", 0], "abcdef"),
-    *(["a", 0, 1, False, [0], None], ["a", 0, 1, False, None, 10**400]),
+    *([["a", *ends, False, None, None, None] for ends in ((0, float("inf")), (3, 3), (-2, -1), (0, 10**30))]),
+    *([None, 0, 1, False, None, None, None], ["a", 0], "abcdef"),
+    *(["a", 0, 1, False, [0], None, None], ["a", 0, 1, False, None, 10**400, None]),
+    [*PLACE[:-1], 3],
 )
 FIELDS = {
     "layers": ([LAYER] * 2, [LAYER | {"layer": number} for number in range(9000)], None),

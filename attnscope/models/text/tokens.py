@@ -15,7 +15,7 @@ from attnscope.axes import find_senses
 from attnscope.errors import InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.progress import tell
-from attnscope.text import visible
+from attnscope.text import clean, visible
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -42,6 +42,7 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     """
     segment = 0
     tokens = []
+    ends = [0] * len(texts)  # of what is already spelled
     columns = encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask
     if len({len(column) for column in columns}) > 1:
         raise ModelError("the tokenizer is damaged: a special token of it has more or fewer ids than names")
@@ -49,8 +50,16 @@ def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     words = _words(encoding, sequences, texts)
     for id_, spelling, span, marked, sequence, word in zip(*columns, sequences, words, strict=True):
         segment = segment if sequence is None else sequence
-        text = spelling if sequence is None else _piece(spelling, texts[sequence][slice(*span)])
-        tokens.append(Token(text, id_, sequence is None or bool(marked), segment, word))
+        if sequence is None:
+            tokens.append(Token(spelling, id_, True, segment, word))
+            continue
+        text = _piece(spelling, texts[sequence][slice(*span)])
+        adds = texts[sequence][ends[sequence] : span[1]] if ends[sequence] else None
+        if not text.isspace() or text == texts[sequence][slice(*span)]:  # else its mark covers what follows
+            ends[sequence] = max(ends[sequence], span[1])
+        elif adds is not None:
+            adds = ""
+        tokens.append(Token(text, id_, bool(marked), segment, word, adds=adds))
     return tuple(tokens)
 
 
@@ -80,7 +89,9 @@ def tokens_of_spellings(
             continue
         begins = spelling.startswith(BEGINS) if marked else not spelling.startswith("##")
         word, inside = word + (begins or not inside), True
-        tokens.append(Token(without_marks(spelling), id_, word=word))
+        text = without_marks(spelling)
+        adds = " " * begins + text if marked or not begins else None
+        tokens.append(Token(text, id_, word=word, adds=adds))
     return tuple(tokens)
 
 
@@ -187,29 +198,38 @@ class Vocabulary:
         spelled = spelled[len(before) :]
         words = [None if token.word is None else token.word + shift for token in spelled]
         return *tokens, *(
-            replace(token, text=text, segment=segment, word=word)
-            for token, text, word in zip(spelled, self._texts(spelled), words, strict=True)
+            replace(token, text=text, segment=segment, word=word, adds=_respell(token, text, first))
+            for token, (text, first), word in zip(spelled, self._texts(spelled), words, strict=True)
         )
 
-    def _texts(self, tokens: Sequence[Token]) -> list[str]:
-        """The text of each token; tokens that are parts of one character all get that character."""
-        texts: list[str] = []
+    def _texts(self, tokens: Sequence[Token]) -> list[tuple[str, bool]]:
+        """The text of each token, and whether it begins there: parts of a character are spelled like it."""
+        texts: list[tuple[str, bool]] = []
         waiting: list[int] = []
         for token in tokens:
+            broken = [(BROKEN, True)] * len(waiting)
             if token.special:
-                texts += [BROKEN] * len(waiting) + [token.text]
+                texts += [*broken, (token.text, True)]
                 waiting = []
                 continue
             alone, together = self.decode([token.id]), self.decode([*waiting, token.id])
             if BROKEN in together and BROKEN in alone:
                 waiting.append(token.id)
             elif waiting and BROKEN not in together:
-                texts += [together.strip() or together] * (len(waiting) + 1)
+                whole = together.strip() or together
+                texts += [(whole, True), *[(whole, False)] * len(waiting)]
                 waiting = []
             else:
-                texts += [BROKEN] * len(waiting) + [without_marks(alone) or token.text]
+                texts += [*broken, (without_marks(alone) or token.text, True)]
                 waiting = []
-        return texts + [BROKEN] * len(waiting)
+        return texts + [(BROKEN, True)] * len(waiting)
+
+
+def _respell(token: Token, text: str, first: bool) -> str | None:
+    """What a token adds whose text is spelled anew; a space before it stays."""
+    if token.adds is None or token.special:
+        return None
+    return " " * (token.adds.startswith(" ") and not text.startswith(" ")) * first + text * first
 
 
 NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())
@@ -305,17 +325,22 @@ def describe_generation(tokens: Sequence[Token], first: int, count: int, samplin
 
 
 def spell_tokens(tokens: Sequence[Token]) -> str:
-    """The text of tokens, words apart; for a picture or a sound, its name alone."""
+    """The text of tokens as it was read, or with words apart; for a picture or a sound, its name alone."""
     text = ""
     senses = find_senses(tokens)
     for before, token, earlier, sense in zip((None, *tokens), tokens, (None, *senses), senses, strict=False):
         if sense is not None:
             text += f"{' ' * bool(text)}[{sense}]" if sense != earlier else ""
             continue
+        if not text and token.text.isspace():
+            continue  # it marks where the first word begins
+        if text and token.adds is not None:
+            text += token.adds
+            continue
         apart = before is not None and (token.word is None or token.word != before.word)
         apart = apart and token.text not in CLOSING and not (_is_wide(text[-1:]) and _is_wide(token.text[:1]))
         text += " " * apart + visible(token.text)
-    return text
+    return clean(text)
 
 
 def _is_wide(letter: str) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.attention import Head
-from attnscope.axes import Array, Place, Weights, shrink
+from attnscope.axes import Array, Place, Weights, continue_text, shrink
 from attnscope.errors import OutputError
 from attnscope.render.colour import DIMMED, GLOW, OFFERED, choose_map, table
 from attnscope.storage.files import write_whole
@@ -199,12 +199,15 @@ class Page:
             }
 
     def _labels(self, places: Sequence[Place]) -> list[list[Any]]:
-        """Text, number, whether it joins the text before; its parts of the scene."""
+        """Text, number, whether it joins the text before (2: as one more part of a character); its parts of
+        the scene.
+        """
         numbers = {id_: number for number, id_ in enumerate(self.scene.parts)} if self.scene else {}
         labels: list[list[Any]] = []
         for before, place in zip((None, *places), places, strict=False):
-            joins = before is not None and None is not place.word == before.word
-            labels.append([place.label, place.start, int(joins)])
+            follows = "" if before is None else continue_text(before, place)
+            joins = 0 if before is None or follows[:1].isspace() else 1 if follows else 2
+            labels.append([place.label, place.start, joins])
             if self.scene:
                 ids = self.scene.ids_of(place)
                 known = ids or not place.heard  # padding of a sound has no part

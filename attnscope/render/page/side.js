@@ -68,7 +68,7 @@ function newText(title, places, side) {
     if (fine(place) || place[3] === null) return; // or silence behind a sound
     if (list.firstChild && !glued) list.append(" ");
     list.append(made("span", { role: "option", "data-at": i, class: own ? "wrote" : "",
-      "aria-label": `${text}, token ${number}${own ? ", written by the model" : ""}` }, isolated(text)));
+      "aria-label": `${text}, token ${number}${own ? ", written by the model" : ""}` }, isolated(glued === 2 ? "·" : text)));
   });
   return made("div", list.firstChild ? {} : { hidden: "" }, made("h2", {}, title), list);
 }

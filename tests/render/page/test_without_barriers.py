@@ -7,6 +7,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
+from attnscope.attention import Token
 from attnscope.axes import weights
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
@@ -165,13 +166,25 @@ def test_the_map_is_walked_cell_by_cell_and_says_each_weight(short) -> None:
 
 
 def test_the_text_is_a_list_in_which_tokens_are_chosen(short) -> None:
-    assert short.run("document.querySelector('.text').textContent") == f"[CLS] {CAT[:-1]} . [SEP]"
+    assert short.run("document.querySelector('.text').textContent") == f"[CLS] {CAT} [SEP]"
     short.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
     short.press("ArrowRight")
     short.press("ArrowRight")
     assert short.run("document.activeElement.textContent") == "cat"
     assert short.run("[state.token, document.activeElement.getAttribute('aria-selected')]") == [2, "true"]
     assert short.text("live").startswith("cat (token 2)")
+
+
+def test_a_character_of_several_tokens_is_read_once_and_each_is_chosen(chromium, tmp_path) -> None:
+    pieces = (("f", None), ("ü", "ü"), ("ü", ""), ("r", "r"), ("sie", " sie"), ("!", "!"))
+    axis = tuple(Token(text, number, adds=adds) for number, (text, adds) in enumerate(pieces))
+    field = weights(np.full((1, 6, 6), 1 / 6), axis, axis)
+    chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
+    assert chromium.run("document.querySelector('.text').textContent") == "fü·r sie!"
+    second = "document.querySelectorAll('.text [role=option]')[2]"
+    assert chromium.run(f"{second}.getAttribute('aria-label')") == "ü, token 2"
+    chromium.run(f"{second}.click()")
+    assert chromium.run("state.token") == 2
 
 
 def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:

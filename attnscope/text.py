@@ -75,6 +75,11 @@ def clean(text: str) -> str:
     return first + "".join(map(_picture, text[bool(first) :]))
 
 
+def decode_file(content: bytes) -> str:
+    """A text file, whose lines end as anywhere: Windows' ends become ``\\n``. Raises ``UnicodeDecodeError``."""
+    return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+
+
 def escape_json(text: str) -> str:
     """JSON without characters that control a terminal: they become ``\\u202e``, which means the same."""
     if text.isprintable():

@@ -28,7 +28,7 @@ from attnscope.cli.waiting import notify, progress_bar, stop, waiting, warn
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weigh
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
-from attnscope.text import visible
+from attnscope.text import decode_file, visible
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -68,7 +68,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
             meant = f"did you mean --file {whole}? to read its name as a text, use -"
             raise InputError(f"{whole} is a file: {meant}")
     if line is not None:
-        lines = whole.splitlines()
+        lines = whole.removesuffix("\n").split("\n")
         if not 1 <= line <= len(lines):
             raise InputError(f"no line {line:,}: the input has lines 1 to {len(lines):,}")
         whole = lines[line - 1]
@@ -100,7 +100,7 @@ def _decode(opened: IO[bytes], name: str) -> str:
     if len(content) > MOST:
         raise InputError(f"{name} holds more than {readable(MOST)}, and no more is read: cut it into parts")
     try:
-        return content.decode("utf-8-sig")
+        return decode_file(content)
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start:,} is 0x{content[error.start]:02x}"
         raise InputError(f"{name} is not UTF-8 text: {wrong}; save it as UTF-8") from None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
 from attnscope.storage.files import LONGEST, Line, parse_json, read_lines
+from attnscope.text import decode_file
 
 HASHED = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
 FEW = 20  # most fields of a line that a message names
@@ -179,7 +180,7 @@ class _Folder(Corpus):
                 written = opened.read(LONGEST + 1)
             if len(written) > LONGEST:
                 raise ValueError(f"it has more than {LONGEST:,} bytes")
-            return super().read(written.decode("utf-8-sig"))
+            return super().read(decode_file(written))
         except UnicodeDecodeError as error:
             raise ValueError(f"byte {error.start:,} is not UTF-8 text") from None
         except OSError as error:

@@ -52,7 +52,7 @@ def test_the_field_of_json_lines_is_read_and_what_is_wrong_with_one_is_said(tmp_
 
 def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path):
     (tmp_path / "inside").mkdir()
-    files = {"b.txt": b"two\nlines\n", "inside/c.txt": b"\xff", "a.txt": b"one", "d.md": b""}
+    files = {"b.txt": b"two\r\nlines\n", "inside/c.txt": b"\xff", "a.txt": b"one", "d.md": b""}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     damaged = ("inside/c.txt", "", "byte 0 is not UTF-8 text")

@@ -76,7 +76,7 @@ def clean(text: str) -> str:
 
 
 def decode_file(content: bytes) -> str:
-    """A text file, whose lines end as anywhere: Windows' ends become ``\\n``. Raises ``UnicodeDecodeError``."""
+    """A text file's text, with ``\\n`` for Windows' ends of lines. Raises ``UnicodeDecodeError``."""
     return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 

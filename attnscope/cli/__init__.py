@@ -15,6 +15,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -190,6 +191,7 @@ def main() -> None:
     if os.environ.get("COLUMNS") == "0":  # so some shells say that they do not know it
         del os.environ["COLUMNS"]
     os.environ.pop("MPLBACKEND", None)  # no window is opened, and an unknown name would stop all pictures
+    warnings.simplefilter("ignore", append=True)  # libraries warn programmers; python -W shows it
     gc.set_threshold(100_000)  # imports create many objects and no garbage; collecting takes long
     with _remembering_ctrl_c() as pressed:
         try:

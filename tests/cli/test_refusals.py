@@ -257,6 +257,7 @@ REFUSED = {
     # export, info, schema
     "export TEXT -o out --format png,bmp": "no format 'bmp': there are png, svg, pdf, npz, safetensors",
     "export TEXT -o out --token cat --format npz": "a token has pictures alone: --format png,svg,pdf",
+    "export TEXT -o heads.npz": "names a folder; to write one file: attnscope show ... -o heads.npz",
     "export TEXT -o out --keep-mass 0.6": "only valid with --token",
     "export TEXT -o out --token dog": "no token 'dog'",
     "export TEXT -o out --font 'No Such Sans'": "no font 'No Such Sans' is installed",

@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+import warnings
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -87,6 +88,16 @@ def test_whatever_is_read_each_command_answers_of_its_heads(run, tmp_path, sourc
         assert {"made", "called"} <= {*ran.err.splitlines()}
     if source is written and command != "check":
         assert "generated 3 tokens" in " ".join(answer["notes"])
+
+
+def test_a_warning_of_the_model_for_programmers_is_not_shown(run, tmp_path):
+    asked = tensors(run, tmp_path)
+    with (tmp_path / "writer.py").open("a") as file:
+        file.write("\nimport warnings\nwarnings.warn('a prototype that may change')\n")
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.resetwarnings()
+        assert run("show", *asked).code == 0
+    assert [str(each.message) for each in shown] == []
 
 
 def test_info_names_its_model_first_or_by_the_option(run):

@@ -68,6 +68,8 @@ def export(
     layers = options.parse_numbers(attention.layers, "--layer")
     no_token = attention.keep_mass is not None and attention.token is None
     refuse(no_token, "--keep-mass", "only valid with --token")
+    one_file = output.out.suffix.lower() in (*options.PICTURES, *options.WHOLE)
+    refuse(one_file, "--out", f"names a folder; to write one file: attnscope show ... -o {output.out}")
     given = read_source(source, model)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.format.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing

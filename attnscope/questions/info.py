@@ -302,7 +302,9 @@ def _own_outputs(model: Model, prepared: ModelInput) -> Any:
     if not hasattr(model.module, "set_attn_implementation"):
         return None
     module: Any = model.module
-    before = module.config._attn_implementation
+    configs = {id(each): each for part in module.modules() if (each := getattr(part, "config", None))}
+    chosen = "_attn_implementation_internal"  # its setter refuses what a backbone in another library lacks
+    before = [(each, getattr(each, chosen)) for each in configs.values() if hasattr(each, chosen)]
     try:
         module.set_attn_implementation("eager")
         # recorded, so that it may attend no more often than a pass that is shown
@@ -314,7 +316,8 @@ def _own_outputs(model: Model, prepared: ModelInput) -> Any:
             raise
         return None
     finally:
-        module.set_attn_implementation(before)
+        for each, implementation in before:
+            setattr(each, chosen, implementation)
 
 
 def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:

@@ -71,7 +71,8 @@ class HuggingFaceModel(Model):
         self.preferred = preferred
         self.load_processor = load_processor
         self._reads = [name for name in ("input_ids", "pixel_values") if accepts(module, name)]
-        self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        writes = accepts(module, "decoder_input_ids")  # not so the queries of a detector
+        self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False)) and writes
         self.settings: dict[str, Any] = {"use_cache": False} if accepts(module, "use_cache") else {}
         self._trunk: nn.Module | None = None
         self._looked = False

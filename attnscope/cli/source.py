@@ -293,7 +293,7 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (video and not text, "--video", "only valid with a text"),
         (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
         (image and inputs, "--image", "not valid with --inputs"),
-        (image and writes and not text, "--image", "not valid with --chat or --generate without a text"),
+        (image and asked.chat and not text, "--image", "not valid with --chat without a text"),
         (audio and (asked.pictures or inputs), "--audio", "not valid with --image, --video or --inputs"),
         (audio and (asked.chat or second), "--audio", "the text is its transcript: no chat, no second text"),
         (not audio and asked.from_second, "--from-second", "only valid with --audio"),

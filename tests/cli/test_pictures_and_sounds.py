@@ -19,6 +19,7 @@ from attnscope.render.image import drawing as drawn
 from attnscope.render.image.sheet import labels
 from attnscope.render.terminal import print_view
 from tests.capture.observing import Keep
+from tests.models.vision_recipes import vision_encoder_decoder
 from tests.tools import sounds
 
 ABOUT = "what is on the mat ?"
@@ -54,6 +55,17 @@ def test_a_terminal_of_any_width_shows_the_picture_where_it_is_looked_at(vit, pi
         above, below = (";".join(map(str, pixels[at, column])) for at in (row, row + 1))
         assert f"\x1b[38;2;{above};48;2;{below}m" in printed[80]
     assert printed[80].count("▀") == 2 * 19 * 38
+
+
+def test_a_picture_alone_is_a_prompt_of_a_model_that_writes(run, picture, tmp_path):
+    folder = vision_encoder_decoder(tmp_path / "model")
+    asked = ("--image", picture, "-m", folder, "--generate", "4", "--kind", "cross", "--head", "L0H0")
+    shown = run("show", *asked)
+    assert "<s> 0" in shown.out
+    assert "generated 4 tokens" in shown.out
+    written = load(folder, generative=True)
+    queries = written.generate(written.prepare_image(picture), 4).axes["cross"][0]
+    assert run.json("show", *asked)["queries"] == [one.text for one in queries]
 
 
 def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():

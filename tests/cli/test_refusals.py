@@ -269,8 +269,8 @@ REFUSED = {
     "info ./gpt2 --copying --audit": "--copying",
     "schema train": "find, flow, info",
     # pictures and sounds
-    "show --image a.png -m ./vit --chat": "not valid with --chat or --generate",
-    "show --image a.png -m ./vit --generate 3": "not valid with --chat or --generate",
+    "show --image a.png -m ./vit --chat": "not valid with --chat without a text",
+    "show --image a.png -m ./vit --generate 3": "predicts nothing: it was saved without classes",
     "show TEXT -m ./whisper --from-second 1 --to-second 2": "--audio",
     "show --audio none.wav -m ./hubert": "no such file",
     "show --audio tone.wav -m ./hubert --chat": "the text is its transcript",

@@ -69,7 +69,9 @@ def load(
 
         return load_own(name, device=place, dtype=kind)
     if folder.is_dir() and not (folder / "config.json").exists():
-        raise ModelError(f"the folder {name} holds no model: it has no config.json")
+        adapter = (folder / "adapter_config.json").exists()
+        merge = "an adapter of peft: save merge_and_unload() of the adapted model, and name that folder"
+        raise ModelError(f"the folder {name} holds {merge if adapter else 'no model: it has no config.json'}")
     if folder.exists() and not folder.is_dir():
         code = folder.suffix == ".py"
         wanted = f"name the class in it, {name}:NAME" if code else "give the folder that holds config.json"

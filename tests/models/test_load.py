@@ -136,6 +136,7 @@ def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path):
     ("name", "options", "sentence"),
     [
         ("empty", {}, r"holds no model: it has no config\.json"),
+        ("adapted", {}, r"holds an adapter of peft: save merge_and_unload\(\)"),
         ("weights.bin", {}, "is a file, not a model"),
         ("./nowhere", {}, r"no model folder \./nowhere"),  # and it is not looked for on the hub
         ("a name with spaces", {}, "neither a folder here nor a hub id"),
@@ -146,6 +147,8 @@ def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path):
 def test_what_cannot_be_meant_is_refused_at_once(tmp_path, monkeypatch, name, options, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "adapted").mkdir()
+    (tmp_path / "adapted" / "adapter_config.json").write_text("{}")
     (tmp_path / "weights.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=sentence):
         load(name, **options)

@@ -18,7 +18,7 @@ from attnscope.errors import InputError, ModelError, OutputError, SelectionError
 from attnscope.records import plain
 from tests.measures.rounding import rounded
 from tests.models import speech
-from tests.models.folders import gpt2, t5
+from tests.models.folders import gpt2, minilm, t5
 from tests.models.images import picture, vision
 from tests.notebook.test_watch import KeepsATable, of_numbers
 
@@ -179,7 +179,7 @@ def test_a_word_of_several_byte_tokens_is_named_as_it_is_written(tmp_path):
             read.find(f"{old} -> für")
         with pytest.raises(SelectionError):
             read.token(old, words=True)
-    with pytest.raises(SelectionError, match="'Café' is 6 tokens: .* join them with --words"):
+    with pytest.raises(SelectionError, match=r"'Café' is 6 tokens: .* join them with --words"):
         read.token("Café")
     read.save(tmp_path / "maps.npz")
     assert attnscope.open(tmp_path / "maps.npz").token("Café", words=True).numbers["token"]["text"] == "Café"
@@ -225,6 +225,56 @@ def test_a_wrapped_model_of_transformers_reads_as_its_folder_does_and_goes_on_tr
         np.testing.assert_allclose(read.head(head).weights, loaded.head(head).weights, atol=1e-6)
     assert len(wrapped.read("The cat", generate=3).tokens) > len(wrapped.read("The cat").tokens)
     assert (model.training, model.transformer.h[0].training) == (True, False)
+
+
+class Around(torch.nn.Module):
+    """What holds models, as a classifier or a trainer does, and perhaps their tokenizer."""
+
+    def __init__(self, tokenizer=None, **parts):
+        super().__init__()
+        self.tokenizer, self.parts = tokenizer, torch.nn.ModuleDict(parts)
+        self.last = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("form", ["beside", "given", "parallel"])
+def test_the_one_model_inside_of_a_module_reads_the_text(tmp_path, form):
+    folder = gpt2(tmp_path)
+    model, tokenizer = (
+        each.from_pretrained(folder) for each in (transformers.AutoModel, transformers.AutoTokenizer)
+    )
+    outer = torch.nn.DataParallel(model) if form == "parallel" else Around(tokenizer, body=model)
+    run = attnscope.wrap(outer, None if form == "beside" else tokenizer).read(TEXT)
+    path = "module" if form == "parallel" else "parts.body"
+    assert f"{path} reads the text, the model inside of {type(outer).__name__}" in run.notes
+    weights = attnscope.load(folder).read(TEXT).head("L1H2").weights
+    np.testing.assert_array_equal(run.head("L1H2").weights, weights)
+
+
+def test_a_module_of_several_models_names_them_and_still_reads_tensors(tmp_path):
+    folder = gpt2(tmp_path)
+    towers = {name: transformers.AutoModel.from_pretrained(folder) for name in ("seen", "read")}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(InputError, match=r"holds several models, parts\.seen, parts\.read: wrap the one"):
+        attnscope.wrap(Around(**towers), tokenizer)
+    with pytest.raises(InputError, match="has no tokenizer"):
+        attnscope.wrap(Around(**towers)).read(TEXT)
+
+
+def test_a_module_without_one_reads_by_a_tokenizer_of_either_library(tmp_path):
+    slow = transformers.AutoTokenizer.from_pretrained(minilm())
+    shown = [attnscope.wrap(ReadsWords(), each).read(TEXT) for each in (slow, slow.backend_tokenizer)]
+    assert shown[0].tokens == shown[1].tokens == ("[CLS]", *TEXT[:-1].split(), ".", "[SEP]")
+
+
+class ReadsWords(torch.nn.Module):
+    """A module of one's own that attends."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attend = torch.nn.Embedding(30522, 8), torch.nn.MultiheadAttention(8, 2)
+
+    def forward(self, ids):
+        return self.attend(*[self.embed(ids)] * 3)[0]
 
 
 def test_a_bare_module_reads_tensors_and_says_so():

@@ -6,11 +6,13 @@ user's rights.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from attnscope.attention import Token
 from attnscope.capture.hooks.functions import original
 from attnscope.capture.placing.without_attention import find_unseen
+from attnscope.capture.record import is_within
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.foreign import Source, explained
 from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
@@ -338,7 +341,14 @@ def load_reader(name: str) -> TextReader:
     backend = getattr(source.load_tokenizer(config), "backend_tokenizer", None)
     if backend is None:
         raise ModelError(f"the tokenizer of {name} is not one of the tokenizers library: choose another")
-    backend.no_padding()  # some files set a fixed length
+    return _whole_texts(backend, name)
+
+
+def _whole_texts(backend: Any, name: str) -> TextReader:
+    """A tokenizer without the fixed length that some set; the caller's own is left as it is."""
+    with suppress(Exception):  # one with parts in Python cannot be copied
+        backend = copy.deepcopy(backend)
+    backend.no_padding()
     backend.no_truncation()
     return TextReader(backend, name)
 
@@ -390,15 +400,28 @@ def _import(where: str) -> ModuleType:
 
 
 def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | None) -> Model:
-    """The module as a model; its tokenizer and its config describe it."""
+    """The module as a model; its tokenizer and its config describe it.
+
+    What holds one model of transformers, as sentence encoders, classifiers and trainers do, reads texts by
+    that. Raises ``InputError`` if it holds several.
+    """
     config: Any = getattr(module, "config", None)
     name = name or getattr(config, "_name_or_path", None) or type(module).__name__
+    inside = models_inside(module)
+    if tokenizer is None and processor is None and "" not in inside:
+        beside = (getattr(part, "tokenizer", None) for part in module.modules() if inside)
+        tokenizer = next((each for each in beside if hasattr(each, "convert_ids_to_tokens")), None)
     if tokenizer is None and processor is None:
         return Model(name, module, None)
-    if hasattr(tokenizer, "encode_batch") and not callable(tokenizer):  # a tokenizers.Tokenizer
-        return ModuleModel(name, module, TextReader(tokenizer, name))
-    if config is None:
-        raise InputError(f"{name} has no config, as models of transformers have: give a tokenizers.Tokenizer")
+    backend = getattr(tokenizer, "backend_tokenizer", None if callable(tokenizer) else tokenizer)
+    if hasattr(backend, "encode_batch") and (backend is tokenizer or not inside):  # of the tokenizers library
+        return ModuleModel(name, module, _whole_texts(backend, name))
+    if len(inside) != 1:
+        holds = f"holds several models, {', '.join(inside)}: wrap the one that reads the text"
+        lacks = "holds no model of transformers: give a tokenizers.Tokenizer"
+        raise InputError(f"{name} {holds if inside else lacks}")
+    ((path, module),) = inside.items()
+    notes = (f"{path} reads the text, the model inside of {name}",) if path else ()
     from attnscope.models.huggingface.model import HuggingFaceModel
     from attnscope.models.huggingface.sounds import SpeechModel
 
@@ -410,4 +433,14 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
     writes, make = getattr(module, "can_generate", None), SpeechModel if hears(module) else HuggingFaceModel
     writer = module if writes is not None and writes() else None
     preferred = getattr(module, "generation_config", None)
-    return make(name, module, tokenizer, (), writer, load_processor, preferred)
+    return make(name, module, tokenizer, notes, writer, load_processor, preferred)
+
+
+def models_inside(module: nn.Module) -> dict[str, Any]:
+    """The outermost models of transformers in a module by their paths; itself under ``""``."""
+    found = dict[str, Any]()
+    for path, part in module.named_modules():
+        whole = hasattr(part, "config") and hasattr(part, "get_input_embeddings")
+        if whole and not any(is_within(path, known) for known in found):
+            found[path] = part
+    return found

@@ -28,6 +28,21 @@ BATCH_TOKENS = 2048  # tokens of copies that go through a model at once
 SCORED_ROWS = 512  # targets of one text whose scores over the vocabulary are held at a time
 
 
+REPEATED = "of the same tokens twice, the loss counts the second half: the first cannot be predicted"
+
+
+def second_half(tokens: Sequence[Token]) -> int:
+    """Where the second half of a text begins that is the same tokens twice, special ones aside; else 0."""
+    plain = [place for place, token in enumerate(tokens) if not token.special]
+    half, texts = len(plain) // 2, [tokens[place].text for place in plain]
+    return plain[half] if half and texts == texts[:half] * 2 else 0
+
+
+def note_repeats(model: Model, texts: Sequence[Sequence[Token]]) -> tuple[str, ...]:
+    """What the losses of these texts leave out."""
+    return (REPEATED,) if any(map(second_half, texts)) and model.objective.mask is None else ()
+
+
 class Target(NamedTuple):
     """One token to predict: which one, and the copy and position whose output predicts it."""
 
@@ -72,17 +87,20 @@ class PredictionBatch:
 
 
 def batch_predictions(
-    model: Model, prepared: ModelInput, texts: Sequence[Sequence[Token]]
+    model: Model, prepared: ModelInput, texts: Sequence[Sequence[Token]], *, whole: bool = False
 ) -> Iterator[PredictionBatch]:
     """The predictions in texts of one length, in batches of about ``BATCH_TOKENS``.
 
     ``texts`` are the tokens on the side that the model predicts: the decoder's, if there are two. Special
-    tokens are not targets. A causal model predicts each next token in one copy of a text; a masked one reads
+    tokens are not targets. A causal model predicts each next token in one copy of a text (of one that is the
+    same tokens twice, those of the second half, unless it is to be ``whole``); a masked one reads
     ``TURNS`` copies, and in copy ``c`` the tokens number ``c``, ``c + TURNS``, ... are masked. Raises
     ``ModelError`` for a model without an output head, ``InputError`` for texts with nothing to predict.
     """
     objective = model.objective
-    copies = [copy for text, tokens in enumerate(texts) for copy in _copies(text, tokens, objective.mask)]
+    copies = [
+        copy for text, tokens in enumerate(texts) for copy in _copies(text, tokens, objective.mask, whole)
+    ]
     if not copies:
         raise InputError("there is no token to predict in the text: give a longer one")
     size = max(1, BATCH_TOKENS // len(texts[0]))
@@ -102,12 +120,11 @@ def batch_predictions(
         tell("pass", start // size + 1, -(-len(copies) // size))
 
 
-def _copies(text: int, tokens: Sequence[Token], mask: int | None) -> Iterator[list[Target]]:
+def _copies(text: int, tokens: Sequence[Token], mask: int | None, whole: bool) -> Iterator[list[Target]]:
     """The targets of each copy of a text; copies without any are left out."""
     plain, back = [position for position, token in enumerate(tokens) if not token.special], mask is None
-    parts = (
-        [[position for position in plain if position]] if back else [plain[at::TURNS] for at in range(TURNS)]
-    )
+    first = 1 if whole else max(1, second_half(tokens))
+    parts = [[at for at in plain if at >= first]] if back else [plain[at::TURNS] for at in range(TURNS)]
     for part in filter(None, parts):
         yield [Target(text, position, 0, position - back, tokens[position].id) for position in part]
 

@@ -24,7 +24,7 @@ from attnscope.measures import Measurement
 from attnscope.measures.roles import RETRIEVES, STREAMS
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
-from attnscope.models.targets import BATCH_TOKENS, batch_predictions
+from attnscope.models.targets import BATCH_TOKENS, batch_predictions, note_repeats
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.intervention import Change, Made, PlainPass, mix_rows, put_heads, running_layers
@@ -262,6 +262,7 @@ def cachecost(
         kept.append(KeptHeads(share, some, held, **lost, recall=recall))
     top = max(max(rises.values()), 0.0) or 1.0
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
+    notes += note_repeats(model, [text.tokens for text in long])
     return CacheCost(
         sink=sink,
         recent=recent,

@@ -17,8 +17,9 @@ from attnscope.errors import InputError
 from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model, ModelInput, inputs
 from attnscope.models.inputs import Batch, Limit
+from attnscope.models.targets import note_repeats
 from attnscope.models.text.tokens import read_unknown, say_unknown
-from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way
+from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way, predicted_side
 from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
@@ -364,4 +365,5 @@ class _StatsWork(CorpusWork):
             require_selected(measured.figures(), record, self.selection)
             self.progress.layout = extent(record.sites), describe_kernels(record.sites)
         taken = sum(call.kernel == FUSED for call in record.sites)
-        return sums, taken, len(record.sites), record.notes
+        lost = predicted_side(batch.labels) if self.importance or self.ablation else ()
+        return sums, taken, len(record.sites), (*record.notes, *note_repeats(self.model, lost))

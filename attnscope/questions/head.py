@@ -30,6 +30,7 @@ class TokenLoss:
 
     token: Annotated[str, Meaning("the token")]
     loss: Annotated[float | None, Meaning("its cross-entropy in nats; null where it is not predicted")]
+    counts: Annotated[bool, Meaning("whether the mean counts it: of the same tokens twice, the second half")]
 
 
 Losses: TypeAlias = Annotated[
@@ -46,8 +47,9 @@ def of_token_losses(losses: Sequence[TokenLoss]) -> Table:
         pieces += [(", ", "dim")] if pieces else []
         text = visible(each.token)
         pieces.append((text, "dim") if each.loss is None else (f"{text} {each.loss:.1f}", each.loss / top))
-    mean = sum(known) / max(len(known), 1)
-    title = f"loss of each token, in nats (mean {mean:.2f})"
+    counted = [each.loss for each in losses if each.loss is not None and each.counts]
+    mean, of = sum(counted) / max(len(counted), 1), " of the second half" * (len(counted) < len(known))
+    title = f"loss of each token, in nats (mean{of} {mean:.2f})"
     return Table((Column(""),), ((tuple(pieces),),), title=title)
 
 

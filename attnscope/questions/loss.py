@@ -26,7 +26,7 @@ from attnscope.figures import Figure
 from attnscope.measures.measurement import Sums
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit, batches, join_texts
-from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions
+from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions, note_repeats, second_half
 from attnscope.models.text.tokens import Vocabulary, without_marks
 from attnscope.progress import listening, tell
 from attnscope.questions.answer import Answer
@@ -127,7 +127,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
         changed=tuple(sorted(changes, key=lambda one: -one.divergence)),
         divergence=sum(one.divergence for one in changes) / len(changes),
         losses=(was, is_),
-        notes=(*model.notes, *prepared.notes, *first.record.notes, *turns),
+        notes=(*model.notes, *prepared.notes, *first.record.notes, *turns, *note_repeats(model, [tokens])),
     )
 
 
@@ -352,11 +352,15 @@ def token_losses(model: Model, prepared: ModelInput) -> tuple[TokenLoss, ...]:
     batch = join_texts([prepared])
     tokens = predicted_side(batch.labels)[0]
     losses: dict[int, float] = {}
-    for predictions in batch_predictions(model, batch.prepared, [tokens]):
+    for predictions in batch_predictions(model, batch.prepared, [tokens], whole=True):
         with torch.inference_mode(), model.threads(predictions.prepared):
             found = predictions.losses(model).tolist()
         losses |= {target.position: each for target, each in zip(predictions.targets, found, strict=True)}
-    return tuple(TokenLoss(token.text, losses.get(place)) for place, token in enumerate(tokens))
+    first = second_half(tokens) if model.objective.mask is None else 0
+    return tuple(
+        TokenLoss(token.text, losses.get(place), place in losses and place >= first)
+        for place, token in enumerate(tokens)
+    )
 
 
 def measure_loss(model: Model, lines: Sequence[str], length: int) -> tuple[float, int, int]:
@@ -372,7 +376,7 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> tuple[float
             if not any(masked or place > 0 for place in places):
                 continue
             with listening(None):
-                for predictions in batch_predictions(model, batch.prepared, texts):
+                for predictions in batch_predictions(model, batch.prepared, texts, whole=True):
                     with torch.inference_mode(), model.threads(predictions.prepared):
                         for logits, wanted in predictions.scored(model):
                             total += float(F.cross_entropy(logits, wanted, reduction="sum"))

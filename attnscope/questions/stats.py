@@ -356,7 +356,8 @@ def measure_heads(
     how: tuple[str, ...] = ()
     if importance or ablation:
         from attnscope.models.inputs import join_texts
-        from attnscope.questions.loss import HeadSums, describe_way
+        from attnscope.models.targets import note_repeats
+        from attnscope.questions.loss import HeadSums, describe_way, predicted_side
 
         importances, removals, batch = HeadSums(importance=True), HeadSums(), join_texts([prepared])
         if importance:
@@ -364,7 +365,7 @@ def measure_heads(
         if ablation:
             removals.add(model, batch.prepared, batch.labels, selection)
         heads = with_predictions(heads, importances.figures(), removals.figures())
-        how = describe_way("zero" if ablation else None)
+        how = describe_way("zero" if ablation else None) + note_repeats(model, predicted_side(batch.labels))
     return Stats(
         settle_roles(heads),
         f"{name_pass(model, prepared)} · {provenance(record.sites)}",

@@ -91,7 +91,8 @@ def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
     known = [each["loss"] for each in losses if each["loss"] is not None]
     assert len(known) == 16
     assert np.mean(known[:8]) > 5 * np.mean(known[8:])  # the model has induction heads
-    assert f"mean {np.mean(known):.2f}" in run(*asked).out
+    assert [each["counts"] for each in losses] == [False] * 9 + [True] * 8 + [False]
+    assert f"mean of the second half {np.mean(known[8:]):.2f}" in run(*asked).out
     (strip,) = (line for line in run(*head).out.splitlines() if line.strip().startswith("loss "))
     marks = ["▁▂▃▄▅▆▇█"[round(7 * each / max(known))] * 2 for each in known]
     assert "".join(marks) in strip

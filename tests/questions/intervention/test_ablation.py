@@ -18,10 +18,11 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.targets import batch_predictions
 from attnscope.models.text.reader import wrap_module
+from attnscope.questions.cachecost import cachecost
 from attnscope.questions.cause import cut
 from attnscope.questions.corpus import corpus_stats
 from attnscope.questions.find import parse_questions
-from attnscope.questions.loss import HeadSums, ablate
+from attnscope.questions.loss import HeadSums, ablate, token_losses
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.storage.corpus import ListedTexts
@@ -203,6 +204,38 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
     other = [loss for text in TEXTS for loss in predicted(causal, text)]
     rise = np.mean(other) - np.mean(plain)
     assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("model", ["own-causal", "gpt2"], indirect=True)
+def test_the_loss_of_tokens_read_twice_is_that_of_the_second_half(model):
+    text = " the cat sat on the mat because it slept" * 2
+    prepared = model.prepare(text)
+    places = torch.tensor([at for at, token in enumerate(prepared.tokens) if not token.special])
+    ids, half = torch.tensor([token.id for token in prepared.tokens]), len(places) // 2
+
+    def losses(of):  # of every token behind the first
+        with torch.no_grad():
+            logits = of.logits(prepared, 0 * places[1:], places[1:] - 1)
+        return F.cross_entropy(logits, ids[places[1:]], reduction="none")
+
+    before, after = (losses(each)[-half:].mean().item() for each in (model, without(model, 1, 0)))
+    assert before != pytest.approx(losses(model).mean().item())
+    found = ablate(model, prepared, "L1H0")
+    assert found.losses == pytest.approx((before, after))
+    ablation = measure_heads(model, prepared, Selection(), ablation=True)
+    corpus = corpus_stats(model, ListedTexts([text]), ablation="zero")
+    for each in (ablation, corpus):
+        one = by_head(each, "ablation")[Head(1, 0, "decoder")]
+        rounding = float(np.finfo(np.float32).eps) * after  # half of it for each of two losses
+        assert (one.loss, one.value) == pytest.approx((after, after - before), abs=rounding, rel=0)
+    cost = cachecost(model, [prepared], sink=1, recent=4)
+    assert (cost.loss, cost.tokens) == (pytest.approx(before), half)
+    for notes in (found.notes, ablation.notes, corpus.notes, cost.notes):
+        assert sum("the loss counts the second half" in note for note in notes) == 1
+    each = token_losses(model, prepared)
+    assert [one.counts for one in each] == [at in places[half:] for at in range(len(ids))]
+    known = [one.loss for one in each if one.loss is not None]
+    assert known[1 - 2 * half :] == pytest.approx(losses(model).tolist())
 
 
 def same(found, expected):

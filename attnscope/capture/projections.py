@@ -188,6 +188,7 @@ class Reads:
     value: Tensor | None
     turned: bool = False  # whether queries and keys are rotated by position
     shared: int = 1  # heads that share a key and a value
+    scored: bool = True  # whether queries and keys were seen, not the softmax's result alone
 
 
 _Map: TypeAlias = tuple[Tensor, Tensor]
@@ -213,7 +214,7 @@ class Circuits(Projections):
         if asked is not None and query is not None and asked.shape[2] > 1:
             turned = _find(asked[0, :, -1], attention.heads, maps, 1) is None
         shared = attention.heads // attention.key_heads
-        self.reads[attention.site] = Reads(query, key, value, turned, shared)
+        self.reads[attention.site] = Reads(query, key, value, turned, shared, call is not None)
         super().observe(attention)
 
     def _maps(self, length: int) -> Iterator[_Map]:

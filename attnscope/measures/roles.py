@@ -11,12 +11,12 @@ normalized entropy is below ``SHARP``: it looks at few keys that no measure desc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, isfinite, lgamma, log, log1p
-from operator import attrgetter
 from statistics import fmean, median
 
+from attnscope.attention import Head
 from attnscope.figures import WEAK, Figure, HeadFigures, Role
 from attnscope.text import round_short
 
@@ -40,9 +40,9 @@ SHOULDER = 3
 """A head's pattern must hold a third of its largest weights; otherwise the head does something else that is
 not measured: a head on the next token but two is not a `previous` head."""
 
-RETRIEVES, STREAMS = 0.1, 0.95
-"""``cachecost``: a retrieval head copies from a needle at least this often; a streaming head keeps this much
-of its weight in the window."""
+RETRIEVES, STREAMS, RECALLED = 0.1, 0.95, 0.5
+"""``cachecost``: a retrieval head copies from a needle at least this often, of the needles of which the model
+recalls this share with its whole cache; a streaming head keeps this much of its weight in the window."""
 
 NONE = "none"  # the role of a head without a pattern
 
@@ -155,23 +155,35 @@ def score(figure: Figure) -> str:
     return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
 
 
-def worth_a_look(heads: Iterable[HeadFigures], count: int = WORTH) -> list[HeadFigures]:
+def worth_a_look(
+    heads: Iterable[HeadFigures], count: int = WORTH, apart: Callable[[Head], float] = lambda head: 0.0
+) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
-    not hide the one that copies. Heads without a pattern are left out.
+    not hide the one that copies. Heads without a pattern come last in a round, ordered by how far they are
+    from even attention times how far their rows are ``apart``: one that looks by content is far in both.
+    Heads with nearly even attention are left out.
     """
-    lift = attrgetter("role.lift")
+
+    def telling(head: HeadFigures) -> tuple[bool, float, float]:
+        assert head.role is not None
+        if head.role.name not in PATTERNLESS:
+            return True, head.role.lift, 0.0
+        far = 1 - head.role.score
+        return False, far * apart(head.address), far
+
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
-        if head.role is not None and head.role.name not in PATTERNLESS:
-            by_role.setdefault(head.role.name, []).append(head)
+        if head.role is not None and head.role.name != "broad":
+            name = NONE if head.role.name == SHARP_ROLE else head.role.name
+            by_role.setdefault(name, []).append(head)
     for group in by_role.values():
-        group.sort(key=lift, reverse=True)
+        group.sort(key=telling, reverse=True)
     chosen: list[HeadFigures] = []
     while any(by_role.values()) and len(chosen) < count:
         round_ = [group.pop(0) for group in by_role.values() if group]
-        chosen += sorted(round_, key=lift, reverse=True)
+        chosen += sorted(round_, key=telling, reverse=True)
     return chosen[:count]
 
 

@@ -21,7 +21,7 @@ from attnscope.capture.hooks.torch_functions import edited
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement
-from attnscope.measures.roles import RETRIEVES, STREAMS
+from attnscope.measures.roles import RECALLED, RETRIEVES, STREAMS
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions, note_repeats
@@ -53,7 +53,8 @@ class LimitedHead:
     loss: Annotated[float, Meaning("the rise of the loss when this head alone is limited, in nats a token")]
     missed: Annotated[float, Meaning("the weight outside of the window, the mean of its query heads")]
     retrieval: Annotated[
-        float | None, Meaning("how often a query head of it looks most at the needle's token; null without")
+        float | None,
+        Meaning("how often a query head of it looks most at the token of a recalled needle; null without"),
     ]
 
     @derived("retrieval, streaming, or null")
@@ -225,7 +226,10 @@ def cachecost(
     missed = {key: fmean(outside[head] for head in heads) for key, (_, heads) in query_heads.items()}
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
-    for needle in needles:
+    for needle, (prepared, recalls) in zip(needles, probes, strict=True):
+        with torch.no_grad(), model.threads(prepared):
+            if float(recalls().mean()) < RECALLED:  # whatever a head looks at, the model copies nothing
+                continue
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
         sought.rows = range(end - NEEDLE // 2, end)
         measuring_pass(model, needle, sought, Selection(), [needle.tokens])
@@ -263,6 +267,8 @@ def cachecost(
     top = max(max(rises.values()), 0.0) or 1.0
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
     notes += note_repeats(model, [text.tokens for text in long])
+    if needles and not found:
+        notes.append("the whole cache recalls no needle, so no head is called a retrieval head")
     return CacheCost(
         sink=sink,
         recent=recent,

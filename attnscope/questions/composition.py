@@ -179,13 +179,15 @@ def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> F
                     made = zip(writers, row, strict=True)
                     feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
     left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
-    unread = {site.layer for site, circuit in found.items() if circuit.query is None}
+    unread = {site for site, circuit in found.items() if circuit.query is None}
+    unscored = {site.layer for site in unread if not circuits.reads[site].scored}
     turned = {site.layer for site in found if circuits.reads[site].turned}
     shared = max((circuits.reads[site].shared for site in found), default=1)
     notes = [*model.notes, *record.notes]
     for layers, what in (
         (left_out, "values or output projection were not found: left out"),
-        (unread, "queries and keys are not a plain product: V alone"),
+        (unscored, "the softmax was seen, but not the queries and keys that it is of: V alone"),
+        ({site.layer for site in unread} - unscored, "queries and keys are not a plain product: V alone"),
         (turned, TURNED),
     ):
         if layers:

@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
+
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
@@ -30,6 +32,7 @@ from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, pl
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
 
+TINY = 1e-30  # stands for zero in logarithms
 LARGEST = 512  # rows and columns of each head; a longer text is pooled
 
 
@@ -60,6 +63,14 @@ class WholeLayers:
         """What was checked about the weights of each kind and layer, in a sentence."""
         places = sentences.group_by(self.record.sites, lambda each: (each.site.kind, each.site.layer))
         return {place: sentences.describe_proof(sites) for place, sites in places.items()}
+
+    def apart(self, head: Head) -> float:
+        """The Jensen-Shannon divergence of a head's rows, in nats: 0 if all are the same."""
+        rows = dict(self.kinds[str(head.kind)])[head.layer].values[head.head]  # [query, key]
+        sizes = np.nan_to_num(np.abs(rows))
+        shares = sizes / np.maximum(sizes.sum(-1, keepdims=True), TINY)
+        logs = np.log(np.maximum(shares, TINY)) - np.log(np.maximum(shares.mean(0), TINY))
+        return float((shares * logs).sum(-1).mean())
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -164,7 +175,8 @@ class AllHeads:
     @property
     def worth(self) -> tuple[Head, ...]:
         """The heads most worth a look, most telling first."""
-        return tuple(head.address for head in worth_a_look(chain.from_iterable(self.figures.values())))
+        heads = chain.from_iterable(self.figures.values())
+        return tuple(head.address for head in worth_a_look(heads, apart=self.layers.apart))
 
     @cached_property
     def weights(self) -> Mapping[tuple[str, int], Weights]:

@@ -155,13 +155,11 @@ class Stats:
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
-    """A head's rank in the table: patterns by lift, then even attention, then no pattern."""
+    """A head's rank in the table: patterns by lift, then those without by distance from even."""
     if head.role is None:
         return len(ROLES), 0.0
-    place = ROLES.index(head.role.name)
-    if head.role.name == NONE:
-        return place, 0.0
-    return place if by_role or head.role.name in PATTERNLESS else -1, -head.role.lift
+    named = head.role.name not in PATTERNLESS
+    return ROLES.index(head.role.name) if by_role else -named, -head.role.lift if named else head.role.score
 
 
 def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
@@ -431,6 +429,7 @@ class Overview:
     record: Annotated[Record, Parts(sites="every attention call")]
     notes: Notes
     losses: Losses = None
+    apart: Callable[[Head], float] = lambda head: 0.0
 
 
 def overview(
@@ -469,7 +468,7 @@ def overview(
             written=prepared.written if as_read and kind == "decoder" else None,
         )
     heads = measured.figures() if known is None else pick_figures(known, record, selection)
-    return Overview(grids, settle_roles(heads), record, layers.notes)
+    return Overview(grids, settle_roles(heads), record, layers.notes, apart=layers.apart)
 
 
 def of_overview(
@@ -479,12 +478,16 @@ def of_overview(
     several = len(result.grids) > 1
     ranked = []
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
-    for head in () if short else worth_a_look(result.heads):
+    for head in () if short else worth_a_look(result.heads, apart=result.apart):
         kind, extra = (f" {head.site.kind}", f" --kind {head.site.kind}") if several else ("", "")
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
             words = opening(head.address if several else Head(head.name))
-        ranked.append(Ranked(head.name + kind, head.role.sentence if head.role else "", words))
+        reason = head.role.sentence if head.role else ""
+        if head.role and head.role.name in PATTERNLESS:
+            far, apart = 1 - head.role.score, result.apart(head.address)
+            reason += f"; {far:.0%} of the way from even attention to one key, rows {apart:.2f} nats apart"
+        ranked.append(Ranked(head.name + kind, reason, words))
     notes = result.notes
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)

@@ -1,11 +1,12 @@
 """Known heads: those written by hand, number by number, and facts about those of a trained encoder."""
 
+import numpy as np
 import pytest
 
 from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, of_overview, overview
 from tests.capture.observing import Keep
 from tests.models.folders import eager_minilm, minilm
 from tests.questions import planted
@@ -28,6 +29,29 @@ def test_every_hand_written_head_is_named_on_words_and_on_random_tokens_twice(se
         0 if seed is None else 1 / 22
     )  # of one word in eleven, which is first: it stands before itself, too
     assert [role.score for role in seen.values()] == pytest.approx([1, 1, 1 - shared, 1], abs=1e-5)
+
+
+def test_heads_that_look_by_content_are_worth_a_look_and_even_ones_are_not():
+    module = planted.Planted(layers=1, heads=3, noise=0)  # the first head's attention is even
+    module.plant_copy((0, 1), 2)
+    query, key = module.match()
+    words = np.random.default_rng(1).permutation(range(1, module.ids))
+    query[range(1, module.ids), range(1, module.ids)] = key[range(1, module.ids), words] = 1
+    module.plant((0, 2), query, key, module.out)
+    model, keep = planted.wrap_planted(module), Keep()
+    prepared = model.prepare(" ".join(planted.WORDS))
+    seen = overview(model, prepared, Selection())
+    assert [head.role.name for head in seen.heads] == ["broad", "sharp", "none"]
+    ranking = of_overview(seen, "look").views[-1]
+    assert [each.head for each in ranking.heads] == ["L0H2", "L0H1"]
+    model.run(prepared, [keep])
+    for head, maps in enumerate(keep.maps[0].weights[0].double().numpy()):
+        mean = maps.mean(0)
+        apart = sum(a * np.log(a / mean[at]) for row in maps for at, a in enumerate(row) if a) / len(maps)
+        assert seen.apart(seen.heads[head].address) == pytest.approx(apart, abs=1e-6)
+    assert "89% of the way from even attention to one key, rows 0.51 nats apart" in ranking.heads[1].reason
+    table = measure_heads(model, prepared, Selection()).meeting([])
+    assert [head.head for head in table] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("seed", range(3))

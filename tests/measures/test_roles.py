@@ -84,9 +84,11 @@ def test_what_is_no_number_leaves_no_role():
 def test_the_heads_most_worth_a_look_are_of_different_roles():
     scores = [{}, *({"first": 0.99 - n / 100} for n in range(1, 8)), {"previous": 0.6}, {"next": 0.7}]
     scores += [{"normalized_entropy": 0.95}, {"normalized_entropy": 0.2}, {"previous": 0.55}]
-    heads = made([figures(**each) for each in scores])  # 0, 10 and 11 have no pattern
-    assert [h.head for h in worth_a_look(heads)] == [1, 9, 8, 2, 12]
-    assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 2, 12, 3, 4, 5, 6, 7]
+    heads = made([figures(**each) for each in scores])  # 0 and 11 have no pattern, and 10 is even
+    assert [h.head for h in worth_a_look(heads)] == [1, 9, 8, 11, 2]
+    assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 11, 2, 12, 0, 3, 4, 5, 6, 7]
+    apart = {heads[0].address: 1.9, heads[11].address: 0.1}  # 0 is farther from even rows, 11 from even ones
+    assert [h.head for h in worth_a_look(heads, apart=lambda head: apart.get(head, 0))] == [1, 9, 8, 0, 2]
     assert [h.head for h in heads] == list(range(13))
     assert worth_a_look(heads, 0) == worth_a_look([], 3) == []
 

@@ -141,6 +141,20 @@ def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limite
     assert all((each.role == "retrieval") == (each.retrieval >= 0.1) for each in result.heads)
 
 
+def test_no_head_retrieves_where_the_whole_cache_recalls_no_needle(causal):
+    model = load("own-causal", predicting=True)
+    with torch.no_grad():
+        model.module.head_bias[7] = 1e4  # it writes one token whatever its heads look at
+    text = model.prepare(" ".join(random.Random(1).choices(COMMON, k=80)))
+    result = cachecost(model, [text], 1, 16, keep=[], depths=[0.1])
+    assert result.kept[-1].recall == (0.0,)
+    assert {(each.retrieval, each.role == "retrieval") for each in result.heads} == {(None, False)}
+    assert sum("recalls no needle" in note for note in result.notes) == 1
+    same = cachecost(causal, [text], 1, 16, keep=[], depths=[0.1])
+    assert "retrieval" in {each.role for each in same.heads}
+    assert not any("recalls no needle" in note for note in same.notes)
+
+
 def test_texts_that_fit_the_window_are_left_out_and_counted(planted):
     model, texts = planted
     short = model.prepare("word1 word2 word3")

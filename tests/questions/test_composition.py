@@ -19,7 +19,7 @@ from attnscope.questions.stats import measure_heads
 from tests.models.folders import t5
 from tests.models.test_generation import DECODERS, SIZES, writer_folder
 from tests.questions.intervention.shapes import saved
-from tests.questions.planted import Planted, wrap_planted
+from tests.questions.planted import Attends, Planted, wrap_planted
 
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 
@@ -46,6 +46,31 @@ def test_all_pairs_are_those_of_each_head_whatever_the_text(causal):
     assert named.fed == Head("decoder L2H3")
     assert set(named.feeds) == {each for each in every if each.fed == named.fed}
     assert {layer: len(heads) for layer, heads in named.by("Q").items()} == {0: 4, 1: 4}
+
+
+class ByHand(Attends):
+    """The same with its softmax written out."""
+
+    def forward(self, x):
+        parts = (part(x).unflatten(-1, (self.heads, -1)) for part in (self.query, self.key, self.value))
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (query @ key.mT).masked_fill(later, -torch.inf).softmax(-1)
+        return self.output((weights @ value).transpose(1, 2).flatten(-2))
+
+
+def test_a_softmax_by_hand_leaves_v_alone_for_its_true_reason():
+    module = Planted()
+    fused = find_feeds(wrap_planted(module), wrap_planted(module).prepare("ash bay cod"))
+    for layer in module.layers:
+        layer.__class__ = ByHand
+    model = wrap_planted(module)
+    found = find_feeds(model, model.prepare("ash bay cod"))
+    values = {(each.head, each.fed): each.score for each in fused.feeds if each.way == "V"}
+    assert {(each.head, each.fed): each.score for each in found.feeds} == pytest.approx(values)
+    (note,) = (note for note in found.notes if "V alone" in note)
+    assert "the softmax was seen" in note
+    assert not any("V alone" in note for note in fused.notes)
 
 
 def test_both_sides_of_an_encoder_decoder_are_composed_and_cross_attention_is_left_out(tmp_path):

@@ -58,7 +58,7 @@ class LabelScores:
     """All heads by how well they find the answers of one label in one direction, best first."""
 
     label: Annotated[str, Meaning("the label of the file")]
-    way: Annotated[str, Meaning("which words look at which", name="direction")]
+    way: Annotated[str, Meaning("which words look at which; of alignments, which rows", name="direction")]
     heads: Annotated[tuple[GoldScore, ...], Meaning("every head, the one that finds most answers first")]
 
 
@@ -68,10 +68,11 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
     found, counts = list[LabelScores](), Counter[str]()
     for slot, number in total.slots.items():
         ranked: list[GoldScore] = []
-        for site, sums in total.sums.items() if slot else ():
-            agreed = sums.of(total.slots[None], scored) if None in total.slots else None
+        for site, sums in total.sums.items() if slot[0] is not None else ():
+            links = total.slots.get((None, slot[1]))
+            agreed = None if links is None else sums.of(links, scored)
             ranked += _score(site, sums.heads, sums.of(number, chosen), sums.of(number, scored), agreed)
-        if slot and ranked:
+        if slot[0] is not None and ranked:
             ranked.sort(key=lambda head: head.rank)
             found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
             counts[slot[0]] = max(counts[slot[0]], *(head.rows for head in ranked))
@@ -139,8 +140,17 @@ def find_gold(
     if total.skipped:
         skipped = ", ".join(sorted(total.skipped))
         notes.append(f"attention that is not over the tokens was left out: {skipped}")
+    if file.links and len(labels) > 1:
+        notes.append(_compare_rows(*sorted(labels, key=lambda each: each.heads[0].rank)))
     read = model, file.path, (progress.texts, progress.tokens)
     return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes), read)
+
+
+def _compare_rows(better: LabelScores, worse: LabelScores) -> str:
+    """Which rows of a target follow an alignment, by the best head of each."""
+    verbs = {"predicting": "predict", "reading": "have read"}
+    best = f"rows that {verbs[better.way]} a word find its source best, not those that {verbs[worse.way]} it"
+    return f"{best}: {better.heads[0].accuracy:.2f} right, {worse.heads[0].accuracy:.2f}"
 
 
 class _GoldWork(CorpusWork):
@@ -168,7 +178,7 @@ class _GoldWork(CorpusWork):
         if not self.progress.layout:
             selected_sites(record, self.selection)
             self.progress.layout = extent(record.sites), ""
-        reading.found.lost = max((each.lost for each in asked.values()), default=0)
+        reading.found.lost = max((each.lost for every in asked.values() for each in every), default=0)
         return reading.found, 0, 0, ()
 
     def _meant(self, text: ReadText) -> ReadText:
@@ -229,7 +239,7 @@ def _table(result: GoldResult, top: int) -> Table:
     every = [head for each in result.labels for head in each.heads]
     several = len({head.head.kind for head in every}) > 1
     rate = any(head.aer is not None for head in every)
-    left = ("label", "direction", "head", *(("kind",) * several))
+    left = ("label", "rows" if rate else "direction", "head", *(("kind",) * several))
     figures = ("right", "fixed", "weight", *(("AER",) * rate), "asked")
     printed = [
         ((label if not number else "", each.way, head.head.name, *((head.head.kind or "",) * several)), head)

@@ -25,7 +25,7 @@ from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.records import read
 from attnscope.storage.corpus import CorpusText, GoldPair, Span
-from attnscope.storage.gold import GoldFile
+from attnscope.storage.gold import ROWS, GoldFile
 
 REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
@@ -59,8 +59,8 @@ class SiteSums:
 
 MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each
 
-Slot: TypeAlias = tuple[str, int] | None
-"""A label and a direction (0: left to right); ``None`` is the agreement with a full alignment."""
+Slot: TypeAlias = tuple[str | None, int]
+"""A label and a direction (0: left to right); without a label, the agreement with a full alignment."""
 
 HALVES = 2  # of the corpus, each with sums of its own
 
@@ -118,7 +118,7 @@ class GoldTotals:
             if not shaped or len(table) > HALVES * len(listed) or min(heads) < 0:
                 raise ValueError("the sums do not fit together")
             total.sums[read(Site, entry["site"])] = SiteSums(heads, table)
-        unknown = any(slot is not None and slot[1] not in (0, 1) for slot in listed)
+        unknown = any(slot[1] not in (0, 1) for slot in listed)
         if unknown or total.lost < 0 or len(total.slots) < len(listed):
             raise ValueError("the questions do not fit together")
         return total
@@ -177,16 +177,26 @@ class GoldQuestions:
     lost: int = 0  # pairs without tokens of their own
 
     def ask(
-        self, text: CorpusText, rows: Grouping, keys: Grouping, file: GoldFile, total: GoldTotals, half: int
+        self,
+        text: CorpusText,
+        rows: Grouping,
+        keys: Grouping,
+        file: GoldFile,
+        total: GoldTotals,
+        half: int,
+        which: int = 0,
     ) -> None:
-        """Add the questions of one more text, and its agreement with an alignment (Och and Ney 2003)."""
+        """Add the questions of one more text, and its agreement with an alignment (Och and Ney 2003).
+
+        Of an alignment, the rows are those of direction ``which``.
+        """
         self.rows.append(rows)
         self.keys.append(keys)
-        for way in range(len(file.ways)):
+        for way in (which,) if file.links else range(len(file.ways)):
             found: dict[str, Answers] = {}
             for pair in text.pairs:
-                known = self._collect(pair, way, found.setdefault(pair.label, {}))
-                self.lost += way == 0 and not known
+                known = self._collect(pair, way and not file.links, found.setdefault(pair.label, {}))
+                self.lost += way == which and not known
             for label, questions in found.items():
                 if questions:
                     self.units.append((total.number((label, way), half), 0))
@@ -195,16 +205,16 @@ class GoldQuestions:
             possible, sure = both = Answers(), Answers()
             for pair in text.pairs:
                 for links in both[: 1 + pair.sure]:
-                    self._collect(pair, 0, links)
+                    self._collect(pair, False, links)
             counted = len(rows.of_word) + sum(map(len, sure.values()))
-            self.units.append((total.number(None, half), counted - len(possible) - len(sure)))
+            self.units.append((total.number((None, which), half), counted - len(possible) - len(sure)))
             self._add(possible)
             self._add(sure)
 
-    def _collect(self, pair: GoldPair, way: int, found: Answers) -> bool:
+    def _collect(self, pair: GoldPair, back: bool | int, found: Answers) -> bool:
         """Add the answers of a pair in the last text, their distance in words by row; whether it has any."""
         rows, keys = self.rows[-1].of_word, self.keys[-1].of_word
-        lefts, rights = (pair.left, pair.right) if way == 0 else (pair.right, pair.left)
+        lefts, rights = (pair.right, pair.left) if back else (pair.left, pair.right)
         known = False
         for one, other in product(lefts, rights):
             row, key = rows.get(one), keys.get(other)
@@ -224,11 +234,15 @@ class GoldQuestions:
         return _Tables(self)
 
 
-Asked = dict[Kind, GoldQuestions]
+Asked = dict[Kind, Sequence[GoldQuestions]]
+END = Token("", -1, special=True)  # behind a target, where its last row predicts
 
 
 def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> Asked:
-    """The questions about a batch, by kind of attention: within a text, or from a target to its text."""
+    """The questions about a batch, by kind of attention: within a text, or from a target to its text.
+
+    A row is that of the token that it has read or, of a target's ``predicting`` rows, of the next one.
+    """
     first = texts[0].prepared.axes
     kinds: Asked = {}
     for kind, axes in first.items():
@@ -238,13 +252,17 @@ def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> A
         if twin is not None:
             kinds[kind] = kinds[twin]
         elif not any(isinstance(axis, range) for axis in axes):
-            asked = kinds[kind] = GoldQuestions()
+            asked = kinds[kind] = [GoldQuestions() for _ in (file.ways if file.links else file.ways[:1])]
             for gold, prepared, number in texts:
                 tokens: Any = prepared.axes[kind]
-                lines = columns = group_tokens(tokens[1], gold.text, gold.words)
-                if gold.target is not None:
-                    lines = group_tokens(tokens[0], gold.target, gold.target_words)
-                asked.ask(gold, lines, columns, file, total, half=1 - number % 2)
+                columns = group_tokens(tokens[1], gold.text, gold.words)
+                for which, each in enumerate(asked):
+                    lines = columns
+                    if gold.target is not None:
+                        ahead = file.ways[which] == ROWS[0]
+                        shown = (*tokens[0][1:], END) if ahead else tokens[0]
+                        lines = group_tokens(shown, gold.target, gold.target_words)
+                    each.ask(gold, lines, columns, file, total, 1 - number % 2, which)
     return kinds
 
 
@@ -269,16 +287,16 @@ class GoldReading:
     def observe(self, attention: Attention) -> None:
         """Read one call."""
         site = attention.site
-        heads = self.selection.heads(site, attention.heads)
-        asked = self.asked.get(site.kind)
-        if not heads or asked is None or not asked.questions:
-            return
-        lengths = len(asked.rows), len(asked.rows[0].of_token), len(asked.keys[0].of_token)
-        if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
-            self.found.skipped.add(site.kind)
-            return
-        sums = asked.tables.sums(attention.only(heads), HALVES * self.slots)
-        self.found.merge(GoldTotals({site: SiteSums(tuple(heads), sums)}))
+        heads: Sequence[int] = self.selection.heads(site, attention.heads) or ()
+        for asked in self.asked.get(site.kind, ()) if heads else ():
+            if not asked.questions:
+                continue
+            lengths = len(asked.rows), len(asked.rows[0].of_token), len(asked.keys[0].of_token)
+            if lengths != (attention.batch, len(attention.queries), len(attention.keys)):
+                self.found.skipped.add(site.kind)
+                return
+            sums = asked.tables.sums(attention.only(heads), HALVES * self.slots)
+            self.found.merge(GoldTotals({site: SiteSums(tuple(heads), sums)}))
 
 
 class _Tables:

@@ -25,7 +25,8 @@ LONGEST_LABEL = 60
 class GoldFile(Corpus):
     """A file of texts with pairs. ``ways`` names the directions asked: left to right, and back.
 
-    ``links`` says that the pairs are a full alignment of two texts, which has an error rate.
+    ``links`` says that the pairs are a full alignment of two texts, which has an error rate; its directions
+    are those of ``ROWS``.
     """
 
     path: Path
@@ -314,6 +315,9 @@ def _cut(text: str, spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(words)
 
 
+ROWS: tuple[str, ...] = ("predicting", "reading")
+"""Which rows are a target word's: those that predict its tokens, or those that have read them."""
+
 LINK = re.compile(r"(\d{1,6})([-?p])(\d{1,6})", re.ASCII)
 ALIGNED = "aligned"
 
@@ -364,8 +368,10 @@ class Pharaoh(GoldFile):
         return CorpusText("", source, "", 0, words, tuple(pairs), target, target_words)
 
 
-def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool = False) -> GoldFile:
-    """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments``.
+def read_gold(
+    path: Path, *, alignments: Path | None = None, coreference: bool = False, rows: str | None = None
+) -> GoldFile:
+    """The questions of a file: ``.conllu``, ``.jsonl``, or texts with ``alignments`` (of one of ``ROWS``).
 
     Raises ``InputError`` for any other file.
     """
@@ -373,7 +379,7 @@ def read_gold(path: Path, *, alignments: Path | None = None, coreference: bool =
         if file is not None and not file.is_file():
             raise InputError(f"no such file: {file}")
     if alignments is not None:
-        return Pharaoh(path, ("target → source",), True, alignments)
+        return Pharaoh(path, ROWS if rows is None else (rows,), True, alignments)
     kind = path.suffix.lower()
     if coreference and kind != ".conllu":
         raise InputError(f"{path} has no Entity column: coreference is read from a .conllu file")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from itertools import takewhile
 
 import jsonschema
@@ -14,6 +15,28 @@ TEXT = "The cat sat on the mat because it was tired."
 OTHER = "The dog sat on the very old mat because it was tired."
 TWO = "The cat sat on the mat. It was tired because it ran."
 BEGUN = ("The cat sat on the", "-m", "own-causal")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "show --head 'cross L0H1'",
+        "show",
+        "show --kind cross --token 2",
+        "stats",
+        "find 'sat -> cat' --kind cross",
+        "compare --kind cross",
+        "flow",
+        "logits",
+        "cut 'sat -> cat' --kind cross",
+    ],
+)
+def test_every_view_of_cross_attention_says_which_row_writes_what(run, pair_folder, asked):
+    command, *more = shlex.split(asked)
+    questions = [more.pop(0)] if command in ("find", "cut") else []
+    pair = "The cat sat.", "--second-text", "A cat sat.", "-m", pair_folder
+    notes = run.json(command, *questions, *pair, *more)["notes"]
+    assert sum("each row has read its own token and writes that of the next" in note for note in notes) == 1
 
 
 def test_json_and_csv_hold_every_head_of_every_question(run):

@@ -157,6 +157,8 @@ REFUSED = {
     "check TEXT OTHER": "give one text",
     # find, spans, flow
     "find TEXT": "->",
+    "find --gold bank.conllu --rows reading": "--alignments",
+    "find --gold pairs.txt --alignments links.txt --rows both -m ./t5": "predicting or reading",
     "find 'it -> cat'": "give a text",
     "find 'it -> cat' TEXT OTHER": "text",
     "find 'it -> dog' TEXT": "no 'dog' among the keys: they read [CLS], The, cat",

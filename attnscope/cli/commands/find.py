@@ -24,6 +24,10 @@ class GoldOptions(Group):
     alignments: Annotated[
         Path | None, Option(help="Pharaoh format: 0-0 1-2, source first; 2?3 is possible.")
     ] = None
+    rows: Annotated[
+        str | None,
+        Option(help="With --alignments: rows predicting a target word, or reading it; default: both."),
+    ] = None
     relation: Annotated[str | None, Often(help="Only these labels: nsubj,obj.")] = None
     coreference: Annotated[bool, Option(help="With a treebank: ask for the earlier mention.")] = False
     held_out: Annotated[bool, Often(help="Choose heads on half of the texts, score them on the rest.")] = (
@@ -73,9 +77,11 @@ def answer_gold(
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, of_gold
     from attnscope.questions.processes import torchrun_processes
-    from attnscope.storage.gold import read_gold
+    from attnscope.storage.gold import ROWS, read_gold
 
-    file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference)
+    refuse(gold.rows is not None and gold.alignments is None, "--rows", "requires --alignments")
+    refuse(gold.rows not in (None, *ROWS), "--rows", "write predicting or reading")
+    file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference, rows=gold.rows)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     loaded = load_model(model)
     with corpus_run(source, gold, file.size) as run:
@@ -108,7 +114,8 @@ def find(
 
     With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
     "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is
-    right where a word's largest weight, special tokens and itself aside, goes to the answer.
+    right where a word's largest weight, special tokens and itself aside, goes to the answer. An alignment is
+    scored by the rows that predict a target word and by those that have read it (Chen et al. 2020).
 
     Examples:
 

@@ -18,7 +18,7 @@ from attnscope.capture.hooks.torch_functions import edited, put_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
-from attnscope.models.huggingface.pictures import PictureText, reads_pictures_in_texts
+from attnscope.models.huggingface.pictures import WRITES, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
 from attnscope.models.model import Model, accepts, hears, require_attention
@@ -165,10 +165,12 @@ class HuggingFaceModel(Model):
     def _begin_decoder(self, prepared: ModelInput, tokens: tuple[Token, ...]) -> ModelInput:
         """The encoder's inputs (a picture among them) and the tokens with which its decoder begins."""
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
+        notes = prepared.notes
         if prepared.tokens:
             axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
-        ids = self._tensor([token.id for token in tokens])
-        return replace(prepared, inputs={**prepared.inputs, "decoder_input_ids": ids}, axes=axes)
+            notes = (*notes, WRITES)
+        inputs = {**prepared.inputs, "decoder_input_ids": self._tensor([token.id for token in tokens])}
+        return replace(prepared, inputs=inputs, axes=axes, notes=notes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; the ids of a single text are labelled from the vocabulary."""

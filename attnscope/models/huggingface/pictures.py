@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+WRITES = "cross-attention: each row has read its own token and writes that of the next row"
 DRAWN_PIXELS = 512  # most pixels along the longer side of a picture drawn under attention
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
@@ -198,7 +199,7 @@ class PictureText:
         axes: dict[Kind, tuple[Axis, Axis]] = {}
         if found.kind == "cross":
             named = found.name_across()
-            axes["cross"] = tokens, named
+            axes["cross"], notes = (tokens, named), (*notes, WRITES)
         else:
             signs = {ids[position] for regions in found.regions for position in regions}
             beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between parts, too

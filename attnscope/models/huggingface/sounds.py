@@ -22,6 +22,7 @@ from attnscope.axes import HEARD, READ, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.model import HuggingFaceModel
+from attnscope.models.huggingface.pictures import WRITES
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
 from attnscope.models.model import SOUNDS, find_sound_input, hears
@@ -245,6 +246,7 @@ class SpeechModel(HuggingFaceModel):
         axes["encoder"] = tokens, tokens
         if written is not None:
             axes["cross"] = written, tokens
+            notes += (WRITES,)
         end = len(tokens) * known.seconds
         if sound.seconds > end + FRAMES_CUT * known.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)

@@ -172,7 +172,8 @@ def test_a_relation_is_asked_for_with_its_kinds(bank, own):
         find_gold(own, read_gold(bank), relations=("foo",))
 
 
-def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_path):
+@pytest.mark.parametrize(("which", "ahead"), [("predicting", 1), ("reading", 0)])
+def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_path, which, ahead):
     pairs = [
         ("The cat sat on the mat", "A small cat sat on mats", "0-0 1-2 2-3 3-4 4?4 5-5 0?1"),
         ("words look back", "look back words", "0-2 1-0 2?1 2-1"),
@@ -181,7 +182,8 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
     (tmp_path / "texts").write_text("".join(f"{one} ||| {other}\n" for one, other, _ in pairs))
     (tmp_path / "links").write_text("".join(f"{links}\n" for *_, links in pairs))
     model = load(folders.t5(tmp_path / "t5"))
-    file = read_gold(tmp_path / "texts", alignments=tmp_path / "links")
+    both = find_gold(model, read_gold(tmp_path / "texts", alignments=tmp_path / "links"))
+    file = read_gold(tmp_path / "texts", alignments=tmp_path / "links", rows=which)
     seen = find_gold(model, file)
     texts, agreed, counted = [], 0, 0
     for one, other, links in pairs:
@@ -189,7 +191,7 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
         weights = weights_of(model, model.prepare(one, other), "cross_attentions")
         keys, special = tokens_of_words(model.reader.tokenizer, one, spaced[0])
         rows, _ = tokens_of_words(model.reader.tokenizer, other, spaced[1], start=1)
-        rows = [[row for row in word if row < weights.shape[2]] for word in rows]
+        rows = [[row - ahead for row in word if row - ahead < weights.shape[2]] for word in rows]
         every = {(int(link[2:]), int(link[0])) for link in links.replace("?", "-").split()}
         sure = {(int(link[2:]), int(link[0])) for link in links.split() if "-" in link}
         texts.append((weights, rows, keys, special, [(*link, "aligned") for link in sorted(every)], False))
@@ -200,6 +202,10 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
         counted += len(rows) + len(sure)
     assert_same(seen, score(texts, ways=1), file.ways)
     (aligned,) = seen.labels
+    assert {one.way: one for one in both.labels}[file.ways[0]] == aligned
+    better, worse = sorted((each.heads[0].rank, each.heads[0].accuracy) for each in both.labels)
+    (note,) = (note for note in both.notes if "find its source best" in note)
+    assert note.endswith(f"{better[1]:.2f} right, {worse[1]:.2f}")
     for scored in aligned.heads:
         assert scored.aer == pytest.approx(1 - (agreed / counted)[scored.head.layer, scored.head.head])
         assert scored.head.kind == "cross"

@@ -282,19 +282,6 @@ def first_columns(cost: Array) -> Array:
     return first.reshape(*outer, rows)
 
 
-def most_on_way(weights: Array) -> Array:
-    """The largest sum that a monotonic path through all rows collects.  [..., row, column] -> [...]"""
-    best = np.cumsum(weights[..., 0, :], -1, dtype=np.float64)
-    for row in range(1, weights.shape[-2]):
-        enter = best.copy()  # from above, or from above and left
-        enter[..., 1:] = np.maximum(enter[..., 1:], best[..., :-1])
-        along = np.cumsum(weights[..., row, :], -1, dtype=np.float64)
-        before = np.concatenate([np.zeros_like(along[..., :1]), along[..., :-1]], -1)
-        best = along + np.maximum.accumulate(enter - before, -1)
-    last: Array = best[..., -1]
-    return last
-
-
 def likeliest_states(scores: Array, ids: Sequence[int], blank: int) -> Array | None:
     """The most likely CTC path through all letters of a text.  [frame, letter] -> [frame]
 

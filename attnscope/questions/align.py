@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from attnscope.attention import Head, Site, Token
 from attnscope.axes import Array
 from attnscope.capture.observers import Rows, Sample, SharedRows
-from attnscope.comparison import first_columns, likeliest_states, most_on_way
+from attnscope.comparison import first_columns, likeliest_states
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
@@ -25,6 +25,7 @@ from attnscope.models.inputs import Heard, SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
 from attnscope.questions.head import loudness
 from attnscope.records import Meaning, Notes, Parts, record
+from attnscope.storage.files import parse_json
 from attnscope.storage.sound import read_sound
 from attnscope.text import visible
 from attnscope.views import Column, SoundMap, Table
@@ -63,6 +64,7 @@ class SpokenWord:
     begin: Begin
     end: End
     confidence: Confidence = None
+    tokens: tuple[SpokenToken, ...] = field(default=(), compare=False)
 
 
 @record("when each word is said", "align", eq=False)
@@ -80,34 +82,38 @@ class SpokenText:
     picture: SoundMap | None = None  # of one window aligned by cross-attention
 
 
-@record("a head")
-class MonotoneHead:
-    """How much of a head's attention lies on the best monotonic path through the sound."""
+@record("a head, and where words are said")
+class AlignedHead:
+    """How much of a head's attention lies where the words are said that it helps to write."""
 
     head: Annotated[Head, Meaning("its address")]
-    share: Annotated[
-        float,
-        Meaning("the share of a token's attention on the best way that only goes forward", name="forward"),
-    ]
+    right: Annotated[float, Meaning("the share of tokens whose largest weight lies within their word's time")]
+    weight: Annotated[float, Meaning("the share of a token's attention within its word's time")]
     baseline: Annotated[float, Meaning("the same of even attention")]
 
 
-@record("heads that go forward (--rank)", "align")
-class MonotoneHeads:
-    """All heads by that share, largest first."""
+@record("heads that look where words are said (--rank)", "align")
+class AlignedHeads:
+    """All heads by how often they look where a word is said, best first."""
 
-    ranked: Annotated[tuple[MonotoneHead, ...], Meaning("all heads, the most first")]
+    ranked: Annotated[tuple[AlignedHead, ...], Meaning("all heads, the most first")]
+    way: Annotated[str, Meaning("what says when the words are said")]
+    notes: Notes
 
     @property
     def table(self) -> Table:
         """One line per head."""
-        names = ("head", "forward", "baseline", "lift")
+        names = ("head", "right", "weight", "baseline")
         rows = [
-            (one.head.name, f"{one.share:.3f}", f"{one.baseline:.3f}", f"{one.share / one.baseline:.1f}×")
+            (one.head.name, f"{one.right:.2f}", f"{one.weight:.3f}", f"{one.baseline:.3f}")
             for one in self.ranked
         ]
-        said = "the share of a token's attention on the best way that only goes forward through the sound"
-        return Table(tuple(Column(name, name != "head") for name in names), tuple(rows), notes=(said,))
+        said = (
+            "right: tokens whose largest weight lies where their word is said; weight: their attention there",
+            f"when words are said: {self.way}",
+        )
+        columns = tuple(Column(name, name != "head") for name in names)
+        return Table(columns, tuple(rows), notes=(*said, *self.notes))
 
 
 # by cross attention
@@ -241,15 +247,52 @@ def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> Sou
     )
 
 
-def rank_monotone(model: Model, prepared: ModelInput) -> MonotoneHeads:
-    """All heads by how much of their attention follows the sound monotonically, largest first."""
-    found, _ = read_cross(model, prepared, require_speech(model, prepared)[1])
-    weights = torch.stack([*found.values()]).numpy()  # [head, row, frame]
-    rows, frames = weights.shape[1:]
-    shares = (most_on_way(weights) / rows).tolist()
-    baseline = (rows + frames - 1) / (rows * len(prepared.axes["cross"][1]))  # keys, with padding
-    ranked = sorted(zip(found, shares, strict=True), key=lambda each: -each[1])
-    return MonotoneHeads(tuple(MonotoneHead(head, share, baseline) for head, share in ranked))
+def rank_heads(model: Model, prepared: ModelInput, times: Sequence[SpokenWord] | None = None) -> AlignedHeads:
+    """All heads by how much of their attention lies where each word is said, as ``times`` say.
+
+    Without them, as the path says that ``align_words`` follows. Raises ``InputError`` for other words' times.
+    """
+    text, (_, heard) = align_words(model, prepared), require_speech(model, prepared)
+    found, _ = read_cross(model, prepared, heard)
+    if times is not None and len(times) != len(text.words):
+        raise InputError(f"there are times of {len(times):,} words, and {len(text.words):,} are said")
+    weights = torch.stack([*found.values()]).double().numpy()  # [head, row, frame]
+    rows = {id(token): row for row, token in enumerate(text.tokens)}
+    said = np.zeros(weights.shape[1:], bool)  # where each token's word is, [row, frame]
+    for word, own in zip(times or text.words, text.words, strict=True):
+        first, stop = (round((edge - heard.begin) / heard.seconds) for edge in (word.begin, word.end))
+        first = min(max(first, 0), heard.frames - 1)
+        for token in own.tokens:
+            said[rows[id(token)], first : max(first + 1, stop)] = True
+    spoken = np.flatnonzero(said.any(-1))
+    right = said[spoken, weights[:, spoken].argmax(-1)].mean(-1)  # [head]
+    inside = (weights * said)[:, spoken].sum(-1).mean(-1)
+    baseline = float(said[spoken].sum(-1).mean()) / len(prepared.axes["cross"][1])
+    scores = zip(found, right.tolist(), inside.tolist(), strict=True)
+    ranked = sorted(scores, key=lambda one: (-one[1], -one[2]))
+    way, notes = f"by {text.way}" if times is None else "the given times", text.notes
+    if 2 * sum(word.begin == word.end for word in times or text.words) > len(text.words):
+        notes = ("most words have no time of their own, so that ranks mean little: give --times", *notes)
+    return AlignedHeads(tuple(AlignedHead(*each, baseline) for each in ranked), way, notes)
+
+
+def read_times(written: str) -> tuple[SpokenWord, ...]:
+    """Words and their times: as ``align --json`` writes them, or lines of begin, end and word, in seconds.
+
+    Raises ``InputError`` for anything else.
+    """
+    lines: list[Any]
+    try:
+        if written.lstrip().startswith("{"):
+            lines = [(one["begin"], one["end"], one["text"]) for one in parse_json(written)["words"]]
+        else:
+            lines = [line.split(maxsplit=2) for line in written.splitlines() if line.strip()]
+        words = [SpokenWord(str(word), float(begin), float(end)) for begin, end, word in lines]
+    except (ValueError, KeyError, TypeError):
+        words = []
+    if not words or not all(0 <= word.begin <= word.end < math.inf for word in words):
+        raise InputError("write times as lines of begin, end and word: 0.5 0.78 The; or as align --json does")
+    return tuple(words)
 
 
 def smooth_mean(weights: Tensor, width: object) -> Array:
@@ -354,7 +397,7 @@ def _join(pieces: Sequence[tuple[str, bool, list[SpokenToken]]]) -> tuple[Spoken
         known = [one.confidence for one in tokens if one.confidence is not None]
         sure = sum(known) / len(known) if known else None
         text = "".join(text for text, *_ in word).strip()
-        spoken += [SpokenWord(text, tokens[0].begin, tokens[-1].end, sure)] if text else []
+        spoken += [SpokenWord(text, tokens[0].begin, tokens[-1].end, sure, tuple(tokens))] if text else []
     return tuple(spoken)
 
 

@@ -128,6 +128,7 @@ VALUES = {
     "format": "srt",
     "heads": "L0H1",
     "second": "other",
+    "times": "times.txt",
 }
 """A value that matters, by the field of an option."""
 
@@ -194,6 +195,7 @@ def folder(place):
     """The files that the values name, beside those of all commands."""
     (place / "other.txt").write_text("A dog lay there.")
     (place / "parts.txt").write_text("x")
+    (place / "times.txt").write_text("0 0.5 Some\n0.5 1 words\n")
     write_trace(keep_trace(model := load("own"), model.prepare("A dog sat.")), place / "b.trace")
     for name in ("one", "two"):
         folders.gpt2(place / name)

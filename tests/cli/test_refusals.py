@@ -279,6 +279,8 @@ REFUSED = {
     "show --audio tone.wav --image tone.wav -m ./hubert": "not valid with --image",
     "align tone.wav TEXT -m ./whisper --head 'encoder L0H0'": "is not a head of cross attention",
     "align tone.wav TEXT -m ./whisper --rank --format srt": "it ranks all heads",
+    "align tone.wav TEXT -m ./whisper --times links.txt": "--rank",
+    "align tone.wav TEXT -m ./whisper --rank --times links.txt": "begin, end and word",
     "align tone.wav TEXT -m ./whisper --rank -o map.png": "saves a picture",
     "align tone.wav TEXT -m ./whisper -o map.html": "its name must end in .png",
     "align tone.wav TEXT -m ./whisper --generate 4": "the transcript is given",

@@ -1,7 +1,5 @@
 """Distances, groups, points, partners and alignments: known answers, laws, and independent computations."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,6 @@ from attnscope.comparison import (
     group_heads,
     match_heads,
     measure_distances,
-    most_on_way,
     silhouette,
 )
 from tests.measures.rounding import near
@@ -256,24 +253,3 @@ def test_the_cheapest_way_is_that_of_transformers(ties):
         cost = random.normal(size=random.integers(1, 30, 2))
         cost = np.round(cost) if ties else cost
         assert first_columns(cost).tolist() == theirs(cost).tolist()
-
-
-def ways(rows, columns):
-    """All cells of every way from the first cell to the last."""
-    if (rows, columns) == (1, 1):
-        yield [(0, 0)]
-        return
-    for down, right in ((1, 0), (0, 1), (1, 1)):
-        if rows > down and columns > right:
-            for way in ways(rows - down, columns - right):
-                yield [*way, (rows - 1, columns - 1)]
-
-
-def test_what_a_way_collects_is_the_most_of_all_ways():
-    random = np.random.default_rng(0)
-    for rows, columns in product(range(1, 5), range(1, 6)):
-        weights = random.random((2, 3, rows, columns))
-        most = max(sum(weights[..., i, j] for i, j in way).tolist()[1][2] for way in ways(rows, columns))
-        found = most_on_way(weights)
-        assert found.shape == (2, 3)
-        assert found[1, 2] == pytest.approx(most)

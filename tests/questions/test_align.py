@@ -14,7 +14,7 @@ from attnscope.attention import Head, Token
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.text.tokens import Vocabulary
-from attnscope.questions.align import SpokenToken, align_words, join_words, rank_monotone
+from attnscope.questions.align import SpokenToken, align_words, join_words, rank_heads, read_times
 from attnscope.render.image import drawing
 from tests.models import speech
 
@@ -117,14 +117,57 @@ def heard(planted, tmp_path_factory):
 
 
 def test_a_planted_monotone_head_is_found_first_and_gives_each_token_its_moment(heard):
-    ranked = rank_monotone(*heard).ranked
-    assert ranked[0].head == Head(1, 1)
-    assert ranked[0].share > 3 * ranked[0].baseline
-    assert len(ranked) == speech.LAYERS * speech.HEADS
     seen = align_words(*heard, [Head(1, 1)])
+    ranked = rank_heads(*heard, seen.words).ranked
+    assert ranked[0].head == Head(1, 1)
+    assert ranked[0].right > 0.5 > 3 * ranked[0].baseline
+    assert len(ranked) == speech.LAYERS * speech.HEADS
+    common = rank_heads(*heard)  # of heads that agree on nothing
+    assert any("give --times" in note for note in common.notes)
     start = len(heard[1].axes["decoder"][0]) - len(seen.tokens)
     for number, said in enumerate(seen.tokens[1:-1], start + 1):
         assert abs(said.begin - 0.05 * (number - 1)) < 0.08
+
+
+def test_heads_rank_by_the_weight_where_words_are_said_and_not_by_going_forward(heard):
+    model, prepared = heard
+    whole = model.module
+    whole.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = whole(**prepared.inputs, output_attentions=True).cross_attentions
+    whole.set_attn_implementation("sdpa")
+    spoken = align_words(*heard)
+    first = len(prepared.axes["decoder"][0]) - len(spoken.tokens) - 1
+    words = LONG.split()  # the tiny vocabulary may spell one as many tokens
+    owners = [number for number, word in enumerate(spoken.words) for _ in word.tokens]
+    assert [word.text for word in spoken.words] == words
+    times = [(0.06 * number, 0.06 * number + 0.3) for number in range(len(words))]
+    lines = (f"{begin:.2f}\t{end:.2f} {word}" for (begin, end), word in zip(times, words, strict=True))
+    ranked = rank_heads(model, prepared, read_times("\n".join(lines))).ranked
+    expected = {}
+    for layer, of_layer in enumerate(maps):
+        for head, weights in enumerate(of_layer[0].double().numpy()):
+            hits, sums = [], []
+            for row, word in enumerate(owners, first):
+                begin, end = (round(edge / 0.02) for edge in times[word])
+                hits.append(begin <= weights[row, : prepared.heard.frames].argmax() < end)
+                sums.append(weights[row, begin:end].sum())
+            expected[Head(layer, head)] = np.mean(hits), np.mean(sums)
+    for one in ranked:
+        assert (one.right, one.weight) == pytest.approx(expected[one.head], abs=1e-5)
+        assert one.baseline == pytest.approx(15 / maps[0].shape[-1])
+    order = [expected[one.head] for one in ranked]
+    assert order == sorted(order, reverse=True)
+    with pytest.raises(InputError, match="times of 1 words, and 9 are said"):
+        rank_heads(model, prepared, read_times("0 1 The"))
+
+
+@pytest.mark.parametrize(
+    "written", ["", "The cat", "1 0.5 The", "nan 1 The", '{"words": [{"text": "The"}]}', "{"]
+)
+def test_times_of_no_known_form_are_refused(written):
+    with pytest.raises(InputError, match="begin, end and word"):
+        read_times(written)
 
 
 def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, Often, command, refuse_first
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model, read_text, reading
+from attnscope.cli.source import load_model, read_file, read_text, reading
 from attnscope.cli.waiting import waiting
 from attnscope.errors import InputError, OutputError
 
@@ -38,7 +38,10 @@ class SoundOptions(Group):
             rich_help_panel=options.WHERE,
         ),
     ] = None
-    rank: Annotated[bool, Often(help="Rank heads by how their attention moves forward.")] = False
+    rank: Annotated[bool, Often(help="Rank heads by how they look where words are said.")] = False
+    times: Annotated[
+        Path | None, Option(help="With --rank: when each word is said: lines of begin, end, word; or JSON.")
+    ] = None
     from_second: Annotated[float, Option(help="The first second that is read.", min=0)] = 0.0
     to_second: Annotated[float | None, Option(help="The last second that is read.", min=0)] = None
     generate: Annotated[int | None, Option(help="Generate up to N tokens.", min=1)] = None
@@ -64,7 +67,8 @@ def align(
     as transformers does it for Whisper; pauses of a tenth of a second are no part of words. A model with a
     CTC head says it itself, by the letters of its frames; a given text lies where that head finds its letters
     likeliest. The percentage is the mean probability of a word's tokens, or of its letters' frames.
-    Needs soundfile: pip install 'attnscope[audio]'.
+    --rank lists heads by how often they look where a word is said: as --times says (such as the JSON of a CTC
+    model), or as the words are aligned. Needs soundfile: pip install 'attnscope[audio]'.
 
     Examples:
 
@@ -84,6 +88,7 @@ def align(
     refuse_first(
         *((True, "--head", f"{head} is not a head of cross attention") for head in others),
         (asked.rank and (heads or not table), "--rank", "it ranks all heads, as a table or JSON"),
+        (asked.times is not None and not asked.rank, "--times", "requires --rank"),
         (output.as_json and not table, "--json", "it is a format of its own: leave out --format"),
         (drawn and (asked.rank or not table), "--out", "saves a picture: no --rank, no other format"),
         (given and asked.generate is not None, "--generate", "the transcript is given: leave it out"),
@@ -92,7 +97,8 @@ def align(
     from attnscope.questions import align as study
     from attnscope.questions.answer import Answer
 
-    result: study.SpokenText | study.MonotoneHeads
+    result: study.SpokenText | study.AlignedHeads
+    times = None if asked.times is None else study.read_times(read_file(asked.times))
     text = read_text(options.SourceOptions(text=asked.text, file=asked.file))[0] if given else None
     loaded = load_model(model, generative=True)
     about: tuple[Any, ...] = loaded, asked.sound, text
@@ -116,12 +122,12 @@ def align(
         about = *about, prepared
         with reading(loaded, prepared):
             if asked.rank:
-                result = study.rank_monotone(loaded, prepared)
+                result = study.rank_heads(loaded, prepared, times)
             elif study.reads_letters(prepared) and not heads:
                 result = study.align_letters(loaded, prepared, text)
             else:
                 result = study.align_words(loaded, prepared, heads)
-    if isinstance(result, study.MonotoneHeads):
+    if isinstance(result, study.AlignedHeads):
         deliver("align", Answer((result.table,), {}, lambda: result), output, read=about)
     elif output.as_json or output.out is not None:
         pictures = {} if result.picture is None else {"align": result.picture}

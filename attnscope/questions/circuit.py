@@ -11,27 +11,29 @@ values. That share is run, not estimated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import count
 from operator import itemgetter
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Head
+from attnscope.attention import Attention, Head
 from attnscope.axes import Array
+from attnscope.capture import Observer, recording
 from attnscope.capture.hooks.torch_functions import Edit, edited
+from attnscope.capture.record import Seeing
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import SAME, ScoreOutcome, ask_each
-from attnscope.questions.composition import find_feeds
+from attnscope.questions.composition import WAYS, find_feeds
 from attnscope.questions.intervention import PlainPass
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
@@ -42,6 +44,7 @@ from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, T
 
 STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken
 ROUNDING = 1e-4  # tolerance of a share
+SPLIT = 0.01  # most of an edge's effect that its three parts may lack; rounding is far below it
 PASSES = 4000  # passes after which edges are no longer tested for being necessary
 
 # two nodes by number: 0 is the embeddings, then every head, last the prediction
@@ -92,20 +95,26 @@ class TwoTexts(TwoPasses):
         """The score of one of the texts."""
         return float(self.scored.score(of.before))
 
-    def run(self, embeds: Sequence[Tensor], edit: Edit) -> Tensor:
+    def run(self, embeds: Sequence[Tensor], edit: Edit, observers: Sequence[Observer] = ()) -> Tensor:
         """The score of a pass with other embeddings, and other outputs of attention calls."""
-        with embeddings_changed(self.scored.model.module, lambda number, _: embeds[number]), edited(edit):
+        module = self.scored.model.module
+        watching = recording(module, observers, warn=False) if observers else nullcontext()
+        with embeddings_changed(module, lambda number, _: embeds[number]), watching, edited(edit):
             return self.scored.score(self.scored.logits())
 
-    def attribute(self) -> Array:
-        """The score of every edge, averaged over ``STEPS``.  -> [node, node]"""
+    def attribute(self, split: Collection[int] = ()) -> Array:
+        """The score of every edge, averaged over ``STEPS``.  -> [whole | query | key | value, node, node]
+
+        The parts, by what the target makes of it, are those of the targets to ``split``, 0 of others.
+        """
         ours, theirs = self.embeds
         texts = (*ours, *self.here.given), (*theirs, *self.there.given)
         apart = [one - other for one, other in zip(*texts, strict=True)]  # of embeddings, and of each call
         last, calls = 1 + len(self.places), len(self.here.given)
         targets = sorted([*enumerate(self.places, 1), (last, (calls, 0))], key=lambda each: -each[1][0])
-        scores = np.zeros((last + 1, last + 1))
+        scores = np.zeros((4, last + 1, last + 1))
         made, leaves = list[Tensor](), list[Tensor]()  # each call's output, and the same as a leaf
+        seen = list[Attention]()
 
         def part(_: int, output: Tensor) -> Tensor:
             made.append(output)
@@ -115,9 +124,10 @@ class TwoTexts(TwoPasses):
         for step in range(STEPS):
             made.clear()
             leaves.clear()
+            seen.clear()
             share, pairs = (step + 0.5) / STEPS, zip(theirs, apart, strict=False)
             mixed = [(other + share * change).requires_grad_() for other, change in pairs]
-            made.append(self.run(mixed, part))
+            made.append(self.run(mixed, part, [Seeing(seen.append)] if split else ()))
             totals = [torch.zeros_like(each) for each in leaves]  # the gradient of the score by each output
             for node, (call, head) in targets:
                 if not made[call].requires_grad:
@@ -126,15 +136,17 @@ class TwoTexts(TwoPasses):
                 if alone is not None:
                     alone[:, :, head] = totals[call][:, :, head]
                 sources = [*mixed, *leaves[:call]]
-                slopes = torch.autograd.grad(
-                    made[call], sources, alone, allow_unused=True, materialize_grads=True, retain_graph=True
-                )
-                products = [each * slope for each, slope in zip(apart, slopes, strict=False)]
-                embedded = sum(float(each.sum()) for each in products[: len(mixed)])
-                by_head = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(mixed) :]]
-                earlier = np.concatenate([[embedded], *by_head])
-                scores[: len(earlier), node] += earlier
-                totals[:call] = map(torch.add, totals[:call], slopes[len(mixed) :])
+                whole = slopes = _slopes(made[call], sources, alone)
+                parts = _parts(seen[call]) if node in split and node < last else ()
+                inside = _slopes(made[call], parts, alone) if parts else ()
+                for which, each in enumerate((None, *parts)):
+                    slopes = whole if each is None else _slopes(each, sources, inside[which - 1])
+                    products = [each * slope for each, slope in zip(apart, slopes, strict=False)]
+                    embedded = sum(float(each.sum()) for each in products[: len(mixed)])
+                    by_head = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(mixed) :]]
+                    earlier = np.concatenate([[embedded], *by_head])
+                    scores[which, : len(earlier), node] += earlier
+                totals[:call] = map(torch.add, totals[:call], whole[len(mixed) :])
         return scores / STEPS
 
     def put(
@@ -181,6 +193,19 @@ class TwoTexts(TwoPasses):
         places = {node: self.places[node - 1] for node in nodes}
         others = {node: self.there.given[call][:, :, head] for node, (call, head) in places.items()}
         return float(self.put(self.embeds[0], others)[0])
+
+
+def _slopes(output: Tensor, inputs: Sequence[Tensor], slope: Tensor | None) -> Sequence[Tensor]:
+    """The gradient by each input; 0 of those that do not lead to the output."""
+    more = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    return torch.autograd.grad(output, inputs, slope, **more)
+
+
+def _parts(attention: Attention) -> tuple[Tensor, ...]:
+    """The queries, keys and values of a call, if a gradient reaches all of them."""
+    call = getattr(attention.read, "call", None)
+    parts = () if call is None else (call.query, call.key, call.value)
+    return parts if all(each.requires_grad for each in parts) else ()
 
 
 def sources_of(edges: Edges) -> dict[int, frozenset[int]]:
@@ -245,8 +270,11 @@ class CircuitEdge:
     source: Annotated[str, Meaning("a head, or embeddings")]
     target: Annotated[str, Meaning("a later head, or prediction")]
     effect: Annotated[float, Meaning("the share of the difference that it carries, estimated")]
-    way: Annotated[str | None, Meaning("Q, K or V: what of the target it is, by composition of the weights")]
-    composition: Annotated[float | None, Meaning("the composition score of that way")]
+    query: Annotated[float | None, Meaning("the part of it that the target's queries are made of")]
+    key: Annotated[float | None, Meaning("the part of it that its keys are made of")]
+    value: Annotated[float | None, Meaning("the part of it that its values are made of")]
+    way: Annotated[str | None, Meaning("Q, K or V: the largest of these parts")]
+    composition: Annotated[float | None, Meaning("the composition score of the weights for that way")]
     baseline: Annotated[float | None, Meaning("the same of random weights")]
 
 
@@ -278,7 +306,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     for number, each in enumerate(contrasts):
         tell("gradient", number + 1, len(contrasts))
         with torch.enable_grad(), model.threads(each.scored.prepared):
-            scores += each.attribute() / whole
+            scores += each.attribute()[0] / whole
 
     def share_of(run: Callable[[TwoTexts], float]) -> float:
         return sum(run(each) - each.score(each.there) for each in contrasts) / whole
@@ -296,21 +324,31 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         kept = prune(edges, last, share, keep, lambda: ran)
         chosen = sorted({node for edge in kept for node in edge} - {0, last})
         left = share_of(lambda each: each.without(chosen))
+    parts = np.zeros((4, last + 1, last + 1))
+    for each in contrasts:
+        with torch.enable_grad(), model.threads(each.scored.prepared):
+            parts += each.attribute(chosen) / whole
     measured = measure_heads(model, clean, Selection()).heads
     named = ((each.address, each.role.name) for each in measured if each.role is not None)
     roles = {head: role for head, role in named if role != "none"}
     several = len({head.kind for head in nodes}) > 1
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
-    ends, ways = [None, *nodes, None], dict[tuple[Head | None, Head | None], Any]()
-    with suppress(ModelError):  # the way farthest above random weights, where the weights tell
-        for feed in sorted(find_feeds(model, clean).feeds, key=lambda feed: feed.lift):
-            ways[feed.head, feed.fed] = feed.way, feed.score, feed.baseline
+    ends, feeds = [None, *nodes, None], dict[tuple[Head | None, Head | None, str], tuple[float, float]]()
+    with suppress(ModelError):  # the weights may not tell
+        for feed in find_feeds(model, clean).feeds:
+            feeds[feed.head, feed.fed, feed.way] = feed.score, feed.baseline
     found = []
     for source, target in sorted(kept, key=lambda edge: -abs(scores[edge])):
-        way = ways.get((ends[source], ends[target]), (None, None, None))
-        found.append(CircuitEdge(names[source], names[target], float(scores[source, target]), *way))
+        of, way = parts[1:, source, target].tolist(), None
+        if target < last and abs(sum(of) - scores[source, target]) <= SPLIT * abs(scores[source, target]):
+            way = max(zip(WAYS, of, strict=True), key=lambda one: abs(one[1]))[0]
+        by_weights = feeds.get((ends[source], ends[target], way or ""), (None, None))
+        split = (*(of if way else (None,) * 3), way, *by_weights)
+        found.append(CircuitEdge(names[source], names[target], float(scores[source, target]), *split))
     heads = ((nodes[node - 1], float(scores[node].sum())) for node in chosen)
     notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
+    if any(each.way is None and each.target != PREDICTION for each in found):
+        notes.append("no parts by q, k, v where a target's queries, keys and values cannot be told apart")
     if ran >= PASSES:
         notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
     means = {
@@ -344,8 +382,10 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
     title, subtitle = f"circuit · {result.title}", "; ".join([result.prediction, *lines[:2]])
     edges, heads, arrows = [], [], list[GraphEdge]()
     for each in result.edges:
-        way = "" if each.way is None else f"{each.way} {each.composition:.2f} (random {each.baseline:.2f})"
-        edges.append((f"{each.source} → {each.target}", f"{each.effect:+.2f}", way))
+        parts = ["" if part is None else f"{part:+.2f}" for part in (each.query, each.key, each.value)]
+        known = each.way is not None and each.composition is not None
+        by_weights = f"{each.way} {each.composition:.2f} (random {each.baseline:.2f})" if known else ""
+        edges.append((f"{each.source} → {each.target}", f"{each.effect:+.2f}", *parts, by_weights))
         arrows.append(GraphEdge(each.source, each.target, each.effect, each.way or ""))
     layers = sorted({each.head.layer for each in result.heads})
     nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
@@ -357,10 +397,18 @@ def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None)
         nodes.append(GraphNode(name, column, head.role or "", head.effect, map_))
     effect, notes = Column("effect", True), (*lines, *result.notes)
     graph = LayerGraph(tuple(nodes), tuple(arrows), title=title, subtitle=result.prediction, notes=notes)
-    columns = "source", "target", "effect", "way", "composition", "baseline"
+    columns = "source", "target", "effect", "query", "key", "value", "way", "composition", "baseline"
+    split = (
+        "by q, k, v: the part of it that the target's queries, keys, values are made of",
+        "by weights: their composition score for the largest part, whatever the texts",
+    )
     tables = (
         Table(title=title, subtitle=subtitle, notes=tuple(lines[2:])),
-        Table((Column("edge"), effect, Column("composition")), tuple(edges)),
+        Table(
+            (Column("edge"), effect, *(Column(f"by {part}", True) for part in "qkv"), Column("by weights")),
+            tuple(edges),
+            notes=split if any(each.way for each in result.edges) else (),
+        ),
         Table((Column("head"), effect, Column("role")), tuple(heads), notes=result.notes),
     )
     return Answer(tables, {"circuit": graph}, lambda: result, lambda: csv_rows(result.edges, columns))

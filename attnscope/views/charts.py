@@ -438,14 +438,10 @@ class LayerGraph(Titled):
     def places(self) -> dict[str, tuple[float, float]]:
         """The position of each node: its column, and how far from the column's middle."""
         placed: dict[str, tuple[float, float]] = {}
-        at = {node.name: node.column for node in self.nodes}
-        passed = {column for edge in self.edges for column in range(at[edge.source] + 1, at[edge.target])}
-        for column in sorted(set(at.values())):
-            names = [name for name, its in at.items() if its == column]
-            aside = column in passed and len(names) % 2 == 1  # leaves the middle to a passing edge
-            beside = (0.3 if column % 2 else -0.3) if aside else 0.0
+        for column in sorted({node.column for node in self.nodes}):
+            names = [node.name for node in self.nodes if node.column == column]
             for row, name in enumerate(names):
-                placed[name] = float(column), row - (len(names) - 1) / 2 + beside
+                placed[name] = float(column), row - (len(names) - 1) / 2
         return placed
 
 

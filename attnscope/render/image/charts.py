@@ -330,6 +330,25 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     return drawn.figure
 
 
+BENDS = sorted((side * step / 20 for step in range(21) for side in (-1, 1)), key=abs)  # the least one first
+POINTS, AIR = 101, 10  # of an arc, and pixels between it and a box
+
+
+def _arc(start: Array, end: Array, bend: float) -> Array:
+    """Points of the arc that matplotlib draws, in pixels.  -> [point, 2]"""
+    (over, up), share = end - start, np.linspace(0, 1, POINTS)[:, None]
+    middle = (start + end) / 2 + bend * np.array([up, -over])
+    points: Array = (1 - share) ** 2 * start + 2 * share * (1 - share) * middle + share**2 * end
+    return points
+
+
+def _count_hits(points: Array, boxes: Sequence[Any], field: Any) -> int:
+    """How many points of an arc lie in a box, or outside of the field."""
+    x, y = points.T
+    inside = sum(((box.x0 <= x) & (x <= box.x1) & (box.y0 <= y) & (y <= box.y1)).sum() for box in boxes)
+    return int(inside + ((y < field.y0) | (y > field.y1)).sum())
+
+
 def graph_figure(view: LayerGraph, style: Style) -> Figure:
     """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
     places, columns = view.places(), [node.column for node in view.nodes]
@@ -340,23 +359,28 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
     axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)
     colours = table(style.cmap) / 255.0
     top = max((abs(edge.effect) for edge in view.edges), default=0.0) or 1.0
+    boxes = dict[str, Any]()
     for node in view.nodes:
         look = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#888888", "linewidth": 0.8}
         place = places[node.name]
-        axes.text(*place, node.name, size=BELOW, ha="center", va="center", bbox=look, zorder=3)
+        box = axes.text(*place, node.name, size=BELOW, ha="center", va="center", bbox=look, zorder=3)
+        boxes[node.name] = box
         told = node.role if node.effect is None else f"{node.effect:+.2f} {node.role}".strip()
         axes.annotate(told, place, (0, -13), textcoords="offset points", ha="center", va="top", **QUIET)
+    canvas: Any = drawn.figure.canvas
+    taken = {name: box.get_window_extent(canvas.get_renderer()) for name, box in boxes.items()}
     for edge in view.edges:
-        (x, y), (to_x, to_y) = places[edge.source], places[edge.target]
-        bend = -0.18 if to_x - x > 1 and y == to_y else 0  # of an edge that crosses columns
+        start, end = axes.transData.transform([places[edge.source], places[edge.target]])
+        others = [box.padded(AIR) for name, box in taken.items() if name not in (edge.source, edge.target)]
+        bend = min(BENDS, key=lambda bend: _count_hits(_arc(start, end, bend), others, axes.bbox))
         ink = colours[-1 - STEPS // 6] if edge.effect >= 0 else colours[STEPS // 6]
         width = 0.6 + (5.0 - 0.6) * abs(edge.effect) / top  # points
         line: dict[str, Any] = {"linewidth": width, "color": ink, "alpha": 0.75, "zorder": 1}
         line |= {"connectionstyle": f"arc3,rad={bend}", "arrowstyle": "-", "shrinkA": 0, "shrinkB": 0}
-        axes.add_patch(FancyArrowPatch((x, y), (to_x, to_y), **line))
+        axes.add_patch(FancyArrowPatch(places[edge.source], places[edge.target], **line))
         if edge.way:
-            middle = (x + to_x) / 2, (y + to_y) / 2
-            axes.text(*middle, edge.way, size=SMALL, ha="center", va="center", zorder=2, color="#333333")
+            x, y = axes.transData.inverted().transform(_arc(start, end, bend)[POINTS // 3])
+            axes.text(x, y, edge.way, size=SMALL, ha="center", va="center", zorder=2, color="#333333")
     paper.frame(axes, ())
     axes.patch.set_visible(False)
     return drawn.figure

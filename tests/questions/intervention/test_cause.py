@@ -160,7 +160,7 @@ def test_of_two_planted_heads_in_sequence_the_path_names_the_first_and_the_circu
     circuit = find_circuit(model, pairs)
     assert [each.head.name for each in circuit.heads] == [before, behind]
     assert ends(circuit) == {
-        ("embeddings", before): None,
+        ("embeddings", before): "V",  # it copies what differs, and looks at the same place
         (before, behind): "K",  # Olsson et al. 2022: by its keys
         (behind, "prediction"): None,
     }

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
+from attnscope.models.text.reader import wrap_module
 from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.questions.intervention.shapes import T5, Hooked, network, saved
+from tests.questions.intervention.test_ablation import Small
 from tests.questions.planted import Planted, wrap_planted
 
 CLEAN, CORRUPT = "The cat sat on the mat", "The dog sat on the mat"
@@ -85,7 +88,7 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
     monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)  # half-way between the texts
     made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
     with torch.enable_grad():
-        scores = made.attribute()
+        scores = made.attribute()[0]
     assert made.places == [divmod(node, hand.heads) for node in range(hand.last - 1)]
     half, last = (hand.clean[0] + hand.corrupt[0]) / 2, hand.last
     held = hand.run({0: half})[1]
@@ -105,6 +108,45 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
     assert not across or any(scores[edge] for edge in across)
     assert not scores[1, 2]  # heads of one layer do not feed each other
     assert not scores[5, 1]
+
+
+@pytest.mark.parametrize("shaped", ["llama"], indirect=True)
+def test_the_parts_of_an_edge_are_what_queries_keys_and_values_carry(shaped, monkeypatch):
+    monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)
+    made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
+    edges = (0, 6), (1, 5), (2, 8), (4, 7)
+    with torch.enable_grad():
+        scores = made.attribute({target for _, target in edges})
+    half = (hand.clean[0] + hand.corrupt[0]) / 2
+    held, attends = hand.run({0: half})[1], shaped.model.writer.model.layers[1].self_attn
+
+    def moved(projection, source, target, step):
+        """The score where one projection alone of the target's layer reads a source that differs a little."""
+        outputs = []
+        hook = projection.register_forward_hook(lambda *given: outputs.append(given[2]))
+        hand.run(held | {source: held[source] + step * (hand.clean[source] - hand.corrupt[source])})
+        hook.remove()
+        hook = projection.register_forward_hook(lambda *given: outputs[0])
+        seen = hand.run(held)[1]
+        hook.remove()
+        return hand.run({0: half, target: seen[target]})[0]
+
+    for source, target in edges:
+        for part, projection in enumerate((attends.q_proj, attends.k_proj, attends.v_proj), 1):
+            ends = (moved(projection, source, target, step) for step in (1e-4, -1e-4))
+            slope = (next(ends) - next(ends)) / 2e-4
+            assert scores[part, source, target] == pytest.approx(slope, abs=1e-7, rel=1e-5)
+        assert scores[1:, source, target].sum() == pytest.approx(scores[0, source, target])
+    assert not scores[1:, :, [1, 2, 3, 4, hand.last]].any()  # of no other target
+
+
+def test_parts_that_cannot_be_told_apart_are_blank_and_said(own):
+    module = Small(lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), several=False).eval()
+    model = wrap_module(module, own.reader.tokenizer, None, "small")  # torch projects inside of one function
+    found = find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5)
+    inner = [each for each in found.edges if each.target != "prediction"]
+    assert {(each.query, each.key, each.value, each.way) for each in inner} == {(None, None, None, None)}
+    assert sum("no parts by q, k, v" in note for note in found.notes) == 1
 
 
 @LIKE

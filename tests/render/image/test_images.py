@@ -11,6 +11,7 @@ import pytest
 from fontTools.ttLib import TTFont
 from matplotlib import font_manager
 from matplotlib.image import imread
+from matplotlib.path import Path
 from PIL import Image
 
 from attnscope.axes import places, weights
@@ -21,6 +22,7 @@ from attnscope.render.image import sheet as fonts
 from attnscope.render.image.maps import MASKED, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
 from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view
+from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
 
 
@@ -347,3 +349,30 @@ def test_two_heads_and_their_difference():
         low, high = difference.get_clim()
         assert low == -high
         assert difference.cmap.name != one.cmap.name
+
+
+def test_no_edge_of_a_graph_runs_through_the_box_of_another_head():
+    """The straight lines would run through several; the arcs are those that matplotlib draws."""
+    columns = {"embeddings": 0, "L0H1": 1, "L0H2": 1, "L0H3": 1, "L1H0": 2, "L2H1": 3, "L2H2": 3}
+    columns["prediction"] = 4
+    ends = [("embeddings", "prediction"), ("embeddings", "L1H0"), ("embeddings", "L2H1"), ("L0H1", "L2H2")]
+    ends += [("L0H1", "prediction"), ("L0H2", "L2H1"), ("L0H3", "L1H0"), ("L1H0", "prediction")]
+    nodes = tuple(GraphNode(name, column, "role", 0.5) for name, column in columns.items())
+    view = LayerGraph(nodes, tuple(GraphEdge(*both, 0.3, "K") for both in ends))
+    middles, straight = view.places(), 0
+    with drawing(view) as (figure, _):
+        figure.canvas.draw()
+        (axes,) = (each for each in figure.axes if each.patches)
+        boxes = {text.get_text(): text.get_bbox_patch() for text in axes.texts if text.get_bbox_patch()}
+        boxes = {name: box.get_window_extent() for name, box in boxes.items()}
+        assert boxes.keys() == columns.keys()
+        letters = [text for text in axes.texts if text.get_text() == "K"]
+        for both, arc, letter in zip(ends, axes.patches, letters, strict=True):
+            path = arc.get_path().transformed(arc.get_transform())
+            line = Path(axes.transData.transform([middles[end] for end in both]))
+            others = [box for name, box in boxes.items() if name not in both]
+            assert not any(path.intersects_bbox(box, filled=False) for box in others), both
+            straight += any(line.intersects_bbox(box, filled=False) for box in others)
+            near = letter.get_window_extent().padded(2)
+            assert path.intersects_bbox(near, filled=False)
+    assert straight >= 3

@@ -291,13 +291,14 @@ class RecordedPasses:
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
-        if not self.steps[-1].goes_on(attention):
+        change = self.steps[-1].change(attention)
+        if change is None:
             self.steps.append(Steps())
             self.starts.append(self.seen)
             if len(self.steps) > MOST_PASSES:
                 del self.steps[0], self.starts[0]
                 self.dropped += 1
-        self.steps[-1].observe(attention)
+        self.steps[-1].observe(attention, change)
         self.seen += 1
 
     def kept(
@@ -315,7 +316,7 @@ class RecordedPasses:
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
             texts = max(site.batch for site in sites)
             averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
-            notes = (*notes, *averaged, *said)
+            notes = (*notes, *averaged, *said, *self.steps[number].notes)
             seen = inputs.images_of_pass(images, number + self.dropped, count)
             placed, pictures = inputs.place_images(axes, seen)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())

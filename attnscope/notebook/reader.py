@@ -160,8 +160,9 @@ def record(
     ``tokens`` label the axes that have their length, those of ``encoder`` and ``decoder`` apart if you
     like. ``images`` are camera images: tokens with an image's name are its patches, row by row. An image
     is an array, a tensor or a PIL image, [row, column, 3] or [3, row, column]; or a list, one for each
-    pass. The steps of a generation are one pass, as long as each step's keys begin with those of the one
-    before. The last of several passes is shown; ``run.passes`` has them all.
+    pass. The steps of a generation are one pass, as long as each step has the keys of the one before: beams
+    that change places, rejected drafts and keys that overwrite others are followed. The last of several
+    passes is shown; ``run.passes`` has them all.
 
     >>> with attnscope.record(policy, {"encoder": seen, "decoder": steps}, images={"front": frame}) as run:
     ...     policy(observation)

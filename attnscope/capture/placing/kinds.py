@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from attnscope.attention import Attention, Axis, Kind, Site
-from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.modules import CACHES, Call
 from attnscope.capture.record import is_within, pattern
 from attnscope.capture.rows.capture import Capture
 
@@ -148,11 +148,31 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
 
 
 def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
-    """Attention with the labels of its kind, if the lengths agree; otherwise unchanged."""
+    """Attention with the labels of its kind, if the lengths agree; otherwise unchanged.
+
+    Queries that are some of the keys get the labels of these.
+    """
     queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
-    if (len(queries), len(keys)) == (len(attention.queries), len(attention.keys)):
-        return replace(attention, queries=queries, keys=keys)
-    return attention
+    start, count = attention.offset, len(attention.queries)
+    if start is not None and len(queries) == len(keys):
+        queries = queries[start : start + count]
+    if (len(queries), len(keys)) != (count, len(attention.keys)) or _begins_later(attention.keys):
+        return attention
+    return replace(attention, queries=queries, keys=keys)
+
+
+def _begins_later(axis: Axis) -> bool:
+    return isinstance(axis, range) and axis.start > 0
+
+
+def keys_lost(call: Call | None, keys: int) -> int:
+    """How many keys before these a sliding cache of transformers has let go, as it counts them."""
+    if call is None or not isinstance(number := getattr(call.module, "layer_idx", None), int):
+        return 0
+    caches = [getattr(call.kwargs.get(name), "layers", ()) for name in CACHES]
+    layers = [each[number] for each in caches if number < len(each)]
+    sliding = [int(each.get_seq_length()) for each in layers if getattr(each, "is_sliding", False)]
+    return max([0, *(seen - keys for seen in sliding)])
 
 
 @dataclass
@@ -214,9 +234,10 @@ class Sites:
         layer = self._numbers.number(kind, name, invocation, self._width(name))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1
-        start = attention.offset or 0
-        bare = range(start, start + len(attention.queries))
-        return label_axes(replace(attention, site=site, queries=bare), self.axes)
+        lost = 0 if attention.offset is None else keys_lost(call, len(attention.keys))
+        start = lost + (attention.offset or 0)
+        queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
+        return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes)
 
     def _width(self, name: str) -> int:
         """The length of the module list that the last number in a path counts in."""

@@ -5,15 +5,32 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, RowSource
+from attnscope.attention import Attention, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.capture.placing.kinds import label_axes
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.runs import digest
+
+EARLIER = (
+    "rows begin at position {:,}: those before it are not of this pass, and their keys stand in the order of "
+    "the cache"
+)
+BEAMS = "the texts of the batch changed places (beams): each row is of a text that is left at the end"
+DRAFTS = "{:,} rows of rejected drafts are left out"
+
+
+class StepChange(NamedTuple):
+    """What becomes of the calls so far when the next one goes on from them."""
+
+    texts: Tensor | None = None  # for each text the earlier one that it continues (beams); None: itself
+    cut: int = 0  # the last rows that the cache has dropped (rejected drafts)
+    places: tuple[int, ...] = ()  # of the next call's keys, where they overwrote others
 
 
 @dataclass(eq=False)
@@ -27,21 +44,21 @@ class Steps:
     _sites: dict[tuple[str, int], _SiteCalls] = field(default_factory=dict)
     _masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
-    def observe(self, attention: Attention) -> None:
+    def observe(self, attention: Attention, change: StepChange | None = None) -> None:
         """Hold one call."""
         key = attention.site.name, attention.site.call
-        self._sites.setdefault(key, _SiteCalls(self._masks)).add(attention)
+        self._sites.setdefault(key, _SiteCalls(self._masks)).add(attention, change or StepChange())
 
-    def goes_on(self, attention: Attention) -> bool:
-        """Whether a call is the next step of its site: its keys begin with the last ones."""
+    def change(self, attention: Attention) -> StepChange | None:
+        """How a call goes on as the next step of its site, whose keys it has; None if it does not."""
         steps = self._sites.get((attention.site.name, attention.site.call))
-        return steps is None or steps.goes_on(attention)
+        return StepChange() if steps is None else steps.change(attention)
 
     def drop_behind(self, rows: int) -> None:
         """Forget steps behind so many rows: generation on an Apple GPU learns one step late that it ended."""
         for steps in self._sites.values():
             while len(steps.calls) > 1 and sum(len(call.queries) for call in steps.calls) > rows:
-                del steps.calls[-1], steps.spans[-1]
+                del steps.calls[-1], steps.spans[-1], steps.changes[-1]
 
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention per site and call, in the order in which they first ran.
@@ -49,11 +66,24 @@ class Steps:
         Self-attention becomes a lower triangle over all positions: a step's row goes below the earlier ones,
         and its keys to their true positions, even if a sliding cache has dropped the first ones or a static
         cache has empty places. Cross-attention grows by rows alone, and attention that ran once stays as it
-        is. Keys that a step no longer had are masked. ``axes`` label them as in ``recording``.
+        is. Keys that a step no longer had are masked. Where beams changed places, or drafts were rejected,
+        the rows are those that the last step continues. ``axes`` label them as in ``recording``.
 
         Raises ``ValueError`` if the steps of a site have different heads or batches.
         """
-        return tuple(label_axes(steps.joined(), axes or {}) for steps in self._sites.values())
+        sites = self._sites.values()
+        changes = {each.counts: each.changes for each in sites if each.calls[0].offset is not None}
+        joined = (each.joined(changes.get(each.counts, each.changes)) for each in sites)
+        return tuple(label_axes(each, axes or {}) for each in joined)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the rows do not show: what was before the first one, beams and drafts that were dropped."""
+        before = max((each.begin for each in self._sites.values()), default=0)
+        changes = max((each.changes for each in self._sites.values()), key=len, default=[])
+        beams, drafts = any(each.texts is not None for each in changes), sum(each.cut for each in changes)
+        said = ((before, EARLIER.format(before)), (beams, BEAMS), (drafts, DRAFTS.format(drafts)))
+        return tuple(sentence for holds, sentence in said if holds)
 
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
         """The result of ``joined`` with the recording's record, as one pass."""
@@ -69,23 +99,75 @@ class _SiteCalls:
     calls: list[Attention] = field(default_factory=list)
     spans: list[tuple[_Keys, int, int] | None] = field(default_factory=list)  # where each call's keys are
     keys: dict[tuple[int, ...], _Keys] = field(default_factory=dict)  # by batch, heads and size
+    changes: list[StepChange] = field(default_factory=list)  # what each call made of those before it
+    shifts: list[int] = field(default_factory=list)  # the position of each call's first key
     latest: Tensor | None = None  # the last call's keys, or its values
+    places: Sequence[int] = ()  # of these, by position
+    end: int = 0  # the position behind the last row
 
-    def goes_on(self, attention: Attention) -> bool:
-        before, states, known = self.calls[-1], _states(attention), self.latest
-        if known is None or states is None:
-            return False
-        if attention.offset is None or before.offset is None:
-            return attention.offset is before.offset and _same_keys(known, states)
-        count, end = attention.offset, before.offset + len(before.queries)
-        return 0 < count <= end and _same_keys(known[..., end - count : end, :], states[..., :count, :])
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The rows of each call; self- and cross-attention of one decoder have the same."""
+        return tuple(len(call.queries) for call in self.calls)
 
-    def add(self, attention: Attention) -> None:
-        read, span = attention.read, None
-        if isinstance(read, ScoredRows):
+    @property
+    def begin(self) -> int:
+        """The position of the first row, which a cache may hold already."""
+        return self.shifts[0] + (self.calls[0].offset or 0)
+
+    def change(self, attention: Attention) -> StepChange | None:
+        """How a call goes on from the last one; None if it does not have its keys."""
+        before, states = self.calls[-1], _states(attention)
+        if self.latest is None or states is None:
+            return None
+        known, states = _alike(self.latest, states)
+        count, end = attention.offset, (before.offset or 0) + len(before.queries)
+        if count is None or before.offset is None:
+            if count is before.offset and torch.equal(known, states):
+                return StepChange()
+        elif 0 < count <= end:
+            begun, less = states[..., :count, :], end - count
+            if torch.equal(known[..., less:end, :], begun):
+                return StepChange()
+            holds = isinstance(before.read, ScoredRows | HeldRows)
+            if holds and (texts := _texts_of(begun, known[..., less:end, :])) is not None:
+                return StepChange(texts)
+            drafted = holds and 0 < less < len(before.queries) and before.site.kind == "decoder"
+            if drafted and torch.equal(known[..., :count, :], begun):
+                return StepChange(cut=less)
+        places = self._overwritten(attention, known, states)
+        return StepChange(places=places) if places else None
+
+    def _overwritten(self, attention: Attention, known: Tensor, states: Tensor) -> tuple[int, ...]:
+        """The places of keys some of which overwrote known ones; -1: of none. Empty: they are others."""
+        stands = self.calls[0].offset is not None and len(attention.queries) < len(attention.keys)
+        if not stands or states.shape[:-2] != known.shape[:-2]:
+            return ()
+        held = dict(zip(_numbers(known), self.places, strict=True))
+        places = [held.get(numbers) for numbers in _numbers(states)]
+        seen = attention.allowed(0, len(attention.queries))[0, 0].sum(0).tolist()  # by so many rows
+        new = sorted([slot for slot, place in enumerate(places) if place is None], key=lambda at: -seen[at])
+        kept = [place for place in places if place is not None and 0 <= place < self.end]
+        rows = [*range(len(attention.queries), 0, -1)]  # all of them see the first one's own key
+        if [seen[slot] for slot in new] != rows or self.end - 1 not in kept or len({*kept}) < len(kept):
+            return ()
+        own = {slot: self.end + row for row, slot in enumerate(new)}
+        return tuple(own.get(at, place if place in kept else -1) for at, place in enumerate(places))
+
+    def add(self, attention: Attention, change: StepChange) -> None:
+        read, span, states, count = attention.read, None, _states(attention), len(attention.queries)
+        first = self.end - change.cut - (attention.offset or 0)  # the position of the first key
+        if not self.calls and isinstance(attention.keys, range):
+            first = attention.keys.start
+        self._apply(change)
+        if change.places:
+            first = min(place for place in change.places if place >= 0)
+            rows = _spread(read.rows(0, count, None), change.places, first)
+            read = HeldRows(rows, _spread(read.allowed(0, count), change.places, first))
+        elif isinstance(read, ScoredRows):
             call, key = read.call, read.call.key
             shared = self.keys.setdefault((*key.shape[:-2], key.shape[-1]), _Keys())
-            end = shared.take_in(key, len(attention.queries))
+            end = shared.take_in(key, count)
             span = shared, end - key.shape[-2], end
             none = key[..., :0, :].clone()
             masks = tuple(self._hold(mask) if isinstance(mask, Tensor) else mask for mask in call.masks)
@@ -95,46 +177,115 @@ class _SiteCalls:
         elif isinstance(read, HeldRows):
             opened = None if read.open_keys is None else read.open_keys.clone()
             read = HeldRows(read.weights.clone(), opened)
-        states = _states(attention)
         if span is not None:
             self.latest = span[0].whole()[..., span[1] : span[2], :]
         else:
             self.latest = None if states is None else states.clone()
+        keys = len(attention.keys)
+        self.places = change.places or range(first, first + keys)
+        self.end += count - change.cut if self.calls else first + (attention.offset or 0) + count
         self.calls.append(replace(attention, read=read, values=None))
         self.spans.append(span)
+        self.changes.append(change)
+        self.shifts.append(first if change.places or attention.offset is not None else 0)
+
+    def _apply(self, change: StepChange) -> None:
+        """Move what is held to where the cache has it now."""
+        if change.texts is not None:
+            for keys in self.keys.values():
+                keys.store = keys.whole()[change.texts]
+        if change.cut and self.spans[-1] is not None and self.places[-1] == self.end - 1:
+            self.spans[-1][0].count -= change.cut
 
     def _hold(self, mask: Tensor) -> Tensor:
         return self.masks.setdefault(digest(mask), mask.clone())
 
-    def joined(self) -> Attention:
-        first = self.calls[0]
+    def joined(self, changes: Sequence[StepChange]) -> Attention:
+        """One attention of all calls, which the ``changes`` made what they are."""
+        first, begin, texts = self.calls[0], self.begin, None
         if len({(call.heads, call.batch) for call in self.calls}) > 1:
             raise ValueError(f"the steps of {first.site.name} differ in their heads or their batch")
-        reads = [call.read for call in self.calls]
-        for number, (read, span) in enumerate(zip(reads, self.spans, strict=True)):
+        reads, counts = [call.read for call in self.calls], list(self.counts)
+        for number, change in reversed([*enumerate(changes)]):
+            read, span = reads[number], self.spans[number]
             if span is not None and isinstance(read, ScoredRows):
                 keys, start, stop = span
-                reads[number] = ScoredRows(replace(read.call, key=keys.whole()[..., start:stop, :]))
-        if len(reads) == 1:
+                read = ScoredRows(replace(read.call, key=keys.whole()[..., start:stop, :]))
+            if texts is not None or counts[number] < len(self.calls[number].queries):
+                read = _narrow(read, texts, counts[number])
+            reads[number] = read
+            if change.texts is not None:
+                texts = change.texts if texts is None else change.texts[texts]
+            if change.cut:
+                counts[number - 1] -= change.cut
+        if len(reads) == 1 and begin == (first.offset or 0):
             return replace(first, read=reads[0])
-        starts, shifts = [0], []
-        for call in self.calls:
-            shifts.append(0 if call.offset is None else starts[-1] - call.offset)
-            starts.append(starts[-1] + len(call.queries))
-        labels = first.keys if first.offset is None else range(starts[-1])
-        rows = SteppedRows(tuple(reads), tuple(starts), tuple(shifts), len(labels))
+        starts = [0, *accumulate(counts)]
+        labels = first.keys if first.offset is None else range(begin + starts[-1])
+        rows = SteppedRows(tuple(reads), tuple(starts), tuple(self.shifts), len(labels))
         errors = [call.difference for call in self.calls if call.difference is not None]
-        worst = max(errors, default=None)
-        return replace(first, queries=range(starts[-1]), keys=labels, read=rows, difference=worst)
+        return replace(
+            first,
+            queries=range(begin, begin + starts[-1]),
+            keys=labels,
+            offset=None if first.offset is None else begin,
+            read=rows,
+            difference=max(errors, default=None),
+        )
 
 
-def _same_keys(one: Tensor, other: Tensor) -> bool:
-    """Whether keys are the same, bit for bit; some kernels get them repeated for each query head."""
+def _narrow(read: RowSource, texts: Tensor | None, rows: int) -> RowSource:
+    """The first rows of some texts."""
+
+    def part(tensor: Tensor, keys: int | None = None) -> Tensor:
+        tensor = tensor[texts] if texts is not None and tensor.ndim == 4 and len(tensor) > 1 else tensor
+        return tensor[..., :rows, :keys]
+
+    def made(mask: OpenKeys, keys: int) -> OpenKeys:
+        return part(mask, keys) if isinstance(mask, Tensor) else lambda *span: part(mask(*span), keys)
+
+    if isinstance(read, HeldRows):
+        return HeldRows(part(read.weights), None if read.open_keys is None else part(read.open_keys))
+    assert isinstance(read, ScoredRows)
+    call, keys = read.call, read.call.key.shape[-2]
+    return ScoredRows(
+        replace(
+            call,
+            query=part(call.query),
+            biases=tuple(part(bias, keys) for bias in call.biases),
+            masks=tuple(made(mask, keys) for mask in call.masks),
+            sinks=part(call.sinks) if call.sinks is not None and call.sinks.ndim == 4 else call.sinks,
+        )
+    )
+
+
+def _spread(block: Tensor, places: Sequence[int], first: int) -> Tensor:
+    """Columns at their places, counted from the first; what has none is left out.  -> [..., row, key]"""
+    spread = block.new_zeros(*block.shape[:-1], 1 + max(places) - first)
+    slots = [slot for slot, place in enumerate(places) if place >= 0]
+    spread[..., [places[slot] - first for slot in slots]] = block[..., slots]
+    return spread
+
+
+def _numbers(keys: Tensor) -> list[bytes]:
+    """Each key's numbers, in all texts and heads."""
+    rows = keys.detach().movedim(-2, 0).flatten(1).cpu().contiguous().view(torch.uint8).numpy()
+    return [row.tobytes() for row in rows]
+
+
+def _texts_of(keys: Tensor, known: Tensor) -> Tensor | None:
+    """For each text the known one that has its keys; None if one has none.  -> [text]"""
+    found = [next((at for at, one in enumerate(known) if torch.equal(one, text)), None) for text in keys]
+    return None if None in found else torch.tensor(found, device=known.device)
+
+
+def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two calls' keys, of as many heads: some kernels get them repeated for each query head."""
     if one.ndim != other.ndim or one.ndim < 3 or min(one.shape[-3], other.shape[-3]) < 1:
-        return torch.equal(one, other)
+        return one, other
     heads = max(one.shape[-3], other.shape[-3])
     one, other = (keys.repeat_interleave(heads // keys.shape[-3], -3) for keys in (one, other))
-    return torch.equal(one, other)
+    return one, other
 
 
 def _states(attention: Attention) -> Tensor | None:

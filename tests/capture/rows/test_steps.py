@@ -13,9 +13,10 @@ import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Steps, recording
 from attnscope.measures import Measurement
+from attnscope.models.keeping import RecordedPasses
 from tests.capture.modules import Of
 from tests.capture.observing import check_parts, observe
-from tests.capture.tiny import BART, FAMILIES
+from tests.capture.tiny import BART, DECODER, FAMILIES
 
 
 def grown(model, ids, cache=None, first=5):
@@ -146,14 +147,6 @@ def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
         assert not weights[:, :, 6:, :6].any()
 
 
-def in_a_ring(m, x, start):
-    """A decoder of one head whose cache holds position p at p mod 4."""
-    places = torch.arange(start, start + x.shape[1])
-    m.keys[:, :, places % 4], m.values[:, :, places % 4] = m.k(x)[:, None], m.v(x)[:, None]
-    states = m.q(x)[:, None], m.keys.clone(), m.values.clone()
-    return F.scaled_dot_product_attention(*states, attn_mask=torch.arange(4) <= places[:, None])
-
-
 def score_candidates(model, ids):
     """Three next tokens scored on one cache, which is cropped after each."""
     cache = hf.DynamicCache(config=model.config)
@@ -200,19 +193,160 @@ def test_passes_are_joined_where_the_keys_of_one_go_on_in_the_next(family, way):
     assert notes == ([count] if len(shapes) > 1 else [])
 
 
-def test_steps_on_a_ring_buffer_are_passes_of_their_own():
+def recorded(model, run):
+    """The passes that ``run`` makes, held."""
+    passes = RecordedPasses()
+    with torch.inference_mode(), recording(model, [passes]):
+        run()
+    return passes.steps
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2"])
+def test_steps_behind_an_unseen_prefill_stand_at_their_positions(family):
+    model, ids = FAMILIES[family].build(), torch.randint(4, 99, (1, 14))
+    cache = hf.DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(input_ids=ids[:, :10], past_key_values=cache, use_cache=True)
+        with attnscope.record(model, [f"t{place}" for place in range(14)]) as run:
+            for place in range(10, 14):
+                model(input_ids=ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+        eager = FAMILIES[family].build("eager")(input_ids=ids, output_attentions=True).attentions
+    for layer, whole in enumerate(eager):
+        head = run.head(f"L{layer}H3")
+        np.testing.assert_allclose(head.weights, whole[0, 3, 10:], atol=1e-6)
+        rows = whole[0, 3, 10:].double().numpy()
+        entropy = -(rows * np.log(rows, where=rows > 0, out=np.zeros_like(rows))).sum(-1).mean()
+        assert head.figures["entropy"].value == pytest.approx(entropy, abs=1e-5)
+        assert head.figures["no_key"].value == pytest.approx(0, abs=1e-5)
+        assert head.queries == ("t10", "t11", "t12", "t13")
+    assert any("rows begin at position 10" in note for note in run.notes)
+
+
+def fork(model, ids, step):
+    """Three beams that change places twice, from a prompt of five tokens.  -> texts that are left"""
+    texts = ids.repeat(3, 1)
+    step(texts)
+    for tokens, parents in (([7, 8, 9], [0, 1, 2]), ([5, 6, 7], [1, 1, 0]), ([4, 4, 9], [0, 2, 2])):
+        texts = torch.cat([texts[parents], torch.tensor(tokens)[:, None]], 1)
+        step(texts[:, -1:], parents)
+    return texts
+
+
+def test_rows_of_beams_are_those_of_the_texts_that_are_left():
+    model, ids = FAMILIES["gemma2"].build(), torch.randint(4, 99, (1, 5))
+    cache, left = hf.DynamicCache(config=model.config), []
+
+    def step(tokens, parents=()):
+        if parents:
+            cache.reorder_cache(torch.tensor(parents))
+        model(input_ids=tokens, past_key_values=cache, use_cache=True)
+
+    (steps,) = recorded(model, lambda: left.append(fork(model, ids, step)))
+    agree(steps.joined(), observe(model, input_ids=left[0])[1])
+    (note,) = steps.notes
+    assert "beams" in note
+
+
+def test_cross_attention_of_beams_follows_their_texts():
+    model, ids, left = FAMILIES["bart"].build(), torch.randint(4, 99, (1, 5)), []
+    cache = hf.EncoderDecoderCache(hf.DynamicCache(), hf.DynamicCache())
+    with torch.inference_mode():
+        seen = model.encoder(input_ids=ids.repeat(3, 1))
+
+    def step(tokens, parents=()):
+        if parents:
+            cache.reorder_cache(torch.tensor(parents))
+        model(encoder_outputs=seen, decoder_input_ids=tokens, past_key_values=cache, use_cache=True)
+
+    (steps,) = recorded(model, lambda: left.append(fork(model, ids, step)))
+    whole = observe(model, encoder_outputs=seen, decoder_input_ids=left[0])[1]
+    agree(steps.joined(), whole)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_of_rejected_drafts_are_left_out(attention):
+    model, ids = FAMILIES["gpt2"].build(attention), torch.randint(4, 99, (1, 12))
+    cache, wrong = hf.DynamicCache(config=model.config), torch.tensor([[1, 2]])
+
+    def read(start, stop, drafts):
+        cache.crop(start - cache.get_seq_length())
+        model(input_ids=torch.cat([ids[:, start:stop], wrong[:, :drafts]], 1), past_key_values=cache)
+
+    (steps,) = recorded(model, lambda: [read(*span) for span in [(0, 9, 1), (9, 11, 2), (11, 12, 0)]])
+    agree(steps.joined(), observe(model, input_ids=ids)[1])
+    assert steps.notes == ("3 rows of rejected drafts are left out",)
+    if attention == "sdpa":
+        assert all(keys.count == 12 for site in steps._sites.values() for keys in site.keys.values())
+
+
+def test_assisted_generation_is_one_pass():
+    config = hf.LlamaConfig(**DECODER)
+    torch.manual_seed(0)
+    model, ids = hf.LlamaForCausalLM._from_config(config).eval(), torch.randint(4, 99, (1, 6))
+    config.num_hidden_layers = 1
+    draft, texts = hf.LlamaForCausalLM._from_config(config).eval(), []
+
+    def read():
+        options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+        texts.append(model.generate(ids, assistant_model=draft, **options))
+
+    (steps,) = recorded(model, read)
+    whole = observe(model, input_ids=texts[0])[1]
+    for attention, full in zip(steps.joined(), whole, strict=True):
+        weights = attention.weights()
+        assert weights.shape[2] >= 13
+        torch.testing.assert_close(weights, full.weights[:, :, : weights.shape[2], : weights.shape[3]])
+
+
+def remember(m, x, start):
+    """A decoder of one head; ``m.slots`` says where in its cache the keys of some positions go."""
+    slots, positions = m.slots(start, x.shape[1]), torch.arange(start, start + x.shape[1])
+    m.keys[:, :, slots], m.values[:, :, slots] = m.k(x)[:, None], m.v(x)[:, None]
+    m.positions[slots] = positions
+    opened = (m.positions <= positions[:, None]) & (m.positions >= 0)
+    return F.scaled_dot_product_attention(m.q(x)[:, None], m.keys.clone(), m.values.clone(), opened)
+
+
+@pytest.mark.parametrize(
+    ("slots", "widths"),
+    [
+        (lambda start, count: torch.arange(start, start + count) % 4, [3] + [1] * 8),  # a ring
+        (lambda start, count: torch.arange(start, start + count) % 6, [6, 2, 3, 1]),
+        (lambda start, count: torch.tensor([start if start < 4 else 1 + start % 3]), [1] * 9),  # keeps a sink
+    ],
+)
+def test_keys_that_overwrite_others_stand_at_their_positions(slots, widths):
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
-    model = Of(in_a_ring, keys=torch.zeros(1, 1, 4, 8), values=torch.zeros(1, 1, 4, 8), **layers).eval()
-    x = torch.randn(1, 7, 8)
-    rows = []
+    keys, values, positions = *torch.zeros(2, 1, 1, 6, 8), torch.full((6,), -1)
+    model = Of(remember, keys=keys, values=values, positions=positions, slots=slots, **layers).eval()
+    x, ends = torch.randn(1, sum(widths), 8), np.cumsum(widths)
+    expected = np.zeros((sum(widths), sum(widths)))
     with torch.inference_mode(), attnscope.record(model) as run:
-        for start, stop in ((0, 3), *((place, place + 1) for place in range(3, 7))):
-            model(x[:, start:stop], start)
-            query, keys = model.q(x[:, start:stop]), model.keys[0, 0]
-            rows.append((query[0] @ keys.mT / 8**0.5)[:, :stop].softmax(-1))
-    maps = [each.head("L0H0").weights for each in run.passes]
-    assert maps[0].shape == (4, 4)  # position 3 went where none was
-    np.testing.assert_allclose(maps[0][3], rows[1][0], atol=1e-6)
-    for mine, theirs in zip(maps[1:], rows[2:], strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+        for start, stop in zip(ends - widths, ends, strict=True):
+            model(x[:, start:stop], int(start))
+            has = [int(place) for place in model.positions if place >= 0]
+            scores = (model.q(x).double() @ model.k(x).double().mT / 8**0.5)[0].numpy()
+            for row in range(start, stop):
+                seen = [place for place in has if place <= row]
+                expected[row, seen] = np.exp(scores[row, seen]) / np.exp(scores[row, seen]).sum()
+    np.testing.assert_allclose(run.head("L0H0").weights, expected, atol=1e-6)
+    assert len(run.passes) == 1
+
+
+def test_keys_that_a_cache_rewrites_are_named():
+    """Positions are turned in the cache, so nothing shows which key is whose."""
+    torch.manual_seed(0)
+    layers = {name: nn.Linear(8, 8) for name in "qkv"}
+
+    def shift(m, x):
+        m.cache = torch.cat([0.9 * m.cache, m.k(x)], 1)[:, -4:]
+        return F.scaled_dot_product_attention(m.q(x)[:, None], m.cache[:, None], m.cache[:, None])
+
+    model = Of(shift, cache=torch.zeros(1, 0, 8), **layers).eval()
+    with torch.inference_mode(), attnscope.record(model) as run:
+        for _ in range(6):
+            model(torch.randn(1, 1, 8))
+    assert len(run.passes) == 6
+    assert run.head("L0H0").weights.shape == (1, 4)
+    assert any("in the order of the cache" in note for note in run.notes)

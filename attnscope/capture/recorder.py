@@ -34,6 +34,7 @@ from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
 from attnscope.capture.placing.single_heads import Repeats, SingleHeads
+from attnscope.capture.placing.split_heads import SplitHeads, find_group
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
 from attnscope.capture.record import FUSED, LayerWithoutAttention, Observer, Record, beyond_rounding
 from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped
@@ -55,6 +56,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Repeats,
     SplitCalls,  # joins calls, which may be a single head
     SingleHeads,
+    SplitHeads,  # what the others made of the heads of this process
 )
 """The trackers of a pass, in the order in which each event reaches them."""
 
@@ -227,7 +229,10 @@ def recording(
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
     """
-    recorder = Recorder(original(model), observers, axes or {}, fused, KnownPasses.trace())
+    trace = KnownPasses.trace()
+    if find_group(model) is not None:  # each process computes a part of the heads, and shows all
+        fused = trace = None
+    recorder = Recorder(original(model), observers, axes or {}, fused, trace)
     functions = attention_functions(recorder.kernel_call)
     try:
         with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):

@@ -57,10 +57,12 @@ def load(
     if device_map is not None and (module or own):
         raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
     if module:
+        from attnscope.capture.placing.split_heads import require_whole_heads
         from attnscope.models.text.reader import ModuleModel, load_module, load_reader
 
         with foreign_output():  # what the file prints is not part of the answer
             loaded = load_module(name, device=place, dtype=kind)
+        require_whole_heads(loaded, "wrap the module in a program of your own")
         return ModuleModel(name, loaded, load_reader(tokenizer))
     if tokenizer != "own":
         raise ModelError(f"{name} reads with its own tokenizer: --tokenizer is for models of FILE.py:NAME")

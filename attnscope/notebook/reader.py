@@ -44,8 +44,11 @@ class Reader:
     @contextmanager
     def predicting(self) -> Iterator[models.Model]:
         """The model with its output head, in eval mode while the block runs."""
+        from attnscope.capture.placing.split_heads import require_whole_heads
+
         if self._predicting is not None:
             self._model, self._predicting = self._predicting(), None
+        require_whole_heads(self._model.module, "changing heads needs the whole model in one process")
         with at_rest(self._model.module):
             yield self._model
 

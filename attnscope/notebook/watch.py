@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from attnscope.attention import Token
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import original
+from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
@@ -123,8 +124,7 @@ class TrainingLog(Display):
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
         """Measure the step: the probe texts before the block, or the model's attention inside it."""
         self._last = self.step
-        if joined_processes().count > 1:
-            _require_whole_heads(model)
+        require_whole_heads(model, "watch a run with DDP or FSDP")
         if self._probe is not None:
             heads, notes = _probe(model, self._probe, self.tokenizer, tuple(self.measures))
             self._conclude(heads, notes)
@@ -282,20 +282,6 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
         if not logs:
             del _watching[id(model)]
             put(before)
-
-
-def _require_whole_heads(model: nn.Module) -> None:
-    """Raise ``ModelError`` if each process has separate heads, numbered from 0: sums would mix them."""
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-
-    gathered = any(isinstance(part, FSDPModule) for part in model.modules())  # a split undone for each pass
-    placed = (each.placements for each in model.parameters() if isinstance(each, DTensor))
-    if any(sum(one.is_shard() for one in placements) > gathered for placements in placed):
-        raise ModelError(
-            "tensor parallelism splits the heads over processes, so they cannot be watched together: "
-            "watch a run with DDP or FSDP"
-        )
 
 
 def _probe(

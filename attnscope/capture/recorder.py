@@ -37,7 +37,7 @@ from attnscope.capture.placing.single_heads import Repeats, SingleHeads
 from attnscope.capture.placing.split_heads import SplitHeads, find_group
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
 from attnscope.capture.record import FUSED, LayerWithoutAttention, Observer, Record, beyond_rounding
-from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING, Capture, Weighing, is_mapped
+from attnscope.capture.rows.capture import MAPPED, Capture, Weighing, is_mapped
 from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, mix_rows, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.tracker import Pass, Tracker
@@ -153,8 +153,8 @@ class Recorder(Pass):
             self.placed += 1
             self.seen += 1
             return False
-        if weighing.trail.mixed or weighing.trail.signed:
-            self.name(owner, TALKING if weighing.trail.mixed else SIGNED)
+        if weighing.trail.reason:
+            self.name(owner, weighing.trail.reason)
         elif self.frames:
             self.frames[-1].weighings.append(weighing)
         elif is_mapped(weighing.weights):

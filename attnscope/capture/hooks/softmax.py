@@ -8,6 +8,7 @@ The weights are that operand, which met the values; masked keys come from the so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Seen
 from attnscope.capture.placing.without_attention import ATTENTION
-from attnscope.capture.rows.capture import ROUNDING, Trail, Weighing, is_mapped, masked_keys
+from attnscope.capture.rows.capture import (
+    FACTORS,
+    ROUNDING,
+    SIGNED,
+    TALKING,
+    Trail,
+    Weighing,
+    is_mapped,
+    masked_keys,
+)
 from attnscope.capture.tracker import Pass, Tracker
 
 MEMORY = "it attends to learned vectors, not to tokens"
@@ -72,6 +82,7 @@ class Trails(Tracker):
         super().__init__(recorder)
         self._learned = recorder.of(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
+        self._mixtures: Any = WeakTensorKeyDictionary()  # what weights made of values
         self._softmaxes = 0
 
     def see(self, seen: Seen) -> bool | None:
@@ -82,9 +93,12 @@ class Trails(Tracker):
         elif name in PRODUCTS:
             weighing = self._weighing(seen)
             if weighing is not None:
+                self._mixtures[result] = True
                 return self.recorder.see_weighing(weighing, result)
             weights = [operand for operand in seen.tensors if operand in self._trails]
-            if weights and any(map(self._learned.holds, seen.tensors)):
+            if len(weights) == len(seen.tensors) == 2:
+                self._multiply(seen, [self._trails[each] for each in weights])
+            elif weights and any(map(self._learned.holds, seen.tensors)):
                 self._mix(weights[0], result)
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
@@ -98,11 +112,20 @@ class Trails(Tracker):
         """Whether a tensor comes from a softmax."""
         return bool(self._trails) and tensor in self._trails
 
+    def _multiply(self, seen: Seen, trails: Sequence[Trail]) -> None:
+        """Follow the product of two softmaxes; a key is masked that no way of two open steps leads to."""
+        opened = [torch.ones(()) if each.masked is None else (~each.masked).float() for each in trails]
+        steps = iter([each.expand(tensor.shape) for each, tensor in zip(opened, seen.tensors, strict=True)])
+        args = [next(steps) if isinstance(arg, Tensor) else arg for arg in seen.args]
+        masked = None if opened[0].ndim == opened[1].ndim == 0 else seen.func(*args, **seen.kwargs) == 0
+        reason = trails[0].reason or trails[1].reason
+        self._trails[seen.result] = replace(trails[0], masked=masked, reason=reason, factors=True)
+
     def _mix(self, source: Tensor, result: Tensor) -> None:
         """Follow weights through a learned layer over their heads, which keeps their shape."""
         trail = self._trails.get(source) if source.ndim >= 4 and source.shape == result.shape else None
         if trail is not None:
-            self._trails[result] = replace(trail, masked=None, mixed=True)
+            self._trails[result] = replace(trail, masked=None, reason=TALKING)
 
     def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
         if result.ndim >= 2 and result.is_floating_point():
@@ -151,11 +174,14 @@ class Trails(Tracker):
             lead.sort(key=ours.index)
         axes = tuple(ours.index(axis) for axis in (*lead, queries[-1], keys[0]))
         trail, weights = self._trails[operand], operand.detach().permute(axes)
-        if not trail.mixed and not is_mapped(weights, values):
-            if float(weights.float().sum(-1).amax()) > 1 + ROUNDING:
+        if trail.factors and values in self._mixtures:
+            trail = replace(trail, reason=FACTORS)
+        elif not trail.reason and not is_mapped(weights, values):
+            above = float(weights.float().sum(-1).amax()) > 1 + ROUNDING
+            if above and not trail.factors:
                 return None
-            if float(weights.amin()) < 0:
-                trail = replace(trail, signed=True)
+            if above or float(weights.amin()) < 0:
+                trail = replace(trail, reason=FACTORS if trail.factors else SIGNED)
         fewer = [values.shape[theirs.index(axis)] < operand.shape[ours.index(axis)] for axis in shared[-1:]]
         found = Weighing(
             trail,

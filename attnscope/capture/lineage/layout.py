@@ -48,7 +48,7 @@ MOST = 2**24  # most rows, or weights, whose labels are computed
 def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> tuple[bool, bool]:
     """Whether columns of weights are tokens, and queries learned; forgets a product that weighs none."""
     origin, weights, trail = lineage.of(weighing.operand), weighing.weights, weighing.trail
-    if origin is None or trail.mixed or trail.signed or is_mapped(weights):
+    if origin is None or trail.reason or is_mapped(weights):
         return True, False
     if origin.right is not None:
         return lineage.of(weighing.weighed) is not None or not _weigh_distances(origin, weighing), False

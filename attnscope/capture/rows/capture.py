@@ -20,6 +20,10 @@ ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
 
 TALKING = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
 SIGNED = "some of its weights are negative when they meet the values: no distribution over keys"
+FACTORS = (
+    "its weights are a product of several softmaxes, not all of which is a distribution over keys, as with "
+    "landmarks: of it no more than one factor is shown"
+)
 MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its weights are not shown"
 
 
@@ -29,8 +33,8 @@ class Trail:
 
     path: tuple[str, ...]  # the modules that were running at the softmax, outermost first
     masked: Tensor | None  # bool, with the tensor's axes
-    mixed: bool = False  # whether a learned layer mixed heads after the softmax (talking heads)
-    signed: bool = False  # whether some of the weights are negative when they meet the values
+    reason: str = ""  # why what it became by now cannot be shown
+    factors: bool = False  # whether several softmaxes were multiplied with each other
     softmax: int = 0  # number of the softmax in the recording; 0 for none
 
     def owner(self, path: Sequence[str]) -> str:

@@ -8,7 +8,20 @@ from torch import nn
 
 from tests.capture.modules import Of
 from tests.capture.observing import check_kept, observe
-from tests.capture.placing.ways import HEADS, NAMED, PLACED, SHOWN, SIZE, STATES, Chain, Stream, attend, join
+from tests.capture.placing.ways import (
+    COUNT,
+    HEADS,
+    NAMED,
+    PLACED,
+    SHOWN,
+    SIZE,
+    STATES,
+    Chain,
+    Stream,
+    attend,
+    join,
+    two_hops,
+)
 
 
 class Attention(Stream):
@@ -91,7 +104,13 @@ def test_what_has_no_weights_to_show_is_named_with_its_reason_wherever_it_is(way
     torch.manual_seed(0)
     make, paths = PLACES[place]
     record, maps, _ = observe(model := make(way), STATES)
-    check_kept(model, maps)
+    check_kept(model, maps, {"part": ""} if place == "in the model's own forward" else None)
     named = {(layer.name, layer.reason) for layer in record.without_attention}
     named |= {place for places in record.places.values() for place in places}
     assert named == {(path, reason) for path in paths}
+
+
+def test_keys_that_no_two_steps_lead_to_are_masked():
+    (kept,) = observe(Stream(two_hops), STATES)[1]
+    past = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()
+    assert torch.equal(kept.allowed, past.expand_as(kept.allowed))

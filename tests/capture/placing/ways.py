@@ -7,7 +7,7 @@ from torch import nn
 from attnscope.capture.lineage.layout import JOINED
 from attnscope.capture.placing import mixing as why
 from attnscope.capture.placing.without_attention import POOLED
-from attnscope.capture.rows.capture import MAPPED, SIGNED, TALKING
+from attnscope.capture.rows.capture import FACTORS, MAPPED, SIGNED, TALKING
 from tests.capture.modules import Heads
 
 TEXTS, SIZE, HEADS, COUNT = 2, 16, 4, 7
@@ -81,18 +81,12 @@ def break_sticks(scores):
     return (F.logsigmoid(scores) + left.flip(-1).cumsum(-1).flip(-1) - left).exp()
 
 
-def two_hops(scores):
-    hop = scores.softmax(-1)
-    return hop @ hop
-
-
 SCORED = [
     divide,
     keep_the_largest,
     lambda scores: torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)),
     lambda scores: torch.sigmoid(scores - 1),
     break_sticks,
-    two_hops,
 ]
 
 
@@ -268,6 +262,22 @@ def attend(self, q, k, v):
     return self.keep((q @ k.mT).softmax(-1)) @ v
 
 
+def two_hops(self, q, k, v):
+    past = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()
+    hop = (q @ k.mT).masked_fill(~past, -torch.inf).softmax(-1)
+    return self.keep(hop @ hop) @ v
+
+
+def by_landmarks(self, q, k, v):
+    """Nyström's attention: of three softmaxes the second is inverted, and the third meets the values."""
+    few, keys = (each[:, :, :6].unflatten(2, (3, 2)).mean(3) for each in (q, k))
+    to, between, back = ((one @ other.mT).softmax(-1) for one, other in ((q, keys), (few, keys), (few, k)))
+    inverse, whole = between.mT / between.sum(-2).max() / between.sum(-1).max(), 2 * torch.eye(3)
+    for _ in range(6):
+        inverse = inverse @ (whole - between @ inverse)
+    return (to @ inverse) @ (self.keep(back) @ v)
+
+
 def by_the_kernel(self, q, k, v):
     past = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()
     self.keep((q @ k.mT / EACH**0.5).masked_fill(~past, -torch.inf).softmax(-1))
@@ -375,7 +385,7 @@ def among_neighbours_and_some_for_all(self, q, k, v):
 
 SHOWN = [
     *(attend, by_the_kernel, queries_in_chunks, positions_first, among_neighbours),
-    *(by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side),
+    *(by_one_vector, by_a_vector_of_each_head, by_pairs_side_by_side, two_hops),
 ]
 PLACED = [  # tried at one place in a model alone
     *(by_queries_that_each_head_samples, to_mixed_keys, with_values_of_distances),
@@ -389,6 +399,7 @@ NAMED = [
     *((way, why.NO_SOFTMAX) for way in (go_online, one_pair_after_another, lie_transposed)),
     *((way, why.NO_SOFTMAX) for way in (shared_keys, decay)),
     (subtract, SIGNED),
+    (by_landmarks, FACTORS),
     *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
     *((way, why.RUNNING) for way in (run_a_sum, run_a_sum_along_an_axis)),
     (add_the_one_before, why.SHIFTED),

@@ -75,7 +75,7 @@ class Lineage(Tracker):
         if self.recorder.rests:
             return
         if not self.texts and call.tensors:
-            self.texts = tuple(call.tensors[0].shape[: max(1, call.tensors[0].ndim - 1)][:2])
+            self.texts = tuple(call.tensors[0].shape[: 2 if call.tensors[0].ndim == 3 else 1])
         for tensor in call.tensors:
             if tensor.ndim > 2 or len(self.recorder.stack.calls) > 1:  # the model itself may be given series
                 self.start(tensor)

@@ -162,7 +162,7 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
     if not roots or bool((texts[asked >= 0] < 0).any()):
         return None
     count = max(root.texts for root in roots)
-    if given and count not in (1, *given):
+    if given and count not in (1, *given) and len(torch.unique(heads)) == len(heads):
         return None  # their root has more than texts in its first axis: heads, windows, frames
     if not is_constant(texts, -1):  # several texts in a row; of three axes, positions may come first
         return JOINED if any(len(root.shape) > 3 and root.length > 1 for root in roots) else None
@@ -240,6 +240,8 @@ class SplitCalls(Tracker):
             self.flush()
             return origin is not None and not isinstance(piece, Piece) and self._is_named(taken, parts, piece)
         self.recorder.placed += origin.sure
+        if texts and piece.texts not in (1, *texts):  # parts stood where heads do
+            self.recorder.record.note_place(PARTS, taken.name, str(piece.texts))
         first = self.held[0] if self.held else piece
         apart = (taken.name, piece.state) != (first.taken.name, first.state)
         if piece.complete or apart or ask_again([*self.held, piece]):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import transformers as hf
 from torch import nn
 
-from attnscope.capture.lineage.layout import CHANNELS
+from attnscope.capture.lineage.layout import CHANNELS, PARTS
 from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import SIZES, tiny
@@ -157,3 +157,43 @@ def test_channels_that_go_through_an_attention_function_are_named_in_all_layers(
         f"blocks.{block}.channel_block.channel_attn" for block in ("0.0", "1.0", "1.1")
     ]
     assert {layer.reason for layer in record.without_attention} == {CHANNELS}
+
+
+class Halo(Heads):
+    """Blocks of a picture that see a border around them (halonet), in one axis with heads or with texts."""
+
+    def __init__(self, kernel, order):
+        super().__init__(size=8, heads=2)
+        self.kernel, self.order = kernel, order
+
+    def fold(self, x):
+        """[text·block, place, head·size] -> [text·block·head, place, size], or as the order says"""
+        if self.order == "texts apart":
+            return x.unflatten(0, (-1, 4)).unflatten(-1, (2, 4)).transpose(2, 3).flatten(1, 2)
+        x = x.unflatten(-1, (2, 4))
+        return (x.permute(2, 0, 1, 3) if self.order == "heads first" else x.transpose(1, 2)).flatten(0, 1)
+
+    def forward(self, x):
+        blocks, around = F.unfold(x, 4, stride=4), F.unfold(x, 6, stride=4, padding=1)
+        blocks, around = (
+            each.unflatten(1, (8, -1)).permute(0, 3, 2, 1).flatten(0, 1) for each in (blocks, around)
+        )
+        (q, _, _), (_, k, v) = (self.qkv(each).chunk(3, -1) for each in (blocks, around))
+        self.keep(
+            (q.unflatten(-1, (2, 4)).transpose(1, 2) @ k.unflatten(-1, (2, 4)).permute(0, 2, 3, 1)).softmax(
+                -1
+            )
+        )
+        q, k, v = map(self.fold, (q, k, v))
+        if self.kernel:
+            return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("order", ["heads last", "heads first", "texts apart"])
+@pytest.mark.parametrize("kernel", [False, True])
+def test_blocks_that_share_an_axis_with_heads_are_parts(kernel, order):
+    torch.manual_seed(0)
+    record, maps, _ = observe(model := Halo(kernel, order), torch.randn(2, 8, 8, 8))
+    check_kept(model, maps)  # 8 blocks, 2 heads
+    assert record.places == {PARTS: [("", "8")]}

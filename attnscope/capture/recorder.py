@@ -33,7 +33,7 @@ from attnscope.capture.lineage.layout import SplitCalls, judge, origin_of_kernel
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
-from attnscope.capture.placing.single_heads import Repeats, SingleHeads
+from attnscope.capture.placing.single_heads import Loops, Repeats, SingleHeads
 from attnscope.capture.placing.split_heads import SplitHeads, find_group
 from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
 from attnscope.capture.record import FUSED, LayerWithoutAttention, Observer, Record, beyond_rounding
@@ -56,6 +56,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Repeats,
     SplitCalls,  # joins calls, which may be a single head
     SingleHeads,
+    Loops,
     SplitHeads,  # what the others made of the heads of this process
 )
 """The trackers of a pass, in the order in which each event reaches them."""

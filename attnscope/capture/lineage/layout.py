@@ -158,6 +158,8 @@ def survey(taken: Taken, origin: CallOrigin, given: Sequence[int], parts: bool) 
             return INSIDE
         if bool((key > 0).any()):
             return None  # each key is made of all tokens (Linformer), and has no position
+    if query.shape[-1] == 1 and len(torch.unique(slots[slots >= 0])) < int((slots >= 0).sum()):
+        return None  # a recurrent state, made of one position, stands beside it
     roots = [root for root in begun if bool((query // STRETCH == root.number).any())]
     if not roots or bool((texts[asked >= 0] < 0).any()):
         return None

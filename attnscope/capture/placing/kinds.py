@@ -230,7 +230,7 @@ class Sites:
             if shows:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
-        invocation = self._calls[name] if call is None else call.invocation
+        invocation = self._calls[name]
         layer = self._numbers.number(kind, name, invocation, self._width(name))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1

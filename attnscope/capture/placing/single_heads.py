@@ -1,4 +1,4 @@
-"""Heads in modules of their own, joined; and weights that a module uses a second time."""
+"""Calls that are parts of one attention: heads in modules of their own, steps of a loop, repeated weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from attnscope.capture.hooks.modules import Call
 from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, join_differences, sampled
+from attnscope.capture.rows.steps import SteppedRows
 from attnscope.capture.tracker import Pass, Taken, Tracker
 
 
@@ -116,3 +117,72 @@ class Repeats(Tracker):
         """A module's call ends, and its tensors are freed."""
         if self._latest is not None and self._latest[0] is call:
             self._latest = None
+
+
+class Loops(Tracker):
+    """Joins the steps of a loop in which a module asks the same keys one query after another.
+
+    They are rows of one attention, as in a recurrent decoder. Functions of transformers run in no such loop.
+    """
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self._held: dict[str, list[Taken]] = {}
+        self._keys: dict[str, Tensor] = {}
+
+    def take(self, taken: Taken) -> bool:
+        """Hold a call of one query until the loop can have ended: until the module around it does."""
+        read, capture, name = taken.capture.read, taken.capture, taken.name
+        keys = read.call.key if isinstance(read, ScoredRows) else capture.values
+        held = self._held.get(name, [])
+        if held and (keys is None or not _go_on(held[-1].capture, capture, self._keys[name], keys)):
+            self._show(name)
+        asks = len(capture.queries) == 1 < len(capture.keys) and not (taken.origin and taken.origin.sure)
+        if keys is None or not asks:
+            return False
+        self._keys[name] = keys.clone()
+        if isinstance(read, ScoredRows):  # the module may overwrite its own
+            call = replace(read.call, query=read.call.query.clone(), key=self._keys[name])
+            taken = replace(taken, capture=replace(capture, read=ScoredRows(call)))
+        self._held.setdefault(name, []).append(taken)
+        return True
+
+    def leave(self, call: Call, output: object) -> None:
+        """A module ends, and so do the loops in it."""
+        for name, held in list(self._held.items()):
+            outer = [each for each in held[0].calls if is_within(name, each.name) and each.name != name]
+            if call is (outer or held[0].calls)[-1]:
+                self._show(name)
+
+    def begin(self) -> None:
+        """Pass on all that is held."""
+        for name in list(self._held):
+            self._show(name)
+
+    finish = begin
+
+    def _show(self, name: str) -> None:
+        """Pass the steps on, as one attention if they are several."""
+        steps, _ = self._held.pop(name), self._keys.pop(name)
+        first, count = steps[0], len(steps)
+        if count > 1:
+            reads = tuple(step.capture.read for step in steps)
+            rows = SteppedRows(reads, tuple(range(count + 1)), (0,) * count, len(first.capture.keys))
+            errors = [step.capture.difference for step in steps]
+            capture = replace(
+                first.capture,
+                queries=range(count),
+                read=rows,
+                statistics=None,
+                crossed=True,
+                difference=join_differences(errors, first.capture.dtype),
+            )
+            first = replace(first, capture=capture)
+        with quietly():
+            self.recorder.pass_on(first, self)
+
+
+def _go_on(one: Capture, other: Capture, known: Tensor, keys: Tensor) -> bool:
+    """Whether a call asks the same keys as the one before."""
+    same = one.heads == other.heads and len(other.queries) == 1
+    return same and known.shape == keys.shape and torch.equal(known, keys)

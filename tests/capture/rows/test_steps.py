@@ -350,3 +350,69 @@ def test_keys_that_a_cache_rewrites_are_named():
     assert len(run.passes) == 6
     assert run.head("L0H0").weights.shape == (1, 4)
     assert any("in the order of the cache" in note for note in run.notes)
+
+
+class Asking(nn.Module):
+    """One query asks a memory, by hand or through a kernel."""
+
+    def __init__(self, kernel, size=8):
+        super().__init__()
+        self.q, self.k, self.kernel = nn.Linear(size, size), nn.Linear(size, size), kernel
+
+    def forward(self, state, memory):
+        q, k = self.q(state)[:, None], self.k(memory)
+        if self.kernel:
+            return F.scaled_dot_product_attention(q[:, None], k[:, None], memory[:, None])[:, 0, 0]
+        return ((q @ k.mT / 8**0.5).softmax(-1) @ memory)[:, 0]
+
+
+class Recurrent(nn.Module):
+    """A decoder that asks an encoder's states at every step, and may change them."""
+
+    def __init__(self, kernel=False, apart=True, change=lambda memory, state: memory):
+        super().__init__()
+        self.ask, self.cell, self.apart, self.change = Asking(kernel), nn.GRUCell(8, 8), apart, change
+
+    def forward(self, memory):
+        state, self.asked = memory[:, -1], []
+        for _ in range(5):
+            self.asked.append((state, memory))
+            ask = self.ask if self.apart else self.ask.forward
+            state = self.cell(ask(state, memory), state)
+            memory = self.change(memory, state)
+        return state
+
+    @torch.inference_mode()
+    def weights(self):
+        """What each step asks, in float64."""
+        found = []
+        for state, memory in self.asked:
+            q, k = self.ask.q(state).double(), self.ask.k(memory).double()
+            found.append((torch.einsum("bd,bkd->bk", q, k) / 8**0.5).softmax(-1))
+        return found
+
+
+@pytest.mark.parametrize(("kernel", "apart"), [(False, True), (False, False), (True, True), (True, False)])
+def test_steps_of_a_recurrent_decoder_are_rows_of_one_head(kernel, apart):
+    torch.manual_seed(0)
+    maps = observe(model := Recurrent(kernel, apart), torch.randn(2, 9, 8))[1]
+    ((site, weights, *_),) = maps
+    assert (site.kind, site.layer) == ("cross", 0)
+    torch.testing.assert_close(weights[:, 0].double(), torch.stack(model.weights(), 1), atol=1e-6, rtol=0)
+
+
+def grow(memory, state):
+    return torch.cat([memory, state[:, None]], 1)
+
+
+def fade(memory, state):
+    return 0.9 * memory
+
+
+@pytest.mark.parametrize(("apart", "change"), [(True, grow), (False, grow), (True, fade), (False, fade)])
+def test_steps_with_other_keys_have_addresses_of_their_own(apart, change):
+    torch.manual_seed(0)
+    maps = observe(model := Recurrent(apart=apart, change=change), torch.randn(2, 9, 8))[1]
+    assert len({(each.site.kind, each.site.layer) for each in maps}) == 5
+    for each, expected in zip(maps, model.weights(), strict=True):
+        torch.testing.assert_close(each.weights[:, 0, 0].double(), expected, atol=1e-6, rtol=0)

@@ -58,7 +58,7 @@ class Steps:
         """Forget steps behind so many rows: generation on an Apple GPU learns one step late that it ended."""
         for steps in self._sites.values():
             while len(steps.calls) > 1 and sum(len(call.queries) for call in steps.calls) > rows:
-                del steps.calls[-1], steps.spans[-1], steps.changes[-1]
+                del steps.calls[-1], steps.spans[-1], steps.changes[-1], steps.shifts[-1]
 
     def joined(self, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> tuple[Attention, ...]:
         """One attention per site and call, in the order in which they first ran.
@@ -79,7 +79,10 @@ class Steps:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the rows do not show: what was before the first one, beams and drafts that were dropped."""
-        before = max((each.begin for each in self._sites.values()), default=0)
+        begins: dict[Kind, list[int]] = {}
+        for each in self._sites.values():
+            begins.setdefault(each.calls[0].site.kind, []).append(each.begin)
+        before = max(map(min, begins.values()), default=0)
         changes = max((each.changes for each in self._sites.values()), key=len, default=[])
         beams, drafts = any(each.texts is not None for each in changes), sum(each.cut for each in changes)
         said = ((before, EARLIER.format(before)), (beams, BEAMS), (drafts, DRAFTS.format(drafts)))
@@ -129,7 +132,7 @@ class _SiteCalls:
             begun, less = states[..., :count, :], end - count
             if torch.equal(known[..., less:end, :], begun):
                 return StepChange()
-            holds = isinstance(before.read, ScoredRows | HeldRows)
+            holds = isinstance(before.read, ScoredRows | HeldRows) and known.shape[:-2] == states.shape[:-2]
             if holds and (texts := _texts_of(begun, known[..., less:end, :])) is not None:
                 return StepChange(texts)
             drafted = holds and 0 < less < len(before.queries) and before.site.kind == "decoder"
@@ -147,18 +150,20 @@ class _SiteCalls:
         places = [held.get(numbers) for numbers in _numbers(states)]
         seen = attention.allowed(0, len(attention.queries))[0, 0].sum(0).tolist()  # by so many rows
         new = sorted([slot for slot, place in enumerate(places) if place is None], key=lambda at: -seen[at])
-        kept = [place for place in places if place is not None and 0 <= place < self.end]
+        kept = [-1 if place is None or place >= self.end else place for place in places]
         rows = [*range(len(attention.queries), 0, -1)]  # all of them see the first one's own key
-        if [seen[slot] for slot in new] != rows or self.end - 1 not in kept or len({*kept}) < len(kept):
+        twice = len({*kept} - {-1}) < len(kept) - kept.count(-1)
+        if [seen[slot] for slot in new] != rows or self.end - 1 not in kept or twice:
             return ()
-        own = {slot: self.end + row for row, slot in enumerate(new)}
-        return tuple(own.get(at, place if place in kept else -1) for at, place in enumerate(places))
+        for row, slot in enumerate(new):
+            kept[slot] = self.end + row
+        return tuple(kept)
 
     def add(self, attention: Attention, change: StepChange) -> None:
         read, span, states, count = attention.read, None, _states(attention), len(attention.queries)
         first = self.end - change.cut - (attention.offset or 0)  # the position of the first key
-        if not self.calls and isinstance(attention.keys, range):
-            first = attention.keys.start
+        if not self.calls:
+            first = attention.keys.start if isinstance(attention.keys, range) else 0
         self._apply(change)
         if change.places:
             first = min(place for place in change.places if place >= 0)

@@ -68,6 +68,14 @@ def test_any_rows_can_be_read_alone():
     check_parts(grown(FAMILIES["mistral"].build(), torch.randint(4, 99, (1, 9)))[0].joined()[1])
 
 
+def test_steps_behind_the_end_of_a_text_are_forgotten():
+    model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 11))
+    steps = grown(model, ids)[0]
+    steps.drop_behind(8)
+    agree(steps.joined(), observe(model, input_ids=ids[:, :8])[1])
+    assert all(len(each.read.shifts) == len(each.read.calls) for each in steps.joined())
+
+
 def test_a_replay_measures_what_one_pass_measures():
     model = FAMILIES["gemma2"].build()
     ids = torch.randint(4, 20, (1, 11))
@@ -220,6 +228,30 @@ def test_steps_behind_an_unseen_prefill_stand_at_their_positions(family):
         assert head.figures["no_key"].value == pytest.approx(0, abs=1e-5)
         assert head.queries == ("t10", "t11", "t12", "t13")
     assert any("rows begin at position 10" in note for note in run.notes)
+
+
+def test_one_step_has_the_labels_of_its_keys():
+    model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 6))
+    cache, labels = hf.DynamicCache(config=model.config), tuple("abcdef")
+    with torch.inference_mode():
+        model(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+        with attnscope.record(model, labels) as run:
+            model(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True)
+    head = run.head("L0H0")
+    assert (head.queries, head.keys, head.weights.shape) == (("f",), labels, (1, 6))
+    assert any("rows begin at position 5" in note for note in run.notes)
+
+
+def test_a_step_of_more_texts_is_a_pass_of_its_own():
+    model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 6))
+    cache = hf.DynamicCache(config=model.config)
+
+    def read():
+        model(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(2)
+        model(input_ids=ids[:, 5:].repeat(2, 1), past_key_values=cache, use_cache=True)
+
+    assert [len(steps.joined()[0].queries) for steps in recorded(model, read)] == [5, 1]
 
 
 def fork(model, ids, step):

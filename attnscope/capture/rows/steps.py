@@ -130,14 +130,15 @@ class _SiteCalls:
                 return StepChange()
         elif 0 < count <= end:
             begun, less = states[..., :count, :], end - count
-            if torch.equal(known[..., less:end, :], begun):
-                return StepChange()
             holds = isinstance(before.read, ScoredRows | HeldRows) and known.shape[:-2] == states.shape[:-2]
+            rejected = range(
+                min(less + 1, len(before.queries)) if holds and before.site.kind == "decoder" else 1
+            )
+            for cut in rejected if attention.window else reversed(rejected):  # a window drops the first ones
+                if torch.equal(known[..., less - cut : end - cut, :], begun):
+                    return StepChange(cut=cut)
             if holds and (texts := _texts_of(begun, known[..., less:end, :])) is not None:
                 return StepChange(texts)
-            drafted = holds and 0 < less < len(before.queries) and before.site.kind == "decoder"
-            if drafted and torch.equal(known[..., :count, :], begun):
-                return StepChange(cut=less)
         places = self._overwritten(attention, known, states)
         return StepChange(places=places) if places else None
 

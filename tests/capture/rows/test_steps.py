@@ -16,7 +16,7 @@ from attnscope.measures import Measurement
 from attnscope.models.keeping import RecordedPasses
 from tests.capture.modules import Of
 from tests.capture.observing import check_parts, observe
-from tests.capture.tiny import BART, DECODER, FAMILIES
+from tests.capture.tiny import BART, FAMILIES
 
 
 def grown(model, ids, cache=None, first=5):
@@ -311,23 +311,22 @@ def test_rows_of_rejected_drafts_are_left_out(attention):
         assert all(keys.count == 12 for site in steps._sites.values() for keys in site.keys.values())
 
 
-def test_assisted_generation_is_one_pass():
-    config = hf.LlamaConfig(**DECODER)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_generation_with_drafts_is_one_pass(family):
     torch.manual_seed(0)
-    model, ids = hf.LlamaForCausalLM._from_config(config).eval(), torch.randint(4, 99, (1, 6))
-    config.num_hidden_layers = 1
-    draft, texts = hf.LlamaForCausalLM._from_config(config).eval(), []
-
-    def read():
-        options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-        texts.append(model.generate(ids, assistant_model=draft, **options))
-
-    (steps,) = recorded(model, read)
-    whole = observe(model, input_ids=texts[0])[1]
-    for attention, full in zip(steps.joined(), whole, strict=True):
-        weights = attention.weights()
-        assert weights.shape[2] >= 13
-        torch.testing.assert_close(weights, full.weights[:, :, : weights.shape[2], : weights.shape[3]])
+    made = {"llama": hf.LlamaForCausalLM, "mistral": hf.MistralForCausalLM}[family]
+    model, ids, texts = (
+        made._from_config(FAMILIES[family].config()).eval(),
+        torch.arange(5, 8).repeat(1, 3),
+        [],
+    )
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "prompt_lookup_num_tokens": 3}
+    (steps,) = recorded(model, lambda: texts.append(model.generate(ids, **options)))
+    assert any("drafts" in note for note in steps.notes)
+    for attention, full in zip(steps.joined(), observe(model, input_ids=texts[0])[1], strict=True):
+        count = len(attention.queries)
+        assert count == len(attention.keys) >= 20
+        torch.testing.assert_close(attention.weights(), full.weights[:, :, :count, :count], atol=1e-6, rtol=0)
 
 
 def remember(m, x, start):

@@ -135,7 +135,7 @@ def editing(
         raise ModelError(
             f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "
             "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
-            "transformers"
+            "transformers, outside of loops"
         )
 
 

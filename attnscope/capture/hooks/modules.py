@@ -7,7 +7,6 @@ change a model that another thread may be running.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -32,11 +31,10 @@ CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "ca
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of one module: its path, its count in this pass, and its input."""
+    """One call of one module: its path, and its input."""
 
     name: str
     module: nn.Module
-    invocation: int
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -77,7 +75,6 @@ class ModuleStack:
     on_compiled: Callable[[], None]
     guard: AbstractContextManager[None]
     calls: list[Call] = field(default_factory=list)
-    _counts: Counter[str] = field(default_factory=Counter)
     _unwrapped: nn.Module | None = None  # the module whose wrapper was just entered
 
     def __post_init__(self) -> None:
@@ -115,10 +112,8 @@ class ModuleStack:
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.calls:
-            self._counts.clear()
             self.on_pass()
-        entry = Call(name, module, self._counts[name], args, kwargs)
-        self._counts[name] += 1
+        entry = Call(name, module, args, kwargs)
         self.calls.append(entry)
         self.on_enter(entry)
 

@@ -156,13 +156,10 @@ def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> 
     start, count = attention.offset, len(attention.queries)
     if start is not None and len(queries) == len(keys):
         queries = queries[start : start + count]
-    if (len(queries), len(keys)) != (count, len(attention.keys)) or _begins_later(attention.keys):
+    later = isinstance(attention.keys, range) and attention.keys.start > 0
+    if (len(queries), len(keys)) != (count, len(attention.keys)) or later:
         return attention
     return replace(attention, queries=queries, keys=keys)
-
-
-def _begins_later(axis: Axis) -> bool:
-    return isinstance(axis, range) and axis.start > 0
 
 
 def keys_lost(call: Call | None, keys: int) -> int:
@@ -181,14 +178,10 @@ class LayerNumbers:
 
     _starts: dict[tuple[Kind, str], int] = field(default_factory=dict)
     _ends: dict[Kind, int] = field(default_factory=dict)
-    _given: dict[tuple[Kind, str, int], int] = field(default_factory=dict)
     _taken: set[tuple[Kind, int]] = field(default_factory=set)
 
-    def number(self, kind: Kind, name: str, invocation: int, width: int) -> int:
+    def number(self, kind: Kind, name: str, width: int) -> int:
         """The layer of one call of module ``name``, whose module list has ``width`` entries."""
-        key = (kind, name, invocation)
-        if key in self._given:
-            return self._given[key]
         layer = end = self._ends.get(kind, 0)
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         if len(numbers) == 1:
@@ -196,7 +189,7 @@ class LayerNumbers:
             layer = end = max(end, start + width)
             if (kind, start + numbers[0]) not in self._taken:
                 layer = start + numbers[0]
-        self._given[key], self._ends[kind] = layer, max(end, layer + 1)
+        self._ends[kind] = max(end, layer + 1)
         self._taken.add((kind, layer))
         return layer
 
@@ -230,8 +223,7 @@ class Sites:
             if shows:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
-        invocation = self._calls[name]
-        layer = self._numbers.number(kind, name, invocation, self._width(name))
+        layer = self._numbers.number(kind, name, self._width(name))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1
         lost = 0 if attention.offset is None else keys_lost(call, len(attention.keys))

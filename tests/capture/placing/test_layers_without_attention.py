@@ -136,19 +136,19 @@ def test_a_model_without_attention_says_what_it_has(made, given, reason):
     assert [(layer.layer, layer.reason) for layer in record.without_attention] == [(0, reason), (1, reason)]
 
 
-NUMBERED = {  # modules that attend in turn, how often each was called before, and their layers
+NUMBERED = {  # modules that attend in turn, and their layers
     "several numbers count on": (
-        [("stages.0.blocks.0.attn", 0), ("stages.0.blocks.1.attn", 0), ("stages.1.blocks.0.attn", 0)],
+        ["stages.0.blocks.0.attn", "stages.0.blocks.1.attn", "stages.1.blocks.0.attn"],
         4,
         [0, 1, 2],
     ),
     "a second tower counts on from the end of the first": (
-        [(f"{tower}.layers.{at}.attn", 0) for tower, at in (("a", 0), ("a", 1), ("b", 0), ("b", 2))],
+        [f"{tower}.layers.{at}.attn" for tower, at in (("a", 0), ("a", 1), ("b", 0), ("b", 2))],
         4,
         [0, 1, 4, 6],
     ),
     "a second attention in every block counts on too": (
-        [(f"layers.{at}.{name}", 0) for at in (0, 1) for name in ("time", "space")],
+        [f"layers.{at}.{name}" for at in (0, 1) for name in ("time", "space")],
         2,
         [0, 2, 1, 3],
     ),
@@ -157,9 +157,9 @@ NUMBERED = {  # modules that attend in turn, how often each was called before, a
 
 @pytest.mark.parametrize("name", NUMBERED)
 def test_layers_are_numbered_by_their_paths(name):
-    calls, width, layers = NUMBERED[name]
+    paths, width, layers = NUMBERED[name]
     numbers = LayerNumbers()
-    assert [numbers.number("encoder", *call, width) for call in calls] == layers
+    assert [numbers.number("encoder", path, width) for path in paths] == layers
 
 
 def test_both_towers_of_a_two_tower_model_are_named():

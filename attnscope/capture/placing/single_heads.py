@@ -137,8 +137,8 @@ class Loops(Tracker):
         held = self._held.get(name, [])
         if held and (keys is None or not _go_on(held[-1].capture, capture, self._keys[name], keys)):
             self._show(name)
-        asks = len(capture.queries) == 1 < len(capture.keys) and not (taken.origin and taken.origin.sure)
-        if keys is None or not asks:
+        asks = len(capture.queries) == 1 < len(capture.keys) and not capture.apart  # as a learned query is
+        if keys is None or not asks or (taken.origin and taken.origin.sure):
             return False
         self._keys[name] = keys.clone()
         if isinstance(read, ScoredRows):  # the module may overwrite its own

@@ -134,13 +134,16 @@ class Loops(Tracker):
         """Hold a call of one query until the loop can have ended: until the module around it does."""
         read, capture, name = taken.capture.read, taken.capture, taken.name
         keys = read.call.key if isinstance(read, ScoredRows) else capture.values
-        held = self._held.get(name, [])
-        if held and (keys is None or not _go_on(held[-1].capture, capture, self._keys[name], keys)):
-            self._show(name)
         asks = len(capture.queries) == 1 < len(capture.keys) and not capture.apart  # as a learned query is
-        if keys is None or not asks or (taken.origin and taken.origin.sure):
+        if not asks or (taken.origin and taken.origin.sure):
+            keys = None
+        known = self._keys.get(name)
+        if known is not None and (keys is None or known.shape != keys.shape or not torch.equal(known, keys)):
+            self._show(name)
+        if keys is None:
             return False
-        self._keys[name] = keys.clone()
+        if name not in self._keys:
+            self._keys[name] = keys.clone()
         if isinstance(read, ScoredRows):  # the module may overwrite its own
             call = replace(read.call, query=read.call.query.clone(), key=self._keys[name])
             taken = replace(taken, capture=replace(capture, read=ScoredRows(call)))
@@ -180,9 +183,3 @@ class Loops(Tracker):
             first = replace(first, capture=capture)
         with quietly():
             self.recorder.pass_on(first, self)
-
-
-def _go_on(one: Capture, other: Capture, known: Tensor, keys: Tensor) -> bool:
-    """Whether a call asks the same keys as the one before."""
-    same = one.heads == other.heads and len(other.queries) == 1
-    return same and known.shape == keys.shape and torch.equal(known, keys)

@@ -365,6 +365,31 @@ def test_keys_that_overwrite_others_stand_at_their_positions(slots, widths):
     assert len(run.passes) == 1
 
 
+def evict(m, x):
+    """Of five keys and more, the second is dropped."""
+    k, v = (torch.cat([held, part(x)], 1) for held, part in ((m.keys, m.k), (m.values, m.v)))
+    kept = [slot for slot in range(k.shape[1]) if slot != 1 or k.shape[1] < 5]
+    m.keys, m.values = k[:, kept], v[:, kept]
+    return F.scaled_dot_product_attention(m.q(x)[:, None], k[:, None], v[:, None])
+
+
+def test_keys_beside_evicted_ones_stand_at_their_positions():
+    torch.manual_seed(0)
+    layers = {name: nn.Linear(8, 8) for name in "qkv"}
+    held = dict.fromkeys(("keys", "values"), torch.zeros(1, 0, 8))
+    model, x = Of(evict, **held, **layers).eval(), torch.randn(1, 9, 8)
+    with torch.inference_mode(), attnscope.record(model) as run:
+        for row in range(9):
+            model(x[:, row : row + 1])
+        scores = (model.q(x).double() @ model.k(x).double().mT / 8**0.5)[0]
+    has = [[*range(row + 1)] if row < 5 else [0, *range(row - 3, row + 1)] for row in range(9)]
+    closed = torch.ones(9, 9, dtype=torch.bool)
+    for row, places in enumerate(has):
+        closed[row, places] = False
+    expected = scores.masked_fill(closed, -torch.inf).softmax(-1)
+    np.testing.assert_allclose(run.head("L0H0").weights, expected, atol=1e-6)
+
+
 def test_keys_that_a_cache_rewrites_are_named():
     """Positions are turned in the cache, so nothing shows which key is whose."""
     torch.manual_seed(0)

@@ -175,7 +175,8 @@ class Pass(ABC):
             taken = replace(taken, capture=self.trace.show(taken.capture))
         capture = taken.capture
         with replace(self.guard, place=lambda: taken.name):
-            attention = self._sites.place(capture, taken.name, taken.calls)
+            learned = (0, 0) if taken.origin is None else taken.origin.learned
+            attention = self._sites.place(capture, taken.name, taken.calls, learned)
             if attention.site.call >= MOST_CALLS:
                 raise SizeError(
                     f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "

@@ -6,7 +6,7 @@ Labels name positions that are not text: genes, table cells, joints, time steps,
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -309,15 +309,24 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
 
 
+def note_unplaced(axes: Axes, lengths: Collection[int]) -> tuple[str, ...]:
+    """Sentences on labels that no axis of these lengths has."""
+    known = " or ".join(f"{length:,}" for length in sorted(lengths))
+    counts = dict.fromkeys(len(axis) for two in axes.values() for axis in two if isinstance(axis, tuple))
+    lost = (count for count in counts if count not in lengths)
+    return tuple(f"the {count:,} labels fit no axis: there are {known} positions" for count in lost)
+
+
 def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Picture, ...]]:
     """Axes on which labels that name an image become its patches; and the images with them.
 
     The grid is the one nearest to the image's shape. Raises ``InputError``.
     """
-    known = next((keys for _, keys in axes.values() if isinstance(keys, tuple)), ())
+    known = dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple))
     pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURED
     for name, image in images.items():
-        pixels, count = _read_image(name, image), sum(token.text == name for token in known)
+        pixels = _read_image(name, image)
+        count = max((sum(token.text == name for token in axis) for axis in known), default=0)
         if not count:
             raise InputError(f"no token is {name!r}: name it once a patch, tokens=['arm', *[{name!r}] * 300]")
         high, wide = pixels.shape[:2]

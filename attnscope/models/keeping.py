@@ -316,7 +316,9 @@ class RecordedPasses:
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
             texts = max(site.batch for site in sites)
             averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
-            notes = (*notes, *averaged, *said, *self.steps[number].notes)
+            lengths = {length for site in sites for length in (site.queries, site.keys)}
+            lost = inputs.note_unplaced(axes, lengths)
+            notes = (*notes, *averaged, *said, *self.steps[number].notes, *lost)
             seen = inputs.images_of_pass(images, number + self.dropped, count)
             placed, pictures = inputs.place_images(axes, seen)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())

@@ -131,3 +131,34 @@ def test_a_saved_recording_keeps_what_the_cameras_saw(recorded, tmp_path):
 def test_images_that_do_not_fit_are_refused(policy, tokens, images, sentence):
     with pytest.raises(InputError, match=sentence), attnscope.record(policy, tokens, images=images):
         policy(*seen())
+
+
+class Denoiser(nn.Module):
+    """Patches of a picture look at words, as in a diffusion model: the picture is on the queries' side."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.words = nn.Conv2d(3, SIZE, 8, stride=8), nn.Embedding(9, SIZE)
+        self.across = nn.MultiheadAttention(SIZE, HEADS, batch_first=True)
+
+    def forward(self, picture, ids):
+        words = self.words(ids)
+        return self.across(self.cut(picture).flatten(2).mT, words, words, average_attn_weights=False)
+
+
+def test_a_picture_lies_on_the_axis_that_has_its_name_on_either_side():
+    words, (picture, ids) = (
+        ["a", "small", "cat", "on", "the", "mat"],
+        (torch.rand(1, 3, 24, 32), torch.arange(6)[None]),
+    )
+    labels, images = {"encoder": words, "decoder": ["seen"] * 12}, {"seen": picture[0]}
+    model = Denoiser().eval()
+    with torch.inference_mode(), attnscope.record(model, labels, images=images) as run:
+        _, weights = model(picture, ids)  # [text, head, patch, word]
+    (shown,) = run.token("cat", head="cross L0H1")._answer.picture.overlays
+    np.testing.assert_allclose(shown.looked_at_by, weights[0, 1, :, 2].reshape(3, 4), atol=1e-6)
+    with (
+        pytest.raises(InputError, match="no token is 'other'"),
+        attnscope.record(model, labels, images={"other": picture[0]}),
+    ):
+        pass

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, Seen
-from attnscope.capture.lineage.nodes import Contracted, Moved, Node, Origin, Root, join_labels
+from attnscope.capture.lineage.nodes import Beside, Contracted, Moved, Node, Origin, Root, join_labels
 from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -158,7 +158,10 @@ class Lineage(Tracker):
         scores = all(origin.right is not None for origin in known)
         if len(known) < len(parts) and not scores and seen.name != "stack":
             if all(origin.node.outputs for origin in known):  # keys beside others, of a memory or a cache
-                self._set(seen.result, Origin(Moved(torch.zeros, "anywhere", (), {})))
+                fixed = [part.shape[axis] if self._is_fixed(part) else 0 for part in parts]
+                one = len(known) == 1 and fixed.count(0) == 1
+                at = fixed.index(0) if one else 0
+                self._set(seen.result, Origin(Beside(sum(fixed[:at]) * one, sum(fixed[at:]) * one)))
             else:
                 self.start(seen.result)
             return

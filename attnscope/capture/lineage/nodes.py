@@ -124,6 +124,15 @@ class Moved(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Beside(Node):
+    """States beside others that are not followed; ``before`` and ``behind`` them, learned ones stand."""
+
+    before: int = 0
+    behind: int = 0
+    args = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Contracted(Node):
     """One factor of a product; if the other one is a parameter, new axes are its outputs."""
 
@@ -170,6 +179,14 @@ class CallOrigin:
     state: object = None
     axes: int = 4  # of a kernel's arguments
     sure: bool = False  # whether the function says which axes are texts, heads and positions
+
+    @property
+    def learned(self) -> tuple[int, int]:
+        """How many keys before and behind those of the input are learned, the same for every input."""
+        node = self.key
+        while isinstance(node, (Moved, Contracted)) and len(node.parents) == 1:
+            node = node.parents[0]
+        return (node.before, node.behind) if isinstance(node, Beside) else (0, 0)
 
 
 def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch.device) -> Tensor:

@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from attnscope.attention import Attention, Axis, Kind, Site
+from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.axes import SEPARATOR
 from attnscope.capture.hooks.modules import CACHES, Call
 from attnscope.capture.record import is_within, pattern
 from attnscope.capture.rows.capture import Capture
@@ -25,6 +27,9 @@ DECODER = re.compile(
     r"(^|[._])decoders?($|[._])|decoder_?layer|(^|[._])language_model[._](model[._])?layers[._]", re.I
 )
 """Paths of decoders; some see a prefix or a picture in both directions."""
+
+Learned: TypeAlias = tuple[tuple[Token, ...], tuple[Token, ...]]
+"""Keys that are the same for every input, before and behind those of the input."""
 
 _shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
 """Kinds that calls of a model showed in any recording, encoder or decoder, by path.
@@ -147,19 +152,41 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
     return asking and any(keys in axes and queries not in axes for axes in lengths)
 
 
-def label_axes(attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]]) -> Attention:
-    """Attention with the labels of its kind, if the lengths agree; otherwise unchanged.
+def label_axes(
+    attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]], learned: Learned = ((), ())
+) -> Attention:
+    """Attention with the labels of its kind, if both lengths agree; else each axis with those of its length.
 
-    Queries that are some of the keys get the labels of these.
+    Queries that are some of the keys get the labels of these. ``learned`` keys have names of their own.
     """
     queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
     start, count = attention.offset, len(attention.queries)
     if start is not None and len(queries) == len(keys):
         queries = queries[start : start + count]
-    later = isinstance(attention.keys, range) and attention.keys.start > 0
-    if (len(queries), len(keys)) != (count, len(attention.keys)) or later:
+    if isinstance(attention.keys, range) and attention.keys.start > 0:  # the first ones are lost
         return attention
-    return replace(attention, queries=queries, keys=keys)
+    if (len(queries), len(keys)) == (count, len(attention.keys)):
+        return replace(attention, queries=queries, keys=keys)
+    labels: dict[int, Axis] = {}
+    for axis in dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple)):
+        labels[len(axis)] = () if len(axis) in labels else axis  # two of one length name neither
+    before, behind = learned
+    size = len(attention.keys) - len(before) - len(behind)
+    own = labels.get(size) or ()
+    if before or behind:
+        own = own or tuple(Token(str(number), number) for number in range(size))
+    keys = (*before, *own, *behind) if own else attention.keys
+    queries = keys[start : start + count] if own and start is not None else labels.get(count) or ()
+    return replace(attention, queries=queries if len(queries) == count else attention.queries, keys=keys)
+
+
+def name_learned(module: object, before: int, behind: int) -> Learned:
+    """Names of the keys that are the same for every input, before and behind those of the input."""
+    names = [f"[memory {number}]" if before + behind > 1 else "[memory]" for number in range(before + behind)]
+    if isinstance(module, nn.MultiheadAttention):
+        names += ["[bias]"] * (module.bias_k is not None) + ["[zero]"] * module.add_zero_attn
+    tokens = tuple(Token(name, SEPARATOR - 1 - at, special=True) for at, name in enumerate(names))
+    return tokens[:before], tokens[before:]
 
 
 def keys_lost(call: Call | None, keys: int) -> int:
@@ -208,8 +235,13 @@ class Sites:
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
 
-    def place(self, capture: Capture, name: str, calls: Sequence[Call]) -> Attention:
-        """The attention of one call of the module ``name``; ``calls`` are running, outermost first."""
+    def place(
+        self, capture: Capture, name: str, calls: Sequence[Call], learned: tuple[int, int] = (0, 0)
+    ) -> Attention:
+        """The attention of one call of the module ``name``; ``calls`` are running, outermost first.
+
+        ``learned`` is how many keys before and behind those of the input are learned.
+        """
         attention = replace(capture, site=Site(name, self._calls[name], "cross", 0), offset=None)
         call = next((call for call in reversed(calls) if call.name == name), None)
         around = [entry for entry in calls if is_within(name, entry.name)]
@@ -217,7 +249,8 @@ class Sites:
         if not is_cross(capture, name, around):
             known = capture.offset
             if known is None and not capture.apart:
-                known = offset_of(attention, any(entry.cached for entry in calls))
+                same = len(attention.queries) + sum(learned) == len(attention.keys)
+                known = learned[0] if same else offset_of(attention, any(entry.cached for entry in calls))
             attention = replace(attention, offset=known)
             kind, shows = self_kind(attention, call)
             if shows:
@@ -229,7 +262,8 @@ class Sites:
         lost = 0 if attention.offset is None else keys_lost(call, len(attention.keys))
         start = lost + (attention.offset or 0)
         queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
-        return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes)
+        names = name_learned(None if call is None else call.module, *learned)
+        return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
 
     def _width(self, name: str) -> int:
         """The length of the module list that the last number in a path counts in."""

@@ -81,7 +81,9 @@ class Steps:
         """What the rows do not show: what was before the first one, beams and drafts that were dropped."""
         begins: dict[Kind, list[int]] = {}
         for each in self._sites.values():
-            begins.setdefault(each.calls[0].site.kind, []).append(each.begin)
+            keys = each.calls[0].keys
+            learned = 0 if isinstance(keys, range) else sum(key.text.startswith("[memory") for key in keys)
+            begins.setdefault(each.calls[0].site.kind, []).append(max(0, each.begin - learned))
         before = max(map(min, begins.values()), default=0)
         changes = max((each.changes for each in self._sites.values()), key=len, default=[])
         beams, drafts = any(each.texts is not None for each in changes), sum(each.cut for each in changes)

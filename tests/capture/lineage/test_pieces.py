@@ -271,6 +271,11 @@ def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
     for site, kept in zip(record.sites, maps, strict=True):
         count = kept.weights.shape[2]
         assert (site.site.kind, site.offset, site.heads) == (kind, offset, kept.weights.shape[1])
+        if name == "learned keys in front":
+            rows = [str(number) for number in range(count)]
+            assert [token.text for token in kept.queries] == rows
+            assert [token.text for token in kept.keys] == [*(f"[memory {at}]" for at in range(3)), *rows]
+            continue
         assert (kept.queries, kept.keys) == (range(offset, offset + count), range(keys))
         assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 

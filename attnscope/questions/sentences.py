@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import isfinite
 from typing import TypeVar
 
 from attnscope.attention import Kind, Site
@@ -64,10 +65,16 @@ def provenance(sites: Sequence[SiteRecord]) -> str:
 def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
-    if not wrong:
-        return []
-    most = max(site.difference or 0.0 for site in wrong)
-    return [f"do not trust {layers_of(wrong)}: weights times values miss the output by {most:.2g}"]
+    broken = [site for site in wrong if not isfinite(site.difference or 0.0)]
+    said = (
+        [f"{layers_of(broken)} computes numbers that are not finite: no scores of its heads"]
+        if broken
+        else []
+    )
+    if wrong := [site for site in wrong if site not in broken]:
+        most = max(site.difference or 0.0 for site in wrong)
+        said.append(f"do not trust {layers_of(wrong)}: weights times values miss the output by {most:.2g}")
+    return said
 
 
 def describe_proof(sites: Sequence[SiteRecord]) -> str:

@@ -1,6 +1,7 @@
 """Weights that, times the values, miss the layer's output are never shown without a warning."""
 
 import re
+from math import inf
 
 import pytest
 
@@ -21,11 +22,20 @@ VIEWS = {
 }
 
 
+SAID = {
+    0.5: r"do not trust layers? [0-9-]+: weights times values miss the output by 0\.5",
+    inf: r"layers? [0-9-]+ computes numbers that are not finite: no scores of its heads",
+}
+
+
+@pytest.mark.parametrize("difference", SAID)
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(view, monkeypatch, run):
-    monkeypatch.setattr("attnscope.capture.rows.capture.compare_rows", lambda *parts: 0.5)
+def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(
+    view, difference, monkeypatch, run
+):
+    monkeypatch.setattr("attnscope.capture.rows.capture.compare_rows", lambda *parts: difference)
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     ran = run(*VIEWS[view])
     assert ran.code == 0, ran.err
     said = " ".join(f"{ran.out} {ran.err}".split())
-    assert re.search(r"do not trust layers? [0-9-]+: weights times values miss the output by 0\.5", said)
+    assert re.search(SAID[difference], said)

@@ -49,6 +49,14 @@ class Picture:
     name: str = "image 1"
 
 
+class Grid(NamedTuple):
+    """How an axis of positions lies on a picture, behind ``special`` ones."""
+
+    rows: int
+    columns: int
+    special: int
+
+
 class Limit(NamedTuple):
     """How many tokens of a text are read; one with more is refused, or cut with a note to ``truncate``."""
 
@@ -148,6 +156,13 @@ class ModelInput:
         """Some of its texts, by number, in new tensors; ``changed`` ones take the place of inputs."""
         inputs = {name: tensor[rows] for name, tensor in self.inputs.items()} | changed
         return replace(self, inputs=inputs, arguments=tuple(tensor[rows] for tensor in self.arguments))
+
+    @property
+    def labels(self) -> Mapping[Any, tuple[Axis, Axis]]:
+        """The axes, and those of other lengths on which a picture lies that is read alone."""
+        alone = self.picture is not None and self.picture.tokens == self.tokens
+        grids = {each.tokens: (each.tokens, each.tokens) for each in self.pictures[1:] if alone}
+        return {**self.axes, **grids}
 
     @property
     def read(self) -> int:
@@ -307,6 +322,21 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     named = relabel(prepared.tokens, tokens)
     assert not isinstance(named, range)
     return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
+
+
+def lay_grids(prepared: ModelInput, grids: Mapping[int, Grid | None]) -> ModelInput:
+    """A picture with the grids of axes by length, the first of them its tokens; ``None``: its own grid."""
+    (picture,), begin = prepared.pictures, PICTURED + len(prepared.tokens)
+    pictures = [picture] if len(picture.tokens) in grids else []
+    for grid in filter(None, grids.values()):
+        special = (Token("[special]", number, special=True) for number in range(grid.special))
+        names = (f"{row},{column}" for row in range(grid.rows) for column in range(grid.columns))
+        tokens = *special, *(Token(name, number) for number, name in enumerate(names, begin))
+        pictures.append(replace(picture, grid=(grid.rows, grid.columns), tokens=tokens))
+        begin += len(tokens)
+    tokens = pictures[0].tokens if pictures else prepared.tokens
+    axes: Axes = {"encoder": (tokens, tokens), "cross": (range(1), tokens)} if pictures else prepared.axes
+    return replace(prepared, axes=axes, tokens=tokens, pictures=tuple(pictures) or prepared.pictures)
 
 
 def note_unplaced(axes: Axes, lengths: Collection[int]) -> tuple[str, ...]:

@@ -260,7 +260,7 @@ class Model:
             torch.no_grad() if self.trains else torch.inference_mode(),
             self.threads(prepared),
             self._quoting(prepared),
-            recording(self.module, watching, prepared.axes, fused, warn=False) as record,
+            recording(self.module, watching, prepared.labels, fused, warn=False) as record,
         ):
             getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
         return require_attention(self.name, self.module, record)

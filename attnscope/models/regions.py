@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from attnscope.attention import Kind
+from attnscope.attention import Attention, Kind
 from attnscope.axes import Array
 from attnscope.capture import Record, recording
 from attnscope.errors import ModelError, first_line
+from attnscope.models.inputs import Grid
 
 PADDING_SHARE = 0.5
 """A number that changes by less than this share of the maximum, from black to white, is padding."""
@@ -352,3 +354,84 @@ def find_middles(
             energy += found.double().square().movedim(axis, 0).flatten(1).sum(1).cpu()
         middles.append(float((energy * at).sum() / energy.sum()))  # nan for a token without sound
     return np.array(middles)
+
+
+SPOTS = ((0.1, 0.4), (0.35, 0.85), (0.6, 0.12), (0.88, 0.62), (0.8, 0.9))
+"""Where a picture is changed to find what stands there: shares of its height and width."""
+
+MOST_PLACED = 4096  # positions of an axis that are asked where they lie
+SKETCH = 16  # random numbers that a row of weights is multiplied with, to compare it with another pass's
+LEAST_AGREEMENT = (
+    0.8  # the least correlation, down and across, between where it changes and where it was changed
+)
+
+
+class Sketches:
+    """An observer: for the first axis of each length, what its positions give and get, in few numbers."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Tensor] = {}  # [position, number] by length
+
+    def observe(self, attention: Attention) -> None:
+        """Sketch the mean weights of one call."""
+        sizes = len(attention.queries), len(attention.keys)
+        if max(sizes) > MOST_PLACED or {*sizes} <= self.found.keys():
+            return
+        weights = attention.weights()[0].float().mean(0)  # [query, key]
+        for size, side in zip(sizes, (weights, weights.mT), strict=True):
+            numbers = torch.randn(side.shape[1], SKETCH, generator=torch.Generator().manual_seed(0))
+            made = side @ numbers.to(side)
+            self.found[size] = (
+                made if size not in self.found or sizes[0] != sizes[1] else self.found[size] + made
+            )
+
+
+def find_grids(
+    run: Callable[[Tensor, Sketches], object], pixels: Tensor, known: Container[int]
+) -> dict[int, Grid | None]:
+    """The grids of all axes, found by experiment, by length, as they first ran; ``None`` for a ``known`` one.
+
+    ``run`` gives the model ``pixels``, [1, channel, row, column], or those with one part changed. An axis
+    lies on the picture if what changes on it moves with that part.
+    """
+    run(pixels, before := Sketches())
+    grids: dict[int, Grid | None] = {length: None for length in before.found if length in known}
+    if len(grids) == len(before.found):
+        return grids
+    (high, wide), moved = pixels.shape[-2:], list[Sketches]()
+    for down, across in SPOTS:
+        changed, half = pixels.clone(), (max(1, high // 28), max(1, wide // 28))
+        row, column = int(down * high), int(across * wide)
+        changed[..., max(0, row - half[0]) : row + half[0], max(0, column - half[1]) : column + half[1]] += (
+            3.0
+        )
+        run(changed, after := Sketches())
+        moved.append(after)
+    for length, sketch in before.found.items():
+        if length in known or not all(length in each.found for each in moved):
+            continue
+        changes = torch.stack([each.found[length] - sketch for each in moved])  # [spot, position, number]
+        changes = (changes - changes.mean(1, keepdim=True)).square().sum(-1)  # all rows see the changed keys
+        best = max((*_agreement(changes[:, special:], high / wide), special) for special in (0, 1))
+        if best[0] > LEAST_AGREEMENT:
+            grids[length] = Grid(best[1], length // best[1], best[2])
+    return grids
+
+
+def _agreement(changes: Tensor, shape: float) -> tuple[float, int]:
+    """How well changes [spot, position] agree with ``SPOTS`` on a grid near the picture's shape; its rows."""
+    count = changes.shape[1]
+    able = [rows for rows in range(2, count // 2 + 1) if count % rows == 0]
+    if not able:
+        return 0.0, 1
+    rows = min(able, key=lambda rows: abs(math.log(rows * rows / (count * shape))))
+    laid = changes.double().view(len(changes), rows, -1)
+    laid /= laid.sum((1, 2), keepdim=True)
+    ends = [
+        (side @ torch.arange(side.shape[1]).to(side)).cpu().numpy() for side in (laid.sum(2), laid.sum(1))
+    ]
+    spots = np.array(SPOTS).T
+    with np.errstate(invalid="ignore"):
+        return float(
+            np.nan_to_num([np.corrcoef(*pair)[0, 1] for pair in zip(ends, spots, strict=True)]).min()
+        ), rows

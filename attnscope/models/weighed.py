@@ -155,7 +155,7 @@ def gradients_of(
         torch.enable_grad(),
         model.threads(prepared),
         projections.watching(model.module),
-        recording(model.module, [projections], prepared.axes, warn=False),
+        recording(model.module, [projections], prepared.labels, warn=False),
     ):
         prediction = score_prediction(model, prepared, target)
         return head_gradients(projections, prediction.score), prediction.description

@@ -10,9 +10,13 @@ import transformers
 from PIL import Image
 from torch import nn
 
+from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import _patch_grid, open_image
+from attnscope.questions.info import survey_model
+from attnscope.questions.selection import Selection
+from attnscope.questions.token import one_token
 from tests.models import folders, images
 from tests.models.folders import eager, eager_maps, made_once, maps
 
@@ -177,3 +181,32 @@ def test_a_folder_that_asks_for_a_huge_image_is_refused(size, tmp_path, little_m
     folder = folders.changed(tmp_path / "vit", "preprocessor_config.json", **huge)
     with pytest.raises(AttnscopeError, match=r"asked for more memory than there is"):
         load(folder).prepare_image(images.picture(tmp_path / "a.png"))
+
+
+DETECTORS = ("Detr", "TableTransformer", "ConditionalDetr", "DabDetr")
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_detectors_queries_are_numbered_and_its_keys_lie_on_the_picture(name, tmp_path, picture):
+    body = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_queries": 5} | heads
+    config = getattr(transformers, f"{name}Config")(backbone_config=body, **sizes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForObjectDetection")(config).eval()
+    processor = getattr(transformers, "DetrImageProcessorPil", transformers.DetrImageProcessor)
+    model.save_pretrained(tmp_path)
+    processor(size={"height": 64, "width": 96}).save_pretrained(tmp_path)
+    loaded = load(str(tmp_path))
+    prepared = loaded.prepare_image(picture)
+    assert prepared.picture.grid == (8, 12)
+    result = survey_model(loaded, prepared)
+    assert {sighting.report for sighting in result.sightings} == {"right"}
+    assert {call.site.kind for call in result.calls} == {"encoder", "decoder", "cross"}
+    seen = one_token(loaded, prepared, Selection(token="3,4", kind="cross", head=Head("L1H2")))
+    report = eager(str(tmp_path), type(model), **prepared.inputs).cross_attentions[1][0, 2, :, 3 * 12 + 4]
+    assert len(seen.looked_at_by.bars) == 5
+    for bar in seen.looked_at_by.bars:
+        assert bar.weight == pytest.approx(float(report[bar.position]), abs=1e-5)

@@ -164,7 +164,7 @@ def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, mode
     words = [token for token in prepared.tokens if token.id < 1 << 20]
     assert names(words, special=False) == signs + TEXT.split()
     said = "no token stands for a part of the picture alone: those of the picture are numbered"
-    assert prepared.notes == (said,)
+    assert prepared.notes[0] == said
     assert (prepared.picture.boxes, prepared.picture.grid) == ({}, None)
     assert "mat" in one_token(model, prepared, Selection(token="mat")).label
 

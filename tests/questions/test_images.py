@@ -118,10 +118,12 @@ def test_windows_are_drawn_at_their_places_in_the_picture(shown):
     every = overview(model, prepared, Selection())
     assert not any("mean of" in said for said in every.notes)
     assert "sizes: 256 in layers 0-1, 64 in layer 2" in every.notes
-    # a merged patch has no place in the picture
-    assert not one_token(model, prepared, Selection(Head("L2H0"), token="5")).overlays
-    with pytest.raises(SelectionError, match="tokens 0-63"):
-        one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))
+    # a merged patch lies where its four patches do
+    focus = one_token(model, prepared, Selection(Head("L2H0"), token="2,3"))
+    assert [picture.grid for picture in prepared.pictures] == [(16, 16), (8, 8)]
+    np.testing.assert_allclose(focus.overlays[0].looks_at, merged[0, 2 * 8 + 3].reshape(8, 8), atol=1e-5)
+    with pytest.raises(SelectionError, match="0,0 to 15,15"):
+        one_token(model, prepared, Selection(Head("L1H0"), token="16,3"))
 
 
 def test_detection_tokens_stand_behind_the_patches(shown):
@@ -134,12 +136,35 @@ def test_detection_tokens_stand_behind_the_patches(shown):
         assert focus.overlays[0].looked_at_by.shape == (4, 4)
 
 
-def test_stages_of_other_sizes_are_named_and_bare_positions_are_said_to_be_such(shown):
+def test_every_axis_of_stages_of_other_sizes_lies_on_the_picture(shown):
     model, prepared, _ = shown("segformer")
     every = overview(model, prepared, Selection())
     assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in every.notes
-    assert "layers 0-1: rows and columns are positions, no patches of the picture" in every.notes
     assert "256 × 16 and 64 × 16 tokens" in every.grids["encoder"].subtitle
+    assert {picture.grid for picture in prepared.pictures} == {(16, 16), (8, 8), (4, 4)}
+    assert not any("rows and columns are positions" in note for note in every.notes)
+    for head, token, looks in (("L0H0", "15,2", (4, 4)), ("L1H1", "7,6", (4, 4))):
+        (overlay,) = one_token(model, prepared, Selection(Head(head), token=token)).overlays
+        assert overlay.looks_at.shape == looks
+
+
+def test_what_a_grid_holds_moves_with_the_picture(shown):
+    """The oracle: a bright square at one place changes the position there, and those beside it, the most."""
+    model, prepared, _ = shown("swin")
+    seen = prepared.inputs["pixel_values"]
+    for picture in prepared.pictures:
+        rows, columns = picture.grid
+        for row, column in ((1, columns - 2), (rows - 2, 1), (rows // 2, columns // 2)):
+            states = []
+            for bright in (0.0, 4.0):
+                changed = seen.clone()
+                high, wide = 64 // rows, 64 // columns
+                changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide] += bright
+                with torch.inference_mode():
+                    found = model.module(changed, output_hidden_states=True).reshaped_hidden_states
+                states.append(next(each for each in found if each.shape[-2:] == (rows, columns))[0])
+            moved = (states[1] - states[0]).norm(dim=0)
+            assert divmod(int(moved.argmax()), columns) == (row, column)
 
 
 def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):

@@ -20,9 +20,9 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
 from attnscope.models.huggingface.pictures import WRITES, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
-from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, text_axes
+from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, lay_grids, text_axes
 from attnscope.models.model import Model, accepts, hears, require_attention
-from attnscope.models.regions import enter
+from attnscope.models.regions import Sketches, enter, find_grids
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import GREEDY, Encoded, Sampling, describe_generation, strip_end
 from attnscope.progress import tell
@@ -142,7 +142,24 @@ class HuggingFaceModel(Model):
         """One picture alone, through the whole model or the method ``entry`` of its image tower."""
         if len(paths) != 1:
             raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
-        return read_image(paths[0], self.load_processor("image"), self.module, entry)
+        prepared = read_image(paths[0], self.load_processor("image"), self.module, entry)
+        return self._place_grids(prepared)
+
+    def _place_grids(self, prepared: ModelInput) -> ModelInput:
+        """A picture alone with the grids of all layers: those of later ones are coarser."""
+        seen = prepared.inputs.get("pixel_values")
+        if seen is None or seen.ndim != 4 or len(seen) != 1:
+            return prepared
+
+        def run(pixels: Tensor, sketches: Sketches) -> None:
+            self.run(replace(prepared, inputs={**prepared.inputs, "pixel_values": pixels}), [sketches])
+
+        lengths = {len(axis) for two in prepared.axes.values() for axis in two}
+        try:
+            grids = find_grids(run, seen, lengths)
+        except ModelError:
+            return prepared  # it says why where it is read
+        return lay_grids(prepared, grids)
 
     def _see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
         """One picture and one text: each through its own tower, or a text that attends to the picture."""

@@ -226,12 +226,12 @@ class HeldRows:
 
     ``open_keys`` is the mask if it is known (bool, broadcastable to the weights). Without it, a key
     counts as open if its row gives it any weight in any head or text of the batch. ``call`` is what the
-    kernel received, where known; whether it reproduces these weights has not been checked.
+    kernel received, where known, or makes it; whether it reproduces these weights has not been checked.
     """
 
     weights: Tensor  # [batch, head, query, key]
     open_keys: Tensor | None = None
-    call: AttentionCall | None = None
+    call: AttentionCall | Callable[[], AttentionCall | None] | None = None
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """A view of the rows.  -> [batch, head, row, key]"""

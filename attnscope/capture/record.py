@@ -126,7 +126,7 @@ class Record:
     ``changes`` are sentences on what ran differently than without a recording, or may be missing; ``places``
     the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
     something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
-    in each product of weights and values, None for a kernel.
+    in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -135,6 +135,7 @@ class Record:
     changes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list, compare=False)
     query_axes: list[int | None] = field(default_factory=list, compare=False)
+    layout: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def name(self, path: str, reason: str) -> None:

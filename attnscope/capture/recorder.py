@@ -29,7 +29,13 @@ from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.functions import Seen
-from attnscope.capture.lineage.layout import SplitCalls, judge, origin_of_kernel, origin_of_weighing
+from attnscope.capture.lineage.layout import (
+    SplitCalls,
+    judge,
+    judge_terms,
+    origin_of_kernel,
+    origin_of_weighing,
+)
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
 from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
@@ -168,6 +174,7 @@ class Recorder(Pass):
         """Take the weights that a module's own code multiplied with its values."""
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
+        weighing = replace(weighing, trail=judge_terms(self.of(Lineage), weighing.trail))
         origin = origin_of_weighing(self.of(Lineage).of(weighing.operand), weighing, batch, heads)
         capture = Capture.of_weighing(weighing, batch, heads, learned)
         if learned and len(capture.queries) > 1:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from attnscope.attention import Attention, Head
 from attnscope.axes import Array
-from attnscope.capture import Observer, recording
-from attnscope.capture.hooks.torch_functions import Edit, edited
+from attnscope.capture import Observer
+from attnscope.capture.hooks.torch_functions import Edit
 from attnscope.capture.record import Seeing
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
@@ -34,7 +34,7 @@ from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import SAME, ScoreOutcome, ask_each
 from attnscope.questions.composition import WAYS, find_feeds
-from attnscope.questions.intervention import PlainPass
+from attnscope.questions.intervention import PlainPass, editing_again
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, name_pass
@@ -98,8 +98,8 @@ class TwoTexts(TwoPasses):
     def run(self, embeds: Sequence[Tensor], edit: Edit, observers: Sequence[Observer] = ()) -> Tensor:
         """The score of a pass with other embeddings, and other outputs of attention calls."""
         module = self.scored.model.module
-        watching = recording(module, observers, warn=False) if observers else nullcontext()
-        with embeddings_changed(module, lambda number, _: embeds[number]), watching, edited(edit):
+        changed = embeddings_changed(module, lambda number, _: embeds[number])
+        with changed, editing_again(self.here, edit, observers):
             return self.scored.score(self.scored.logits())
 
     def attribute(self, split: Collection[int] = ()) -> Array:
@@ -198,7 +198,8 @@ class TwoTexts(TwoPasses):
 def _slopes(output: Tensor, inputs: Sequence[Tensor], slope: Tensor | None) -> Sequence[Tensor]:
     """The gradient by each input; 0 of those that do not lead to the output."""
     more = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
-    return torch.autograd.grad(output, inputs, slope, **more)
+    slopes = torch.autograd.grad(output, inputs, slope, **more)
+    return tuple(each.detach() for each in slopes)  # some releases of torch make zeros that learn
 
 
 def _parts(attention: Attention) -> tuple[Tensor, ...]:

@@ -26,6 +26,7 @@ from attnscope.capture.record import Seeing, tolerance
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
+from attnscope.models.inputs import Axes
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
 
@@ -125,7 +126,7 @@ def editing(
 ) -> Iterator[tuple[Record, Gates]]:
     """Edit heads' outputs while the block runs. Raises ``ModelError`` unless every head was edited."""
     axes = None if prepared is None else prepared.axes
-    with recording(model.module, observers, axes, warn=False) as record, edited(edit) as gates:
+    with recording(model.module, observers, axes, warn=False) as record, edited(edit, record) as gates:
         yield record, gates
     heads = [site.heads for site in record.sites]
     if not heads:
@@ -134,8 +135,8 @@ def editing(
         ways = ", ".join(dict.fromkeys(site.kernel for site in record.sites))
         raise ModelError(
             f"the heads of {model.name} cannot be gated: it attends by {ways}, and gates fit torch's "
-            "scaled_dot_product_attention and nn.MultiheadAttention, and the attention functions of "
-            "transformers, outside of loops"
+            "scaled_dot_product_attention and nn.MultiheadAttention, the attention functions of "
+            "transformers, and one product of all heads' weights and values, outside of loops"
         )
 
 
@@ -202,6 +203,20 @@ def mixed_values(attention: Attention) -> Tensor:
     if values is None or values.shape[2] != len(attention.keys):
         raise ModelError(f"{attention.site.name} cannot be changed: the values that it mixes are not known")
     return values
+
+
+@contextmanager
+def editing_again(
+    first: LayerPass, edit: Edit, observers: Sequence[Observer] = (), axes: Axes | None = None
+) -> Iterator[None]:
+    """Edit heads' outputs in a pass like the first one; where a softmax made weights, it must be recorded."""
+    recorded, module = (
+        observers or any(site.source == "softmax" for site in first.record.sites),
+        first.model.module,
+    )
+    watched = recording(module, observers, axes, warn=False) if recorded else nullcontext()
+    with watched as record, edited(edit, record):
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +308,8 @@ class PlainPass(LayerPass):
         if not all(self.same.values()):
             kept, skipped = [], 0
         with (
-            recording(module, observers, axes, warn=False) if observers else nullcontext(),
             running_layers(module, (copies or kept)[: len(kept)]),
-            edited(lambda number, output: edit(number + skipped, output)),
+            editing_again(self, lambda number, output: edit(number + skipped, output), observers, axes),
         ):
             yield
 

@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Head, HeldRows, Site
+from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Place, places
 from attnscope.capture.record import Seeing, tolerance
-from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.rows.scores import ScoredRows, call_behind
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
@@ -68,7 +68,7 @@ def _take_apart(
     attention: Attention, address: Head, axes: Sequence[Sequence[Place]], at: Sequence[int], title: str
 ) -> Neurons:
     named = f"{address} ({attention.kernel})"
-    call = attention.read.call if isinstance(attention.read, (ScoredRows, HeldRows)) else None
+    call = call_behind(attention.read)
     if call is None:
         raise ModelError(f"the queries and keys of {named} are unknown, so its scores cannot be split")
     if attention.batch > 1:

@@ -14,9 +14,9 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, AttentionCall, Head, HeldRows, Kind
+from attnscope.attention import Attention, AttentionCall, Head, Kind
 from attnscope.capture.record import Seeing
-from attnscope.capture.rows.scores import ScoredRows, find_scores
+from attnscope.capture.rows.scores import ScoredRows, call_behind, find_scores
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
@@ -119,7 +119,7 @@ class Receiver(NamedTuple):
 
 def _call(attention: Attention) -> AttentionCall:
     read = attention.read
-    call = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
+    call = call_behind(read)
     if call is None or find_scores(read) is None:
         raise ModelError(
             f"{attention.site.name} shows weights without its queries and keys: patch --what output"

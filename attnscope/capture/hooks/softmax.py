@@ -24,6 +24,7 @@ from attnscope.capture.rows.capture import (
     ROUNDING,
     SIGNED,
     TALKING,
+    Scores,
     Trail,
     Weighing,
     is_mapped,
@@ -32,6 +33,16 @@ from attnscope.capture.rows.capture import (
 from attnscope.capture.tracker import Pass, Tracker
 
 MEMORY = "it attends to learned vectors, not to tokens"
+ADDING = {
+    *("to", "type", "type_as", "float", "half", "bfloat16", "double", "cpu", "cuda", "contiguous"),
+    *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__", "clone"),
+    *("masked_fill", "masked_fill_", "where", "tril", "triu"),
+}
+"""Functions that cast scores, or add to them."""
+
+TIMES = {"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply"}
+DIVIDING = {"div", "div_", "__truediv__", "__itruediv__"}
+
 PROJECTING = PRODUCTS | {"linear", "addmm", "conv1d", "conv2d", "conv3d"}
 
 
@@ -83,11 +94,14 @@ class Trails(Tracker):
         self._learned = recorder.of(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
         self._mixtures: Any = WeakTensorKeyDictionary()  # what weights made of values
+        self._scores: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
 
     def see(self, seen: Seen) -> bool | None:
         """Follow one call."""
         name, result = seen.name, seen.result
+        if self._scores and name not in SOFTMAX:
+            self._score(seen)
         if name in RESHAPING or name in ELEMENTWISE:
             self._carry_on(seen)
         elif name in PRODUCTS:
@@ -100,6 +114,8 @@ class Trails(Tracker):
                 self._multiply(seen, [self._trails[each] for each in weights])
             elif weights and any(map(self._learned.holds, seen.tensors)):
                 self._mix(weights[0], result)
+            elif seen.product and not weights and not any(map(self._learned.is_fixed, seen.tensors)):
+                self._scores[result] = Scores(seen.product, float(seen.kwargs.get("alpha", 1)))
         elif name in SOFTMAX:
             given = seen.given("input", "dim")
             if isinstance(given.get("dim"), int):
@@ -130,8 +146,37 @@ class Trails(Tracker):
     def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
         if result.ndim >= 2 and result.is_floating_point():
             self._softmaxes += 1
-            masked = masked_keys(scores, axis)
-            self._trails[result] = Trail(self.recorder.path, masked, softmax=self._softmaxes)
+            known = self._scores.get(scores) if self._scores else None
+            self._trails[result] = Trail(
+                self.recorder.path,
+                masked_keys(scores, axis),
+                softmax=self._softmaxes,
+                scores=known and replace(known, given=scores.detach()),
+            )
+
+    def _score(self, seen: Seen) -> None:
+        """Follow scores, which numbers scale and terms are added to; any other function ends it."""
+        known = [arg for arg in seen.tensors if arg in self._scores]
+        if not known or not isinstance(seen.result, Tensor):
+            return
+        scores, others = self._scores[known[0]], [arg for arg in seen.args if arg is not known[0]]
+        number = others[0] if len(others) == 1 else None
+        if isinstance(number, Tensor) and number.numel() == 1 and not is_mapped(number):
+            number = number.item()
+        self._scores.pop(seen.result, None)  # it may be the same tensor, written into
+        if seen.result.shape != known[0].shape or len(known) > 1:
+            return
+        first = seen.args[0] is known[0]
+        if (
+            isinstance(number, (int, float))
+            and number
+            and (seen.name in TIMES or (seen.name in DIVIDING and first))
+        ):
+            factor = number if seen.name in TIMES else 1 / number
+            self._scores[seen.result] = replace(scores, scale=scores.scale * factor)
+        elif seen.name in ADDING and (first or "sub" not in seen.name):
+            terms = [arg for arg in others if isinstance(arg, Tensor) and arg.is_floating_point()]
+            self._scores[seen.result] = replace(scores, terms=(*scores.terms, *terms))
 
     def _carry_on(self, seen: Seen) -> None:
         """Carry the first followed argument over to the result of a harmless function."""
@@ -150,7 +195,8 @@ class Trails(Tracker):
             masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
             for index, part in enumerate(parts):
                 mask = masked[index] if several and masked is not None else masked
-                self._trails[part] = replace(trail, masked=mask)
+                scores = trail.scores if seen.name in ("contiguous", "clone", "detach") else None
+                self._trails[part] = replace(trail, masked=mask, scores=scores)
         elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
             self._trails[result] = trail
 
@@ -202,6 +248,6 @@ class Trails(Tracker):
         )
         for place, axis in enumerate((*more, *lead)):
             laid = laid if axis in theirs else laid.unsqueeze(place)
-        output = seen.result.permute([product.out.index(axis) for axis in made])
-        weights = weights.expand(*output.shape[:-2], -1, -1) if more else weights
-        return replace(found, weights=weights, values=laid.detach(), output=output.detach())
+        order, result = tuple(product.out.index(axis) for axis in made), seen.result.detach()
+        weights = weights.expand(*result.permute(order).shape[:-2], -1, -1) if more else weights
+        return replace(found, weights=weights, values=laid.detach(), result=result, made=order)

@@ -27,11 +27,12 @@ from attnscope.capture.hooks.functions import (
     quietly,
 )
 from attnscope.capture.hooks.modules import Call, tensors_in
-from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.follow import SDPA, Lineage
+from attnscope.capture.lineage.functions import PRODUCTS, Seen
 from attnscope.capture.lineage.layout import origin_of_kernel
 from attnscope.capture.lineage.nodes import Contracted, Origin
 from attnscope.capture.placing.without_attention import why_opaque
+from attnscope.capture.record import Record
 from attnscope.capture.rows.capture import MAPPED, Capture, is_mapped
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.tracker import Tracker
@@ -142,13 +143,14 @@ Edit: TypeAlias = Callable[[int, Tensor], "Tensor | None"]
 class Gates(TorchFunctionMode):
     """Edits the output of every attention call; ``heads`` is the number of heads of each call so far.
 
-    It covers torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, and transformers'
-    attention functions; other attention is neither edited nor counted.
+    It covers torch's ``scaled_dot_product_attention`` and ``multi_head_attention_forward``, transformers'
+    attention functions, and products of values with the result of a softmax, which the recording around it
+    notes in ``record``; other attention is neither edited nor counted.
     """
 
-    def __init__(self, edit: Edit) -> None:
+    def __init__(self, edit: Edit, record: Record | None) -> None:
         super().__init__()
-        self.edit = edit
+        self.edit, self.record = edit, record
         self.heads: list[int] = []
         self._inside = 0
 
@@ -157,9 +159,11 @@ class Gates(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "multi_head_attention_forward" and not self._inside:
             return self._projected(func, bind(args, kwargs or {}))
+        taken = len(self.record.calls) if self.record is not None and name in PRODUCTS else None
         result = func(*args, **(kwargs or {}))
-        if self._inside or name != "scaled_dot_product_attention":
-            return result
+        if self._inside or name != SDPA:
+            seen = self.record is not None and taken is not None and len(self.record.calls) > taken
+            return self._weighed(result) if seen and not self._inside else result
         if result.ndim != 4:
             self.heads.append(0)
             return result
@@ -184,6 +188,18 @@ class Gates(TorchFunctionMode):
         heads = self._edited(batched.transpose(0, 1)).transpose(0, 1).reshape(output.shape)
         return (linear(heads, weight, bias), *more)
 
+    def _weighed(self, result: Tensor) -> Tensor:
+        """Edit a product of a softmax's result and values, whatever its axes."""
+        lay = None if self.record is None else self.record.layout
+        if lay is None:
+            self.heads.append(0)
+            return result
+        output = lay(result).transpose(1, 2)
+        if (other := self._edited(output)) is output:
+            return result
+        places = lay(torch.arange(result.numel(), device=result.device).view(result.shape)).flatten()
+        return other.transpose(1, 2).flatten()[places.argsort()].view(result.shape)
+
     def _edited(self, output: Tensor) -> Tensor:
         """The edited output.  [batch, query, head, size] -> the same"""
         self.heads.append(output.shape[2])
@@ -192,9 +208,9 @@ class Gates(TorchFunctionMode):
 
 
 @contextmanager
-def edited(edit: Edit) -> Iterator[Gates]:
-    """Edit the output of every attention call on this thread while the block runs."""
-    gates = Gates(edit)
+def edited(edit: Edit, record: Record | None = None) -> Iterator[Gates]:
+    """Edit the output of every attention call on this thread while the block runs, which ``record`` notes."""
+    gates = Gates(edit, record)
     with attention_functions(gates.kernel_call), gates:
         yield gates
 

@@ -21,9 +21,10 @@ from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.nodes import STRETCH, CallOrigin, Moved, Origin, Root, is_constant
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import is_within
-from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing, is_mapped
+from attnscope.capture.rows.capture import ROUNDING, Capture, Trail, Weighing, is_mapped
 from attnscope.capture.rows.scores import Part, PlacedRows, join_differences
 from attnscope.capture.tracker import Taken, Tracker
+from attnscope.fused.runs import is_plain
 
 CHANNELS = "it attends from channel to channel, not from token to token"
 INSIDE = "it attends within one token (streams, heads, experts), not from token to token"
@@ -63,6 +64,21 @@ def judge(lineage: Lineage, weighing: Weighing, result: Tensor) -> tuple[bool, b
     if not tokens or learned:
         lineage.forget(result)
     return tokens, learned
+
+
+def judge_terms(lineage: Lineage, trail: Trail) -> Trail:
+    """A trail, without its scores if what was added to them is of the same states (relative positions)."""
+    scores = trail.scores
+    if scores is None or not scores.terms:
+        return trail
+
+    def roots(*tensors: Tensor) -> set[Root]:
+        origins = (lineage.of(each) for each in tensors)
+        return {root for each in origins if each is not None for root in each.node.roots}
+
+    ours = roots(scores.product.left, scores.product.right)
+    same = (term for term in scores.terms if roots(term) & ours)  # masks are made of the scores' shape
+    return trail if all(map(is_plain, same)) else replace(trail, scores=None)
 
 
 def _weigh_distances(query: Origin, weighing: Weighing) -> bool:

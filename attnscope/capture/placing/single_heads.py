@@ -104,7 +104,7 @@ class Repeats(Tracker):
         """
         before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
         call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None
-        if module is None or call is None:
+        if module is None or not isinstance(call, AttentionCall):
             return False
         _, rows = sampled(capture.read, len(capture.queries))
         self._latest = module, call, rows

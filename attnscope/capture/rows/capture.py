@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
+from attnscope.capture.lineage.functions import Product
 from attnscope.capture.rows.scores import ScoredRows, compare_rows
 from attnscope.fused.runs import CLOSED_BELOW
 
@@ -28,6 +30,16 @@ MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its wei
 
 
 @dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of queries and keys, on their way to a softmax."""
+
+    product: Product  # of queries and keys
+    scale: float = 1.0
+    terms: tuple[Tensor, ...] = ()  # what was added
+    given: Tensor | None = None  # to the softmax
+
+
+@dataclass(frozen=True, eq=False)
 class Trail:
     """One tensor on the path from a softmax to the product that makes it attention."""
 
@@ -36,6 +48,7 @@ class Trail:
     reason: str = ""  # why what it became by now cannot be shown
     factors: bool = False  # whether several softmaxes were multiplied with each other
     softmax: int = 0  # number of the softmax in the recording; 0 for none
+    scores: Scores | None = None  # what it was made of, if that is known and it was not moved since
 
     def owner(self, path: Sequence[str]) -> str:
         """The innermost module around the softmax that still runs, when these run."""
@@ -56,7 +69,8 @@ class Weighing:
     weighed: Tensor | None = None  # the other factor
     made_axis: int = -2  # of the product: its queries
     values: Tensor | None = None  # [..., key, size], if the product had one such axis
-    output: Tensor | None = None  # [..., query, size], the product
+    result: Tensor | None = None  # the product
+    made: tuple[int, ...] = ()  # its axes in the order [..., query, size]
 
     def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Weights and open keys with a batch and a head axis, from any axes of the module.
@@ -76,32 +90,90 @@ class Weighing:
         return self._laid(labels.permute(self.axes), batch, heads)
 
     def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
-        """A tensor in the weights' axes, with a batch and a head axis."""
-        lead = list(self.weights.shape[:-2])
-        if len(lead) == 3 and not self.grouped and lead[1] == heads != lead[2]:  # the second are the heads
-            tensor, lead = tensor.transpose(1, 2), [lead[0], lead[2], lead[1]]
-        if len(lead) == 1:
-            lead = [batch, lead[0] // batch] if batch and lead[0] % batch == 0 else [lead[0], 1]
-        elif len(lead) > 2 and not self.grouped:
-            lead = [math.prod(lead[:-1]), lead[-1]]
-        first, *others = lead or [1]
-        return tensor.reshape(first, math.prod(others), *tensor.shape[-2:])
+        return lay_heads(tensor, self.weights.shape[:-2], self.grouped, batch, heads)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether one head weighs the values of all."""
+        values, result = self.values, self.result
+        if values is None or result is None or self.weights.shape[1:-2] != (1,):
+            return False
+        return values.ndim == result.ndim == 4 and values.shape[1] == result.shape[self.made[1]]
+
+    def layout(self, batch: int, heads: int | None = None) -> Layout | None:
+        """How the product is rearranged as by ``with_heads``, [batch, head, query, size], if it can be."""
+        values, result, lead = self.values, self.result, self.weights.shape[:-2]
+        if values is None or result is None or values.ndim > result.ndim:
+            return None
+        if not self._is_shared and result.permute(self.made).shape[:-1] != self.weights.shape[:-1]:
+            return None
+        return partial(
+            lay_product,
+            made=self.made,
+            shared=self._is_shared,
+            heads=partial(lay_heads, lead=lead, grouped=self.grouped, batch=batch, heads=heads),
+        )
 
     def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
         """The values and their mixtures, rearranged as by ``with_heads``, if they have such axes.
 
         -> [batch, head, key, size], [batch, head, query, size]
         """
-        values, output, lead = self.values, self.output, self.weights.shape[:-2]
-        if values is None or output is None or output.dtype != self.weights.dtype:
+        values, result, lay = self.values, self.result, self.layout(batch, heads)
+        if values is None or result is None or lay is None or result.dtype != self.weights.dtype:
             return None
-        if lead[1:] == (1,) and values.ndim == output.ndim == 4 and values.shape[1] == output.shape[1]:
-            # one head weighs the values of all
-            values, output = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (values, output))
-        if output.shape[:-1] != self.weights.shape[:-1] or values.ndim > output.ndim:
+        values = side_by_side(values) if self._is_shared else values
+        values = values.expand(*self.weights.shape[:-2], *values.shape[-2:])
+        return self._laid(values, batch, heads), lay(result)
+
+    def call(self, batch: int, heads: int | None = None) -> AttentionCall | None:
+        """The queries, keys and values as a kernel would receive them, with all else as a bias."""
+        scores, both = self.trail.scores, self.product(batch, heads)
+        if scores is None or scores.given is None or both is None:
             return None
-        values = values.expand(*lead, *values.shape[-2:])
-        return self._laid(values, batch, heads), self._laid(output, batch, heads)
+        *lead, query, key = (scores.product.out[axis] for axis in self.axes)
+        laid = list[Tensor]()
+        for side, axes, _, others in scores.product.sides:
+            own, size = (
+                [x for x in axes if x in some] for some in ((query, key), {*others} - {*scores.product.out})
+            )
+            order = *lead, *own, *size
+            if len(own) != 1 or len(size) != 1:
+                return None
+            here = side.permute([axes.index(axis) for axis in order if axis in axes])
+            here = here[tuple(slice(None) if axis in axes else None for axis in order)].detach()
+            here = self._laid(here.expand(*self.weights.shape[:-2], -1, -1), batch, heads)
+            laid.insert(own == [key] and len(laid), here)
+        given = self._laid(scores.given.permute(self.axes).expand(self.weights.shape), batch, heads)
+        call = AttentionCall(laid[0], laid[1], both[0], scores.scale)
+        bias = given - ScoredRows(call).scores(0, given.shape[2], None)
+        return replace(call, biases=(bias,))
+
+
+Layout: TypeAlias = Callable[[Tensor], Tensor]  # of a product -> [batch, head, query, size]
+
+
+def lay_heads(tensor: Tensor, lead: Sequence[int], grouped: bool, batch: int, heads: int | None) -> Tensor:
+    """A tensor in the axes of weights, which begin with ``lead``, with a batch and a head axis."""
+    if len(lead) == 3 and not grouped and lead[1] == heads != lead[2]:  # the second are the heads
+        tensor, lead = tensor.transpose(1, 2), [lead[0], lead[2], lead[1]]
+    if len(lead) == 1:
+        lead = [batch, lead[0] // batch] if batch and lead[0] % batch == 0 else [lead[0], 1]
+    elif len(lead) > 2 and not grouped:
+        lead = [math.prod(lead[:-1]), lead[-1]]
+    first, *others = lead or [1]
+    return tensor.reshape(first, math.prod(others), *tensor.shape[-2:])
+
+
+def lay_product(result: Tensor, made: Sequence[int], shared: bool, heads: Layout) -> Tensor:
+    """A product, or what else has its axes, with a batch and a head axis."""
+    output = result.permute(*made)
+    return heads(side_by_side(output) if shared else output)
+
+
+def side_by_side(values: Tensor) -> Tensor:
+    """[batch, head, position, size] -> [batch, 1, position, head·size]"""
+    return values.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
 def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
@@ -134,6 +206,7 @@ class Capture(Attention):
     crossed: bool | None = None  # whether queries and keys come from different sequences, None if unknown
     apart: bool = False  # whether queries have no positions among the keys
     query_axis: int | None = None  # in the product of weights and values
+    layout: Layout | None = None  # of that product
 
     @classmethod
     def of(
@@ -175,10 +248,15 @@ class Capture(Attention):
     ) -> Capture:
         """Attention of a module's own code, which declares ``heads``; ``learned`` queries stand at no key."""
         capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
-        capture = replace(capture, query_axis=weighing.made_axis)
+        layout = weighing.layout(batch, heads)
+        capture = replace(capture, query_axis=weighing.made_axis, layout=layout)
         capture = replace(capture, crossed=True, apart=True) if learned else capture
         product = weighing.product(batch, heads)
-        return capture if product is None else capture.proved(*product)
+        if product is None or not isinstance(capture.read, HeldRows):
+            return capture
+        if weighing.trail.scores is not None:
+            capture = replace(capture, read=replace(capture.read, call=partial(weighing.call, batch, heads)))
+        return capture.proved(*product)
 
     def proved(self, value: Tensor, output: Any) -> Capture:
         """The same call, checked if the kernel's output is [batch, head, query, size]."""

@@ -311,6 +311,12 @@ ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
 """The input of the softmax, for some queries and heads.  -> [batch, head, row, key]"""
 
 
+def call_behind(read: RowSource) -> AttentionCall | None:
+    """The queries and keys behind rows, where they are known; see ``find_scores`` for whether they fit."""
+    call = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
+    return call if call is None or isinstance(call, AttentionCall) else call()
+
+
 def find_scores(read: RowSource) -> ReadScores | None:
     """The scores behind rows; ``None`` if only weights are known, or if rows are not a softmax of scores."""
     if hasattr(read, "source"):  # rows of a trace are read on demand
@@ -320,9 +326,10 @@ def find_scores(read: RowSource) -> ReadScores | None:
     if isinstance(read, SomeHeads):
         scores, chosen = find_scores(read.all), read.chosen
         return scores and (lambda start, stop, heads: scores(start, stop, chosen))
-    if not isinstance(read, HeldRows) or read.call is None:
+    call = call_behind(read)
+    if not isinstance(read, HeldRows) or call is None:
         return None
-    made = ScoredRows(read.call)
+    made = ScoredRows(call)
     places, weights = sampled(made, read.weights.shape[2])
     gap = (weights - read.weights[:, :, places]).abs().amax()
     return made.scores if float(gap) <= tolerance(read.weights.dtype) else None

@@ -1,5 +1,6 @@
 """Tiny random models of five shapes, and their passes by plain hooks and by attention written out."""
 
+import inspect
 import math
 from contextlib import ExitStack
 from pathlib import Path
@@ -183,11 +184,29 @@ def _first(output, change):
 
 
 class Attends:
-    """Torch's kernel written out; ``weigh(number, weights)`` and ``give(number, output)`` change a call."""
+    """Torch's kernel written out; ``weigh(number, weights)`` and ``give(number, output)`` change a call.
+
+    T5 of transformers 5.0 writes a softmax itself: its second product, of weights and values, is replaced.
+    """
 
     def __init__(self, monkeypatch, mask=None, weigh=None, give=None, parts=None):
         self.number, self.mask, self.weigh, self.give, self.parts = -1, mask, weigh, give, parts
         monkeypatch.setattr(F, "scaled_dot_product_attention", self)
+        if "torch.matmul(" in inspect.getsource(hf.models.t5.modeling_t5.T5Attention):
+            self.product, self.softmax, self.made = torch.matmul, F.softmax, []
+            monkeypatch.setattr(torch, "matmul", self.multiply)
+            monkeypatch.setattr(F, "softmax", self.keep)
+
+    def keep(self, scores, **how):
+        self.made.append(scores.clone())
+        return self.softmax(scores, **how)
+
+    def multiply(self, left, right):
+        if not self.made:
+            self.factors = left, right.mT
+            return self.product(left, right)
+        (query, key), scores = self.factors, self.made.pop()
+        return self(query, key, right, (scores - query @ key.mT).double(), scale=1.0)
 
     def __call__(self, q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **more):
         self.number += 1

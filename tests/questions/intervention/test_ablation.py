@@ -388,7 +388,7 @@ def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path, causal):
 
     def by_hand(hidden, *args, **kwargs):
         weights = torch.softmax(hidden @ hidden.mT, -1)
-        return weights @ hidden, weights
+        return torch.baddbmm(hidden, weights, hidden), weights  # something is added in the same product
 
     model.module.h[0].attn.forward = by_hand
     with pytest.raises(ModelError, match="cannot be gated: it attends by"):

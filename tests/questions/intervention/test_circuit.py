@@ -86,6 +86,7 @@ class ByHand:
 @LIKE
 def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, monkeypatch):
     monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)  # half-way between the texts
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # some T5s take their softmax in float32
     made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
     with torch.enable_grad():
         scores = made.attribute()[0]

@@ -362,7 +362,7 @@ def cut(
         calls = first.calls(selection, heads)
         whole = [head for head, mine in calls.items() if not any(first.made[call] for call in mine)]
         if len(whole) == len(calls):
-            sites = [each.site for each in first.record.sites if selection.meets(each.site)]
+            sites = [each for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
         changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
         result = measure_effects(scored, first, calls, changed, first.changed, {})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Axis, Head, Site
 from attnscope.capture.observers import BLOCK, RowObserver, SharedRows, rows_at_a_time
+from attnscope.capture.record import SiteRecord
 from attnscope.errors import SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request, Statistics
@@ -311,7 +312,7 @@ def find_heads(
         sums = observer.sums
         heads = [score for each in sums for score in each.heads(numbers[each.site])]
         heads.sort(key=lambda score: score.place)
-        notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, list(numbers))]
+        notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, chosen)]
         answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
@@ -365,9 +366,9 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     return notes
 
 
-def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Site]) -> str:
-    """Why a question has no answer: what does not exist, or which keys are masked."""
-    kinds = sentences.kinds_of(sites)
+def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[SiteRecord]) -> str:
+    """Why a question has no answer: what does not exist, stands on no one call's axes, or is masked."""
+    kinds = sentences.kinds_of([each.site for each in sites])
     sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]
     parts = (question.left, question.right)
     for side, part in enumerate(parts):
@@ -381,6 +382,11 @@ def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[Si
                 return f"no token stands {abs(part.step):,} {way} {other.text!r}"
     where = " and ".join(sentences.kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
+    seen = {(each.site.kind, each.queries, each.keys) for each in sites}
+    labelled = (axes for kind, axes in prepared.axes.items() if (kind, *map(len, axes)) in seen)
+    if all(ResolvedQuestion.of(question, *axes) is None for axes in labelled):
+        never = f"in {where}, no row of {left!r} has a key of {right!r}"
+        return f"no attention goes from {left!r} to {right!r}: {never}"
     return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
 
 

@@ -149,7 +149,7 @@ class Trails(Tracker):
             known = self._scores.get(scores) if self._scores else None
             self._trails[result] = Trail(
                 self.recorder.path,
-                masked_keys(scores, axis),
+                masked_keys(scores, axis, result.detach(), known and known.added),
                 softmax=self._softmaxes,
                 scores=known and replace(known, given=scores.detach()),
             )

@@ -51,7 +51,8 @@ class ChunkedModules(Tracker):
         if self.notes is None:
             return False
         if seen.name in SOFTMAX:
-            self.notes.softmaxes.append((seen.result.detach(), masked_keys(seen.args[0], -1)))
+            weights = seen.result.detach()
+            self.notes.softmaxes.append((weights, masked_keys(seen.args[0], -1, weights)))
         elif seen.name == "linear":
             self.notes.linears.append(seen.result.detach())
         return True

@@ -15,9 +15,9 @@ from torch._C import _functorch as functorch
 from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
 from attnscope.capture.lineage.functions import Product
 from attnscope.capture.rows.scores import ScoredRows, compare_rows
-from attnscope.fused.runs import CLOSED_BELOW
 
-FAR_BELOW = 5e3
+FAR_BELOW = 5e3  # no mask lowers a score by less
+FARTHEST = 1e6  # nothing but a mask lowers a score by more
 ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
 
 TALKING = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
@@ -37,6 +37,12 @@ class Scores:
     scale: float = 1.0
     terms: tuple[Tensor, ...] = ()  # what was added
     given: Tensor | None = None  # to the softmax
+
+    def added(self, given: Tensor) -> Tensor:
+        """What all terms together add to the scaled product, which gives what the softmax is given."""
+        product = self.product
+        spelled = f"{product.ours},{product.theirs}->{product.out}"
+        return given - self.scale * torch.einsum(spelled, product.left, product.right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,16 +182,28 @@ def side_by_side(values: Tensor) -> Tensor:
     return values.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
-def masked_keys(scores: Tensor, axis: int) -> Tensor | None:
+def masked_keys(
+    scores: Tensor, axis: int, weights: Tensor, added: Callable[[Tensor], Tensor] | None = None
+) -> Tensor | None:
     """The scores that a mask closes, or None if all are open.
 
-    Masked is -inf, the very low number of an additive mask, and whatever lies ``FAR_BELOW`` or more under the
-    largest score of its row, where any weight underflows. Inside ``torch.vmap`` one cannot ask for any.
+    Masked is -inf, and what has no weight because it lies far below the largest score of its row. Scores of
+    queries and keys may do so, too: what was ``added`` to them tells, or else whether another head, on the
+    second of four axes, weighs the key. Inside ``torch.vmap`` one cannot ask for any.
     """
     scores = scores.detach()
-    highest = scores.amax(axis, keepdim=True)
-    masked = (scores <= CLOSED_BELOW) | (scores < highest - FAR_BELOW)
-    return masked if is_mapped(masked) or bool(masked.any()) else None
+    below = scores.amax(axis, keepdim=True) - scores
+    masked = (scores == -torch.inf) | ((weights == 0) & (below > FAR_BELOW))
+    if is_mapped(masked):
+        return masked
+    doubted = masked & (below < FARTHEST)
+    if bool(doubted.any()):
+        if added is not None:
+            terms = added(scores)
+            masked &= ~doubted | (terms < terms.amax(axis, keepdim=True) - FAR_BELOW)
+        elif masked.ndim == 4 and axis % 4 != 1:
+            masked &= ~doubted | masked.all(1, keepdim=True)
+    return masked if bool(masked.any()) else None
 
 
 def is_mapped(*tensors: Tensor) -> bool:

@@ -15,10 +15,9 @@ from torch import Tensor
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.record import FUSED, beyond_rounding
-from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing
+from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing, masked_keys
 from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, mix, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
-from attnscope.fused.runs import opens
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Arguments that may be positional."""
@@ -179,7 +178,9 @@ class FlexRows:
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys left open by the mask and the changed scores.  -> [batch, head, row, key]"""
-        return opens(self._scores(start, stop, None))
+        scores, plain = self._scores(start, stop, None), self.plain.scores(start, stop, None)
+        masked = masked_keys(scores, -1, torch.softmax(scores, -1), lambda given: given - plain)
+        return torch.ones_like(scores, dtype=torch.bool) if masked is None else ~masked
 
     @torch.no_grad()
     def _scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:

@@ -197,6 +197,7 @@ CHANGES = {  # a score and its text, head, query and key -> another score
     "alibi": lambda score, text, head, query, key: score + SLOPES[head] * (key - query),
     "capped": lambda score, text, head, query, key: 3 * torch.tanh(score / 3),
     "biased": lambda score, text, head, query, key: score + TABLE[head, query, key],
+    "low": lambda score, text, head, query, key: score - 2**17 * head,
     "causal": lambda score, text, head, query, key: torch.where(query >= key, score, -torch.inf),
 }
 OPEN = {

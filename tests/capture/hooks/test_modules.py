@@ -172,3 +172,31 @@ def test_labels_go_where_the_lengths_agree():
         module(torch.randn(1, 5, 16))
         module(torch.randn(1, 4, 16))
     assert [kept.queries for kept in keep.maps] == [tuple("abcde"), range(4)]
+
+
+LOWEST = torch.finfo(torch.float32).min
+CLOSED = {-torch.inf: -46000, LOWEST: -46000, -1e9: -46000, -1e5: -36000, -1e4: -4000}
+"""What a mask writes, and the lowest score of the first head that it still closes."""
+FAR = {
+    "filled": lambda scores, later, closed: scores.masked_fill(later, closed).softmax(-1),
+    "added": lambda scores, later, closed: torch.softmax(scores + torch.where(later, closed, 0.0), -1),
+    "unknown": lambda scores, later, closed: scores.clamp(max=1e9).masked_fill(later, closed).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("way", FAR)
+def test_keys_are_masked_by_a_mask_and_not_by_low_scores(way, closed):
+    """Scores of the first head are low and far apart; ``unknown`` hides that they are products."""
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+
+    def attend(self, q, k, v):
+        q, k = q.double().clone(), k.double().clone()
+        q[:, 0], k[:, 0] = 1, CLOSED[closed] * torch.linspace(1, 0.2, 6)[:, None]
+        return FAR[way](q @ k.mT / 4, later, closed).to(v) @ v
+
+    with torch.no_grad():
+        model = modules.blocks(lambda: modules.Heads(attend))
+        _, maps, _ = observe(model, torch.randn(2, 6, 16))
+    for kept in maps:
+        assert torch.equal(kept.allowed.expand(2, 4, 6, 6), ~later.expand(2, 4, 6, 6))

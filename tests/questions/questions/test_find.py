@@ -61,6 +61,16 @@ def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot(cau
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
 
 
+def test_words_on_axes_that_never_meet_are_not_called_masked(tmp_path):
+    model = load(folders.t5(tmp_path))
+    prepared = model.prepare("the cat sat", "the mat is red")
+    with pytest.raises(
+        SelectionError, match=r"no attention goes from 'cat' to 'red': .* no row of 'cat' has"
+    ):
+        find_heads(model, prepared, parse_questions("cat -> red"))
+    assert find_heads(model, prepared, parse_questions("red -> cat")).answers[0].heads
+
+
 @pytest.mark.parametrize("broken", [[0], [3], [1, 2], [0, 1, 2, 3]])
 def test_heads_whose_share_is_no_number_come_last_in_the_models_order(broken):
     model, prepared, _ = made("gpt2")

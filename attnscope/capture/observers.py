@@ -125,8 +125,11 @@ class CoarseMap:
 
     @property
     def mean(self) -> Array:
-        """The mean over the batch, like figures.  -> [head, row, column]"""
-        return _array(self.values.mean(0))
+        """The mean over the texts of the batch that have the row, like figures.  -> [head, row, column]"""
+        there = _array(self.open).any(-1, keepdims=True)
+        count = np.broadcast_to(there, (len(self.values), *there.shape[1:])).sum(0)  # [head or 1, row, 1]
+        mean: Array = _array(self.values).sum(0) / np.maximum(count, 1).astype(np.float32)
+        return mean
 
     @property
     def opened(self) -> Array:
@@ -204,6 +207,7 @@ class CellReading:
     broken: int = 0
     values: Any = None  # [batch, head, row, column]
     open: Any = None  # the share of its pairs that are open, [batch or 1, head or 1, row, column]
+    blind: Any = None  # the share of its queries that see no key, [batch or 1, head or 1, row, 1]
 
     def __post_init__(self) -> None:
         attention, down, across = self.attention, self.down, self.across
@@ -221,6 +225,7 @@ class CellReading:
             places = [row for row in self.wanted if row in range(start, start + rows.shape[2])]
             here = [row - start for row in places]
             rows, allowed = rows[:, :, here], allowed[:, :, here]
+        blind = self.kind.asarray(~allowed.any(-1), dtype=self.kind.float32)[..., None]
         rows = self.kind.asarray(rows, dtype=self.kind.float32)
         finite = self.kind.isfinite(rows)
         if not finite.all():
@@ -230,6 +235,7 @@ class CellReading:
         opened = self.kind.asarray(allowed, dtype=self.kind.float32)
         if self.values is None:
             self.values, self.open = (self._zeros(each) for each in (rows, opened))
+            self.blind = self.open[..., :1] * 0
         elif len(opened) > len(self.open) or opened.shape[1] > self.open.shape[1]:
             self.open = self.open + self._zeros(opened)  # broken in this block alone
         groups, down = slice(start, start + rows.shape[2]), None
@@ -245,6 +251,7 @@ class CellReading:
             self.values[:, :, groups] = self.kind.maximum(self.values[:, :, groups], largest)
         else:
             self.values[:, :, groups] += self._coarser(rows, down)
+            self.blind[:, :, groups] += blind if down is None else down @ blind
         self.open[:, :, groups] += self._coarser(opened, down)
 
     def end(self) -> None:
@@ -256,6 +263,8 @@ class CellReading:
             )
         if self.how == "mean":
             self.values /= self.kind.where(self.open > 0, self.open, 1)
+        elif self.how == "share" and self.blind is not None:
+            self.values /= self.kind.where(self.open.any(-1)[..., None], 1 - self.blind, 1)
         self.keep(self.values, self.open > 0, self.broken)
 
     def _zeros(self, block: Any) -> Any:

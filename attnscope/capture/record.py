@@ -127,6 +127,7 @@ class Record:
     the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
     something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
     in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
+    ``padding`` has the sentence of each kind that says how many rows are of padding.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -137,6 +138,7 @@ class Record:
     query_axes: list[int | None] = field(default_factory=list, compare=False)
     layout: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
+    padding: dict[str, str] = field(default_factory=dict, compare=False)
 
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention is not shown, and why, once."""
@@ -148,6 +150,13 @@ class Record:
         """Add a sentence on what ran differently, once."""
         if sentence not in self.changes:
             self.changes.append(sentence)
+
+    def note_padding(self, kind: str, count: int, rows: int) -> None:
+        """Say how many rows are of padding, of the last pass of several."""
+        if (before := self.padding.get(kind)) in self.changes:
+            self.changes.remove(before)
+        self.padding[kind] = f"{count:,} of {rows:,} rows of {kind} attention are padding, and take no part"
+        self.note_change(self.padding[kind])
 
     def note_place(self, description: str, name: str, detail: str = "") -> None:
         """Add what applies to a module; a description has its ``{names}`` and ``{details}`` once, for all."""
@@ -167,7 +176,12 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the recording itself: where it failed, and what ran differently."""
+        """Notes on the recording itself: where it failed, what ran differently, and what takes no part."""
+        return [*self.warnings, *(each for each in self.changes if each in self.padding.values())]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those that a model's own code is warned of."""
         sites = {site.site.name for site in self.sites}
         failed: dict[tuple[str, bool], list[str]] = {}
         for failure in self.failures:
@@ -177,7 +191,7 @@ class Record:
             whose = "their" if len(names) > 1 else "its"
             lost = f"some of {whose} attention may be" if partly else f"{whose} attention is"
             sentences.append(f"the recording failed in {name_all(names)} ({reason}), so {lost} missing")
-        return [*sentences, *self.changes]
+        return [*sentences, *(each for each in self.changes if each not in self.padding.values())]
 
 
 def pattern(path: str) -> str:

@@ -208,7 +208,7 @@ class Recorder(Pass):
     def settle(self) -> None:
         """Make the pass known, or use what is known about it; raises ``UnknownPass`` if nothing is."""
         if self.trace is not None:
-            self.doubt(bool(self.record.failures or self.record.changes))
+            self.doubt(bool(self.record.warnings))
             self.record.without_attention = self.trace.settle(self.record.without_attention)
 
 
@@ -253,7 +253,7 @@ def recording(
     if warn:
         record, ran = recorder.record, bool(recorder.ran)
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
-        for sentence in empty or record.notes:
+        for sentence in empty or record.warnings:
             warnings.warn(sentence, stacklevel=3)
 
 

@@ -75,6 +75,7 @@ class Pass(ABC):
         """Free all tensors, which else live until garbage is collected: the parts refer to each other."""
         for held in (self._made, self.trackers, self._told, self._seeing, self.frames, self.stack.names):
             held.clear()
+        self._sites.padding.clear()
         self.observers, self.trace = (), None
 
     # where the pass is
@@ -178,6 +179,8 @@ class Pass(ABC):
         with replace(self.guard, place=lambda: taken.name):
             learned = (0, 0) if taken.origin is None else taken.origin.learned
             attention = self._sites.place(capture, taken.name, taken.calls, learned)
+            with quietly():
+                attention = self._sites.close_padding(attention, self.record)
             if attention.site.call >= MOST_CALLS:
                 raise SizeError(
                     f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "

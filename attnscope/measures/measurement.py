@@ -344,6 +344,21 @@ class Measurement(RowObserver):
         return measurement
 
 
+def real_spans(attention: Attention) -> Mapping[tuple[int, int], Sequence[int]]:
+    """The texts of a batch by the first and the last row that is not of padding: it sees or is seen."""
+    size, every = len(attention.queries), range(attention.batch)
+    ends = (attention.allowed(row, row + 1).any(-1) for row in (0, size - 1) if size)
+    if attention.offset != 0 or size != len(attention.keys) or all(bool(each.all()) for each in ends):
+        return {(0, size): every}
+    opened, spans = attention.allowed(0, size).any(1), dict[tuple[int, int], list[int]]()
+    real = (opened.any(-1) | opened.any(-2)).expand(len(every), -1)
+    for text in every:
+        places = real[text].nonzero()
+        if len(places):
+            spans.setdefault((int(places[0]), int(places[-1]) + 1), []).append(text)
+    return spans
+
+
 @dataclass(eq=False)
 class _Reading:
     """One call, measured one block of rows at a time."""
@@ -355,10 +370,10 @@ class _Reading:
     queries: TokenFacts | None
     keys: TokenFacts | None
     scores: ReadScores | None
-    last: Block | None = None
 
     def __post_init__(self) -> None:
         attention, count = self.attention, len(self.measures)
+        self.spans, self.last = real_spans(attention), dict[tuple[int, int], Block]()
         self.top = None if self.scores is None else torch.tensor(-torch.inf)
         wanted, length = self.measurement.rows, len(attention.queries)
         self.shown = range(length) if wanted is None else range(wanted.start, min(wanted.stop, length))
@@ -370,26 +385,43 @@ class _Reading:
 
     def add(self, rows: Tensor, allowed: Tensor, start: int) -> None:
         """Measure a block of rows."""
-        first, last = max(start, self.shown.start), min(start + rows.shape[2], self.shown.stop)
-        if not self.measures or first >= last:
-            return
-        part, start = slice(first - start, last - start), first
-        rows, allowed = rows[:, :, part], allowed[:, :, part]
+        for span, texts in self.spans.items() if self.measures else ():
+            first, last = (
+                max(start, self.shown.start, span[0]),
+                min(start + rows.shape[2], self.shown.stop, span[1]),
+            )
+            if first < last:
+                part = slice(first - start, last - start)
+                self._measure(rows[:, :, part], allowed[:, :, part], first, span, texts)
+
+    def _measure(
+        self, rows: Tensor, allowed: Tensor, start: int, span: tuple[int, int], texts: Sequence[int]
+    ) -> None:
+        """Measure the rows of some texts, all within their span, as if it were all there is."""
+        stop, offset, batch = start + rows.shape[2], self.attention.offset, self.attention.batch
+        keys = span if self.attention.offset == 0 else (0, len(self.attention.keys))
+
+        def of(part: Tensor, last: slice = slice(None)) -> Tensor:
+            return (part if len(part) == 1 or len(texts) == batch else part[texts])[..., last]
+
+        def facts(of_axis: TokenFacts | None, start: int, stop: int) -> TokenFacts | None:
+            return of_axis and TokenFacts(*map(of, of_axis)).part(start, stop, rows.device)
+
+        rows, allowed = (of(each, slice(*keys)) for each in (rows, allowed))
         if rows.dtype in (torch.float16, torch.bfloat16):
             rows = rows.float()
-        stop, offset = start + rows.shape[2], self.attention.offset
         block = Block(
             rows=rows,
             allowed=allowed.to(rows.device),
-            start=None if offset is None else offset + start,
-            queries=self.queries and self.queries.part(start, stop, rows.device),
-            keys=self.keys and self.keys.part(0, len(self.attention.keys), rows.device),
-            before=self.last,
-            top=None if self.scores is None else self.scores(start, stop, None).amax(-1),
+            start=None if offset is None else offset + start - keys[0],
+            queries=facts(self.queries, start, stop),
+            keys=facts(self.keys, *keys),
+            before=self.last.get(span),
+            top=None if self.scores is None else of(self.scores(start, stop, None).amax(-1)),
         )
         with torch.no_grad():
-            self.last = block.last()
-            self.sums += self.measurement._setting(block, self.measures).sums(block)
+            self.last[span] = block.last()
+            self.sums[..., texts, :] += self.measurement._setting(block, self.measures).sums(block)
             if self.top is not None and block.top is not None:
                 self.top = torch.maximum(self.top, block.top.double().amax((0, 2)).cpu())  # [head]
 

@@ -74,7 +74,7 @@ class KeepRows:
     def _rows(self, read: RowSource, shape: tuple[int, int, int, int]) -> layout.TracedRows:
         batch, _, queries, keys = shape
         if isinstance(read, ScoredRows):
-            return self._scores(read.call)
+            return self._scores(read.without_padding)
         if isinstance(read, JoinedHeads):
             parts = zip(read.parts, read.counts, strict=True)
             joined = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)

@@ -137,7 +137,7 @@ class TrainingLog(Display):
             measured.label(dict.fromkeys(("encoder", "decoder"), (texts, texts)))
         with recording(model, [measured], warn=False) as record:
             yield
-        for note in record.changes:
+        for note in record.warnings:
             if note not in self.notes:
                 warnings.warn(note, stacklevel=2)
         notes = list(record.notes)
@@ -214,8 +214,9 @@ def watch(
     change; a compiled model runs uncompiled while it is watched. ``path`` gets one line of JSON per step,
     ``report`` the figures by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99")
     warns of each head that meets it, and of NaN figures; ``on_alarm`` may be "stop", which ends the run
-    with ``Alarmed``, or a function of the sentence. Rows of padding count, and a batch is averaged. The
-    batches of several processes (torch.distributed) are added up, and the first one has the log.
+    with ``Alarmed``, or a function of the sentence. Rows that the mask calls padding do not count, and a
+    batch is averaged. The batches of several processes (torch.distributed) are added up, and the first one
+    has the log.
 
     >>> with attnscope.watch(model, every=100, path="heads.jsonl") as log:
     ...     train(model)

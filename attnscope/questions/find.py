@@ -171,7 +171,7 @@ class QuestionSums:
             key = key.clamp(0, weights.shape[-1] - 1)[:, None]
             given = weights.gather(-1, key.expand(*weights.shape[:3], 1))[..., 0] * inside
             opened = allowed.gather(-1, key.expand(*allowed.shape[:3], 1))[..., 0] & inside
-        even = (opened / allowed.sum(-1).clamp(min=1)).mean(0, dtype=torch.float64)
+        even, there = opened / allowed.sum(-1).clamp(min=1), allowed.any(-1)
         heavier = torch.zeros_like(given)
         if not self.asked.everything:
             words, best = weights, given
@@ -180,7 +180,7 @@ class QuestionSums:
                 best = words[..., self.asked.target].amax(-1)
             more = torch.gt(words, best[..., None], out=torch.empty_like(words))  # faster than bools
             heavier = more.sum(-1)
-        self._count(mine, given, opened.any(0).any(0), even, heavier)
+        self._count(mine, given, opened.any(0).any(0), even, heavier, there)
 
     def add_statistics(self, statistics: Statistics) -> None:
         """Add all rows of a call from the fused pass."""
@@ -188,17 +188,20 @@ class QuestionSums:
         low, high = statistics.runs.low, statistics.runs.high  # [text, row]
         key = torch.arange(low.shape[1]) + self.asked.step
         opened = (low <= key) & (key < high)
-        even = (opened / (high - low).clamp(min=1)).mean(0, dtype=torch.float64)[None]
+        even = (opened / (high - low).clamp(min=1))[:, None]
         name, mine = str(self.asked.step), list(self.asked.rows)
         given, heavier = statistics.at[name][..., mine], statistics.heavier[name][..., mine]
-        self._count(mine, given, opened.any(0)[mine], even[:, mine], heavier)
+        there = torch.ones_like(even[..., mine], dtype=torch.bool)
+        self._count(mine, given, opened.any(0)[mine], even[..., mine], heavier, there)
 
-    def _count(self, mine: list[int], given: Tensor, able: Tensor, even: Tensor, heavier: Tensor) -> None:
-        """Count rows by number: their weights, [batch, head, row], and which can attend there."""
+    def _count(
+        self, mine: list[int], given: Tensor, able: Tensor, even: Tensor, heavier: Tensor, there: Tensor
+    ) -> None:
+        """Count rows by number: their weights, [batch, head, row], which can attend, and which texts have."""
         share = torch.tensor([self.asked.rows[row] for row in mine], dtype=torch.float64) * able
-        self.sums[0] += given.mean(0, dtype=torch.float64) @ share
-        self.sums[1] += even @ share
-        self.sums[2] += heavier.mean(0, dtype=torch.float64).add_(1) @ share
+        for place, each in enumerate((given, even, heavier + 1)):
+            texts = there.expand(max(len(there), len(each)), -1, -1)
+            self.sums[place] += (each.double() * texts).sum(0) / texts.sum(0).clamp(min=1) @ share
         self.share += float(share.sum())
         self.rows += int(able.sum())
 

@@ -179,9 +179,13 @@ def _even(attention: Attention, edges: Sequence[int]) -> Array:
             runs = statistics.runs
             low, high = (each[:, None, start:stop, None] for each in (runs.low, runs.high))
             before, count = torch.minimum(high, ends) - torch.minimum(low, ends), high - low
-        shares.append((before.diff(dim=-1) / count.clamp(min=1)).mean(0))
+        shares.append((before.diff(dim=-1) / count.clamp(min=1)).sum(0) / (count > 0).sum(0).clamp(min=1))
     rows = torch.cat(shares, -2).double()  # [head or 1, row, part]
-    parts = [rows[..., start:stop, :].mean(-2) for start, stop in pairwise(edges)]
+    able = (rows.sum(-1, keepdim=True) > 0).double()
+    parts = [
+        rows[..., start:stop, :].sum(-2) / able[..., start:stop, :].sum(-2).clamp(min=1)
+        for start, stop in pairwise(edges)
+    ]
     baseline: Array = torch.stack(parts, -2).numpy()
     return baseline
 

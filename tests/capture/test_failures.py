@@ -129,7 +129,7 @@ def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
             assert torch.equal(model(**given).last_hidden_state, expected)
     assert [site.site.layer for site in record.sites] == [0, 2]
     assert [kept.site.layer for kept in keep.maps] == [0, 2]
-    assert record.notes == [
+    assert record.warnings == [
         "the recording failed in h.1.attn (ValueError: it cannot be read), so its attention is missing"
     ]
     assert record.without_attention == []

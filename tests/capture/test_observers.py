@@ -74,8 +74,10 @@ def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, 
     made, weights, opened = seen_by(Coarsen(lambda _: (queries, keys)), seen)
     down, across = queries.averaging(), keys.summing()
     left = torch.eye(11) if down is None else torch.from_numpy(down)
+    seeing = left * (torch.arange(11) != 8)  # what has no key is in no mean
+    mean = seeing / seeing.sum(1, keepdim=True).clamp(min=1e-9)
     right = torch.eye(13) if across is None else torch.from_numpy(across)
-    assert torch.allclose(made.values, left @ weights @ right.T, atol=1e-6)
+    assert torch.allclose(made.values, mean @ weights @ right.T, atol=1e-6)
     assert (made.open == (left @ opened.float() @ right.T > 0)).all()
     read = [row for start, stop in seen.read.read for row in range(start, stop)]
     assert read == left.any(0).nonzero()[:, 0].tolist()  # and no row that is in none of its blocks
@@ -90,7 +92,9 @@ def cells_of(weights, mask, count, how):
     for (r, rows), (c, keys) in product(*map(enumerate, cuts)):
         cell = pairs[:, :, rows, keys]  # [text, head, row, key]
         largest = cell.nan_to_num(0.0).amax((-2, -1))
-        by = {"share": cell.nansum(-1).mean(-1), "mean": cell.nanmean((-2, -1)), "max": largest}
+        able = mask[:, :, rows].any(-1)
+        share = cell.nansum(-1).sum(-1) / able.sum(-1)
+        by = {"share": share, "mean": cell.nanmean((-2, -1)), "max": largest}
         values[..., r, c], opened[..., r, c] = by[how].nan_to_num(), cell.isfinite().any(-1).any(-1)
     return values, opened
 

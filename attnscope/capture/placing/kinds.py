@@ -14,13 +14,14 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from attnscope.attention import Attention, Axis, Kind, Site, Token
+from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import SEPARATOR
 from attnscope.capture.hooks.modules import CACHES, Call
-from attnscope.capture.record import is_within, pattern
+from attnscope.capture.record import Record, is_within, pattern
 from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.scores import RealRows, ScoredRows
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
 DECODER = re.compile(
@@ -199,6 +200,38 @@ def keys_lost(call: Call | None, keys: int) -> int:
     return max([0, *(seen - keys for seen in sliding)])
 
 
+SEEN = 1 << 24  # pairs of a mask that are read at a time
+
+
+def find_padding(attention: Attention) -> Tensor | None:
+    """Which rows are of padding: their keys are closed to all rows, while others see themselves.
+
+    -> bool, [batch or 1, row]
+    """
+    read, offset, rows, keys = attention.read, attention.offset, len(attention.queries), len(attention.keys)
+    if offset is None or offset + rows > keys or (isinstance(read, ScoredRows) and not read.is_masked):
+        return None
+    blocks, step = list[tuple[Tensor, Tensor]](), max(1, SEEN // (attention.batch * keys))
+    for start in range(0, rows, step):
+        opened = attention.allowed(start, min(start + step, rows)).any(1)  # [batch or 1, row, key]
+        blocks.append((opened.any(1), opened.diagonal(offset + start, -2, -1)))
+    seen = torch.stack([seen for seen, _ in blocks]).any(0)[:, offset : offset + rows]
+    own = torch.cat([own for _, own in blocks], -1)
+    return ~seen if bool((own == seen).all()) and not bool(seen.all()) else None
+
+
+def close_rows(attention: Attention, padding: Tensor) -> Attention:
+    """The same attention, in which rows of padding, [batch or 1, row], see nothing."""
+    read, real = attention.read, ~padding[:, None, :, None]
+    if isinstance(read, ScoredRows):
+        read = replace(read, padding=padding)
+    elif isinstance(read, HeldRows):
+        read = replace(read, open_keys=read.allowed(0, len(attention.queries)) & real)
+    else:
+        read = RealRows(read, real)
+    return replace(attention, read=read, statistics=None)  # those count all rows
+
+
 @dataclass
 class LayerNumbers:
     """Assigns layer numbers in one pass; the rule is in this file's docstring."""
@@ -232,6 +265,7 @@ class Sites:
 
     def begin_pass(self) -> None:
         """Restart the counts of calls and layers."""
+        self.padding: dict[tuple[Kind, int, int], Tensor] = {}  # by the batch and its length
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
 
@@ -264,6 +298,18 @@ class Sites:
         queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
         names = name_learned(None if call is None else call.module, *learned)
         return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
+
+    def close_padding(self, attention: Attention, record: Record) -> Attention:
+        """The same, in which rows of padding see nothing; across two sequences, they are known before."""
+        kind: Kind = "decoder" if attention.site.kind == "cross" else attention.site.kind
+        place = kind, attention.batch, len(attention.queries)
+        padding = self.padding.get(place) if attention.site.kind == "cross" else find_padding(attention)
+        if padding is None:
+            return attention
+        self.padding[place] = padding
+        count = int(padding.expand(attention.batch, -1).sum())
+        record.note_padding(attention.site.kind, count, attention.batch * len(attention.queries))
+        return close_rows(attention, padding)
 
     def _width(self, name: str) -> int:
         """The length of the module list that the last number in a path counts in."""

@@ -187,22 +187,27 @@ def masked_keys(
 ) -> Tensor | None:
     """The scores that a mask closes, or None if all are open.
 
-    Masked is -inf, and what has no weight because it lies far below the largest score of its row. Scores of
-    queries and keys may do so, too: what was ``added`` to them tells, or else whether another head, on the
-    second of four axes, weighs the key. Inside ``torch.vmap`` one cannot ask for any.
+    Masked is -inf, what has no weight because it lies far below the largest score of its row, and a row of
+    such numbers. Scores of queries and keys may be low, too: what was ``added`` to them tells, or else
+    whether another head, on the second of four axes, weighs the key. Inside ``torch.vmap`` one cannot ask for
+    any.
     """
     scores = scores.detach()
-    below = scores.amax(axis, keepdim=True) - scores
+    highest = scores.amax(axis, keepdim=True)
+    below = highest - scores
     masked = (scores == -torch.inf) | ((weights == 0) & (below > FAR_BELOW))
     if is_mapped(masked):
         return masked
     doubted = masked & (below < FARTHEST)
-    if bool(doubted.any()):
-        if added is not None:
-            terms = added(scores)
-            masked &= ~doubted | (terms < terms.amax(axis, keepdim=True) - FAR_BELOW)
-        elif masked.ndim == 4 and axis % 4 != 1:
+    if added is not None and bool((doubted | (highest < -FAR_BELOW)).any()):
+        terms = added(scores)
+        most = terms.amax(axis, keepdim=True)
+        masked &= ~doubted | (terms < most - FAR_BELOW)
+        masked |= most < -FAR_BELOW  # a row without an open key
+    elif added is None:
+        if masked.ndim == 4 and axis % 4 != 1:
             masked &= ~doubted | masked.all(1, keepdim=True)
+        masked |= highest < -FARTHEST
     return masked if bool(masked.any()) else None
 
 

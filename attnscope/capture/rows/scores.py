@@ -29,6 +29,9 @@ class ScoredRows:
     """
 
     call: AttentionCall
+    padding: Tensor | None = (
+        None  # rows that see nothing, [batch or 1, row]; they have weights, as in the kernel
+    )
     _picked: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
     _whole: list[Tensor] = field(default_factory=list, repr=False)  # of a short call: all rows, until let go
 
@@ -102,7 +105,18 @@ class ScoredRows:
             open_keys = open_keys & _block(mask, start, stop, None)
         for bias in self.call.biases:
             open_keys = open_keys & opens(_block(bias, start, stop, None))
-        return open_keys
+        return open_keys if self.padding is None else open_keys & ~self.padding[:, None, start:stop, None]
+
+    @property
+    def without_padding(self) -> AttentionCall:
+        """The call with a mask for rows of padding, too."""
+        masks = () if self.padding is None else (~self.padding[:, None, :, None],)
+        return replace(self.call, masks=(*self.call.masks, *masks))
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether more than causality may close keys."""
+        return bool(self.call.masks or self.call.biases)
 
     def _masks(self) -> tuple[OpenKeys, ...]:
         """The masks, and causality as one more."""
@@ -125,6 +139,22 @@ class ScoredRows:
         # depend on memory layout
         query, key = query.to(kind), key.to(kind).contiguous()
         return (query * self.call.scale).contiguous() @ key.mT
+
+
+@dataclass(frozen=True, eq=False)
+class RealRows:
+    """The rows of another source, of which those of padding see nothing."""
+
+    all: RowSource
+    real: Tensor  # bool, [batch or 1, 1, row, 1]
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """The same rows.  -> [batch, head, row, key]"""
+        return self.all.rows(start, stop, heads)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that are open to real rows, bool.  -> [batch or 1, head or 1, row, key]"""
+        return self.all.allowed(start, stop) & self.real[:, :, start:stop]
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,7 @@ class _SiteCalls:
             rows = _spread(read.rows(0, count, None), change.places, first)
             read = HeldRows(rows, _spread(read.allowed(0, count), change.places, first))
         elif isinstance(read, ScoredRows):
-            call, key = read.call, read.call.key
+            call, key = read.without_padding, read.call.key
             shared = self.keys.setdefault((*key.shape[:-2], key.shape[-1]), _Keys())
             end = shared.take_in(key, count)
             span = shared, end - key.shape[-2], end

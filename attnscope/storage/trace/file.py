@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attnscope.attention import Axis, Head
 from attnscope.axes import Array
 from attnscope.records import read
@@ -63,11 +65,17 @@ class Trace:
         return range(axis.start, axis.stop) if isinstance(axis, layout.Positions) else axis
 
     def weights(self, head: Head) -> Array:
-        """All rows of one head that is there, averaged over a batch.  -> [query, key]"""
+        """All rows of one head that is there, averaged over the texts that have them.  -> [query, key]"""
         layers = (call for call in self.description.calls if call.layer == head.layer)
         call = next(call for call in layers if head.kind in (None, call.kind))
         rows = layout.traced_rows(call.rows, self.arrays, 0, self.size(call)[0], [head.head])
-        mean: Array = rows[0, 0] if len(rows) == 1 else rows.mean(0)[0]
+        if len(rows) == 1:
+            return np.asarray(rows[0, 0])
+        allowed: Array = layout.allowed_of(call.rows, self.arrays, 0, self.size(call)[0])
+        allowed = allowed[:, head.head if allowed.shape[1] > 1 else 0]  # [batch or 1, query, key]
+        there = allowed.any(-1, keepdims=True)
+        count = np.broadcast_to(there, (len(rows), *there.shape[1:])).sum(0)
+        mean: Array = (rows[:, 0] * there).sum(0) / np.maximum(count, 1)
         return mean
 
     def size(self, call: layout.TracedCall) -> tuple[int, int]:

@@ -197,7 +197,6 @@ CHANGES = {  # a score and its text, head, query and key -> another score
     "alibi": lambda score, text, head, query, key: score + SLOPES[head] * (key - query),
     "capped": lambda score, text, head, query, key: 3 * torch.tanh(score / 3),
     "biased": lambda score, text, head, query, key: score + TABLE[head, query, key],
-    "low": lambda score, text, head, query, key: score - 2**17 * head,
     "causal": lambda score, text, head, query, key: torch.where(query >= key, score, -torch.inf),
 }
 OPEN = {
@@ -257,6 +256,14 @@ def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_he
             assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 
 
+def test_low_scores_of_flex_attention_are_open():
+    model = Flexible(is_open=OPEN["past"])
+    with torch.no_grad():
+        model.q.bias[:], model.k.bias[:] = 200, -200
+    _, (kept,), _ = observe(nn.Sequential(model), X)
+    assert kept.allowed.equal(torch.ones_like(kept.weights, dtype=torch.bool).tril())
+
+
 def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     torch.manual_seed(0)
     model = Flexible(CHANGES["alibi"], OPEN["past"], attend=torch.compile(flex_attention, backend="eager"))
@@ -270,7 +277,7 @@ def test_transformers_compiles_flex_attention_itself_so_its_models_say_the_same(
     with torch.inference_mode(), recording(model, warn=False) as record:
         model(**inputs("text"))
     assert {site.kernel for site in record.sites} == {"flex_attention"}
-    assert record.notes == [COMPILED]
+    assert record.warnings == [COMPILED]
 
 
 class Late(nn.Module):

@@ -20,7 +20,8 @@ TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}  # of other types 1e-4
 UNPROVED = {
     "kernel": "the kernel's output has no axes of heads and queries",
     "recomputed": "the kernel drops weights at random, or its output has no axes of heads and queries",
-    "softmax": "no one product of all weights and values was seen in their type, with heads and queries",
+    "softmax": "weights are dropped at random, or no one product of all weights and values was seen in their "
+    "type, with heads and queries",
     "file": "a file holds no values",
     "served": "a file holds no values",
 }
@@ -127,7 +128,8 @@ class Record:
     the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
     something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
     in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
-    ``padding`` has the sentence of each kind that says how many rows are of padding.
+    ``padding`` has the sentence of each kind that says how many rows are of padding; ``dropout`` says
+    whether weights were dropped at random: those before are shown.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -139,6 +141,7 @@ class Record:
     layout: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
     padding: dict[str, str] = field(default_factory=dict, compare=False)
+    dropout: bool = field(default=False, compare=False)
 
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention is not shown, and why, once."""

@@ -162,6 +162,7 @@ class Pass(ABC):
         self.record.calls.append(name)
         self.record.query_axes.append(capture.query_axis)
         self.record.layout = capture.layout
+        self.record.dropout |= capture.dropped
         if self.trace is not None:
             self.trace.taken, self.trace.last = self.trace.taken + 1, capture.read
         self.captured += 1

@@ -307,7 +307,7 @@ class RecordedPasses:
         """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
         require_attention(name, module, record)
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
-        said = [DROPPED] if drops_out(module) else []
+        said = [DROPPED] if record.dropout or drops_out(module) else []
 
         def make(number: int) -> TracedModel:
             which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"

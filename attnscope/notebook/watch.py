@@ -19,6 +19,7 @@ from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
+from attnscope.models.keeping import drops_out
 from attnscope.models.text.reader import wrap_module
 from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
@@ -141,7 +142,7 @@ class TrainingLog(Display):
             if note not in self.notes:
                 warnings.warn(note, stacklevel=2)
         notes = list(record.notes)
-        if any(getattr(part, "p", 0) for part in model.modules() if "Dropout" in type(part).__name__):
+        if record.dropout or drops_out(model):
             notes.append("dropout was on: the weights are those before it")
         self._conclude(measured, notes)
 

@@ -192,12 +192,19 @@ class Trails(Tracker):
         if not parts or not all(isinstance(part, Tensor) for part in parts):  # a size, type or number
             return
         if seen.name in RESHAPING and source is args[0]:
-            masked = None if trail.masked is None else seen.func(trail.masked, *args[1:], **seen.kwargs)
+            masked, before = (
+                None if each is None else seen.func(each, *args[1:], **seen.kwargs)
+                for each in (trail.masked, trail.before)
+            )
             for index, part in enumerate(parts):
-                mask = masked[index] if several and masked is not None else masked
+                mask, whole = (
+                    each[index] if several and each is not None else each for each in (masked, before)
+                )
                 scores = trail.scores if seen.name in ("contiguous", "clone", "detach") else None
-                self._trails[part] = replace(trail, masked=mask, scores=scores)
+                self._trails[part] = replace(trail, masked=mask, scores=scores, before=whole)
         elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
+            if "dropout" in seen.name and result is not source and trail.before is None and _drops(seen):
+                trail = replace(trail, before=source)
             self._trails[result] = trail
 
     def _weighing(self, seen: Seen) -> Weighing | None:
@@ -219,7 +226,8 @@ class Trails(Tracker):
         if seen.name != "einsum":
             lead.sort(key=ours.index)
         axes = tuple(ours.index(axis) for axis in (*lead, queries[-1], keys[0]))
-        trail, weights = self._trails[operand], operand.detach().permute(axes)
+        trail = self._trails[operand]
+        weights = (operand if trail.before is None else trail.before).detach().permute(axes)
         if trail.factors and values in self._mixtures:
             trail = replace(trail, reason=FACTORS)
         elif not trail.reason and not is_mapped(weights, values):
@@ -251,3 +259,9 @@ class Trails(Tracker):
         order, result = tuple(product.out.index(axis) for axis in made), seen.result.detach()
         weights = weights.expand(*result.permute(order).shape[:-2], -1, -1) if more else weights
         return replace(found, weights=weights, values=laid.detach(), result=result, made=order)
+
+
+def _drops(seen: Seen) -> bool:
+    """Whether a call of dropout does more than return what it is given."""
+    given = seen.given("input", "p", "training")
+    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))

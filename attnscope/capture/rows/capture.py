@@ -55,6 +55,7 @@ class Trail:
     factors: bool = False  # whether several softmaxes were multiplied with each other
     softmax: int = 0  # number of the softmax in the recording; 0 for none
     scores: Scores | None = None  # what it was made of, if that is known and it was not moved since
+    before: Tensor | None = None  # the same before dropout, if that was on
 
     def owner(self, path: Sequence[str]) -> str:
         """The innermost module around the softmax that still runs, when these run."""
@@ -230,6 +231,7 @@ class Capture(Attention):
     apart: bool = False  # whether queries have no positions among the keys
     query_axis: int | None = None  # in the product of weights and values
     layout: Layout | None = None  # of that product
+    dropped: bool = False  # whether dropout was on: weights are those before it
 
     @classmethod
     def of(
@@ -253,6 +255,7 @@ class Capture(Attention):
             apart=learned,
             window=call.window,
             values=call.value,
+            dropped=bool(call.dropout),
         )
 
     @classmethod
@@ -277,6 +280,8 @@ class Capture(Attention):
         product = weighing.product(batch, heads)
         if product is None or not isinstance(capture.read, HeldRows):
             return capture
+        if weighing.trail.before is not None:
+            return replace(capture, values=product[0], dropped=True)
         if weighing.trail.scores is not None:
             capture = replace(capture, read=replace(capture.read, call=partial(weighing.call, batch, heads)))
         return capture.proved(*product)

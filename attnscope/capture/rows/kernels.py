@@ -293,7 +293,10 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     """
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
-    if isinstance(weights, Tensor) and _are_weights(weights, frame.query):
+    if frame.weighings and frame.weighings[-1].trail.before is not None:  # those returned are dropped
+        capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
+        capture = replace(capture, kernel=frame.kernel)
+    elif isinstance(weights, Tensor) and _are_weights(weights, frame.query):
         opened: Tensor | None = None
         if frame.weighings:  # of the softmax that made the returned weights
             last = frame.weighings[-1]

@@ -28,6 +28,7 @@ from attnscope.axes import Array
 from attnscope.capture import Observer
 from attnscope.capture.hooks.torch_functions import Edit
 from attnscope.capture.record import Seeing
+from attnscope.capture.rows.scores import call_behind
 from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
 from attnscope.progress import tell
@@ -204,7 +205,7 @@ def _slopes(output: Tensor, inputs: Sequence[Tensor], slope: Tensor | None) -> S
 
 def _parts(attention: Attention) -> tuple[Tensor, ...]:
     """The queries, keys and values of a call, if a gradient reaches all of them."""
-    call = getattr(attention.read, "call", None)
+    call = call_behind(attention.read)
     parts = () if call is None else (call.query, call.key, call.value)
     return parts if all(each.requires_grad for each in parts) else ()
 

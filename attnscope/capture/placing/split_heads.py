@@ -115,7 +115,9 @@ class SplitHeads(Tracker):
             capture,
             read=read,
             heads=whole.shape[1],
-            key_heads=read.call.key.shape[1] if read.call is not None else capture.key_heads * processes,
+            key_heads=(
+                read.call.key.shape[1] if isinstance(read, ScoredRows) else capture.key_heads * processes
+            ),
             values=None if capture.values is None else self._joined(capture.values),
             difference=join_differences([difference for _, difference in told], capture.dtype),
         )

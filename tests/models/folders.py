@@ -118,7 +118,7 @@ def mamba(folder: Path) -> str:
     """A tiny model that has no attention at all."""
     gpt2(folder)
     config = transformers.MambaConfig(hidden_size=32, state_size=4, num_hidden_layers=2, vocab_size=400)
-    return save(folder, transformers.MambaModel(config))
+    return save(folder, transformers.MambaForCausalLM(config))
 
 
 def save(folder: Path, model, *parts, seed: int | None = 0) -> str:

@@ -155,28 +155,16 @@ class Trails(Tracker):
             )
 
     def _score(self, seen: Seen) -> None:
-        """Follow scores, which numbers scale and terms are added to; any other function ends it."""
+        """Follow scores; a function that does more than scale them and add to them ends it."""
         known = [arg for arg in seen.tensors if arg in self._scores]
         if not known or not isinstance(seen.result, Tensor):
             return
-        scores, others = self._scores[known[0]], [arg for arg in seen.args if arg is not known[0]]
-        number = others[0] if len(others) == 1 else None
-        if isinstance(number, Tensor) and number.numel() == 1 and not is_mapped(number):
-            number = number.item()
+        scores = self._scores[known[0]]
         self._scores.pop(seen.result, None)  # it may be the same tensor, written into
-        if seen.result.shape != known[0].shape or len(known) > 1:
-            return
-        first = seen.args[0] is known[0]
-        if (
-            isinstance(number, (int, float))
-            and number
-            and (seen.name in TIMES or (seen.name in DIVIDING and first))
-        ):
-            factor = number if seen.name in TIMES else 1 / number
-            self._scores[seen.result] = replace(scores, scale=scores.scale * factor)
-        elif seen.name in ADDING and (first or "sub" not in seen.name):
-            terms = [arg for arg in others if isinstance(arg, Tensor) and arg.is_floating_point()]
-            self._scores[seen.result] = replace(scores, terms=(*scores.terms, *terms))
+        if len(known) == 1 and seen.result.shape == known[0].shape:
+            after = _change_scores(scores, seen, known[0])
+            if after is not None:
+                self._scores[seen.result] = after
 
     def _carry_on(self, seen: Seen) -> None:
         """Carry the first followed argument over to the result of a harmless function."""
@@ -192,20 +180,13 @@ class Trails(Tracker):
         if not parts or not all(isinstance(part, Tensor) for part in parts):  # a size, type or number
             return
         if seen.name in RESHAPING and source is args[0]:
-            masked, before = (
-                None if each is None else seen.func(each, *args[1:], **seen.kwargs)
-                for each in (trail.masked, trail.before)
-            )
-            for index, part in enumerate(parts):
-                mask, whole = (
-                    each[index] if several and each is not None else each for each in (masked, before)
-                )
-                scores = trail.scores if seen.name in ("contiguous", "clone", "detach") else None
-                self._trails[part] = replace(trail, masked=mask, scores=scores, before=whole)
+            scores = trail.scores if seen.name in ("contiguous", "clone", "detach") else None
+            moved = (_move(seen, each, len(parts)) for each in (trail.masked, trail.before))
+            for part, masked, before in zip(parts, *moved, strict=True):
+                self._trails[part] = replace(trail, masked=masked, scores=scores, before=before)
         elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
-            if "dropout" in seen.name and result is not source and trail.before is None and _drops(seen):
-                trail = replace(trail, before=source)
-            self._trails[result] = trail
+            dropped = trail.before is None and _drops(seen, source)
+            self._trails[result] = replace(trail, before=source) if dropped else trail
 
     def _weighing(self, seen: Seen) -> Weighing | None:
         """The attention weights among the factors of a product; None if they weigh a parameter."""
@@ -261,7 +242,31 @@ class Trails(Tracker):
         return replace(found, weights=weights, values=laid.detach(), result=result, made=order)
 
 
-def _drops(seen: Seen) -> bool:
-    """Whether a call of dropout does more than return what it is given."""
+def _drops(seen: Seen, source: Tensor) -> bool:
+    """Whether a function is dropout that does more than return what it is given, in a new tensor."""
+    if "dropout" not in seen.name or seen.result is source:
+        return False
     given = seen.given("input", "p", "training")
     return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
+
+
+def _move(seen: Seen, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
+    """The parts that a function which moves weights makes of a tensor in their axes."""
+    moved = None if tensor is None else seen.func(tensor, *seen.args[1:], **seen.kwargs)
+    return moved if isinstance(moved, (tuple, list)) else [moved] * count
+
+
+def _change_scores(scores: Scores, seen: Seen, given: Tensor) -> Scores | None:
+    """Scores after a function that scales them by a number, or adds terms; None after any other."""
+    others, first = [arg for arg in seen.args if arg is not given], seen.args[0] is given
+    if seen.name in ADDING and (first or "sub" not in seen.name):
+        terms = [arg for arg in others if isinstance(arg, Tensor) and arg.is_floating_point()]
+        return replace(scores, terms=(*scores.terms, *terms))
+    number = others[0] if len(others) == 1 else None
+    if isinstance(number, Tensor) and number.numel() == 1 and not is_mapped(number):
+        number = number.item()
+    if not isinstance(number, (int, float)) or not number:
+        return None
+    if seen.name in TIMES:
+        return replace(scores, scale=scores.scale * number)
+    return replace(scores, scale=scores.scale / number) if seen.name in DIVIDING and first else None

@@ -28,12 +28,12 @@ from attnscope.capture.hooks.functions import (
 )
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import SDPA, Lineage
-from attnscope.capture.lineage.functions import PRODUCTS, Seen
+from attnscope.capture.lineage.functions import JOINING, PRODUCTS, Seen
 from attnscope.capture.lineage.layout import origin_of_kernel
 from attnscope.capture.lineage.nodes import Contracted, Origin
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.record import Record
-from attnscope.capture.rows.capture import MAPPED, Capture, is_mapped
+from attnscope.capture.rows.capture import MAPPED, Capture, Layout, is_mapped
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.tracker import Tracker
 
@@ -153,17 +153,21 @@ class Gates(TorchFunctionMode):
         self.edit, self.record = edit, record
         self.heads: list[int] = []
         self._inside = 0
+        self._single: list[tuple[Tensor, Layout]] = []  # what heads in modules of their own gave
 
     def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func``, and edit what torch's own kernel returns."""
         name = getattr(func, "__name__", "")
         if name == "multi_head_attention_forward" and not self._inside:
             return self._projected(func, bind(args, kwargs or {}))
-        taken = len(self.record.calls) if self.record is not None and name in PRODUCTS else None
+        before = None if self.record is None else (len(self.record.calls), len(self.record.sites))
         result = func(*args, **(kwargs or {}))
         if self._inside or name != SDPA:
-            seen = self.record is not None and taken is not None and len(self.record.calls) > taken
-            return self._weighed(result) if seen and not self._inside else result
+            if self.record is None or before is None or self._inside:
+                return result
+            if name in PRODUCTS and len(self.record.calls) > before[0]:
+                return self._weighed(self.record, result, held=len(self.record.sites) == before[1])
+            return self._joined(func, args, kwargs or {}, result) if name in JOINING and args else result
         if result.ndim != 4:
             self.heads.append(0)
             return result
@@ -188,23 +192,46 @@ class Gates(TorchFunctionMode):
         heads = self._edited(batched.transpose(0, 1)).transpose(0, 1).reshape(output.shape)
         return (linear(heads, weight, bias), *more)
 
-    def _weighed(self, result: Tensor) -> Tensor:
-        """Edit a product of a softmax's result and values, whatever its axes."""
-        lay = None if self.record is None else self.record.layout
+    def _weighed(self, record: Record, result: Tensor, held: bool) -> Tensor:
+        """Edit a product of a softmax's result and values, whatever its axes.
+
+        One head of an entry of a list, which is not shown yet, waits until its output is joined with others.
+        """
+        lay = record.layout
         if lay is None:
             self.heads.append(0)
             return result
         output = lay(result).transpose(1, 2)
+        if held and output.shape[2] == 1 and record.calls[-1].rpartition(".")[2].isdigit():
+            self._single.append((result, lay))
+            return result
+        other = self._edited(output)
+        return result if other is output else _lay_back(result, lay, other)
+
+    def _joined(self, func: Function, args: Any, kwargs: dict[str, Any], result: Tensor) -> Any:
+        """Edit heads that stood in modules of their own, where their outputs are joined."""
+        single, parts = self._single, args[0]
+        alike = isinstance(parts, (list, tuple)) and len(parts) == len(single) > 0
+        if not alike or any(part is not given for part, (given, _) in zip(parts, single, strict=True)):
+            return result
+        self._single = []
+        output = torch.cat([lay(given).transpose(1, 2) for given, lay in single], 2)
         if (other := self._edited(output)) is output:
             return result
-        places = lay(torch.arange(result.numel(), device=result.device).view(result.shape)).flatten()
-        return other.transpose(1, 2).flatten()[places.argsort()].view(result.shape)
+        heads = zip(single, torch.split(other, 1, 2), strict=True)
+        return func([_lay_back(given, lay, head) for (given, lay), head in heads], *args[1:], **kwargs)
 
     def _edited(self, output: Tensor) -> Tensor:
         """The edited output.  [batch, query, head, size] -> the same"""
         self.heads.append(output.shape[2])
         other = self.edit(len(self.heads) - 1, output)
         return output if other is None else other
+
+
+def _lay_back(result: Tensor, lay: Layout, output: Tensor) -> Tensor:
+    """Another output, [batch, query, head, size], in the axes of a product."""
+    places = lay(torch.arange(result.numel(), device=result.device).view(result.shape)).flatten()
+    return output.transpose(1, 2).flatten()[places.argsort()].view(result.shape)
 
 
 @contextmanager

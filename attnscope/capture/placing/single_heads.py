@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attnscope.attention import AttentionCall, HeldRows
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
+from attnscope.capture.lineage.functions import JOINING, Seen
 from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import Capture
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, join_differences, sampled
@@ -49,6 +50,15 @@ class SingleHeads(Tracker):
         for path in list(self.held):
             if not is_within(call.name, path) or (path == parent and not self._were_given(path, call.first)):
                 self._show(path)
+
+    def see(self, seen: Seen) -> None:
+        """Outputs of all entries of a list are joined around it: it is complete."""
+        for parent in list(self.held) if seen.name in JOINING else ():
+            around = parent.rpartition(".")[0] == self.recorder.owner
+            if around and len(self.held[parent]) == len(
+                self.recorder.stack.root.get_submodule(parent)._modules
+            ):
+                self._show(parent)
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: the lists inside it are complete."""

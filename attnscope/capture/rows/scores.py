@@ -343,8 +343,18 @@ ReadScores: TypeAlias = Callable[[int, int, "Sequence[int] | None"], Tensor]
 
 def call_behind(read: RowSource) -> AttentionCall | None:
     """The queries and keys behind rows, where they are known; see ``find_scores`` for whether they fit."""
-    call = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
-    return call if call is None or isinstance(call, AttentionCall) else call()
+    if isinstance(read, JoinedHeads):
+        calls = [call for part in read.parts if (call := call_behind(part)) is not None]
+        alike = len(calls) == len(read.parts) and all(
+            call.scale == calls[0].scale and len(call.biases) == 1 and not call.masks for call in calls
+        )
+        if not alike:
+            return None
+        parts = zip(*((call.query, call.key, call.value, call.biases[0]) for call in calls), strict=True)
+        query, key, value, bias = (torch.cat(part, 1) for part in parts)
+        return AttentionCall(query, key, value, calls[0].scale, (bias,))
+    known = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
+    return known if known is None or isinstance(known, AttentionCall) else known()
 
 
 def find_scores(read: RowSource) -> ReadScores | None:
@@ -357,9 +367,8 @@ def find_scores(read: RowSource) -> ReadScores | None:
         scores, chosen = find_scores(read.all), read.chosen
         return scores and (lambda start, stop, heads: scores(start, stop, chosen))
     call = call_behind(read)
-    if not isinstance(read, HeldRows) or call is None:
+    if call is None:
         return None
-    made = ScoredRows(call)
-    places, weights = sampled(made, read.weights.shape[2])
-    gap = (weights - read.weights[:, :, places]).abs().amax()
-    return made.scores if float(gap) <= tolerance(read.weights.dtype) else None
+    made, count = ScoredRows(call), call.query.shape[2]
+    (_, ours), (_, weights) = sampled(made, count), sampled(read, count)
+    return made.scores if float((ours - weights).abs().amax()) <= tolerance(weights.dtype) else None

@@ -67,11 +67,30 @@ def keys_first(block, x):
     return einsum("bhdq,hde->bqe", einsum("bkqh,bhkd->bhdq", scores.softmax(1), v), projection(block))
 
 
+class One(nn.Module):
+    """One head, in a module of its own."""
+
+    def __init__(self, *weights):
+        super().__init__()
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, x):
+        q, k, v = (x @ weight.T for weight in self.weights)
+        return F.softmax((q @ k.mT).masked_fill(later(x.shape[1]), -torch.inf), -1) @ v
+
+
+def apart(block, x):
+    if not hasattr(block, "singles"):
+        parts = (part.weight.detach().chunk(block.heads) for part in (block.query, block.key, block.value))
+        block.singles = nn.ModuleList(One(*weights) for weights in zip(*parts, strict=True))
+    return block.output(torch.cat([head(x) for head in block.singles], -1))
+
+
 def projection(block):
     return block.output.weight.T.unflatten(0, (block.heads, -1))
 
 
-WAYS = [matmul, in_place, flat, einsums, keys_first]
+WAYS = [matmul, in_place, flat, einsums, keys_first, apart]
 
 
 def planted(way=None):
@@ -80,6 +99,8 @@ def planted(way=None):
     module.plant_induction((0, 1), (1, 2))
     for block in module.layers if way else ():
         block.forward = lambda x, block=block: way(block, x)
+    if way is apart:
+        module(torch.ones(1, 2, dtype=torch.long))  # makes the modules
     return wrap_planted(module.eval())
 
 

@@ -49,7 +49,7 @@ class Picture:
     name: str = "image 1"
 
 
-class Grid(NamedTuple):
+class PatchGrid(NamedTuple):
     """How an axis of positions lies on a picture, behind ``special`` ones."""
 
     rows: int
@@ -324,7 +324,7 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
 
 
-def lay_grids(prepared: ModelInput, grids: Mapping[int, Grid | None]) -> ModelInput:
+def lay_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> ModelInput:
     """A picture with the grids of axes by length, the first of them its tokens; ``None``: its own grid."""
     (picture,), begin = prepared.pictures, PICTURED + len(prepared.tokens)
     pictures = [picture] if len(picture.tokens) in grids else []

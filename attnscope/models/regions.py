@@ -18,7 +18,7 @@ from attnscope.attention import Attention, Kind
 from attnscope.axes import Array
 from attnscope.capture import Record, recording
 from attnscope.errors import ModelError, first_line
-from attnscope.models.inputs import Grid
+from attnscope.models.inputs import PatchGrid
 
 PADDING_SHARE = 0.5
 """A number that changes by less than this share of the maximum, from black to white, is padding."""
@@ -388,14 +388,14 @@ class Sketches:
 
 def find_grids(
     run: Callable[[Tensor, Sketches], object], pixels: Tensor, known: Container[int]
-) -> dict[int, Grid | None]:
+) -> dict[int, PatchGrid | None]:
     """The grids of all axes, found by experiment, by length, as they first ran; ``None`` for a ``known`` one.
 
     ``run`` gives the model ``pixels``, [1, channel, row, column], or those with one part changed. An axis
     lies on the picture if what changes on it moves with that part.
     """
     run(pixels, before := Sketches())
-    grids: dict[int, Grid | None] = {length: None for length in before.found if length in known}
+    grids: dict[int, PatchGrid | None] = {length: None for length in before.found if length in known}
     if len(grids) == len(before.found):
         return grids
     (high, wide), moved = pixels.shape[-2:], list[Sketches]()
@@ -414,7 +414,7 @@ def find_grids(
         changes = (changes - changes.mean(1, keepdim=True)).square().sum(-1)  # all rows see the changed keys
         best = max((*_agreement(changes[:, special:], high / wide), special) for special in (0, 1))
         if best[0] > LEAST_AGREEMENT:
-            grids[length] = Grid(best[1], length // best[1], best[2])
+            grids[length] = PatchGrid(best[1], length // best[1], best[2])
     return grids
 
 

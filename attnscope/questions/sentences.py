@@ -51,7 +51,7 @@ def quote_text(prepared: ModelInput) -> str:
     words = (replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUPED)[2])) for token in known)
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:
-        text = text[: QUOTED - 1].rstrip() + "…"
+        text = text[: QUOTED - 1].rstrip(" ⏎") + "…"
     return f"“{text}”" if text else ""
 
 

@@ -13,7 +13,7 @@ ANSWERED = {
     "--version": "attnscope 0.1.0 (torch ",
     # show
     "show 'The cat sat'": "too few tokens to name patterns: try a sentence",
-    "show 'Yes, I (he) do!'": "own · “Yes, I ( he) do!” · ",
+    "show 'Yes, I (he) do!'": "own · “Yes, I (he) do!” · ",
     "show 猫は座った。": "own · “猫は座った。” · ",
     "show TEXT --head L0H2,1.5,L3H0": ("L0H2", "L1H5"),
     "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they take",

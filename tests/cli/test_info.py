@@ -73,10 +73,10 @@ def failing(monkeypatch):
     """The recording fails wherever the second layer shows its attention."""
     place = Sites.place
 
-    def fail(self, capture, name, calls):
+    def fail(self, capture, name, *more):
         if "h.1." in name:
             raise ZeroDivisionError("a mistake.")
-        return place(self, capture, name, calls)
+        return place(self, capture, name, *more)
 
     monkeypatch.setattr(Sites, "place", fail)
 

@@ -30,9 +30,7 @@ class GoldOptions(Group):
     ] = None
     relation: Annotated[str | None, Often(help="Only these labels: nsubj,obj.")] = None
     coreference: Annotated[bool, Option(help="With a treebank: ask for the earlier mention.")] = False
-    held_out: Annotated[bool, Often(help="Choose heads on half of the texts, score them on the rest.")] = (
-        False
-    )
+    held_out: Annotated[bool, Often(help="Score heads on the texts that chose none.")] = False
     limit: Annotated[int | None, Option(help="Stop after so many texts.", min=1)] = None
     strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
     checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
@@ -109,13 +107,13 @@ def find(
     special, punctuation, image, /regex/, or * for every word. One of the two may be a distance from the
     other: * -> -2 looks two tokens back. What has an arrow in it stands in quotes.
 
-    A figure is the share of the left part's attention that goes to the right part. Beside it stand the same
-    of even attention, and the rank of the right part among all words.
+    A figure is the share of the left part's attention that goes to the right part. Beside it: the same
+    of even attention, and the right part's rank among all words.
 
     With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
     "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is
-    right where a word's largest weight, special tokens and itself aside, goes to the answer. An alignment is
-    scored by the rows that predict a target word and by those that have read it (Chen et al. 2020).
+    right where a word's largest weight, special tokens and itself aside, goes to the answer. Of an
+    alignment, rows that predict a word and rows that read it are scored.
 
     Examples:
 

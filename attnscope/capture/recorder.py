@@ -68,6 +68,9 @@ TRACKERS: tuple[type[Tracker], ...] = (
 """The trackers of a pass, in the order in which each event reaches them."""
 
 
+NESTED = "it attends within nested tensors, whose texts have lengths of their own: they are not read"
+
+
 class Recorder(Pass):
     """Collects one recording; ``recording`` creates it, the hooks, the mode and the kernels feed it."""
 
@@ -277,6 +280,10 @@ class AttentionMode(WatchingMode):
     def _run(self, name: str, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and show it to the trackers that follow the pass."""
         recorder, inside = self.recorder, None
+        given = (part for part in (*args, *kwargs.values()) if isinstance(part, Tensor))
+        if name == "scaled_dot_product_attention" and any(part.is_nested for part in given):
+            recorder.name(recorder.owner, NESTED)
+            return func(*args, **kwargs)
         if (
             name == "scaled_dot_product_attention"
             and (recorder.is_known or recorder.of(ChunkedModules).notes is None)

@@ -73,7 +73,7 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
 
 
 INSTEAD = (
-    (r"mamba|ssm|state_?space|s4|s6", "a state-space model"),
+    (r"mamba|ssm|state_?space|(?-i:S[46])", "a state-space model"),
     (r"delta_?(net|att)|linear_?att|lightning|retention|gated_?linear|performer|kda", "linear attention"),
     (r"fourier|fnet|fft", "a Fourier transform"),
     (r"rwkv|recurrent|rg_?lru|lstm|gru|xlstm", "a recurrence"),

@@ -34,7 +34,9 @@ def sdpa_call(
     """
     given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
     query, key, value = (cast(given[name]) for name in ARGUMENTS[:3])
-    mask: Tensor | None = given.get("attn_mask")
+    mask: Any = given.get("attn_mask")
+    if hasattr(mask, "_materialize"):  # a CausalBias of torch, a tensor without the numbers
+        mask = mask._materialize(query.device)
     if heads is not None and query.ndim == 4 and query.shape[1] != heads:
         grouped = query.shape[1:3]
         query = query.flatten(1, 2).unsqueeze(2)  # [batch, head, 1, size]

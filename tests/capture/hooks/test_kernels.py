@@ -6,13 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.attention import AttentionCall
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
-from tests.capture.modules import Heads
+from attnscope.capture.recorder import NESTED
+from tests.capture.modules import Heads, Kernel, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import FAMILIES, inputs, tiny
 from tests.fused.combinations import brute_force
@@ -326,6 +328,28 @@ def test_kernels_that_are_called_directly_are_named(name):
     assert not record.sites
     assert [layer.name for layer in record.without_attention] == ["0", "1"]
     assert all(f"torch.ops.aten.{name} itself" in layer.reason for layer in record.without_attention)
+
+
+@pytest.mark.parametrize(("bias", "diagonal"), [(causal_upper_left, 0), (causal_lower_right, 4)])
+@pytest.mark.parametrize("queries", [5, 9])
+def test_a_causal_bias_of_torch_is_the_mask_it_stands_for(bias, diagonal, queries):
+    query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 9, 8)
+    record, (kept,), _ = observe(Kernel(), query, key, key, attn_mask=bias(queries, 9))
+    opened = torch.ones(queries, 9, dtype=torch.bool).tril(diagonal * (queries < 9))
+    weights = (query @ key.mT / 8**0.5).masked_fill(~opened, -torch.inf).softmax(-1)
+    torch.testing.assert_close(kept.weights, weights, atol=1e-6, rtol=0)
+    assert torch.equal(kept.allowed[0, 0], opened)
+    assert record.sites[0].difference < 1e-6
+
+
+def test_attention_within_jagged_tensors_is_named():
+    def run(m, x):
+        texts = torch.nested.nested_tensor([x[0, :3], x[0, 3:]], layout=torch.jagged)
+        heads = texts.unflatten(-1, (2, -1)).transpose(1, 2)
+        return torch.cat(m.attend(heads, heads, heads).transpose(1, 2).flatten(2).unbind())
+
+    record, *_ = observe(Of(run, attend=Kernel()), X)
+    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("attend", NESTED)]
 
 
 MADE = {

@@ -36,6 +36,10 @@ DEADLINE = 30.0  # seconds of thread processor time that foreign work may take; 
 TICK = 0.1  # seconds of processor time between two checks of the clock
 SHARE = 0.9  # the share of free memory that a command may take
 LEAST_MEMORY = 1 << 29  # bytes that a command may always take: torch reserves some that it never uses
+SEAL_SECONDS = (
+    5.0  # seconds of thread processor time in which a model is asked whether it mixes beside attention
+)
+SEAL_BYTES = 1 << 30  # most bytes that its modules may pass on meanwhile
 MOST_CALLS = 1000  # most attention calls of one module in one pass: no real model repeats a layer as often
 
 SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)

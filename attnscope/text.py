@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import TypeAlias
 
 LONGEST = 1000  # most characters of a token's label
@@ -207,3 +208,10 @@ def round_short(value: float) -> str:
     if not math.isfinite(value) or value == 0 or abs(value) >= 0.01:
         return f"{value:.2f}"
     return f"{value:.{1 - math.floor(math.log10(abs(value)))}f}"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Numbers with consecutive runs joined: ``0-5, 7``."""
+    runs = groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0])
+    ends = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)

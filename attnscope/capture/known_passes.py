@@ -21,7 +21,6 @@ from torch import Tensor
 from attnscope.attention import RowSource
 from attnscope.capture.hooks.functions import Function
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.record import LayerWithoutAttention
 from attnscope.capture.rows.capture import Capture
 from attnscope.errors import AttnscopeError
 
@@ -42,11 +41,10 @@ class UnknownPass(AttnscopeError):
 
 @dataclass(eq=False)
 class Program:
-    """Followed passes of one trace: what their whole numbers may be, and what the next one shows."""
+    """Followed passes of one trace: what their whole numbers may be."""
 
     first: np.ndarray  # the whole numbers of the first pass  [number]
     may_be: np.ndarray  # that number, the texts, the tokens, or all tokens of all texts  [4, number]
-    named: list[LayerWithoutAttention]
 
     def agrees(self, trace: PassTrace) -> np.ndarray:
         """Which of the four each whole number of a pass equals.  -> bool [4, number]"""
@@ -144,8 +142,8 @@ class PassTrace:
         self.plain &= self.taken == number + 1 and capture.read is self.last
         return capture
 
-    def settle(self, named: list[LayerWithoutAttention]) -> list[LayerWithoutAttention]:
-        """The layers without attention: those found, which are stored, or those of the known passes."""
+    def settle(self) -> None:
+        """Make the pass known; raises ``UnknownPass`` if it was not followed, and is no known one."""
         self.numbers, trace = np.array(self.numbers), tuple(self._steps)
         self.plain &= len(self.shown) == self.taken
         program = self.known.programs.get(trace)
@@ -153,13 +151,11 @@ class PassTrace:
             alike = self.plain and program is not None and self.shown == self.known.shown
             if program is None or not alike or not (program.agrees(self) | ~program.may_be).all():
                 raise UnknownPass
-            return program.named
-        if self.plain and self.shown == (self.known.shown or self.shown):
-            program = program or Program(self.numbers, np.ones((4, len(self.numbers)), bool), named)
+        elif self.plain and self.shown == (self.known.shown or self.shown):
+            program = program or Program(self.numbers, np.ones((4, len(self.numbers)), bool))
             program.may_be = program.may_be & program.agrees(self)
-            if program.may_be.any(0).all() and program.named == named:
+            if program.may_be.any(0).all():
                 self.known.shown, self.known.programs[trace] = self.shown, program
-        return named
 
     def _part(self, value: Any) -> object:
         if isinstance(value, Tensor):

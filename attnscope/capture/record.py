@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from attnscope.attention import Attention, Site, Source
 from attnscope.lazy import torch
 from attnscope.progress import tell
 from attnscope.records import Meaning, Parts, derived, record
+from attnscope.text import number_ranges
 
 FUSED = "fused pass"  # the fused pass's name in place of a kernel's
 
@@ -179,12 +180,25 @@ class Record:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the recording itself: where it failed, what ran differently, and what takes no part."""
-        return [*self.warnings, *(each for each in self.changes if each in self.padding.values())]
+        """Notes on the recording itself: where it failed, what it cannot show, and what ran differently."""
+        layers: dict[tuple[str, str], list[int]] = {}
+        for layer in self.without_attention:
+            layers.setdefault((pattern(layer.name), layer.reason), []).append(layer.layer)
+        several, sentences = len({path for path, _ in layers}) > 1, self._failed()
+        for (path, reason), numbers in layers.items():
+            where = name_all([path])
+            if "*" in path:
+                which = f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}"
+                where = f"{which}, {where}" if several else which
+            sentences.append(f"no attention in {where}: {reason}")
+        return [*sentences, *self.changes]
 
     @property
     def warnings(self) -> list[str]:
         """Those that a model's own code is warned of."""
+        return [*self._failed(), *(each for each in self.changes if each not in self.padding.values())]
+
+    def _failed(self) -> list[str]:
         sites = {site.site.name for site in self.sites}
         failed: dict[tuple[str, bool], list[str]] = {}
         for failure in self.failures:
@@ -194,12 +208,15 @@ class Record:
             whose = "their" if len(names) > 1 else "its"
             lost = f"some of {whose} attention may be" if partly else f"{whose} attention is"
             sentences.append(f"the recording failed in {name_all(names)} ({reason}), so {lost} missing")
-        return [*sentences, *(each for each in self.changes if each not in self.padding.values())]
+        return sentences
+
+
+NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")  # of an entry of a list of modules, in its path
 
 
 def pattern(path: str) -> str:
     """A path without its numbers: modules of one pattern are the same one of several layers."""
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
+    return NUMBER.sub("*", path)
 
 
 def is_within(path: str, outer: str) -> bool:
@@ -214,6 +231,24 @@ def name_all(names: Iterable[str]) -> str:
         patterns.setdefault(pattern(name), []).append(name)
     each = [some[0] if len(some) == 1 else f"{path} ({len(some)} of them)" for path, some in patterns.items()]
     return ", ".join(name or "the model itself" for name in each)
+
+
+def name_mixers(paths: Sequence[str], module: Any) -> str:
+    """Modules in words: by layer and path within it, or by whole path where there are several lists."""
+    names: dict[str, list[int]] = {}
+    lists = {path[: one.start()] for path in paths if (one := NUMBER.search(path))}
+    for path in paths:
+        found = [*NUMBER.finditer(path)]
+        if len(found) != 1:
+            names[path or f"the model itself ({type(module).__name__})"] = []
+            continue
+        inside = path[found[0].end() + 1 :] or type(module.get_submodule(path)).__name__
+        names.setdefault(inside if len(lists) == 1 else pattern(path), []).append(int(found[0][0]))
+    said = (
+        f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}, {name}" if numbers else name
+        for name, numbers in names.items()
+    )
+    return "; ".join(said)
 
 
 class Observer(Protocol):

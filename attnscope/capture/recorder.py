@@ -24,7 +24,7 @@ from attnscope.capture.hooks.functions import (
     uncompiled,
 )
 from attnscope.capture.hooks.modules import tensors_in
-from attnscope.capture.hooks.softmax import MEMORY, Learned, Trails
+from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
@@ -36,13 +36,13 @@ from attnscope.capture.lineage.layout import (
     origin_of_kernel,
     origin_of_weighing,
 )
+from attnscope.capture.placing.between import AcrossTexts, ChannelSoftmaxes
 from attnscope.capture.placing.chunked import ChunkedModules
 from attnscope.capture.placing.kinds import heads_of, texts_in_batch
-from attnscope.capture.placing.mixing import AcrossTexts, ChannelSoftmaxes, PastAttention
 from attnscope.capture.placing.single_heads import Loops, Repeats, SingleHeads
 from attnscope.capture.placing.split_heads import SplitHeads, find_group
-from attnscope.capture.placing.without_attention import find_opaque, note_layers, why_empty
-from attnscope.capture.record import FUSED, LayerWithoutAttention, Observer, Record, beyond_rounding
+from attnscope.capture.placing.without_attention import why_empty
+from attnscope.capture.record import FUSED, Observer, Record, beyond_rounding
 from attnscope.capture.rows.capture import MAPPED, Capture, Weighing, is_mapped
 from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, mix_rows, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
@@ -56,7 +56,6 @@ TRACKERS: tuple[type[Tracker], ...] = (
     Lineage,  # before those who ask where a tensor comes from
     ChannelSoftmaxes,  # before those who need no weights that met their values
     Trails,
-    PastAttention,
     AcrossTexts,
     AttentionFunctions,
     Repeats,
@@ -159,7 +158,6 @@ class Recorder(Pass):
         tokens, learned = judge(self.of(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
         if not tokens:
-            self.of(Learned).weigh(self.call_of(owner), weighing.weighed)
             self.placed += 1
             self.seen += 1
             return False
@@ -197,22 +195,17 @@ class Recorder(Pass):
             self.frames[-1].sdpa.append(capture)
 
     def finish(self) -> None:
-        """Release what is still held, and note the layers that ran without attention."""
+        """Release what is still held."""
         if self.is_known:
             return
         for tracker in self.trackers:
             tracker.finish()
-        self.record.without_attention += find_opaque(self.model, self.ran)
-        known = {site.site.name for site in self.record.sites}
-        memories = [name for name in self.of(Learned).memories if name not in known]
-        self.record.without_attention += [LayerWithoutAttention.at(name, MEMORY) for name in memories]
-        note_layers(self.record, self.model, self.ran, self.of(PastAttention).reasons)
 
     def settle(self) -> None:
         """Make the pass known, or use what is known about it; raises ``UnknownPass`` if nothing is."""
         if self.trace is not None:
             self.doubt(bool(self.record.warnings))
-            self.record.without_attention = self.trace.settle(self.record.without_attention)
+            self.trace.settle()
 
 
 @contextmanager

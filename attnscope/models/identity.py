@@ -19,7 +19,7 @@ from importlib import metadata
 from itertools import accumulate
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.models.inputs import ModelInput
@@ -27,9 +27,6 @@ from attnscope.records import Meaning, record
 from attnscope.registry import GROUPS, entry_points_of, package_of
 from attnscope.storage.files import hash_file
 from attnscope.version import __version__
-
-if TYPE_CHECKING:
-    from attnscope.models.model import Model
 
 version = cache(metadata.version)  # a look asks twice, and reading takes two milliseconds a package
 
@@ -154,8 +151,8 @@ class Input:
     tokens: Annotated[tuple[str, ...] | None, Meaning("those of one text, if few", optional=True)]
 
 
-def describe_input(model: Model | str, *read: ModelInput | Path | str | tuple[int, int] | None) -> Input:
-    """A model, and what it read: inputs, files, texts, or how many texts and tokens there were."""
+def describe_input(model: Any, *read: ModelInput | Path | str | tuple[int, int] | None) -> Input:
+    """A model, or its name, and what it read: inputs, files, texts, or the count of texts and tokens."""
     name = model if isinstance(model, str) else model.name
     path, revision = getattr(model, "path", None), getattr(model, "revision", None)
     folder = None if path or revision else _folder_of(name, None)

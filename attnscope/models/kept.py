@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
@@ -56,6 +56,10 @@ class TracedModel(Model):
         weighed = self.trace.description.weighed
         parts = (super().title, weighed and visible(weighed), self.since)
         return " · ".join(filter(None, parts))
+
+    def note_seal(self, prepared: inputs.ModelInput, record: Any) -> Any:
+        """The record as it is: a trace has the notes of its pass."""
+        return record
 
     @contextmanager
     def threads(self, prepared: inputs.ModelInput) -> Iterator[None]:

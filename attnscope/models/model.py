@@ -250,7 +250,7 @@ class Model:
             weighed: Record = self.weighing.run(prepared, observers)
             return weighed
         if prepared.replay is not None:
-            return prepared.replay.shown_to(observers)
+            return self.note_seal(prepared, prepared.replay.shown_to(observers))
         from attnscope.capture import recording
         from attnscope.capture.record import Seeing
 
@@ -263,7 +263,15 @@ class Model:
             recording(self.module, watching, prepared.labels, fused, warn=False) as record,
         ):
             getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
-        return require_attention(self.name, self.module, record)
+        return self.note_seal(prepared, require_attention(self.name, self.module, record))
+
+    def note_seal(self, prepared: ModelInput, record: Record) -> Record:
+        """The record of a pass, with a note if the model also mixes tokens outside of its attention."""
+        if not self.trains:
+            from attnscope.models.seal import ask
+
+            ask(self, prepared, record.sites).note(record, self.module)
+        return record
 
     def show_kinds(self, prepared: ModelInput) -> None:
         """Run a text of one token written twice, so that the recording learns the kind of each attention.

@@ -157,6 +157,7 @@ def record(
     *,
     images: Mapping[str, Any] | None = None,
     name: str | None = None,
+    seal: bool = True,
 ) -> Iterator[Run]:
     """Record whatever a module runs inside the block, including training; the run is ready when it ends.
 
@@ -167,18 +168,30 @@ def record(
     that change places, rejected drafts and keys that overwrite others are followed. The last of several
     passes is shown; ``run.passes`` has them all.
 
+    At the block's end a module in eval mode whose first call had plain tensors is asked, once, by a few more
+    passes over at most 16 tokens of them, whether tokens also mix outside of the attention that is shown:
+    ``run.notes`` say so, or why it was not asked. ``seal=False`` leaves this out.
+
     >>> with attnscope.record(policy, {"encoder": seen, "decoder": steps}, images={"front": frame}) as run:
     ...     policy(observation)
     """
+    from torch import nn
+
     from attnscope.capture import recording
+    from attnscope.capture.hooks.modules import CALLED
     from attnscope.models.keeping import RecordedPasses, axes_of_texts
+    from attnscope.models.seal import FirstCall
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
     known = {name: image for name, image in images.items() if not isinstance(image, list)}
     place_images(axes, known)  # refuse what does not fit before anything runs
-    with recording(module, [held], axes) as record:
+    name = name or type(module).__name__
+    first = FirstCall(name, module)
+    with CALLED.listening(nn.Module, first), recording(module, [held], axes) as record:
         yield run
-    *run.earlier, last = held.kept(module, name or type(module).__name__, record, axes, images)
+    if seal:
+        first.note(record)
+    *run.earlier, last = held.kept(module, name, record, axes, images)
     run.kept = last()
 
 

@@ -288,8 +288,9 @@ class Run(Display):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the model and the text."""
-        return (*self._pass.notes, *self._pass.prepared.notes)
+        """Notes about the model, the text and the pass: those that every answer begins with."""
+        model, prepared = self._given
+        return (*model.notes, *prepared.notes, *model.run(prepared, []).notes)
 
     @property
     def heads(self) -> tuple[Head, ...]:

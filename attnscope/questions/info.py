@@ -371,10 +371,8 @@ def _cells(sighting: Sighting) -> tuple[Cell, ...]:
 
 
 def _notes(result: Survey) -> list[str]:
-    """The layers without attention by reason, and what is odd about calls."""
+    """What is odd about calls."""
     notes = []
-    for reason, places in group_by(result.without_attention, lambda without: without.reason).items():
-        notes.append(f"no attention in layers {number_ranges(each.layer for each in places)}: {reason}")
     if any(call.key_heads != call.heads for call in result.calls):
         notes.append("heads: query heads / key-value heads")
     faulty = [each for each in result.sightings if each.fault is not None]

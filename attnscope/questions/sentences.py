@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
 from math import isfinite
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END, spell_tokens
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
+from attnscope.text import number_ranges as number_ranges
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -218,10 +218,3 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 def list_some(names: Sequence[str], most: int = 12) -> str:
     """The first of some names."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-def number_ranges(numbers: Iterable[int]) -> str:
-    """Numbers with consecutive runs joined: ``0-5, 7``."""
-    runs = groupby(enumerate(sorted(set(numbers))), key=lambda pair: pair[1] - pair[0])
-    ends = ([number for _, number in run] for _, run in runs)
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)

@@ -12,20 +12,24 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import AttnscopeError
 from attnscope.private import is_private, private_folder, private_path
+from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
 
 LARGEST, FULL = 64 << 20, 300 << 20  # most bytes of an entry, and of all together; the oldest go first
 MOST = 1000  # most entries, so that listing them takes no noticeable time
 LOOKS = "looks"  # the folder of the entries, inside the configured one
+SEALS, LARGEST_SEAL = "seals", 1 << 20  # the folder of what is known of models, and most bytes of one
 KEY = "attnscope cache key"  # the metadata field with an entry's key
+
+Paths: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 _OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
 """Names of entries, and of unfinished ones: no other file of the folder is touched."""
@@ -81,6 +85,25 @@ def store_pass(key: str, trace: Trace) -> None:
                 each.unlink(missing_ok=True)
 
 
+def find_seal(key: str) -> Paths | None:
+    """The lists of modules that were stored for a key."""
+    folder = private_folder(SEALS)
+    with suppress(OSError, ValueError, RecursionError):
+        found = None if folder is None else (folder / f"{key}.json").lstat()
+        if folder and found and stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_SEAL:
+            stored: Paths = read(Paths, json.loads((folder / f"{key}.json").read_bytes()))
+            return stored
+    return None
+
+
+def store_seal(key: str, *paths: Sequence[str]) -> None:
+    """Store what is known of how a model mixes tokens: lists of its modules."""
+    folder = private_folder(SEALS, make=True)
+    with suppress(OSError, AttnscopeError):
+        if folder is not None:
+            write_whole(folder / f"{key}.json", json.dumps(paths).encode(), private=True)
+
+
 def list_passes() -> list[CachedPass]:
     """All cached passes, the latest first."""
     files = sorted(_files(private_folder(LOOKS)), key=lambda file: -file[2])
@@ -94,6 +117,9 @@ def clear_passes() -> int:
         with suppress(OSError):
             path.unlink()
             count += 1
+    if (folder := private_folder(SEALS)) is not None:
+        for path in folder.glob("*.json"):
+            path.unlink(missing_ok=True)
     return count
 
 

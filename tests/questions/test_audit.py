@@ -9,12 +9,12 @@ import torch
 import transformers as hf
 from torch import nn
 
+from attnscope.capture.freeze import find_tensors, with_tensors
 from attnscope.capture.recorder import Recorder
 from attnscope.errors import InputError
 from attnscope.models import ModelInput, load
 from attnscope.models.model import Model
 from attnscope.questions.audit import audit
-from attnscope.questions.audit_pass import find_tensors, with_tensors
 from tests.capture import modules
 from tests.capture.hooks.test_kernels import OPEN, Flexible
 from tests.capture.lineage import test_pieces, test_standing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
@@ -82,7 +82,7 @@ class ModuleStack:
 
     def watch(self) -> AbstractContextManager[None]:
         """Keep the stack while the block runs; the model itself is not touched."""
-        return _tap.listening(nn.Module, self)
+        return CALLED.listening(nn.Module, self)
 
     def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module with its entry on the stack.
@@ -118,11 +118,18 @@ class ModuleStack:
         self.on_enter(entry)
 
 
-@functools.partial(Tap, "__call__")
-def _tap(original: Function, listeners: Callable[[], list[ModuleStack]]) -> Function:
-    """The call method, routed through every stack of this thread."""
+class Listener(Protocol):
+    """What runs the calls of modules while it listens."""
 
-    def through(stack: ModuleStack, module: nn.Module, call: Function, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of a module, which ``call`` computes."""
+
+
+@functools.partial(Tap, "__call__")
+def CALLED(original: Function, listeners: Callable[[], list[Listener]]) -> Function:
+    """The call method, routed through every listener of this thread, the last one outermost."""
+
+    def through(stack: Listener, module: nn.Module, call: Function, *args: Any, **kwargs: Any) -> Any:
         return stack.run(module, call, args, kwargs)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Seen
-from attnscope.capture.placing.without_attention import ATTENTION
 from attnscope.capture.rows.capture import (
     FACTORS,
     ROUNDING,
@@ -32,7 +30,6 @@ from attnscope.capture.rows.capture import (
 )
 from attnscope.capture.tracker import Pass, Tracker
 
-MEMORY = "it attends to learned vectors, not to tokens"
 ADDING = {
     *("to", "type", "type_as", "float", "half", "bfloat16", "double", "cpu", "cuda", "contiguous"),
     *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__", "clone"),
@@ -58,7 +55,6 @@ class Learned(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._made: Any = WeakTensorKeyDictionary()
-        self.memories: dict[str, None] = {}  # modules that attend to what they learned
 
     def see(self, seen: Seen) -> None:
         """Whether all arguments of a function are learned."""
@@ -78,12 +74,6 @@ class Learned(Tracker):
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is computed from parameters alone."""
         return is_parameter(tensor) or bool(self._made and tensor in self._made)
-
-    def weigh(self, call: Call | None, weighed: Tensor | None) -> None:
-        """Weights not over tokens met ``weighed``: note a module that attends to what it learned."""
-        attends = call is not None and ATTENTION.search(type(call.module).__name__)
-        if call is not None and attends and weighed is not None and self.is_fixed(weighed):
-            self.memories[call.name] = None
 
 
 class Trails(Tracker):
@@ -123,10 +113,6 @@ class Trails(Tracker):
         elif name in ("linear", "conv1d", "conv2d"):
             self._mix(seen.given("input")["input"], result)
         return None
-
-    def follows(self, tensor: Tensor) -> bool:
-        """Whether a tensor comes from a softmax."""
-        return bool(self._trails) and tensor in self._trails
 
     def _multiply(self, seen: Seen, trails: Sequence[Trail]) -> None:
         """Follow the product of two softmaxes; a key is masked that no way of two open steps leads to."""

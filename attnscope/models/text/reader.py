@@ -25,8 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Token
-from attnscope.capture.hooks.functions import original
-from attnscope.capture.placing.without_attention import find_unseen
 from attnscope.capture.record import is_within
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.foreign import Source, explained
@@ -49,9 +47,6 @@ from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
-
-    from attnscope.capture import Observer, Record
-    from attnscope.fused.fused_pass import FusedPass
 
 
 END_NAMES = ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
@@ -239,22 +234,6 @@ NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
 
 class ModuleModel(ReaderModel):
     """A user's own module, which reads token ids ``[1, token]`` of some tokenizer, or plain tensors."""
-
-    def run(
-        self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
-    ) -> Record:
-        """One forward pass; a note says if something attention-like was not captured."""
-        record = super().run(prepared, observers, fused)
-        module = original(self.module)
-        unseen = find_unseen(module, {site.site.name for site in record.sites})
-        if unseen and prepared.replay is None:
-            first = module.get_submodule(unseen[0])
-            more = f" and {len(unseen) - 1:,} more look" if len(unseen) > 1 else " looks"
-            record.note_change(
-                f"{unseen[0]} ({type(first).__name__}){more} like attention that was not captured: "
-                f"attnscope info {self.name} --audit tells what mixes tokens"
-            )
-        return record
 
     def prepare_any(self) -> ModelInput:
         """Two ids that are in every vocabulary and fit every context."""

@@ -10,6 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.modeling_utils import AttentionInterface
 
+import attnscope
 from attnscope.attention import AttentionCall
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
@@ -365,10 +366,9 @@ def test_a_traced_or_exported_part_is_named_with_the_reason_unless_it_has_no_att
     model = layers()
     model[1] = MADE[how](model[1])
     model.append(torch.jit.trace(nn.LayerNorm(SIZE), X))
-    with torch.inference_mode(), recording(model) as record:
+    with torch.inference_mode(), attnscope.record(model) as run:
         model(X)
-    assert [site.site.layer for site in record.sites] == [0, 2]
-    (layer,) = record.without_attention
-    assert (layer.name, layer.layer) == ("1", 1)
-    assert how in layer.reason
-    assert "watch the original module" in layer.reason
+    assert {head.layer for head in run.heads} == {0, 2}
+    (note,) = (note for note in run.notes if "watch the original module" in note)
+    assert note.startswith("no attention in layer 1: it is ")
+    assert how in note

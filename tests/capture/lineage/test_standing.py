@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnscope.capture.hooks.softmax import MEMORY
 from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.ways import attend
@@ -138,24 +137,6 @@ def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
         ("attend", "encoder"),
         ("", "cross"),
     ]
-
-
-def adapted(m, x):
-    """Attention, and beside it that to prompts that were learned (adapters)."""
-    keys, values = (part(m.prompts).repeat(len(x), 1, 1) for part in (m.k, m.v))
-    return m.attend(x) + (m.q(x) @ keys.mT).softmax(-1) @ values
-
-
-class AdaptedAttention(Model):
-    """Its name says what it is."""
-
-
-def test_attention_to_what_was_learned_alone_is_named():
-    model = AdaptedAttention(adapted)
-    model.prompts = nn.Parameter(torch.randn(1, 3, SIZE))
-    record, *_ = observe(nn.Sequential(model), STATES)
-    assert [site.site.name for site in record.sites] == ["0.attend"]
-    assert [(layer.name, layer.reason) for layer in record.without_attention] == [("0", MEMORY)]
 
 
 def tokens_of_all_tokens(m, x):

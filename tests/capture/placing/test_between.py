@@ -10,7 +10,7 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 
 from attnscope.capture import recording
-from attnscope.capture.placing.mixing import ACROSS, PERHAPS
+from attnscope.capture.placing.between import ACROSS, PERHAPS
 from tests.capture.modules import Of
 from tests.capture.observing import observe
 from tests.capture.placing.ways import COUNT, SIZE, STATES
@@ -90,7 +90,7 @@ def test_attention_between_texts_is_named_if_the_batch_is_first(way, run, labell
     assert shown == ["rows"] * (not labelled) + ["cells"] * (run is rows_before_cells)
     assert [layer.reason for layer in record.without_attention] == [ACROSS] * labelled
     doubted = [note for note in record.notes if note.startswith(PERHAPS.partition("{")[0])]
-    assert doubted == record.notes
+    assert doubted == record.changes
     followed = way != "function of transformers"  # behind whose first call none is followed, in this order
     assert len(doubted) == (not labelled and followed and run is rows_before_cells)
 

@@ -9,8 +9,7 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.rows.capture import MAPPED
 from tests.capture.observing import check_kept, observe
-from tests.capture.placing import ways
-from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Chain, Stream, attend
+from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -116,23 +115,6 @@ ALONE += [powers_of_a_graph, take_types]
 def test_what_mixes_no_tokens_is_neither_shown_nor_named(made, way):
     record, *_ = observe(nn.Sequential(made(way)), STATES)
     assert (record.sites, record.without_attention, record.notes) == ([], [], [])
-
-
-def test_what_mixes_beside_attention_in_one_layer_is_a_note_and_no_layer_without():
-    record, *_ = observe(Chain(layers=[[Stream(attend), Stream(ways.decay)] for _ in range(2)]), STATES)
-    assert [site.site.name for site in record.sites] == ["layers.0.0", "layers.1.0"]
-    assert not record.without_attention
-    (note,) = record.notes
-    assert note.startswith("tokens also mix outside the attention that is shown: layers.*.*")
-
-
-class LinearAttention(Stream):
-    """Its name says what it is."""
-
-
-def test_the_name_of_a_class_comes_before_what_it_was_seen_to_do():
-    record, *_ = observe(nn.Sequential(LinearAttention(ways.run_a_sum)), STATES)
-    assert [layer.reason for layer in record.without_attention] == ["linear attention (LinearAttention)"]
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])

@@ -5,8 +5,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnscope.capture.lineage.layout import JOINED
-from attnscope.capture.placing import mixing as why
-from attnscope.capture.placing.without_attention import POOLED
 from attnscope.capture.rows.capture import FACTORS, MAPPED, SIGNED, TALKING
 from tests.capture.modules import Heads
 
@@ -395,22 +393,20 @@ PLACED = [  # tried at one place in a model alone
 ]
 
 NAMED = [
-    *((weigh(scored), why.NO_SOFTMAX) for scored in SCORED),
-    *((way, why.NO_SOFTMAX) for way in (go_online, one_pair_after_another, lie_transposed)),
-    *((way, why.NO_SOFTMAX) for way in (shared_keys, decay)),
     (subtract, SIGNED),
     (by_landmarks, FACTORS),
-    *((way, why.SUMMED) for way in (sum_before, pool_by_an_einsum)),
-    *((way, why.RUNNING) for way in (run_a_sum, run_a_sum_along_an_axis)),
-    (add_the_one_before, why.SHIFTED),
-    *((way, why.SPREAD) for way in (add_the_mean, scale_by_the_largest)),
-    *((way, why.LAYER) for way in (shorten, take)),
-    *((weigh(scored), POOLED) for scored in (choose_the_highest, one_mean_for_all_heads)),
-    *((way, POOLED) for way in (pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row)),
-    *((way, POOLED) for way in (weigh_by_a_layer, weigh_by_a_layer_over_pairs)),
     *((talk(mix, behind=True), TALKING) for mix in TALK),
     *((way, JOINED) for way in (by_parts_of_the_keys, among_neighbours_and_some_for_all)),
     (mapped(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), MAPPED),
-    (mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v), MAPPED),
     (mapped(F.scaled_dot_product_attention), MAPPED),
+]
+MIXED = [  # with no weights of a softmax to show, so that nothing is seen of them
+    *map(weigh, SCORED),
+    *(go_online, one_pair_after_another, lie_transposed, shared_keys, decay),
+    *(sum_before, pool_by_an_einsum, run_a_sum, run_a_sum_along_an_axis),
+    *(add_the_one_before, add_the_mean, scale_by_the_largest, shorten, take),
+    *map(weigh, (choose_the_highest, one_mean_for_all_heads)),
+    *(pool_by_a_sum, attend_by_a_sum, ask_gathered_keys, ask_row_by_row),
+    *(weigh_by_a_layer, weigh_by_a_layer_over_pairs),
+    mapped(lambda q, k, v: (q @ k.mT).sigmoid() @ v),
 ]

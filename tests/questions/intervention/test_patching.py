@@ -203,8 +203,9 @@ def long(tmp_path_factory):
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
-    """Layers that are run, in passes of all layers."""
+    """Layers that are run, in passes of all layers, of a model that was asked how it mixes tokens."""
     model, pair = long
+    model.run(pair.clean, [])
     layers, ran = model.writer.transformer.h, []
     hooks = [layer.attn.register_forward_hook(lambda *_: ran.append(1)) for layer in layers]
     heads = len(ASKED[asked](model, pair, ()).heads)

@@ -1,28 +1,66 @@
-"""One pass of an audit: which numbers depend on a changed token while attention is frozen."""
+"""One pass with attention frozen: which numbers depend on a changed token."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
+from time import thread_time
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture import Record
-from attnscope.capture.hooks.functions import attention_functions, is_quiet, quietly
-from attnscope.capture.lineage.functions import SOFTMAX
-from attnscope.capture.record import is_within
-from attnscope.errors import ModelError
+from attnscope.capture.hooks.functions import Function, attention_functions, is_quiet, original, quietly
+from attnscope.capture.hooks.modules import CALLED
+from attnscope.capture.lineage.functions import ELEMENTWISE, SOFTMAX
+from attnscope.capture.record import Record, is_within
+from attnscope.errors import ModelError, SizeError, readable
 
 
 def is_inside(path: str, other: str) -> bool:
     """Whether a module is inside another."""
     return path != other and is_within(path, other)
+
+
+INERT = ELEMENTWISE | {"__get__", "__iadd__", "add_", "__isub__", "sub_", "relu", "gelu", "silu", "sigmoid"}
+"""Functions that mix no tokens by themselves."""
+
+MISSED = "attention that was not captured"
+BETWEEN_CHANNELS = "attention from channel to channel"
+
+FUNCTIONS = (
+    ("a Fourier transform", r"fft"),
+    ("a recurrence", r"lstm|gru|rnn_(tanh|relu)|cumsum|cumprod|scan"),
+    ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
+    (MISSED, r"attention|softmax"),
+)
+"""Kinds of token mixing, with fragments of torch's function names; the first match counts."""
+
+A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
+ARITHMETIC = (A_PRODUCT, "a sum", "a product")
+"""Functions that attention uses too: they name a mixer that is not called attention."""
+
+STEPS = (
+    ("a normalization over tokens", r"(group|instance|batch)_norm|^normalize$|vector_norm"),
+    ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
+    (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
+    ("ids that are made of several tokens", r"embedding"),
+    (A_CHOICE, r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
+    (ARITHMETIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
+    (ARITHMETIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
+)
+"""The same for single functions seen to mix tokens."""
+
+
+def find_ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
+    """The kinds of mixing that some functions are."""
+    return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
 
 
 def sorts(ran: Collection[str]) -> bool:
@@ -84,6 +122,8 @@ def share_out(shares: Mapping[int, Share]) -> Tensor:
     return passes[strength.argmax(0)].expand_as(owners) if places else owners
 
 
+TOO_LONG = "it would take too long"
+
 ROUNDING = 64  # rounding error, in smallest steps of single or double precision
 COARSE_ROUNDING = 4  # the same for 16-bit types, which sum in single precision and round once
 
@@ -92,11 +132,11 @@ CallKey: TypeAlias = tuple[str, int]  # an attention call: the path of its modul
 
 
 class CallEnd(NamedTuple):
-    """The input or the output of a module call."""
+    """The input or the output of a module call, or what a captured attention call is given."""
 
     module: str
     call: int
-    end: str  # "in" or "out"
+    end: str  # "in", "out" or "given"
 
 
 @dataclass(eq=False)
@@ -104,13 +144,15 @@ class Moves:
     """The numbers of a first pass, and which of them changed in later ones, each with one changed token.
 
     ``mixed`` are the places where two passes changed one number, ``unclear`` those whose shapes changed,
-    ``reached`` those where any number changed.
+    ``reached`` those where any number changed. Raises ``SizeError`` for more than ``most`` bytes.
     """
 
     keeps: bool = True  # the first pass runs
+    most: float = inf
+    size: int = 0
     before: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
     moved: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
-    mixed: set[CallEnd] = field(default_factory=set)
+    mixed: dict[CallEnd, set[torch.Size]] = field(default_factory=dict)  # of which tensors
     unclear: set[CallEnd] = field(default_factory=set)
     reached: set[CallEnd] = field(default_factory=set)
 
@@ -123,6 +165,9 @@ class Moves:
         """Where the numbers changed, tensor by tensor; nothing in the first pass, or if shapes differ."""
         before, now = self.before.get(place), [*find_tensors(value)]
         if self.keeps:
+            self.size += sum(tensor.nbytes for tensor in now)
+            if self.size > self.most:
+                raise SizeError(f"its modules pass on more than {readable(int(self.most))}")
             self.before[place] = [tensor.clone() for tensor in now]  # models write into their tensors
             return []
         if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
@@ -135,13 +180,13 @@ class Moves:
         earlier = self.moved.setdefault(place, [torch.zeros_like(each) for each in moved])
         for mine, theirs in zip(moved, earlier, strict=True):
             if bool((mine & theirs).any()):
-                self.mixed.add(place)
+                self.mixed.setdefault(place, set()).add(mine.shape)
             theirs |= mine
         return moved
 
     def mixing(self) -> list[CallEnd]:
         """The outputs in which two passes changed one number, of inputs in which they did not."""
-        dim = self.mixed | self.unclear
+        dim = {*self.mixed, *self.unclear}
         ends = (place for place in self.mixed if place.end == "out")
         return [place for place in ends if place._replace(end="in") not in dim]
 
@@ -222,12 +267,32 @@ class FunctionSteps:
         return mixing
 
 
+@contextmanager
+def buffers_put_back(module: nn.Module) -> Iterator[None]:
+    """Give a module's buffers back the numbers that they had before the block."""
+    before = [
+        (part, name, tensor, tensor.clone())
+        for part in module.modules()
+        for name, tensor in part._buffers.items()
+        if tensor is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.inference_mode():
+            for part, name, tensor, numbers in before:
+                part._buffers[name] = tensor
+                if not torch.equal(tensor, numbers):
+                    tensor.copy_(numbers)
+
+
 @dataclass(eq=False)
 class FirstPass:
     """The first pass: its numbers, and every captured call with its input and result.
 
     ``modules`` are those whose attention was captured by the time they returned: their return value is
-    the result. ``hidden`` are those whose attention is not shown, because it is not over tokens.
+    the result. ``hidden`` are those whose attention is not shown, because it is not over tokens. No pass runs
+    past the ``deadline``.
     """
 
     moves: Moves = field(default_factory=Moves)
@@ -240,6 +305,7 @@ class FirstPass:
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
     owners: dict[tuple[CallEnd, int], Tensor] = field(default_factory=dict)  # whose token a place has
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
+    deadline: float = inf
 
     def hide(self, record: Record) -> None:
         """Forget the calls of modules whose attention is not shown: nothing in them may be frozen."""
@@ -304,7 +370,8 @@ class Freeze(TorchFunctionMode):
         steps: FunctionSteps | None = None,
     ) -> None:
         super().__init__()
-        self.root, self.first = root, first
+        self.first = first
+        self.names = {id(module): path for path, module in root.named_modules()}
         self.keeps = first.moves.keeps = held is None
         self.fresh, self.number, self.steps = fresh, number, steps
         self.held = {*(held or ()), *first.modules}
@@ -319,10 +386,7 @@ class Freeze(TorchFunctionMode):
         """Record or freeze what the recording captures while the block runs."""
         self._record = record
         with ExitStack() as stack:
-            for path, module in self.root.named_modules():
-                enter = module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True)
-                stack.callback(enter.remove)
-                stack.callback(module.register_forward_hook(self._leave).remove)
+            stack.enter_context(CALLED.listening(nn.Module, self))
             run = partial(self._answer, "attention", lambda asked: asked.transpose(1, 2))
             stack.enter_context(attention_functions(lambda name, *call: run(*call)))
             stack.enter_context(self)
@@ -337,6 +401,8 @@ class Freeze(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one of torch's functions, or return its frozen result."""
+        if self._busy:
+            return func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").partition(".")[0]
         return self._answer(name, Tensor.detach if name in KERNELS else None, func, args, kwargs or {})
 
@@ -348,16 +414,18 @@ class Freeze(TorchFunctionMode):
         captured = len(self._record.calls)
         self._busy = True
         try:
-            step = self._step(name, args, kwargs)
+            step = None if self.steps is None else self._step(name, args, kwargs)
             result = func(*args, **kwargs)
             if len(self._record.calls) == captured or self._record.calls[-1] in self.first.hidden:
-                step(result)
+                if step is not None:
+                    step(result)
                 return self._noted(name, result)
             owner = self._record.calls[-1]
             key = owner, self._calls[owner]
             self._calls[owner] += 1
             with quietly():
                 given = [*find_tensors((args, kwargs))]
+                self.first.moves.compare(CallEnd(*key, "given"), given)
                 if self.keeps:
                     self.first.calls[key] = copy_tensors(given), copy_tensors(result)
                     self.first.written |= {owner} if turn is None else set()
@@ -366,11 +434,11 @@ class Freeze(TorchFunctionMode):
         finally:
             self._busy = False
 
-    def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None]:
+    def _step(self, name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
         """Watch a function's inputs and, through the returned callback, its output."""
         steps, path = self.steps, self._frames[-1][0].module
         if steps is None or path not in steps.paths:
-            return lambda result: None
+            return None
         given = [*find_tensors((args, kwargs))]
         place = CallEnd(path, self._steps[path], "in")
         self._steps[path] += 1
@@ -387,7 +455,7 @@ class Freeze(TorchFunctionMode):
     def _noted(self, name: str, result: Any) -> Any:
         """The output of a function that captured nothing; a softmax captured later gives earlier values."""
         path = self._frames[-1][0].module
-        if next(find_tensors(result), None) is not None or sorts({name}):
+        if self.keeps and (next(find_tensors(result), None) is not None or sorts({name})):
             self.first.functions.setdefault(path, set()).add(name)
         if name not in SOFTMAX or not isinstance(result, Tensor):
             return result
@@ -434,14 +502,26 @@ class Freeze(TorchFunctionMode):
 
     # modules
 
-    def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module, also one that takes no hooks, and freeze what it returns."""
+        path = self.names.get(id(original(module)))
+        if path is None:
+            return call(*args, **kwargs)
+        if thread_time() > self.first.deadline:
+            raise ModelError(TOO_LONG)
+        depth = len(self._frames)
         place = CallEnd(path, self._modules[path], "in")
         self._modules[path] += 1
         with working():
             self._frames.append((place, self.first.moves.settle(place, (args, kwargs))))
+        try:
+            output = call(*args, **kwargs)
+            return self._leave(module, output)
+        finally:
+            del self._frames[depth:]
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        entered, given = self._frames.pop()
+    def _leave(self, module: nn.Module, output: Any) -> Any:
+        entered, given = self._frames[-1]
         place = entered._replace(end="out")
         with working():
             moved = self.first.moves.compare(place, output)
@@ -451,7 +531,7 @@ class Freeze(TorchFunctionMode):
                 recut = moved[0].shape != given[0].shape
                 self.footprint = moved[0] if recut and bool(moved[0].any()) else None
             if not moved or all(map(torch.equal, before, now)):
-                return None
+                return output
             if place.module in self.held:
                 both = zip(moved, now, before, strict=True)
                 moved = [self._own((place, index), given, *each) for index, each in enumerate(both)]

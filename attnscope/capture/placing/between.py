@@ -1,0 +1,158 @@
+"""Modules in which other things than tokens attend: texts of a batch, or channels.
+
+Positions are known by lineage, never by names or sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.hooks.functions import quietly
+from attnscope.capture.hooks.modules import Call
+from attnscope.capture.hooks.softmax import Learned
+from attnscope.capture.lineage.follow import Lineage
+from attnscope.capture.lineage.functions import PRODUCTS, Seen
+from attnscope.capture.lineage.layout import MOST, split
+from attnscope.capture.lineage.nodes import STRETCH, Root, is_constant
+from attnscope.capture.record import is_within
+from attnscope.capture.rows.capture import Weighing, is_mapped
+from attnscope.capture.tracker import Pass, Taken, Tracker
+
+ACROSS = "it attends from text to text of a batch, not from token to token"
+PERHAPS = "attention from text to text, if the batch comes first, so the positions are no tokens: {names}"
+OF_CHANNELS = (
+    "it takes a softmax over tokens for each channel (linear attention, lambda layers): no weights from "
+    "token to token"
+)
+
+
+class AcrossTexts(Tracker):
+    """Names attention between the texts of a batch.
+
+    A model's input may have positions first, so a single direction says nothing unless the batch is known
+    to come first: from ``axes``, or from attention in the other direction.
+    """
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self._lineage = recorder.of(Lineage)
+        self._along: set[str] = set()  # modules that attend in the direction of positions
+        self.begin()
+
+    def begin(self) -> None:
+        """No input yet."""
+        self._given: dict[int, Root] = {}  # roots with the axes of the model's input
+        self._doubted: list[str] = []
+
+    def enter(self, call: Call) -> None:
+        """The model receives states."""
+        if len(self.recorder.stack.calls) == 1:
+            for tensor in call.tensors:
+                self._begin_at(tensor)
+
+    def _begin_at(self, tensor: Tensor) -> None:
+        origin = self._lineage.of(tensor)
+        root = None if origin is None else origin.node
+        if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
+            self._given[root.number] = root
+
+    def see(self, seen: Seen) -> None:
+        """The model receives ids."""
+        if seen.name == "embedding" and isinstance(seen.result, Tensor):
+            ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
+            same = (ids.shape == each.shape and torch.equal(ids, each) for each in given)
+            if not is_mapped(ids, *given) and any(same):
+                self._begin_at(seen.result)
+
+    def take(self, taken: Taken) -> bool:
+        """Whether a call attends between texts; then it is named."""
+        origin, capture = taken.origin, taken.capture
+        if origin is None or not self._given or origin.query is None or origin.key is None:
+            return False
+        if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
+            return False
+        query, key, roots = origin.query.labels(), origin.key.labels(), self._given.values()
+        if query is None or key is None:
+            return False
+        asking, mine = split(query[:, 0, :, 0].floor(), roots)  # [batch, query]
+        answering, _ = split(key[:, 0, 0].floor(), roots)  # [batch, key]
+        known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
+        foreign = known & (asking[:, :, None] != answering[:, None])
+        if bool(foreign.any()):
+            foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
+        moves = not is_constant(mine % STRETCH, -1)
+        if not bool(foreign.any()):
+            if moves and bool(known.any()):
+                self._along.add(taken.name)
+                for other in self._doubted:
+                    self.recorder.record.note_place(PERHAPS, other)
+                self._doubted.clear()
+            return False
+        if moves or self._along or self.recorder.batch_first:
+            self.recorder.name(taken.name, ACROSS)
+            return True
+        self._doubted.append(taken.name)
+        return False
+
+
+class ChannelSoftmaxes(Tracker):
+    """Holds maps of several learned queries until their module ends, and names those whose rows are channels.
+
+    Each learned query gives a vector of its own; channels are summed over once more, with another layer's
+    output for each token.
+    """
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self._lineage, self._learned = recorder.of(Lineage), recorder.of(Learned)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is held."""
+        self._next: int | None = None
+        self._held: dict[int, Taken] = {}  # by the root that the result is
+        self._queries: dict[int, set[float]] = {}
+
+    def expect(self, weighing: Weighing, result: Tensor) -> None:
+        """The next attention has several learned queries."""
+        begun = self._lineage.start(result, -2 if weighing.made_axis in (-1, result.ndim - 1) else -1)
+        if begun is not None and isinstance(begun.node, Root):
+            self._next = begun.node.number
+            self._queries[self._next] = self._channels(weighing.operand)
+
+    def _channels(self, tensor: Tensor | None) -> set[float]:
+        """The outputs of layers in a tensor."""
+        origin = self._lineage.of(tensor)
+        labels = None if origin is None else origin.node.labels("channel")
+        return set() if labels is None else set(torch.unique(labels).tolist())
+
+    def take(self, taken: Taken) -> bool:
+        """Whether a call is held."""
+        number, self._next = self._next, None
+        if number is not None:
+            self._held[number] = taken
+        return number is not None
+
+    def see(self, seen: Seen) -> None:
+        """Name what is held if its rows are summed over."""
+        if not self._held or seen.name not in PRODUCTS or (product := seen.product) is None:
+            return
+        gone = set(product.ours) & set(product.theirs) - set(product.out)
+        for factor, letters, other, _ in product.sides:
+            made, origin = self._lineage.of(factor), self._lineage.of(other)
+            if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
+                continue
+            for number in {root.number for root in made.node.roots} & self._held.keys():
+                places = made.node.labels()
+                if places is None or all(is_constant(places, letters.index(each)) for each in gone):
+                    continue
+                if not self._queries[number] & self._channels(other):  # else they give back what they took
+                    self.recorder.record.name(self._held.pop(number).name, OF_CHANNELS)
+
+    def leave(self, call: Call, output: object) -> None:
+        """A module ends: what is held of it has learned queries."""
+        for number, taken in list(self._held.items()):
+            if is_within(taken.name, call.name):
+                with quietly():
+                    self.recorder.pass_on(self._held.pop(number), self)

@@ -1,0 +1,592 @@
+"""Whether all mixing of tokens is shown, by experiment: attention answers as before, and tokens are changed.
+
+Modules that were found to mix answer as before, too. Where two tokens then move one number, and did not where
+it was made, they were mixed. ``info --audit`` looks everywhere. The seal is asked once for each model, by a
+few passes over a short text: what mixes before attention, or between its layers, is named in every answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import Context
+from dataclasses import dataclass, replace
+from time import thread_time
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+from attnscope.attention import Site
+from attnscope.axes import HEARD, PICTURED
+from attnscope.capture import recording
+from attnscope.capture.freeze import (
+    A_CHOICE,
+    FUNCTIONS,
+    INERT,
+    STEPS,
+    TOO_LONG,
+    CallEnd,
+    CallKey,
+    FirstPass,
+    Freeze,
+    FunctionSteps,
+    Moves,
+    buffers_put_back,
+    find_tensors,
+    find_ways,
+    is_inside,
+    places_moved,
+    sorts,
+)
+from attnscope.capture.hooks.functions import Function, original
+from attnscope.capture.hooks.modules import CACHES
+from attnscope.capture.placing.without_attention import describe, is_training, why_opaque
+from attnscope.capture.record import NUMBER, Record, SiteRecord, is_within, name_mixers, pattern
+from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
+from attnscope.limits import SEAL_BYTES, SEAL_SECONDS, foreign_output
+from attnscope.models.identity import identify_model, identify_programs
+from attnscope.models.inputs import Limit, ModelInput
+from attnscope.storage.cache import find_seal, hash_key, store_seal
+
+NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
+"""Names of inputs that describe tokens without being tokens."""
+
+SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)
+"""Names of inputs whose last axis may be time; with three axes, any other's is a token's state."""
+
+SMALL = 4  # an axis no longer than this is texts or colours: a change applies to all of them
+RULER = (0, 1, 4, 6)  # every distance from 1 to 6: a convolution may be short, or have gaps
+
+
+class Field(NamedTuple):
+    """An input that holds tokens."""
+
+    name: str | int
+    tensor: Tensor
+    axis: int  # of the tokens: 0 or 1, if they are ids or states
+    pieces: bool  # numbers of which many may belong to one token
+    states: bool  # of a token, along the last axis
+
+    @property
+    def places(self) -> int:
+        """How many tokens an input of ids or states has, or along how many places a picture or sound."""
+        sizes = [size for size in self.tensor.shape[self.tensor.ndim > 3 :] if size > SMALL]
+        return min(sizes, default=0) if self.pieces and not self.states else self.lined.shape[1]
+
+    @property
+    def lined(self) -> Tensor:
+        """A view of ids or states.  -> [any, token, ...]"""
+        return self.tensor[None] if self.tensor.ndim == 1 else self.tensor.movedim(self.axis, 1)
+
+
+def token_fields(prepared: ModelInput, lengths: Collection[int] = ()) -> list[Field]:
+    """The inputs with tokens; ``lengths`` are those of known sequences, which tell tokens from texts."""
+    found = []
+    for name, tensor in all_fields(prepared).items():
+        if tensor.dtype == torch.bool or not tensor.ndim or NO_TOKENS.search(str(name)):
+            continue
+        pieces, sizes = tensor.is_floating_point(), [*tensor.shape[:2]]
+        known = len(sizes) > 1 and sizes[1] in lengths
+        states = pieces and tensor.ndim == 3 and (known or not SOUND.search(str(name)))
+        first = (
+            len(sizes) > 1
+            and not known
+            and (sizes[0] in lengths or (states and sizes[1] <= SMALL < sizes[0]))
+        )
+        field = Field(name, tensor, 0 if first else 1, pieces, states)
+        if not states or field.places > 1:  # else it is of all tokens
+            found.append(field)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbation:
+    """A place in one input, by its name or position: an id, or a number of a picture, sound or state."""
+
+    field: Field
+    at: int
+    column: int | None = None  # of a picture; else it is the same place along every axis
+
+    def changed(self, prepared: ModelInput) -> ModelInput:
+        """The same input with another token at this place."""
+        named = self.field._replace(tensor=all_fields(prepared)[self.field.name].clone())
+        tensor, whole = named.tensor, named.lined
+        if named.states:  # not shifted, which a norm would undo
+            whole[:, self.at] = float(tensor.abs().amax()) + 1 - whole[:, self.at]
+        elif named.pieces:
+            places = [slice(None) if size <= SMALL else self.at for size in tensor.shape]
+            places[0] = slice(None) if tensor.ndim > 3 else places[0]  # of a batch
+            places[-1] = self.at if self.column is None else self.column
+            tensor[tuple(places)] = float(tensor.abs().amax()) + 1 - tensor[tuple(places)]
+        else:
+            before = whole[0, self.at].clone()
+            others = [each for each in whole[0, _ordinary(named, prepared)] if not torch.equal(each, before)]
+            whole[:, self.at] = others[len(others) // 2] if others else (before - 1).abs()
+        return with_fields(prepared, {named.name: tensor})
+
+
+def choose_perturbations(prepared: ModelInput) -> list[Perturbation]:
+    """Neighbours, and places 2, 4, 8 ... further on, in inputs with tokens. Raises ``InputError``."""
+    perturbations: list[Perturbation] = []
+    for field in token_fields(prepared):
+        places = range(field.places) if field.pieces else _ordinary(field, prepared)
+        reach = [0, *(2**power for power in range(len(places).bit_length()))]
+        perturbations += (Perturbation(field, places[offset]) for offset in reach if offset < len(places))
+    if len(perturbations) < 2:
+        raise InputError("an audit changes one token at a time: give a text of several tokens")
+    return perturbations
+
+
+def choose_few(prepared: ModelInput, lengths: Collection[int] = ()) -> list[ModelInput]:
+    """Four near tokens, changed in all inputs at once; none if it is not known where one is."""
+    inputs: list[list[Perturbation]] = []
+    for field in token_fields(prepared, lengths):
+        if field.pieces and not field.states:
+            if not (found := _patches(field, prepared)):
+                return []
+        else:
+            places = range(field.places) if field.pieces else _ordinary(field, prepared)
+            room = len(places) - RULER[-1]
+            start = next((at for at in range(room // 2, room) if places[at] % SMALL == 0), max(0, room // 2))
+            found = [Perturbation(field, places[start + at]) for at in RULER if start + at < len(places)]
+        inputs.append(found)
+    return change_together(prepared, inputs)
+
+
+def change_together(prepared: ModelInput, inputs: Sequence[Sequence[Perturbation]]) -> list[ModelInput]:
+    """The input with the first change of each of its inputs, with the second, and so on."""
+    changed = []
+    for number in range(min(len(RULER), max(map(len, inputs), default=0))):
+        changed.append(prepared)
+        for each in inputs:
+            changed[-1] = each[number].changed(changed[-1]) if number < len(each) else changed[-1]
+    return changed
+
+
+def _patches(field: Field, prepared: ModelInput) -> list[Perturbation]:
+    """The middle of patches beside and above each other, if it is known how the picture is cut."""
+    grid = None if prepared.picture is None else prepared.picture.grid
+    if grid is None or field.tensor.ndim != 4 or min(grid) < SMALL:
+        return []
+    first = [count // 2 // 2 * 2 - 2 for count in grid]  # even: pooling joins the first two
+    sizes = [size / count for size, count in zip(field.tensor.shape[2:], grid, strict=True)]
+    row, column = (
+        [int((place + step + 0.5) * size) for step in range(4)]
+        for place, size in zip(first, sizes, strict=True)
+    )
+    return [Perturbation(field, row[down], column[right]) for down, right in ((0, 0), (0, 1), (1, 0), (0, 3))]
+
+
+def all_fields(prepared: ModelInput) -> dict[str | int, Tensor]:
+    """Every tensor that the model is given, by its name or position."""
+    return dict((*prepared.inputs.items(), *enumerate(prepared.arguments)))
+
+
+def with_fields(prepared: ModelInput, others: dict[str | int, Tensor]) -> ModelInput:
+    """The same input with other tensors in place of some."""
+    inputs = {name: others.get(name, tensor) for name, tensor in prepared.inputs.items()}
+    arguments = tuple(others.get(at, tensor) for at, tensor in enumerate(prepared.arguments))
+    return replace(prepared, inputs=inputs, arguments=arguments)
+
+
+def _ordinary(field: Field, prepared: ModelInput) -> list[int]:
+    """The places of ids that no tokenizer added, and that stand for no part of a picture or sound."""
+    tokens, length = prepared.tokens, field.places
+    if len(tokens) != length:
+        return list(range(length))
+    inside = min(PICTURED, HEARD)
+    return [place for place, token in enumerate(tokens) if not token.special and token.id < inside]
+
+
+MOST = 8  # most tokens of an input that are changed
+
+
+class Setup(NamedTuple):
+    """A round of passes: which modules it freezes, and the calls whose rows it changes instead of tokens."""
+
+    held: frozenset[str] = frozenset()
+    fresh: frozenset[CallKey] = frozenset()
+
+
+class Search:
+    """The passes of one audit; ``sites`` are the calls of the first, which records what the others freeze.
+
+    ``few`` changes are enough to tell whether anything mixes; else there are eight of each input.
+    """
+
+    def __init__(
+        self, model: Any, prepared: ModelInput, few: Sequence[ModelInput] = (), first: FirstPass | None = None
+    ) -> None:
+        self.model, self.prepared, self.few = model, prepared, few
+        self.every = [] if few else choose_perturbations(prepared)
+        self.changed: Sequence[ModelInput] = few
+        self.first = first or FirstPass()
+        self.held: frozenset[str] = frozenset()
+        self.mixers: dict[str, Setup] = {}  # by path: the round that found it
+        self.feeding: set[str] = set()  # those from which mixed tokens reach a captured call
+        self.made: dict[str, set[torch.Size]] = {}  # the shapes of what they mixed
+        self.module = original(model.module)
+        self.paths = [path for path, _ in self.module.named_modules()]
+        self.sites = self._run(prepared, Freeze(self.module, self.first))
+        self._sorting: set[str] = set()  # modules that sort tokens, into an order that one around undoes
+
+    def find(self) -> list[str]:
+        """The paths of the modules that mix tokens themselves, in the order of the model.
+
+        No token reaches what follows a captured call if it is unknown which of its rows belong to a
+        token, so these rows are changed by hand: for all such calls at once, and if anything mixes then,
+        for each alone, because equal rows of two calls may belong to different tokens (windows).
+        """
+        if not self.few:
+            self.changed = [each.changed(self.prepared) for alike in self.distinct() for each in alike]
+        while self._holds_more(Setup(self.held)):
+            pass
+        unasked = frozenset(self.first.calls.keys() - self.first.asked)
+        if unasked:
+            self._try(Setup(self.held, unasked))
+        if unasked and self._mixing() - self._sorting - self.held:
+            for call in sorted(unasked):
+                while self._holds_more(Setup(self.held, frozenset({call}))):
+                    pass
+        return [path for path in self.paths if path in self.mixers and not self._is_inert(path)]
+
+    def _is_inert(self, path: str) -> bool:
+        """Whether a module only adds what others in it mixed in two ways."""
+        inert = self.first.functions.get(path, set()) <= INERT
+        return inert and any(is_inside(other, path) for other in self.mixers)
+
+    def _holds_more(self, setup: Setup) -> bool:
+        """Whether a round of passes shows what else the next one must freeze."""
+        self._try(setup)
+        mixing = self._mixing() - self._sorting
+        new = mixing - self.held
+        new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
+        if undone := {path for path in new if self._is_undone(path)}:
+            for path, names in self.find_functions(undone, setup).items():
+                if all(find_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in names):
+                    self._sorting.add(path)
+            new -= self._sorting
+        self._follow(new, mixing)
+        self.mixers = dict.fromkeys(new | (mixing & self.held), setup) | self.mixers
+        self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
+        return bool(new) or self.first.share_out()
+
+    def _follow(self, new: Collection[str], mixing: Collection[str]) -> None:
+        """Note what mixed tokens make, and from which modules they reach a captured call."""
+        order, mixed = {place: at for at, place in enumerate(self.first.moves.before)}, self.first.moves.mixed
+        last = max((order[each] for each in mixed if each.end == "given"), default=-1)
+        for place in mixed:
+            if place.end == "out" and place.module in mixing:
+                self.made.setdefault(place.module, set()).update(mixed[place])
+        self.feeding |= {path for path in new if order[CallEnd(path, 0, "in")] < last}
+
+    def _is_undone(self, path: str) -> bool:
+        """Whether a module sorts tokens and an enclosing one, not the whole model, returns them unmixed."""
+        if not sorts(self.first.functions.get(path, set())):
+            return False
+        moves = self.first.moves
+        blurred = {place.module for place in (*moves.mixed, *moves.unclear)}
+        clear = {place.module for place in moves.reached if place.end == "out"} - blurred - {""}
+        return any(is_inside(path, outer) for outer in clear)
+
+    def find_functions(self, paths: Collection[str], setup: Setup) -> dict[str, set[str]]:
+        """The torch functions by which these modules mix tokens in such a round, by module."""
+        steps = FunctionSteps(paths)
+        if paths:
+            self.first.begin()
+            self._run(self.prepared, Freeze(self.module, self.first, setup.held, steps=steps))
+            steps.moves.keeps = False
+            self._try(setup, steps)
+        return steps.find_mixing()
+
+    def distinct(self) -> list[list[Perturbation]]:
+        """One perturbation per token, of each input: for a patch, its first pixel."""
+        every = self.every
+        pieces = [each.field.pieces and not each.field.states for each in every]
+        if not any(pieces):
+            return _sample(every)
+        self.changed = [each.changed(self.prepared) for each in every]
+        kept: dict[Perturbation, Tensor | None] = {}
+        for each, cut, marks in zip(every, pieces, self._try(Setup()), strict=True):
+            alike = (_same_token(marks, theirs) for other, theirs in kept.items() if other.field.pieces)
+            if not (cut and any(alike)):
+                kept[each] = marks
+        return _sample([*kept])
+
+    def _try(self, setup: Setup, steps: FunctionSteps | None = None) -> list[Tensor | None]:
+        """One pass per perturbation, or for some rows of the calls; returns the footprints of the tokens."""
+        self.first.begin()
+        passes = dict(enumerate(self.changed))
+        if setup.fresh:  # neighbours, and rows 2, 4, 8 ... further on, of the calls' results
+            results = (tensor for call in setup.fresh for tensor in find_tensors(self.first.calls[call][1]))
+            longest = max((size for result in results for size in result.shape), default=0)
+            rows = RULER if self.few else (0, *(2**power for power in range(MOST - 1)))
+            passes = {row: self.prepared for row in rows if row < longest}
+        footprints = []
+        for number, prepared in passes.items():
+            freeze = Freeze(self.module, self.first, setup.held, setup.fresh, number, steps)
+            self._run(prepared, freeze)
+            footprints.append(freeze.footprint)
+        return footprints
+
+    def _run(self, prepared: ModelInput, freeze: Freeze) -> tuple[Site, ...]:
+        model = self.model
+        devices = {each.device for each in self.module.parameters() if each.is_cuda}
+        without = torch.no_grad() if model.trains else torch.inference_mode()
+        with torch.random.fork_rng(devices), without, model.threads(prepared):
+            torch.manual_seed(0)  # all randomness is the same in each pass
+            with recording(model.module, (), prepared.axes, warn=False) as record, freeze.watch(record):
+                try:
+                    run = getattr(model.module, prepared.entry)
+                    run(*prepared.arguments, **prepared.inputs, **prepared.settings)
+                except AttnscopeError:
+                    raise
+                except Exception as error:
+                    said = f"{type(error).__name__}: {error}"
+                    raise ModelError(f"{model.name} fails in an audit: {said}") from error
+            return tuple(site.site for site in record.sites)
+
+    def _mixing(self) -> set[str]:
+        """The modules whose inputs depended on single tokens, and whose outputs mix them."""
+        ends = self.first.moves.mixing()
+        return {place.module for place in ends if not self._are_scores(place)} - self.first.modules
+
+    def _are_scores(self, place: CallEnd) -> bool:
+        """Whether a module returned the scores of a captured softmax around it."""
+        shapes = {tensor.shape for tensor in self.first.moves.before[place]}
+        return any(
+            shapes == {weights.shape} and is_inside(place.module, owner) and is_within(path, owner)
+            for (path, _), weights in self.first.softmaxes.items()
+            for owner in self.first.written
+        )
+
+
+def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two changes affect the same single place, along an axis of the first patches."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    both = zip(places_moved(one), places_moved(other), strict=True)
+    return any(len(mine) > 1 and torch.equal(mine, theirs) and int(mine.sum()) == 1 for mine, theirs in both)
+
+
+def _sample(perturbations: Sequence[Perturbation]) -> list[list[Perturbation]]:
+    """A limited number of perturbations of each input, near ones and far ones."""
+    chosen = []
+    for name in dict.fromkeys(each.field.name for each in perturbations):
+        alike = [each for each in perturbations if each.field.name == name]
+        chosen.append([*dict.fromkeys(alike[len(alike) * part // MOST] for part in range(MOST))])
+    return chosen
+
+
+LONGEST = 16  # most tokens of a text that is asked about
+SENTENCE = "The quick brown fox jumps over the lazy dog and runs away."  # in place of a shorter text
+
+PLAIN = Tensor, nn.Parameter
+
+MIXED = "{names}: tokens also mix here, outside of the attention that is shown"
+NOT_ASKED = "whether tokens also mix outside of the attention that is shown was not asked: {reason}"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The modules that mix tokens before or between captured calls, or behind; or why nothing was asked."""
+
+    mixers: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    unasked: str = ""
+
+    def note(self, record: Record, module: nn.Module) -> None:
+        """Add what every answer about the model says."""
+        if self.unasked:
+            record.note_change(NOT_ASKED.format(reason=self.unasked))
+            return
+        module, mixers = original(module), (*self.mixers, *self.behind)
+        record.without_attention = [
+            layer
+            for layer in record.without_attention
+            if any(is_within(path, layer.name) or is_within(layer.name, path) for path in mixers)
+        ]  # what else does not attend from token to token mixes none in any other way
+        shown = [each.site.name for each in record.sites]
+        known = shown + [each.name for each in record.without_attention]
+        for path in self.mixers:
+            entries = {path: why_opaque(module.get_submodule(path))}
+            for found in NUMBER.finditer(path):  # of a list of which others attend
+                if any(each.startswith(path[: found.start()]) for each in shown):
+                    entry = path[: found.end()]
+                    entries.setdefault(entry, describe(module.get_submodule(entry)))
+            for entry, reason in entries.items():
+                if reason is not None and not any(is_within(each, entry) for each in known):
+                    record.name(entry, reason)
+                    known.append(entry)
+        if self.mixers:
+            record.note_change(MIXED.format(names=name_mixers(self.mixers, module)))
+
+
+_known: WeakKeyDictionary[nn.Module, dict[object, Seal]] = WeakKeyDictionary()
+
+
+def ask(model: Any, prepared: ModelInput, calls: Sequence[SiteRecord]) -> Seal:
+    """Whether a model is sealed, as far as this kind of input runs it: once for a module, and for its files.
+
+    ``calls`` are those of a pass over the input.
+    """
+    module = original(model.module)
+    lengths = {size for call in calls for size in (call.queries, call.keys) if size > 1}
+    several = [str(each.name) for each in token_fields(prepared, lengths) if each.places > 1]
+    known, form = _known.setdefault(module, {}), (prepared.entry, *sorted(prepared.inputs), *several)
+    modes: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if form not in known and {type(mode).__name__ for mode in modes} <= {
+        "DeviceContext"
+    }:  # nothing is edited
+        files = None if model.trains else identify_model(model.name, model.revision)
+        key = None
+        if files is not None:
+            key = hash_key({"files": files, "programs": identify_programs(), "form": [type(module), form]})
+        found = None if key is None else find_seal(key)
+        known[form] = seal = look(model, prepared, lengths) if found is None else Seal(*found)
+        if key is not None and found is None and not seal.unasked:
+            store_seal(key, seal.mixers, seal.behind)
+    return known.get(form, Seal())
+
+
+def look(model: Any, prepared: ModelInput, lengths: Collection[int]) -> Seal:
+    """Ask now: whatever fails, and what takes longer than a look may, is a reason that nothing was asked."""
+    if any(each.is_meta or hasattr(each, "placements") for each in model.module.parameters()):
+        return Seal(unasked="parts of the model are elsewhere")
+    said = ""
+    for given in (shorten(model, prepared, lengths), prepared):  # which may be the only length that it reads
+        try:
+            with buffers_put_back(model.module), foreign_output():
+                return Context().run(_look, model, given, lengths)
+        except Exception as error:  # foreign code may raise anything
+            said = said or (str(error) if isinstance(error, AttnscopeError) else first_line(error))
+        if said == TOO_LONG:
+            break
+    return Seal(unasked=said)
+
+
+def _look(model: Any, prepared: ModelInput, lengths: Collection[int]) -> Seal:
+    """The passes, in a context of their own: they report no progress, and belong to no corpus."""
+    start, lengths = thread_time(), {*lengths, LONGEST}
+    first = FirstPass(Moves(most=SEAL_BYTES), deadline=start + SEAL_SECONDS)
+    search = Search(model, prepared, choose_few(prepared, lengths), first)
+    if (thread_time() - start) * (1 + len(RULER)) > SEAL_SECONDS:
+        raise ModelError(TOO_LONG)
+    search.few = search.few or change_together(prepared, search.distinct())
+    search.changed = search.few
+    if len(search.few) < 2:
+        raise ModelError("it is not known where its tokens are")
+    return seal_of(search)
+
+
+def seal_of(search: Search) -> Seal:
+    """What a search finds before attention or between layers, and behind them."""
+    found, sites = search.find(), [site.name for site in search.sites]
+    lists = {path[: one.start()] for path in sites if (one := NUMBER.search(path))} - {""}
+    feeding = {*map(pattern, search.feeding)}
+
+    def passes_on(path: str) -> set[torch.Size]:
+        return {tensor.shape for tensor in search.first.moves.before.get(CallEnd(path, 0, "out"), ())}
+
+    def around(path: str) -> Iterator[str]:
+        while path and not any(is_within(name, path) for name in sites):
+            yield path
+            path = path.rpartition(".")[0]
+
+    states = {shape for path in sites for shape in passes_on(path)}
+    before = [
+        path
+        for path in found
+        if pattern(path) in feeding
+        or path.startswith(tuple(lists))
+        or search.made.get(path, set()) & states
+        or any(passes_on(outer) & states for outer in around(path))
+    ]  # the others are behind all layers, and make something else of what these passed on
+    bare = [path for path in before if not any(is_within(name, path) for name in sites)]
+    mixers = tuple(path for path in before if not any(is_inside(path, outer) for outer in bare))
+    return Seal(mixers, tuple(path for path in found if path not in before))
+
+
+@dataclass(eq=False)
+class FirstCall:
+    """Listens for the first call of a module, and keeps what it is given, so that the module can be asked."""
+
+    name: str
+    module: nn.Module
+    given: ModelInput | None = None
+    refusal: str = "the model itself was not called"
+    seen: bool = False
+    revision: str | None = None
+    trains = True  # what a pass stores on the module must still allow gradients
+    threads = nullcontext
+
+    def __post_init__(self) -> None:
+        self.module = original(self.module)
+
+    def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module."""
+        if not self.seen and original(module) is self.module:
+            self.seen = True
+            try:
+                self.given, self.refusal = self._keep(args, kwargs)
+            except Exception as error:  # which is no reason for the module to fail
+                self.refusal = first_line(error)
+        return call(*args, **kwargs)
+
+    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ModelInput | None, str]:
+        """Copies of the arguments, or why there are none: tensors are reused."""
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        given = (dict(zip(names, args, strict=False)) if len(args) <= len(names) else {}) | kwargs
+        tensors = {name: value for name, value in given.items() if type(value) in PLAIN}
+        settings = {name: value for name, value in given.items() if name not in tensors}
+        if is_training(self.module):
+            return None, "the model was in training mode"
+        if any(settings.get(name) is not None for name in CACHES):
+            return None, "its first call went on from a cache"
+        plain = [isinstance(value, (bool, int, float, str, type(None))) for value in settings.values()]
+        plain += [not (each.is_sparse or each.is_nested) for each in tensors.values()]
+        if not tensors or not all(plain) or len(args) > len(names):
+            return None, "its first call had other arguments than plain tensors"
+        copies = {name: each.detach().clone() for name, each in tensors.items()}
+        return ModelInput(copies, {}, (), settings=settings), ""
+
+    def note(self, record: Record) -> None:
+        """Ask the module, and note what is found, with a warning."""
+        seal, before = Seal(unasked=self.refusal), record.notes
+        if self.given is not None:
+            seal = ask(self, self.given, record.sites)
+        seal.note(record, self.module)
+        for note in [each for each in record.notes if each not in before]:
+            warnings.warn(note, stacklevel=4)
+
+
+def shorten(model: Any, prepared: ModelInput, lengths: Collection[int]) -> ModelInput:
+    """A short text, one row of a batch; pictures and sounds stay as they are."""
+    fields = token_fields(prepared, lengths)
+    if any(each.pieces and not each.states for each in fields):
+        return prepared
+    if prepared.tokens:
+        second = SENTENCE if getattr(model, "encoder_decoder", False) else None
+        with suppress(Exception):  # some tokenizers read a language of their own
+            short: ModelInput = model.prepare(SENTENCE, second, Limit(LONGEST, True))
+            return short
+    tokens = {each.places for each in fields}
+    texts = {each.lined.shape[0] for each in fields if each.tensor.ndim > 1} - tokens - {*lengths}
+    most = dict.fromkeys(texts, 1) | {size: LONGEST for size in tokens if size > LONGEST}
+
+    def cut(name: str | int, tensor: Tensor) -> Tensor:
+        states = [each for each in fields if each.name == name and each.states]
+        for axis in range(tensor.ndim - len(states)):
+            if tensor.shape[axis] in most:
+                tensor = tensor.narrow(axis, 0, most[tensor.shape[axis]])
+        return tensor
+
+    cuts = {name: cut(name, each) for name, each in all_fields(prepared).items()}
+    return replace(with_fields(prepared, cuts), tokens=prepared.tokens[:LONGEST])

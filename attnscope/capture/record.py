@@ -139,7 +139,7 @@ class Record:
     changes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list, compare=False)
     query_axes: list[int | None] = field(default_factory=list, compare=False)
-    layout: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
+    layout: Callable[..., Any] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
     padding: dict[str, str] = field(default_factory=dict, compare=False)
     dropout: bool = field(default=False, compare=False)

@@ -25,7 +25,10 @@ def planted(form: str, tmp_path):
         "title": NAME,
         "notes": [NAME],
         "axes": [
-            {side: [[NAME, i, i + 1, False, None, None] for i in range(2)] for side in ("queries", "keys")}
+            {
+                side: [[NAME, i, i + 1, False, None, None, NAME] for i in range(2)]
+                for side in ("queries", "keys")
+            }
         ],
         "layers": [{"kind": "encoder", "layer": 0, "array": "encoder.00", "axes": 0}],
     }

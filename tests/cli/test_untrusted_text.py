@@ -19,17 +19,13 @@ NAME = HOSTILE.replace("\udcff", "").replace("/", "")
 
 def planted(form: str, tmp_path):
     """A file of weights as it is saved here, hostile in its title, its notes and its tokens."""
+    places = [[NAME, at, at + 1, False, None, None, NAME] for at in range(2)]
     content = {
         "weights": {"encoder.00": [[[0.5, 0.5], [0.5, 0.5]]]},
         "format": 1,
         "title": NAME,
         "notes": [NAME],
-        "axes": [
-            {
-                side: [[NAME, i, i + 1, False, None, None, NAME] for i in range(2)]
-                for side in ("queries", "keys")
-            }
-        ],
+        "axes": [dict.fromkeys(("queries", "keys"), places)],
         "layers": [{"kind": "encoder", "layer": 0, "array": "encoder.00", "axes": 0}],
     }
     first = tmp_path / "first.json"

@@ -558,12 +558,12 @@ class FirstCall:
         return ModelInput(copies, {}, (), settings=settings), ""
 
     def note(self, record: Record) -> None:
-        """Ask the module, and note what is found, with a warning."""
+        """Ask the module, and note what is found, with a warning; that it was not asked is a note alone."""
         seal, before = Seal(unasked=self.refusal), record.notes
         if self.given is not None:
             seal = ask(self, self.given, record.sites)
         seal.note(record, self.module)
-        for note in [each for each in record.notes if each not in before]:
+        for note in [each for each in record.notes if each not in before and not seal.unasked]:
             warnings.warn(note, stacklevel=4)
 
 

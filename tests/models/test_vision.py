@@ -193,7 +193,9 @@ def test_a_detectors_queries_are_numbered_and_its_keys_lie_on_the_picture(name, 
     )
     heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_queries": 5} | heads
-    config = getattr(transformers, f"{name}Config")(backbone_config=body, **sizes)
+    config = getattr(transformers, f"{name}Config")(
+        backbone_config=body, backbone=None, use_timm_backbone=False, use_pretrained_backbone=False, **sizes
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForObjectDetection")(config).eval()
     processor = getattr(transformers, "DetrImageProcessorPil", transformers.DetrImageProcessor)

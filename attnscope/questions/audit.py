@@ -23,8 +23,8 @@ from attnscope.capture.record import is_within, pattern
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput
 from attnscope.models.seal import Search, Setup
-from attnscope.questions.sentences import number_ranges
 from attnscope.records import Meaning, Parts, derived, record
+from attnscope.text import number_ranges
 
 CLASSES = ((r"merg|downsampl|pool", "pooling"), (r"scaler", "a normalization over tokens"))
 """Fragments of class names, beside those of layers without attention."""

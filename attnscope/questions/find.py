@@ -26,6 +26,7 @@ from attnscope.questions.parts import Group, TextPart, part_of, word_groups
 from attnscope.questions.selection import Selection
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
+from attnscope.text import number_ranges
 from attnscope.views import Column, HeadMap, Table, View, maps_by_kind, number
 
 HELP = (
@@ -360,7 +361,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     left = question.left if question.left.step is None else question.right
     for part, groups, what in ((left, asked.left, "averaged"), (question.right, asked.right, "summed")):
         if len(groups) > 1 and not part.everything:
-            runs = sentences.number_ranges({group[0] for group in groups}).split(", ")
+            runs = number_ranges({group[0] for group in groups}).split(", ")
             at = sentences.list_some(runs, NAMED)
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)

@@ -25,9 +25,10 @@ from attnscope.models.kept import TracedModel
 from attnscope.models.weighed import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, kinds_of, name_pass, number_ranges, provenance
+from attnscope.questions.sentences import kind_title, kinds_of, name_pass, provenance
 from attnscope.questions.token import boxes_of, find_place, lay_over
 from attnscope.records import MATRIX, Meaning, derived, record
+from attnscope.text import number_ranges
 from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from attnscope.models.foreign import Source, explained
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.model import accepts
 from attnscope.questions.answer import Answer
-from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved, number_ranges
+from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved
 from attnscope.records import Meaning, Notes, Parts, record
+from attnscope.text import number_ranges
 from attnscope.views import BREAK, Cell, Column, Table
 
 OWN = 64 << 20  # bytes of rows that are processed together, with what is computed from them

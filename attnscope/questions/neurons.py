@@ -24,6 +24,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import find_place
 from attnscope.records import Address, Meaning, Notes, record
+from attnscope.text import number_ranges
 from attnscope.views import Term, Terms, head_map
 
 ARROW = "->"
@@ -122,7 +123,7 @@ def _note_again(axis: Sequence[Place], at: int) -> str:
     """The note on other places that match a token, if any."""
     label, start = axis[at].label, axis[at].start
     again = [place.start for place in axis if place.label == label and place.start != start]
-    return f"token {start} is shown; {label} stands at {sentences.number_ranges(again)} too" if again else ""
+    return f"token {start} is shown; {label} stands at {number_ranges(again)} too" if again else ""
 
 
 def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:

@@ -16,7 +16,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END, spell_tokens
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
-from attnscope.text import number_ranges as number_ranges
+from attnscope.text import number_ranges
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -66,14 +66,12 @@ def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
     broken = [site for site in wrong if not isfinite(site.difference or 0.0)]
-    said = (
-        [f"{layers_of(broken)} computes numbers that are not finite: no scores of its heads"]
-        if broken
-        else []
-    )
-    if wrong := [site for site in wrong if site not in broken]:
-        most = max(site.difference or 0.0 for site in wrong)
-        said.append(f"do not trust {layers_of(wrong)}: weights times values miss the output by {most:.2g}")
+    missing, said = [site for site in wrong if site not in broken], []
+    if broken:
+        said.append(f"{layers_of(broken)} computes numbers that are not finite: no scores of its heads")
+    if missing:
+        most = max(site.difference or 0.0 for site in missing)
+        said.append(f"do not trust {layers_of(missing)}: weights times values miss the output by {most:.2g}")
     return said
 
 

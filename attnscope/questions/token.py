@@ -20,7 +20,7 @@ from attnscope.questions.head import loudness
 from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
-from attnscope.text import read_number
+from attnscope.text import number_ranges, read_number
 from attnscope.views import Bars, Edges, Overlay, Scene, SceneRegion, TokenView, describe_box, rank_places
 
 
@@ -266,7 +266,7 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     notes = (*model.notes, *prepared.notes, *record.notes)
     notes += (*sentences.note_maps(looks_at or looked_at_by, prepared), *sentences.note_differences(sites))
     if again:
-        others = sentences.number_ranges(other.start for other in again)
+        others = number_ranges(other.start for other in again)
         notes += (f"token {place.start} is shown; the same text stands at {others} too",)
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     axes = queries.places, keys.places

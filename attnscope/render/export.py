@@ -15,7 +15,6 @@ from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, write_down
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import number_ranges
 from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
@@ -23,6 +22,7 @@ from attnscope.render.image.sheet import families
 from attnscope.render.page import PAGE, save_page
 from attnscope.storage import folder as kept
 from attnscope.storage.files import fingerprint
+from attnscope.text import number_ranges
 from attnscope.version import __version__
 from attnscope.views import Drawable
 

@@ -82,7 +82,10 @@ class Steps:
         begins: dict[Kind, list[int]] = {}
         for each in self._sites.values():
             keys = each.calls[0].keys
-            learned = 0 if isinstance(keys, range) else sum(key.text.startswith("[memory") for key in keys)
+            named = () if isinstance(keys, range) else keys
+            learned = sum(
+                key.special and key.text.startswith("[memory") for key in named
+            )  # as name_learned does
             begins.setdefault(each.calls[0].site.kind, []).append(max(0, each.begin - learned))
         before = max(map(min, begins.values()), default=0)
         changes = max((each.changes for each in self._sites.values()), key=len, default=[])

@@ -229,7 +229,9 @@ def _respell(token: Token, text: str, first: bool) -> str | None:
     """What a token adds whose text is spelled anew; a space before it stays."""
     if token.adds is None or token.special:
         return None
-    return " " * (token.adds.startswith(" ") and not text.startswith(" ")) * first + text * first
+    if not first:
+        return ""  # the first part of the character has it
+    return f" {text}" if token.adds.startswith(" ") and not text.startswith(" ") else text
 
 
 NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {each}" for each in ids), ())

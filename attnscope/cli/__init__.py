@@ -27,8 +27,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnscope.cli.command import Command, read_lazily, split_words
 from attnscope.cli.commands import PANELS, find_command, summary
+from attnscope.cli.messages import notify
 from attnscope.cli.settings import SETTINGS
-from attnscope.cli.waiting import notify
 from attnscope.errors import AttnscopeError
 from attnscope.limits import memory_limited
 from attnscope.registry import docstring

@@ -33,8 +33,8 @@ import typer
 from typer.core import TyperCommand
 from typer.models import OptionInfo
 
+from attnscope.cli.messages import notify, set_verbosity
 from attnscope.cli.settings import SETTINGS, defaults_of, read_settings
-from attnscope.cli.waiting import notify, set_verbosity
 from attnscope.errors import AttnscopeError
 from attnscope.registry import dataclass_transform
 from attnscope.text import LARGEST

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from attnscope.cli.messages import is_quiet, notify, warn
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions, SavedOptions
-from attnscope.cli.waiting import is_quiet, notify, warn
 from attnscope.errors import OutputError
 from attnscope.records import plain
 from attnscope.text import csv_cell, escape_json

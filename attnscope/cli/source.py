@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from attnscope.cli.command import refuse, refuse_first, untyped
+from attnscope.cli.messages import notify, progress_bar, spinner, stop, warn
 from attnscope.cli.options import (
     CorpusOptions,
     ModelOptions,
@@ -24,7 +25,6 @@ from attnscope.cli.options import (
     TextsOptions,
     check_place,
 )
-from attnscope.cli.waiting import notify, progress_bar, stop, waiting, warn
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weigh
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
@@ -150,7 +150,7 @@ class SourceInput:
         if predicting or not cached:
             model = self.load(predicting=predicting)
             return model, self.prepare(model)
-        from attnscope.models.kept import TracedModel, has_short_text, look_at
+        from attnscope.models.trace_model import TracedModel, attach_trace, has_short_text
 
         key = self.key
         if kind == "fused" and self.asked.generate is not None:  # it ran with the kernels
@@ -170,22 +170,22 @@ class SourceInput:
         short = has_short_text(prepared)
         if not short and (key is None or kind == "other" or model.weigh != "raw"):
             return model, prepared
-        from attnscope.models.keeping import hold_pass
+        from attnscope.models.trace_recording import record_pass
 
-        with reading(model, prepared):
-            trace = hold_pass(model, prepared, fused=kind == "fused")
+        with model_progress(model, prepared):
+            trace = record_pass(model, prepared, fused=kind == "fused")
             if trace is None:
                 return model, prepared
             if key is not None and self.key == key:  # no file has changed meanwhile
                 store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
-            held = look_at(prepared, trace)
+            held = attach_trace(prepared, trace)
             return (model if model.weigh == "raw" else TracedModel(trace, weigh=model.weigh)), held
 
     @contextmanager
-    def reading(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:
+    def open_with_progress(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:
         """What ``open`` gives, with a progress message while the model runs inside the block."""
         model, prepared = self.open(**how)
-        with reading(model, prepared):
+        with model_progress(model, prepared):
             yield model, prepared
 
     @property
@@ -250,21 +250,21 @@ class SourceInput:
 
     def prepare(self, model: Model) -> ModelInput:
         """The prepared input, with generated tokens; ``--save-trace`` writes its pass into a file."""
-        from attnscope.models.kept import TracedModel, look_at
+        from attnscope.models.trace_model import TracedModel, attach_trace
 
         if isinstance(model, TracedModel):
             return model.prepared
-        asked, prepared = self.asked, self.request.prepare(model, waiting)
+        asked, prepared = self.asked, self.request.prepare(model, spinner)
         if asked.save_trace is None:
             return prepared
-        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace_recording import record_trace
         from attnscope.storage.trace import write_trace
 
-        with reading(model, prepared):
-            trace = keep_trace(model, prepared)
+        with model_progress(model, prepared):
+            trace = record_trace(model, prepared)
         write_trace(trace, asked.save_trace)
         notify(f"saved {asked.save_trace}")
-        return look_at(prepared, trace)
+        return attach_trace(prepared, trace)
 
 
 def _key_of_kind(key: str, kind: str) -> str:
@@ -367,10 +367,10 @@ def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, Mo
 
 
 @contextmanager
-def reading(model: Model, *texts: ModelInput) -> Iterator[None]:
+def model_progress(model: Model, *texts: ModelInput) -> Iterator[None]:
     """A progress message while a model runs, on as many threads as pay off."""
     size = sum(len(text.tokens) for text in texts)
-    with waiting(f"{model.title} · {size:,} tokens"), model.threads(texts[0]):
+    with spinner(f"{model.title} · {size:,} tokens"), model.threads(texts[0]):
         yield
 
 
@@ -384,7 +384,7 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     refuse(target and weigh != "gradient", "--target", words)
     names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
     options = {name: getattr(asked, name) for name in names}
-    with waiting(f"loading {asked.name}"):
+    with spinner(f"loading {asked.name}"):
         predicting = predicting or weigh == "gradient"
         model = load(asked.name, generative=generative, predicting=predicting, **options)
     if weigh == "raw":

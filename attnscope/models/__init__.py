@@ -80,9 +80,9 @@ def load(
         raise ModelError(f"{name} is a file, not a model: {wanted}")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"no model folder {name}")
-    from attnscope.models.foreign import Source
     from attnscope.models.huggingface.load import load_huggingface
     from attnscope.models.identity import find_commit
+    from attnscope.models.untrusted_folder import Source
 
     source, where = Source(name, revision, trust_remote_code), (place, kind, device_map)
     model = load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)

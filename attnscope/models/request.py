@@ -127,12 +127,12 @@ class InputRequest:
     truncate: bool = False
 
     def prepare(
-        self, model: Model, waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self, model: Model, spinner: Callable[[str], AbstractContextManager[Any]] = nullcontext
     ) -> ModelInput:
-        """The model's input, including generated tokens; ``waiting`` shows what is waited for."""
+        """The model's input, including generated tokens; ``spinner`` shows what is waited for."""
         prepared = replace(self.read(model), request=self)
         if self.generate is not None:
-            with waiting(f"{model.title} writes up to {self.generate:,} tokens"):
+            with spinner(f"{model.title} writes up to {self.generate:,} tokens"):
                 prepared = model.generate(prepared, self.generate, Sampling(self.temperature, self.seed))
         if self.chat and self.text is not None:
             said, more = read_chat(self.text, self.system)

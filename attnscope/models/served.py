@@ -23,7 +23,7 @@ from attnscope.axes import Array
 from attnscope.errors import InputError
 from attnscope.lazy import torch
 from attnscope.models.inputs import read_labels, relabel, tokens_of
-from attnscope.models.kept import TracedModel, WeightsFile
+from attnscope.models.trace_model import TracedModel, WeightsFile
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import SUFFIX, Trace, read_trace
@@ -209,8 +209,8 @@ def open_served(
     """
     config: Any = None
     if model is not None:
-        from attnscope.models.foreign import Source
         from attnscope.models.huggingface.reader import FolderReader
+        from attnscope.models.untrusted_folder import Source
 
         source = Source(model, None, False)
         config = source.load_config()

@@ -18,9 +18,9 @@ from attnscope.errors import ModelError
 from attnscope.figures import Weigh
 from attnscope.measures import weighing
 from attnscope.models.inputs import ModelInput
-from attnscope.models.kept import TracedModel
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
+from attnscope.models.trace_model import TracedModel
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record

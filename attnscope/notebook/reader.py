@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from attnscope import models
 from attnscope.errors import InputError
 from attnscope.models.inputs import place_images
-from attnscope.models.kept import TracedModel
 from attnscope.models.request import InputRequest
 from attnscope.models.served import open_file
+from attnscope.models.trace_model import TracedModel
 from attnscope.notebook.run import Run
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Reader:
         in seconds. ``repeat_random`` random tokens are read twice instead of a text. ``generate`` appends
         up to that many generated tokens.
         """
-        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace_recording import record_trace
 
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
@@ -107,7 +107,7 @@ class Reader:
         with at_rest(model.module):
             prepared = request.prepare(model)
             with model.threads(prepared):
-                return Run(TracedModel(keep_trace(model, prepared)), source=(self.predicting, request))
+                return Run(TracedModel(record_trace(model, prepared)), source=(self.predicting, request))
 
 
 def load(
@@ -179,8 +179,8 @@ def record(
 
     from attnscope.capture import recording
     from attnscope.capture.hooks.modules import CALLED
-    from attnscope.models.keeping import RecordedPasses, axes_of_texts
     from attnscope.models.seal import FirstCall
+    from attnscope.models.trace_recording import RecordedPasses, axes_of_texts
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
     known = {name: image for name, image in images.items() if not isinstance(image, list)}

@@ -21,8 +21,8 @@ from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionE
 from attnscope.measures import DEFAULT, MEASURES
 from attnscope.models import Model, ModelInput
 from attnscope.models.identity import describe_input
-from attnscope.models.kept import TracedModel
 from attnscope.models.request import InputRequest
+from attnscope.models.trace_model import TracedModel
 from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, claim
 from attnscope.questions.head import OneHead, one_head
@@ -492,14 +492,14 @@ class Run(Display):
 
     def save(self, path: str | Path) -> None:
         """Write a ``.trace``, a page (.html), all weights (.npz, ...), or the picture (.png, ...)."""
-        from attnscope.models.keeping import keep_trace
+        from attnscope.models.trace_recording import record_trace
         from attnscope.render.image import FORMATS
 
         path, kept = Path(path), self._pass
         suffix = path.suffix.lower()
         if suffix == SUFFIX:
             ran = kept.trace.description.kept  # the rows of other tools are measured first
-            write_trace(kept.trace if ran else keep_trace(kept, kept.prepared), path)
+            write_trace(kept.trace if ran else record_trace(kept, kept.prepared), path)
         elif suffix == PAGE:
             save_page(all_heads(*self._given, _select()), path)
         elif suffix.removeprefix(".") in DATA:

@@ -19,8 +19,8 @@ from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
-from attnscope.models.keeping import drops_out
 from attnscope.models.text.reader import wrap_module
+from attnscope.models.trace_recording import drops_out
 from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats

@@ -15,7 +15,7 @@ from attnscope.axes import Array, Coarsening, coarsen_axis
 from attnscope.capture.observers import Rows, Sample, SharedRows
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import TracedModel
+from attnscope.models.trace_model import TracedModel
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows

@@ -28,7 +28,7 @@ from attnscope.views import Cell, Column, Table
 
 if TYPE_CHECKING:
     from attnscope.models import Model
-    from attnscope.models.kept import TracedModel
+    from attnscope.models.trace_model import TracedModel
 
 COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
 """Comparisons for a number of heads; figures are never compared for equality."""

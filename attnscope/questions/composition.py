@@ -38,8 +38,8 @@ from attnscope.capture.projections import (
 )
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.kept import TracedModel
 from attnscope.models.targets import place_prediction, score_prediction
+from attnscope.models.trace_model import TracedModel
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.records import ADDRESS, Address, Meaning, Notes, plain, record

@@ -21,7 +21,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.measures.weighing import METHODS, Amounts, Contributions, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
-from attnscope.models.kept import TracedModel
+from attnscope.models.trace_model import TracedModel
 from attnscope.models.weighed import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection

@@ -20,9 +20,9 @@ from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecor
 from attnscope.capture.record import Seeing, pattern
 from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
-from attnscope.models.foreign import Source, explained
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.model import accepts
+from attnscope.models.untrusted_folder import Source, explained
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved
 from attnscope.records import Meaning, Notes, Parts, record

@@ -299,7 +299,7 @@ def write_down(
     """The manifest of whole layers that were written to files."""
     from importlib.metadata import version
 
-    from attnscope.models.keeping import describe_model
+    from attnscope.models.trace_recording import describe_model
 
     texts: dict[ExportedText, int] = {}
 

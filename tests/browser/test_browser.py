@@ -11,7 +11,7 @@ pytest.importorskip("textual", reason="Textual is not installed: there is nothin
 
 from attnscope.browser import Browser
 from attnscope.models import load
-from attnscope.models.kept import WeightsFile
+from attnscope.models.trace_model import WeightsFile
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.models import load
-from attnscope.models.keeping import keep_trace
+from attnscope.models.trace_recording import record_trace
 from attnscope.network import Encoder, folder_of, load_encoder, save_encoder
 from attnscope.storage.trace import write_trace
 from tests.cli.run import Loader
@@ -105,5 +105,5 @@ def place(tmp_path_factory):
         (place / name).write_text(text, "utf-8")
     (place / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
     own = load("own")
-    write_trace(keep_trace(own, own.prepare(WORDS["TEXT"])), place / "a.trace")
+    write_trace(record_trace(own, own.prepare(WORDS["TEXT"])), place / "a.trace")
     return place

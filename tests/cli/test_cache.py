@@ -152,7 +152,7 @@ def test_what_is_saved_of_a_cached_pass_does_not_say_when_it_ran(run, monkeypatc
     assert not any("cached " in text for text in saved)
 
 
-@pytest.mark.parametrize("limit", ["storage.cache.LARGEST", "models.keeping.LARGEST"])
+@pytest.mark.parametrize("limit", ["storage.cache.LARGEST", "models.trace_recording.LARGEST"])
 def test_a_large_pass_is_not_kept(run, monkeypatch, looks, long, limit):
     monkeypatch.setattr(f"attnscope.{limit}", 1 << 20)
     assert not came_from_there(run("show", "-f", long, "--truncate"))

@@ -20,7 +20,7 @@ from tests.whole_files import broken
 
 ROOMS = (
     "cli/__init__.py", "cli/commands/export.py", "cli/commands/train.py", "cli/source.py",
-    "render/export.py", "storage", "models/kept.py",
+    "render/export.py", "storage", "models/trace_model.py",
     "questions/corpus", "training/train.py", "training/data.py",
 )  # fmt: skip
 """Where files are written, and whoever asks for it; what only computes can be stopped anywhere."""

@@ -12,7 +12,7 @@ import pytest
 
 from attnscope import cli
 from attnscope.cli.commands import find_command
-from attnscope.cli.waiting import waiting
+from attnscope.cli.messages import spinner
 from attnscope.measures import MEASURES
 from attnscope.models import load
 from attnscope.progress import listening, tell
@@ -254,7 +254,7 @@ def test_a_terminal_shows_what_is_done_in_one_line(monkeypatch, capsys, columns)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with waiting("a [model] of many words"):
+    with spinner("a [model] of many words"):
         tell("layer", 3, 12)
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1  # the end of the line that is taken back

@@ -15,7 +15,7 @@ import pytest
 
 from attnscope.cli import build
 from attnscope.models import load
-from attnscope.models.keeping import keep_trace
+from attnscope.models.trace_recording import record_trace
 from attnscope.storage.trace import write_trace
 from tests.models import folders
 
@@ -196,7 +196,7 @@ def folder(place):
     (place / "other.txt").write_text("A dog lay there.")
     (place / "parts.txt").write_text("x")
     (place / "times.txt").write_text("0 0.5 Some\n0.5 1 words\n")
-    write_trace(keep_trace(model := load("own"), model.prepare("A dog sat.")), place / "b.trace")
+    write_trace(record_trace(model := load("own"), model.prepare("A dog sat.")), place / "b.trace")
     for name in ("one", "two"):
         folders.gpt2(place / name)
     return place

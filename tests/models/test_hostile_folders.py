@@ -10,7 +10,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.models import foreign, load
+from attnscope.models import load, untrusted_folder
 from attnscope.network import PRETRAINED
 from tests.models.folders import changed
 
@@ -116,7 +116,7 @@ MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9
 @pytest.mark.parametrize("changes", [MANY, {"n_inner": 10**9}], ids=["attention_types", "inner width"])
 def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path, monkeypatch):
     for limit in ("MOST_COUNTED", "MOST_LOOPS"):
-        monkeypatch.setattr(foreign, limit, 10**12)
+        monkeypatch.setattr(untrusted_folder, limit, 10**12)
     require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
 
@@ -126,7 +126,7 @@ def test_every_config_of_the_library_counts_no_more_than_a_model_may():
             settings = json.loads(kind().to_json_string(use_diff=False))
         except Exception:  # some have no defaults
             continue
-        foreign.require_buildable(kind.__name__, settings)
+        untrusted_folder.require_buildable(kind.__name__, settings)
 
 
 @pytest.mark.parametrize(
@@ -190,5 +190,5 @@ def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said,
     ],
 )
 def test_what_foreign_work_raises_is_one_sentence(error, said):
-    with pytest.raises(ModelError, match=said), foreign.explained("it"):
+    with pytest.raises(ModelError, match=said), untrusted_folder.explained("it"):
         raise error

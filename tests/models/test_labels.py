@@ -12,8 +12,8 @@ from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import Label, read_labels, tokens_of
-from attnscope.models.kept import WeightsFile
 from attnscope.models.served import open_file
+from attnscope.models.trace_model import WeightsFile
 from attnscope.questions.head import one_head, pick_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection

@@ -10,7 +10,7 @@ from attnscope.axes import coarsen_axis, fit, group_places, places, weights
 from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.kept import WeightsFile
+from attnscope.models.trace_model import WeightsFile
 from attnscope.questions.head import one_head, several_heads
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.selection import Selection

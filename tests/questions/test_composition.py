@@ -11,8 +11,8 @@ from attnscope.attention import Head
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.keeping import keep_trace
-from attnscope.models.kept import TracedModel
+from attnscope.models.trace_model import TracedModel
+from attnscope.models.trace_recording import record_trace
 from attnscope.questions.composition import Circuit, compose, compose_random, find_feeds, measure_copying
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -86,7 +86,7 @@ def test_heads_that_are_not_there_or_have_none_before_them_and_files_without_wei
         find_feeds(causal, prepared, Head("L2H9"))
     with pytest.raises(SelectionError, match="no head comes before L0H1"):
         find_feeds(causal, prepared, Head("L0H1"))
-    traced = TracedModel(keep_trace(causal, prepared))
+    traced = TracedModel(record_trace(causal, prepared))
     with pytest.raises(ModelError, match="holds no weights of a model"):
         find_feeds(traced, traced.prepared)
 

@@ -13,8 +13,8 @@ from attnscope.axes import HEARD, PICTURED
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
-from attnscope.models.keeping import keep_trace
-from attnscope.models.kept import TracedModel
+from attnscope.models.trace_model import TracedModel
+from attnscope.models.trace_recording import record_trace
 from attnscope.questions.head import one_head
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
@@ -75,7 +75,7 @@ def test_a_token_is_drawn_over_the_picture_both_ways_by_any_of_its_names(seen, h
 
 def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
     model, prepared, _ = seen
-    write_trace(keep_trace(model, prepared), tmp_path / "a.trace")
+    write_trace(record_trace(model, prepared), tmp_path / "a.trace")
     (kept,) = TracedModel(read_trace(tmp_path / "a.trace")).prepared.pictures
     assert np.array_equal(kept.pixels, prepared.picture.pixels)
 

@@ -6,8 +6,8 @@ import transformers
 from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config, ViTConfig
 
 from attnscope.errors import ModelError, SizeError
-from attnscope.models.foreign import Source
 from attnscope.models.text.reader import wrap_module
+from attnscope.models.untrusted_folder import Source
 from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost, survey_model
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}

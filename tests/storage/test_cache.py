@@ -8,7 +8,7 @@ import pytest
 
 from attnscope import private
 from attnscope.models import load
-from attnscope.models.keeping import keep_trace
+from attnscope.models.trace_recording import record_trace
 from attnscope.storage import cache
 from attnscope.storage.cache import clear_passes, find_pass, hash_key, list_passes, store_pass
 
@@ -24,7 +24,7 @@ def folder(monkeypatch, tmp_path):
 def traces():
     """Passes of two texts."""
     model = load("own")
-    return [keep_trace(model, model.prepare(text)) for text in ("The cat sat.", "It slept.")]
+    return [record_trace(model, model.prepare(text)) for text in ("The cat sat.", "It slept.")]
 
 
 KEYS = [f"{number:040}" for number in range(6)]

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save
 from attnscope.attention import Head
 from attnscope.errors import InputError
 from attnscope.models import Model, ModelInput, load
-from attnscope.models.keeping import keep_trace
 from attnscope.models.served import open_file
+from attnscope.models.trace_recording import record_trace
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -47,7 +47,7 @@ def pair(request, tmp_path_factory):
     others = {key: value for key, value in given.items() if key not in tensors}
     model, prepared = Model(name, module, None), ModelInput(tensors, {}, (), settings=others)
     file = tmp_path_factory.mktemp("traces") / f"{name}.trace"
-    write_trace(keep_trace(model, prepared), file)
+    write_trace(record_trace(model, prepared), file)
     return (model, prepared), open_file(file)
 
 
@@ -86,7 +86,7 @@ def kept(tmp_path_factory):
     """The bytes of a small trace, its description and its arrays."""
     model = load("own-causal")
     file = tmp_path_factory.mktemp("kept") / f"own{SUFFIX}"
-    write_trace(keep_trace(model, model.prepare("The cat sat.")), file)
+    write_trace(record_trace(model, model.prepare("The cat sat.")), file)
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     return content, json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY]), load_file(file)

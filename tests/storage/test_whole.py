@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from attnscope.axes import weights
 from attnscope.errors import AttnscopeError, OutputError
 from attnscope.models import load
-from attnscope.models.keeping import keep_trace
+from attnscope.models.trace_recording import record_trace
 from attnscope.storage.arrays import read_weights, save_weights
 from attnscope.storage.files import fingerprint, write_whole
 from attnscope.storage.gold import read_gold
@@ -154,7 +154,7 @@ def seeds(tmp_path_factory):
     np.savez(folder / "a.npz", a=rows, tokens=np.array(list("abcd")))
     save_weights({"encoder": [(0, weights(rows, range(4), range(4)))]}, folder / "a.json")
     model = load("own")
-    write_trace(keep_trace(model, model.prepare("The cat sat.")), folder / "a.trace")
+    write_trace(record_trace(model, model.prepare("The cat sat.")), folder / "a.trace")
     save_file({"a": rows}, folder / "a.safetensors")
     (folder / "a.jsonl").write_text('{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}\n' * 3)
     word = "\t_\t_\t_\t_\t0\troot\t_\tEntity=(e1)\n"

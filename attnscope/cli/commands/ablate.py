@@ -7,8 +7,8 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse_first, refuse_useless
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import check_texts, measure_corpus, read_source, reading
-from attnscope.cli.waiting import waiting
+from attnscope.cli.messages import spinner
+from attnscope.cli.source import check_texts, measure_corpus, model_progress, read_source
 
 
 class AblateOptions(Group):
@@ -75,10 +75,10 @@ def ablate(
     loaded = given.load(predicting=True)
     prepared = given.prepare(loaded)
     if heads and not asked.importance:
-        with waiting(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
+        with spinner(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
             answer = of_ablation(ablate_heads(loaded, prepared, selection, heads))
         return deliver("ablate", answer, output, read=(loaded, prepared))
-    with reading(loaded, prepared):
+    with model_progress(loaded, prepared):
         result = measure_heads(
             loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
         )

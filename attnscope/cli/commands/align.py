@@ -12,8 +12,8 @@ from typer import Argument, Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, Often, command, refuse_first
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import load_model, read_file, read_text, reading
-from attnscope.cli.waiting import waiting
+from attnscope.cli.messages import spinner
+from attnscope.cli.source import load_model, model_progress, read_file, read_text
 from attnscope.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def align(
             raise InputError(f"{loaded.name} has neither a decoder that reads the text nor a CTC head")
         prepared = prepared if given else _write(loaded, asked, prepared)
         about = *about, prepared
-        with reading(loaded, prepared):
+        with model_progress(loaded, prepared):
             if asked.rank:
                 result = study.rank_heads(loaded, prepared, times)
             elif study.reads_letters(prepared) and not heads:
@@ -150,7 +150,7 @@ def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInpu
     room = (model.positions or 448) - len(prepared.axes["decoder"][0])
     count = min(room - 1, asked.generate or room)
     begin = f" from {prepared.heard.begin:.0f} s on" if prepared.heard and prepared.heard.begin else ""
-    with waiting(f"{model.title} writes up to {count:,} tokens{begin}"):
+    with spinner(f"{model.title} writes up to {count:,} tokens{begin}"):
         return model.generate(prepared, count)
 
 

@@ -31,7 +31,7 @@ def cache(asked: CacheOptions) -> None:
     attnscope cache
     attnscope cache --clear
     """
-    from attnscope.models.kept import TracedModel
+    from attnscope.models.trace_model import TracedModel
     from attnscope.private import VARIABLE
     from attnscope.render.terminal import print_view
     from attnscope.storage.cache import cache_folder, clear_passes, list_passes

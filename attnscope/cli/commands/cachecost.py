@@ -8,8 +8,8 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import notify, spinner
 from attnscope.cli.source import each_text, load_model
-from attnscope.cli.waiting import notify, waiting
 
 TABLE = ".tsv"  # the suffix of a pattern file
 
@@ -62,7 +62,7 @@ def cachecost(
     loaded = load_model(model, predicting=True)
     read = partial(loaded.prepare, limit=Limit(truncate=asked.truncate))
     texts = [prepared for _, prepared in each_text(corpus, read, strict=True)]
-    with waiting(f"{loaded.title} · {len(texts):,} texts"):
+    with spinner(f"{loaded.title} · {len(texts):,} texts"):
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
     if pattern is None:
         about = loaded, corpus.texts, *texts

@@ -10,8 +10,15 @@ from typer import Argument, Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, Often, command, is_typed, refuse
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import check_texts, load_model, measure_corpus, read_source, reading, split_text
-from attnscope.cli.waiting import notify
+from attnscope.cli.messages import notify
+from attnscope.cli.source import (
+    check_texts,
+    load_model,
+    measure_corpus,
+    model_progress,
+    read_source,
+    split_text,
+)
 
 COMPARISON = re.compile(r"[<>=]\s*\S+$")  # so ends what is a claim, also one with a slip in it
 
@@ -77,7 +84,7 @@ def check(
         refuse(not isinstance(served, ServedModel), "--with-model", words)
         assert isinstance(served, ServedModel)
         other = load_model(replace(model, model=asked.with_model))
-        with reading(other, served.prepared):
+        with model_progress(other, served.prepared):
             checked = Checked(check_served(served, other))
         answer, read = of_checked(checked, asked.tolerance), served.prepared
         deliver("check", answer, output, read=(served, read), other=(other, read))
@@ -91,7 +98,7 @@ def check(
     else:
         refuse(not source.names_one, "--texts", "give a text, --texts CORPUS or --file")
         kind = "fused" if names == DEFAULT else "other"
-        with read_source(source, model).reading(kind=kind) as (loaded, prepared):
+        with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
     checked = Checked(verdicts)

@@ -9,8 +9,8 @@ from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import spinner
 from attnscope.cli.source import load_model, read_file
-from attnscope.cli.waiting import waiting
 
 
 class PairsOptions(Group):
@@ -57,7 +57,7 @@ def circuit(
     table = read_file(asked.pairs)
     loaded = load_model(model, predicting=True)
     pairs = read_pairs(table, loaded.prepare, score.target, score.against)
-    with waiting(f"{loaded.title} · {len(pairs):,} pairs"):
+    with spinner(f"{loaded.title} · {len(pairs):,} pairs"):
         result = find_circuit(loaded, pairs, asked.faithfulness)
         paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
         maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}

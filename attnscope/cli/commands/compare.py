@@ -22,7 +22,7 @@ from attnscope.cli.command import (
     repeat,
 )
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, read_source, reading, reopen
+from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, model_progress, read_source, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 
@@ -87,7 +87,7 @@ def show_composition(
     else:
         loaded = load_model(model)
         prepared = loaded.prepare_any()
-    with reading(loaded, prepared):
+    with model_progress(loaded, prepared):
         result = find_feeds(loaded, prepared, fed)
     deliver("compare", of_feeds(result), output, picture, None, (loaded, prepared))
 
@@ -167,7 +167,7 @@ def compare(
         alike = model == rival.model and writes[0] == writes[1] and first.asked.saved is None
         load = cache(first.load) if alike else None
         (loaded, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
-    with reading(loaded, *mine, *theirs):
+    with model_progress(loaded, *mine, *theirs):
         if contrast.with_text is not None:
             answer = across.of_texts(across.compare_texts(loaded, mine[0], theirs[0], selection), opening)
             compared = other, *theirs

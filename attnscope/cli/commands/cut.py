@@ -9,8 +9,8 @@ from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import spinner
 from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_questions
-from attnscope.cli.waiting import waiting
 
 
 class EdgeOptions(Group):
@@ -75,7 +75,7 @@ def cut(
     loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
     read = cache(given.reader(loaded))
     among = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
-    with waiting(f"{loaded.name} predicts without {named}"):
+    with spinner(f"{loaded.name} predicts without {named}"):
         result = mean_cut(
             loaded, prompts, read, given.text, questions,
             selection=options.select(attention), heads=heads, how=edges.how, texts=among,

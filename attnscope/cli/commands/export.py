@@ -9,8 +9,8 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import command, refuse, write
 from attnscope.cli.deliver import print_answer
+from attnscope.cli.messages import notify, stop, warn
 from attnscope.cli.source import read_source
-from attnscope.cli.waiting import notify, stop, warn
 
 
 class ExportedHeads(options.LayerOptions):
@@ -82,7 +82,7 @@ def export(
 
     selection = options.select(attention, axes, token=attention.token)
     asked = write("export", source, attention, axes, replace(output, force=False), picture, model)
-    with given.reading(saving=True) as (loaded, prepared):
+    with given.open_with_progress(saving=True) as (loaded, prepared):
         try:
             manifest = save_export(
                 *(loaded, prepared, selection, output.out),

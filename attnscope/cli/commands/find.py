@@ -136,7 +136,7 @@ def find(
     questions, source = split_questions(asked.questions, source, "a question")
     refuse(len(questions) > MOST, "QUESTION", f"{len(questions):,} questions: ask {MOST} at a time")
     saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
-    with read_source(source, model).reading(saving=saving, kind=kind) as (loaded, prepared):
+    with read_source(source, model).open_with_progress(saving=saving, kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, options.select(attention))
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)

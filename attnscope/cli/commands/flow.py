@@ -89,14 +89,14 @@ def flow(
         refuse(source.saved, "--faithful", FAITHFUL_ALONE)
         from attnscope.questions.faithful import compare_methods, of_faithful
 
-        with given.reading(predicting=True) as (loaded, prepared):
+        with given.open_with_progress(predicting=True) as (loaded, prepared):
             found = compare_methods(loaded, prepared, asked.target)
         answer = of_faithful(found, len(found.ranked))
         return deliver("flow", answer, output, picture, None, (loaded, prepared))
     from attnscope.questions.flow import follow_flow, of_flow
 
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
-    with given.reading(saving=output.out is not None, **how) as (loaded, prepared):
+    with given.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.out is not None and output.out.suffix.lower() in options.WHOLE:

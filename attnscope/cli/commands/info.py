@@ -94,7 +94,7 @@ def info(
         return deliver("info", Answer((table,), {}, dict), output)
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
     if asked.cost:
-        from attnscope.models.foreign import Source
+        from attnscope.models.untrusted_folder import Source
         from attnscope.questions.info import estimate_cost, of_cost
 
         name = named.first or model.name
@@ -117,7 +117,7 @@ def info(
     from attnscope.views import Column, Table
 
     given = read_source(source, model)
-    with given.reading(cached=False, predicting=asked.copying) as (loaded, prepared):
+    with given.open_with_progress(cached=False, predicting=asked.copying) as (loaded, prepared):
         if asked.copying:
             answer = of_copying(measure_copying(loaded, prepared))
         elif asked.audit:

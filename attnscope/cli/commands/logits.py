@@ -8,7 +8,7 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import list_prompts, read_source, reading
+from attnscope.cli.source import list_prompts, model_progress, read_source
 
 
 class ScoreOptions(Group):
@@ -77,7 +77,7 @@ def logits(
     read = cache(given.reader(loaded))
     for prompt in prompts:
         prepared = read(prompt.text)
-        with reading(loaded, prepared):
+        with model_progress(loaded, prepared):
             if by_layer:
                 lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))
             else:

@@ -8,9 +8,9 @@ from typer import Argument, Option
 
 from attnscope.cli.command import Group, command, fields_of, refuse_useless, up_to
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import spinner
 from attnscope.cli.options import ModelOptions
 from attnscope.cli.source import load_model
-from attnscope.cli.waiting import waiting
 from attnscope.text import LARGEST_SEED
 
 FREE = ("model", "device", "offline", "trust_remote_code", "allow_pickle")
@@ -56,7 +56,7 @@ def loss(asked: LossOptions, model: ModelOptions) -> None:
             (own, True, "an encoder of attnscope train needs none", fields_of(ModelOptions, but=FREE)),
             (own, config.causal, "it predicts every token", "seed"),
         )
-        with waiting(f"{model.name} predicts"):
+        with spinner(f"{model.name} predicts"):
             mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
         vocabulary = config.vocabulary
         of = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
@@ -64,7 +64,7 @@ def loss(asked: LossOptions, model: ModelOptions) -> None:
         refuse_useless((f"-m {model.name}", True, "each token is predicted once", "seed"))
         lines = list(Lines(tuple(asked.files)))
         loaded = load_model(model, predicting=True)
-        with waiting(f"{loaded.title} predicts"):
+        with spinner(f"{loaded.title} predicts"):
             mean, tokens, vocabulary = measure_loss(loaded, lines, asked.length)
         causal = loaded.objective.mask is None
         of = f"{tokens:,} tokens, each {'after those before it' if causal else 'masked once'}"

@@ -11,8 +11,8 @@ from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse_first
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import spinner
 from attnscope.cli.source import list_prompts, load_model, read_file, read_source
-from attnscope.cli.waiting import waiting
 
 
 class PatchOptions(Group):
@@ -97,7 +97,7 @@ def patch(
             TextPair(read(each.text), read_other(each.fill(asked.with_text or "")), each.target, each.against)
             for each in prompts
         ]
-    with waiting(f"{loaded.name} predicts with the heads of another text"):
+    with spinner(f"{loaded.name} predicts with the heads of another text"):
         if token:
             answer = of_trace(trace_tokens(loaded, pairs[0], noise=asked.noise))
         else:

@@ -8,7 +8,7 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
 from attnscope.cli.deliver import deliver, print_written
-from attnscope.cli.source import list_prompts, read_source, reading, reopen
+from attnscope.cli.source import list_prompts, model_progress, read_source, reopen
 
 
 class NeuronOptions(Group):
@@ -113,7 +113,7 @@ def show(
 
         filled, loaded = list_prompts(given, many), given.load()
         texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in filled]
-        with reading(loaded, *(prepared for _, prepared in texts)):
+        with model_progress(loaded, *(prepared for _, prepared in texts)):
             mean = mean_head(loaded, texts, given.text, selection)
         read = loaded, given.text, many.prompts, *(prepared for _, prepared in texts)
         return deliver("show", Answer.of("head", mean.heatmap, mean), output, picture, model.metadata, read)
@@ -124,7 +124,7 @@ def show(
 
     exact, saving = output.exact_kernel, output.out is not None
     kind = "kernel" if pictured or whole or exact else "fused"
-    with given.reading(predicting=output.loss, kind=kind, saving=saving) as (loaded, prepared):
+    with given.open_with_progress(predicting=output.loss, kind=kind, saving=saving) as (loaded, prepared):
         held: Any = None
         if whole:
             held = (all_heads if suffix == ".html" else whole_layers)(loaded, prepared, selection)
@@ -176,7 +176,7 @@ def _show_neurons(
         options.check_place(output.out, options.PICTURES)
     from attnscope.questions.neurons import of_neurons, take_apart
 
-    with read_source(source, model).reading(cached=False) as (loaded, prepared):
+    with read_source(source, model).open_with_progress(cached=False) as (loaded, prepared):
         selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
         answer = of_neurons(take_apart(loaded, prepared, selection, score.neurons or ""))
     deliver("show", answer, output, picture, model.metadata, (loaded, prepared))

@@ -11,7 +11,7 @@ from attnscope.cli import options
 from attnscope.cli.command import Group, Often, command, is_typed, refuse_first
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import read_file, read_source, reading
+from attnscope.cli.source import model_progress, read_file, read_source
 
 WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group", "marks")
 
@@ -88,7 +88,7 @@ def spans(
     asked, exact = options.select_heads(attention), parts.exact_kernel
     loaded, prepared = given.open(kind="kernel" if exact else "other")
     cut = cut_input(prepared, parts.parts, begins)
-    with reading(loaded, prepared):
+    with model_progress(loaded, prepared):
         if parts.written:
             answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact))
         else:

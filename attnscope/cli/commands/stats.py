@@ -145,7 +145,7 @@ def stats(
         from attnscope.questions.faithful import compare_weighed_heads, of_faithful
 
         given = replace(given, model=replace(model, weigh="raw", target=None))  # weighed below
-        with given.reading(predicting=True) as (loaded, prepared):
+        with given.open_with_progress(predicting=True) as (loaded, prepared):
             ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
         answer = of_faithful(ranked, attention.top or FAITHFUL_TOP)
         return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
@@ -156,7 +156,7 @@ def stats(
     for name in asked_for:
         MEASURES[name]  # an unknown name is refused before the model is loaded
     if given is not None and asked.by_position is not None:
-        with given.reading() as (loaded, prepared):
+        with given.open_with_progress() as (loaded, prepared):
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
@@ -188,7 +188,7 @@ def stats(
     else:
         kernel, saving = asked.exact_kernel or rows is not None, output.out is not None
         kind = "kernel" if kernel else "fused" if names == DEFAULT else "other"
-        opened = given.reading(cached=asked.pooled is None, kind=kind, saving=saving)
+        opened = given.open_with_progress(cached=asked.pooled is None, kind=kind, saving=saving)
         with opened as (loaded, prepared):
             pool = asked.cell if asked.pooled else None
             result = study.measure_heads(loaded, prepared, selection, **how, pool=pool, rows=rows)

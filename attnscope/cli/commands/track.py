@@ -14,8 +14,8 @@ from typer import Argument, Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, is_typed, offering, refuse_first
 from attnscope.cli.deliver import deliver
+from attnscope.cli.messages import notify, warn
 from attnscope.cli.source import load_model, open_corpus
-from attnscope.cli.waiting import notify, warn
 from attnscope.errors import NoCheckpoint
 from attnscope.text import visible
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from attnscope.cli.command import MOST_USED, Group, Often, command, refuse, up_to
-from attnscope.cli.waiting import STOPPED, progress_bar
+from attnscope.cli.messages import STOPPED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
-from attnscope.models.foreign import WITHOUT, Source, explained
 from attnscope.models.huggingface import sounds
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
+from attnscope.models.untrusted_folder import WITHOUT, Source, explained
 
 
 def pick_classifier(config: Any) -> Any:

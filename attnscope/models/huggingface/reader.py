@@ -17,10 +17,10 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURED, Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import MOST_VIDEO_FRAMES
-from attnscope.models.foreign import explained, refusable
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import Fit, accepts, find_device
 from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
+from attnscope.models.untrusted_folder import explained, refusable
 from attnscope.storage.files import reading
 from attnscope.text import MOST_CHARACTERS
 

@@ -20,7 +20,6 @@ from torch.nn import functional
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import HEARD, READ, Array
 from attnscope.errors import InputError, ModelError
-from attnscope.models.foreign import refusable
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures import WRITES
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
@@ -28,6 +27,7 @@ from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Ob
 from attnscope.models.model import SOUNDS, find_sound_input, hears
 from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
+from attnscope.models.untrusted_folder import refusable
 from attnscope.storage.sound import RATES, Sound, read_sound
 
 LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")

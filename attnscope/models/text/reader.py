@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from attnscope.attention import Token
 from attnscope.capture.record import is_within
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.models.foreign import Source, explained
 from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
 from attnscope.models.model import Fit, Model, hears
 from attnscope.models.text.tokens import (
@@ -42,6 +41,7 @@ from attnscope.models.text.tokens import (
     strip_end,
     tokens_of,
 )
+from attnscope.models.untrusted_folder import Source, explained
 from attnscope.network import BUNDLED, MASK, TOKENIZER, Encoder, folder_of, load_encoder, load_tokenizer
 from attnscope.text import MOST_CHARACTERS
 

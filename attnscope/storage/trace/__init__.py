@@ -1,6 +1,6 @@
 """A trace: one pass, kept in memory or in a file. Every row can be recomputed; N² tables are never stored.
 
-A description (``layout``) and arrays by name. ``models.keeping`` makes one, ``replay`` shows one to
+A description (``layout``) and arrays by name. ``models.trace_recording`` makes one, ``replay`` shows one to
 observers as a model would; both need torch, ``read_trace("cat.trace").weights(Head("L2H1"))`` does not.
 """
 

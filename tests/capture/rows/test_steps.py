@@ -13,7 +13,7 @@ import attnscope
 from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Steps, recording
 from attnscope.measures import Measurement
-from attnscope.models.keeping import RecordedPasses
+from attnscope.models.trace_recording import RecordedPasses
 from tests.capture.modules import Of
 from tests.capture.observing import check_parts, observe
 from tests.capture.tiny import BART, FAMILIES

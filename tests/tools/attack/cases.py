@@ -42,7 +42,7 @@ def make_bases(place: Path) -> Path:
     import safetensors.numpy
 
     from attnscope.models import load
-    from attnscope.models.keeping import keep_trace
+    from attnscope.models.trace_recording import record_trace
     from attnscope.storage.trace import write_trace
     from tests.tools.outputs.inputs import MODULE, make_models
 
@@ -51,7 +51,7 @@ def make_bases(place: Path) -> Path:
     for name in ("gpt2", "own", "t5", "mistral"):
         model = load(str(place / name))
         texts = (TEXT, "It was tired.") if name == "t5" else (TEXT,)
-        write_trace(keep_trace(model, model.prepare(*texts)), place / f"{name}.trace")
+        write_trace(record_trace(model, model.prepare(*texts)), place / f"{name}.trace")
     (place / "module.py").write_text(MODULE)
     looked = [sys.executable, "-m", "attnscope", *LOOK, "-m", str(place / "own")]
     kept = os.environ | {"ATTNSCOPE_CACHE": str(place / "cache")}

@@ -87,7 +87,7 @@ class TracedModel(Model):
         raise ModelError(f"{self.name} is {self.what} and predicts nothing: give the model itself")
 
 
-def look_at(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput:
+def attach_trace(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput:
     """An input with its kept pass: nothing runs again."""
     kept = prepare_traced(trace)
     return replace(prepared, replay=kept.replay, figures=kept.figures, words=kept.words, arrays=kept.arrays)

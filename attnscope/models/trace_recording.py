@@ -28,8 +28,8 @@ from attnscope.limits import MEASURED_WEIGHTS
 from attnscope.measures import Measurement, fused_request
 from attnscope.measures.measurement import measure_words
 from attnscope.models import inputs
-from attnscope.models.kept import TracedModel, has_short_text, is_short
 from attnscope.models.model import Model, find_device, require_attention
+from attnscope.models.trace_model import TracedModel, has_short_text, is_short
 from attnscope.storage.cache import LARGEST
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
@@ -37,7 +37,7 @@ from attnscope.storage.trace.replay import replay
 MOST_PASSES = 16  # most passes of one recording that are held: training may run thousands
 
 
-class UnkeptPass(ModelError):
+class UntraceablePass(ModelError):
     """A pass that a trace cannot hold: part of it could not be recorded."""
 
 
@@ -153,7 +153,7 @@ def _narrow(mask: Any) -> Any:
     return mask
 
 
-def hold_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False) -> Trace | None:
+def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False) -> Trace | None:
     """Keep the pass of a short input in memory, so that it can be read like a trace from a file.
 
     ``fused``: the fused pass measures all heads of a long text; no long text is measured otherwise.
@@ -171,12 +171,12 @@ def hold_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False)
         return None
     try:
         trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
-    except (UnkeptPass, SizeError):
+    except (UntraceablePass, SizeError):
         return None
     return replace(trace, description=replace(trace.description, weighed=model.weighed))
 
 
-def keep_trace(model: Model, prepared: inputs.ModelInput) -> Trace:
+def record_trace(model: Model, prepared: inputs.ModelInput) -> Trace:
     """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
     return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
 
@@ -204,7 +204,7 @@ def make_trace(
         return axes.setdefault(axis, len(axes))
 
     if len(kept.calls) != len(record.sites):
-        raise UnkeptPass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
+        raise UntraceablePass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
     images = []
     for place, each in enumerate(prepared.pictures):
         pixels = kept.hold(f"pixels{place}", each.pixels)

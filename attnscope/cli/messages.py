@@ -52,7 +52,7 @@ Draw: TypeAlias = Callable[[float, str], None]  # draws a bar: the share done, 0
 
 
 @contextmanager
-def waiting(message: str) -> Iterator[None]:
+def spinner(message: str) -> Iterator[None]:
     """Show ``message`` with a spinner on a terminal, and a bar if the body reports its progress."""
     begun = monotonic()
     with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():

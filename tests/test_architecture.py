@@ -12,6 +12,7 @@ import pytest
 import attnscope
 
 PACKAGE = Path(attnscope.__file__).parent
+ROOT = PACKAGE.parent
 ORDER = (  # from the ground up: a package imports from those before it, and from no other
     "text version < errors < registry lazy limits private progress"
     " < attention < records < figures < axes < fused"
@@ -27,6 +28,7 @@ BANNED = {
 MOST_LINES = 600
 LONGER: dict[str, str] = {}  # files with more, each with its reason
 MOST_IMPORTS = 0.065  # of all lines
+TEST_NAME_CHARACTERS = 70  # with its `test_`
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -108,7 +110,14 @@ def test_few_lines_are_imports():
     assert len(imports) <= MOST_IMPORTS * len(lines)
 
 
-ROOT = PACKAGE.parent
+def test_names_of_tests_are_short_and_unique():
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        nodes = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef))
+        names = Counter(node.name for node in nodes if node.name.startswith("test_"))
+        assert not [name for name in names if len(name) > TEST_NAME_CHARACTERS], path
+        assert not [name for name, count in names.items() if count > 1], path
+
+
 FOLDERS = [ROOT / name for name in (".github", "attnscope", "tests", "sample_inputs")]
 FOUND = [*ROOT.glob("*.md"), *(path for folder in FOLDERS[:3] for path in folder.rglob("*.md"))]
 DOCUMENTS = sorted(path for path in FOUND if path.name != "CHANGELOG.md")  # which tells of what was

@@ -21,7 +21,7 @@ def weights():
     return torch.randn(2, 3, 5, 7).softmax(-1)
 
 
-def test_rows_are_a_slice_of_all_weights_for_every_start_and_stop_and_heads_come_as_asked_for(weights):
+def test_rows_are_slices_and_heads_follow_requested_order(weights):
     shown = attention(weights)
     for start, stop in combinations_with_replacement(range(6), 2):
         assert torch.equal(shown.rows(start, stop), weights[:, :, start:stop])
@@ -35,7 +35,7 @@ def test_heads_and_rows_that_do_not_exist_are_named_with_those_that_do(weights):
         attention(weights).rows(4, 6)
 
 
-def test_a_known_mask_says_which_keys_are_open_and_one_over_keys_alone_holds_for_every_row(weights):
+def test_mask_over_keys_applies_to_every_row(weights):
     mask = torch.ones(5, 7).tril().bool()[None, None]
     assert torch.equal(attention(weights, mask).allowed(1, 3), mask[..., 1:3, :])
     mask = torch.tensor([True] * 6 + [False])[None, None, None]
@@ -61,7 +61,7 @@ def test_some_heads_alone_are_numbered_anew(weights):
 
 
 @pytest.mark.parametrize("spelling", ["L5H3", "l5h3", "5.3", "5-3", " L5H3 ", "L05H03"])
-def test_a_head_is_read_in_every_usual_spelling_with_its_kind_where_it_is_said(spelling):
+def test_head_is_parsed_from_every_spelling_and_kind(spelling):
     assert Head(spelling) == Head(5, 3)
     assert str(Head(spelling)) == "L5H3"
     for kind in ("cross ", "cross."):

@@ -50,7 +50,7 @@ def test_an_error_that_memory_was_the_reason_of_keeps_its_sentence():
         refuse()
 
 
-def test_the_limit_ends_with_the_command_and_there_is_none_where_the_system_counts_no_memory(monkeypatch):
+def test_memory_limit_ends_with_command_and_needs_linux(monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with suppress(ZeroDivisionError), memory_limited():
         assert resource.getrlimit(resource.RLIMIT_DATA) != before
@@ -170,7 +170,7 @@ class Entered:
         pass
 
 
-def test_a_limit_of_time_ends_nothing_that_its_work_enters_but_holds_for_work_inside_of_that():
+def test_deadline_spares_context_entry_but_limits_its_body():
     entered, around = Entered(), Entered(limited=True)
     with pytest.raises(OutOfTime), deadline(), entered:
         run_on()

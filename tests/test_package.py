@@ -39,7 +39,7 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
     assert any(name.endswith("share/man/man1/attnscope.1") for name in names)
 
 
-def test_the_wheel_alone_says_its_version_shows_and_explains_heads_and_answers_a_notebook(wheel, tmp_path):
+def test_installed_wheel_runs_commands_and_notebook_display(wheel, tmp_path):
     assert wheel.name.split("-")[1] == attnscope.__version__
     folder = tmp_path / "installed"
     with zipfile.ZipFile(wheel) as file:

@@ -36,7 +36,7 @@ def beside(tmp_path_factory):
     return in_a_process(COMMANDS, folder, before=[folder])
 
 
-def test_its_measure_is_one_of_ours_and_right_and_its_hook_is_told_of_every_call(beside):
+def test_plugin_measure_is_listed_and_hook_sees_every_call(beside):
     answers, _ = beside
     code, out = answers["stats"]
     assert code == 0
@@ -49,7 +49,7 @@ def test_its_measure_is_one_of_ours_and_right_and_its_hook_is_told_of_every_call
     assert answers["explain"][1].startswith("far")
 
 
-def test_its_command_runs_and_stands_in_the_help_and_its_reader_reads_a_file_of_its_suffix(beside):
+def test_plugin_command_is_in_help_and_reader_opens_its_suffix(beside):
     answers, _ = beside
     assert answers["count"] == [0, "32\n"]
     assert "attnscope-sample 1.0" in answers["help"][1]

@@ -70,7 +70,7 @@ def test_the_python_cell_ends_in_a_picture_with_the_heads_worth_a_look():
     assert "run.head(&quot;L2H1&quot;)" in page
 
 
-def test_it_is_short_shows_output_and_has_both_commands_that_set_it_up_for_the_build_to_take():
+def test_readme_is_short_with_output_and_setup_commands():
     assert len(readme.README.read_text("utf-8").splitlines()) <= 200
     assert len(list(readme.examples())) >= 3
     assert re.findall("^pip install .*", readme.README.read_text("utf-8"), re.M) == [

@@ -58,7 +58,7 @@ def test_data_hold_what_has_a_meaning_and_nothing_else():
     }
 
 
-def test_data_fit_their_schema_which_says_what_each_field_holds_and_no_other_do():
+def test_schema_accepts_its_records_alone_and_describes_fields():
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(plain(ONE), schema(Measured))
     without = {name: value for name, value in plain(ONE).items() if name != "double"}

@@ -14,7 +14,7 @@ def shapes():
     return registry
 
 
-def test_entries_come_back_by_name_in_the_order_they_were_registered_once_and_an_unknown_one_is_named(shapes):
+def test_registry_keeps_order_and_rejects_duplicates_and_unknowns(shapes):
     assert shapes["triangle"] == 3
     assert list(shapes) == ["square", "triangle"]
     assert (len(shapes), "square" in shapes) == (2, True)

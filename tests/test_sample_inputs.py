@@ -32,7 +32,7 @@ def sample(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_is_composed_utf8_without_trailing_spaces_or_hidden_characters(name):
+def test_sample_is_nfc_without_trailing_spaces_or_hidden_characters(name):
     text = sample(name)
     assert unicodedata.is_normalized("NFC", text)
     assert text == "\n".join(line.rstrip() for line in text.rstrip().split("\n")) + "\n"
@@ -41,7 +41,7 @@ def test_a_sample_is_composed_utf8_without_trailing_spaces_or_hidden_characters(
     assert [char for char in text if unicodedata.category(char) in hidden and char not in meant] == []
 
 
-def test_sentences_are_distinct_and_whole_and_some_pairs_differ_in_one_word():
+def test_sample_sentences_are_distinct_and_pairs_differ():
     sentences = sample("sentences.txt").splitlines()
     assert len(set(sentences)) == len(sentences) >= 25
     assert all(line.endswith((".", "?", '."')) and 5 <= len(line.split()) <= 40 for line in sentences)
@@ -71,7 +71,7 @@ def test_the_article_has_some_1500_words_and_names_that_recur():
         assert sum(word.startswith(name) for word in words) >= 4
 
 
-def test_the_languages_hold_letters_of_each_script_emoji_marks_and_mathematical_symbols():
+def test_languages_sample_covers_scripts_emoji_marks_and_symbols():
     text = sample("languages.txt")
     names = [unicodedata.name(char, "") for char in text]
     for script in SCRIPTS.split():
@@ -97,7 +97,7 @@ def test_the_tale_repeats_a_phrase_and_the_nonsense_comes_three_times():
 
 
 @pytest.mark.subprocess
-def test_the_source_code_draws_a_path_through_its_maze_and_counts_its_steps():
+def test_source_code_sample_solves_its_maze():
     command = [sys.executable, "-I", "-W", "error", str(FOLDER / "source_code.py")]
     *maze, report = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     steps = sum(line.count(char) for line in maze for char in "S.G") - 1

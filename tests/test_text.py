@@ -58,7 +58,7 @@ def test_what_is_no_character_reads_as_its_number(code: int) -> None:
     assert json.loads(escape_json(f'["{chr(code)}"]')) == [chr(code)]
 
 
-def test_a_text_that_a_spreadsheet_calculates_has_an_apostrophe_in_csv_and_no_other_cell() -> None:
+def test_only_spreadsheet_formulas_get_an_apostrophe_in_csv() -> None:
     formulas = "=SUM(A1)", "+x", "-", "@z", "\tx", "\r=1", "-1+2"
     others = "a", "", "1", "-1", "-1.5e-07", " =x", -1, 0.5, None
     assert [*map(csv_cell, (*formulas, *others))] == [*(f"'{text}" for text in formulas), *others]

@@ -47,7 +47,7 @@ def by_head(command: str, folder: Path, figure: str = "effect") -> dict[str, flo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_has_the_words_and_the_commands_of_the_text_that_it_is_made_of(name: str) -> None:
+def test_tutorial_page_matches_its_source_text_and_commands(name: str) -> None:
     page, text = (
         ADDRESS.sub("LXHX", (folder / f"{name}.md").read_text("utf-8")) for folder in (SAMPLES, HERE)
     )

@@ -99,7 +99,7 @@ def test_blocks_equal_a_loop_and_keep_row_sums(down: int, across: int) -> None:
     np.testing.assert_allclose(pooled.values.sum(-1), 1)
 
 
-def test_a_pooled_place_is_labelled_with_its_range_and_even_ones_differ_by_one_token_at_most() -> None:
+def test_pooled_places_have_range_labels_and_near_equal_sizes() -> None:
     pooled = fit(weights(rows(8, 8), TOKENS, TOKENS), 3, 3)
     labels = [place.label for place in pooled.queries]
     assert labels == ["0-2 [CLS] an un", "3-5 believable ca", "6-7 t [SEP]"]
@@ -128,7 +128,7 @@ def test_shrinking_knows_that_a_row_stands_for_several_tokens() -> None:
         np.testing.assert_allclose(small, expected, atol=1e-6)
 
 
-def test_shrinking_by_a_whole_number_is_pooling_and_a_cell_that_a_border_cuts_counts_on_either_side() -> None:
+def test_shrinking_by_whole_numbers_pools_and_splits_border_cells() -> None:
     values = rows(2, 12, 8)
     small, allowed = shrink(values, np.ones((12, 8), bool), 4, 4)
     np.testing.assert_allclose(small, fit(weights(values, range(12), range(8)), 4, 4).values, atol=1e-6)
@@ -155,7 +155,7 @@ def test_a_mask_is_of_every_head_or_of_all_and_weights_fit_their_labels() -> Non
             weights(rows(*shape), range(queries), range(shape[-1]), np.ones(mask, bool))
 
 
-def test_moments_that_follow_each_other_are_named_from_the_first_to_the_last():
+def test_consecutive_moments_have_a_range_label():
     moments = places(tuple(Token(f"{0.02 * at:.2f} s", HEARD + at) for at in range(4)))
     two = [join_places(moments[:2], pooled=True), join_places(moments[2:], pooled=True)]
     assert [place.label for place in two] == ["0.00–0.02 s", "0.04–0.06 s"]
@@ -179,7 +179,7 @@ TILED = seen("<img>", "thumbnail 1 · 0,0", "<tile>", "image 1 · 0,0", "image 1
              "image 1 · 1,0", "</img>")  # fmt: skip
 
 
-def test_signs_between_the_tiles_of_a_picture_belong_to_it_and_of_several_each_has_its_number():
+def test_separators_between_tiles_belong_to_their_numbered_image():
     assert find_senses([*TILED, *SPELLED]) == [None, *["image"] * 6, *[None] * 5]
     two = [*TILED, *seen("<img>", "image 2 · 0,0", "</img>"), *SPELLED]
     assert [sense for sense in find_senses(two) if sense] == ["image 1"] * 6 + ["image 2"]

@@ -97,7 +97,7 @@ STEPS = {
 """One after another: layer and head, whether it is open, and the pinned token."""
 
 
-def test_arrows_go_round_and_a_pin_stays_with_another_head_and_is_let_go_first(heads):
+def test_arrow_keys_wrap_and_pin_survives_head_change(heads):
     for (keys, state), (head, opened, pinned, shown) in zip(
         STEPS.items(), stages(heads, *STEPS), strict=True
     ):
@@ -144,7 +144,7 @@ def test_a_pinned_token_shows_its_row_and_column_with_their_weights(heads, size)
     assert f"{heaviest:.2f} █" in shown
 
 
-def test_s_saves_what_is_in_view_under_a_name_that_is_free_or_tells_why_not_and_goes_on(heads, tmp_path):
+def test_s_key_saves_view_under_free_name_or_reports_error(heads, tmp_path):
     browsed(heads, "s", "right", "enter", "s", "s", "j", "s", folder=tmp_path)
     names = {path.stem for path in tmp_path.glob("*.png")}
     assert names == {"L00H01-2", "L00H01-token0", "L00H01", "overview"}
@@ -162,7 +162,7 @@ def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
     assert closed.splitlines()[0].strip().startswith("L0H1")
 
 
-def test_light_and_dark_change_places_and_without_colour_shades_carry_the_weights(heads, monkeypatch):
+def test_dark_mode_toggles_and_shades_replace_colour(heads, monkeypatch):
     for key, dark in (("escape", True), ("d", False)):
         app, shown = browsed(heads, key)
         assert (app.current_theme.dark, "▓" in shown) == (dark, False)
@@ -170,7 +170,7 @@ def test_light_and_dark_change_places_and_without_colour_shades_carry_the_weight
     assert "▓" in browsed(heads)[1]
 
 
-def test_kinds_of_attention_follow_each_other_and_cross_attention_pins_a_row_only(tmp_path):
+def test_tab_cycles_attention_kinds_and_cross_attention_pins_rows_only(tmp_path):
     pair = load(t5(tmp_path))
     heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Selection())
     assert [head[0] for head, *_ in stages(heads, *["tab"] * 3)] == ["decoder", "cross", "encoder"]
@@ -187,7 +187,7 @@ def heads_of(path, maps):
     return all_heads(saved, saved.prepared, Selection())
 
 
-def test_a_file_of_weights_is_browsed_too_and_numbers_that_are_none_are_told(tmp_path):
+def test_weights_file_with_nan_is_browsed_with_a_note(tmp_path):
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
     maps[0, 1, 2, 3] = np.nan
     _, shown = browsed(heads_of(tmp_path / "odd.npz", maps), "right", "enter", size=(80, 40))
@@ -258,7 +258,7 @@ def test_a_click_on_a_word_lights_the_picture(seen):
     assert any("full light is" in line for line in lists["#looks-at"])
 
 
-def test_a_click_on_a_patch_pins_its_token_and_one_beside_everything_changes_nothing(seen):
+def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
     app, _ = use(seen, "decoder", "k", clicks=[("#looks-at", 1, "▀", -1)])  # of the last word
     (pinned,) = (row for row in app.heads.weights[app.head[:2]].queries if row.start == app.pinned)
     assert pinned.text == f"image 1 · {app.heads.pictures[0].grid[0] - 1},0"

@@ -136,7 +136,7 @@ def test_attention_in_the_forward_of_the_compiled_model_itself_is_shown(root, na
     torch.testing.assert_close(maps[-1].weights, weights)
 
 
-def test_models_compile_again_when_the_last_recording_of_all_threads_has_ended():
+def test_models_compile_again_after_last_recording_of_all_threads():
     plain, x, backend = modules.blocks(modules.Fused), torch.randn(2, 5, 16), Counting()
     call = compiled(plain, "module", backend)
     inside, done = threading.Event(), threading.Event()

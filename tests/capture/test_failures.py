@@ -197,7 +197,7 @@ def test_a_recording_that_failed_says_where(model, monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_recording_that_saw_what_there_is_or_whose_block_raises_says_nothing(model):
+def test_complete_or_failing_recording_does_not_warn(model):
     assert watch(model, X).sites
     with pytest.raises(KeyError), recording(model):
         raise KeyError

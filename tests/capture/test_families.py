@@ -22,7 +22,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_shows_its_own_weights_kinds_and_heads_and_they_are_proved(name):
+def test_family_weights_equal_eager_attentions_and_are_proved(name):
     family = FAMILIES[name]
     model, given = family.build(), inputs(family.inputs)
     record, maps, _ = observe(model, **given)
@@ -60,7 +60,7 @@ LAID_OUT = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", EXACT)
-def test_every_attention_that_a_model_reports_is_captured_exactly_and_no_more(name):
+def test_reported_attentions_are_captured_exactly(name):
     result = attempt(name)
     assert result.identical, result.note
     assert result.exact, result

@@ -185,7 +185,7 @@ def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("cpu", 10), ("cuda", 1 << 13), ("mps", 10)])
-def test_a_gpu_reads_as_many_rows_at_a_time_as_a_thousandth_of_its_bytes_has_weights(monkeypatch, kind, rows):
+def test_rows_at_a_time_scale_with_gpu_memory(monkeypatch, kind, rows):
     device, memory = torch.device(kind), SimpleNamespace(total_memory=64 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda"): memory}.get)
     asked = SimpleNamespace(batch=1, heads=8, keys=range(1024), values=SimpleNamespace(device=device))

@@ -202,7 +202,7 @@ NOT_FOUND = {"granite"}  # multiplied before it is added
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | TAKEN | NOT_FOUND))
-def test_the_sum_of_residual_and_attention_is_found_with_the_norm_behind_it(name, dtype):
+def test_residual_sum_is_located_with_its_norm(name, dtype):
     model, given = random_family(name)
     model.to(dtype)
     given = {key: each.to(dtype) if each.is_floating_point() else each for key, each in given.items()}

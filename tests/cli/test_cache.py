@@ -242,7 +242,7 @@ def test_another_version_has_another_key(monkeypatch, source, name):
     assert source.key != before
 
 
-def test_another_day_of_a_chat_and_another_device_that_is_seen_have_other_keys(monkeypatch, source):
+def test_cache_key_depends_on_chat_date_and_visible_devices(monkeypatch, source):
     before, chat = source.key, other(source, asked={"chat": True})
     written = chat.key
     monkeypatch.setattr(cli_source, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
@@ -276,7 +276,7 @@ def test_another_weighing_has_another_key(source):
     assert len({None, source.key, *(replace(source, model=each).key for each in models)}) == 6
 
 
-def test_the_same_model_elsewhere_or_behind_a_link_that_moved_has_another_key(source, folder, tmp_path):
+def test_cache_key_depends_on_model_path_and_link_target(source, folder, tmp_path):
     elsewhere, link = shutil.copytree(folder, tmp_path / "elsewhere"), tmp_path / "link"
     keys = {None, source.key, other(source, model={"model": str(elsewhere)}).key}
     for place in (folder, elsewhere):

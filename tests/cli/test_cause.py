@@ -145,7 +145,7 @@ def test_the_loss_without_each_head_stands_beside_its_error(ask, run, tmp_path):
     assert all({"value", "error", "loss", "texts"} == set(head["ablation"]) for head in heads)
 
 
-def test_the_induction_circuit_of_the_bundled_model_is_listed_drawn_and_saved(ask, tmp_path):
+def test_circuit_of_bundled_model_is_printed_drawn_and_saved(ask, tmp_path):
     """Olsson et al. 2022: a head that looks one token back feeds the keys of one that copies."""
     printed, answer, rows = ask("circuit", SAMPLE, saved=["graph.svg", "graph.html"])
     edges = {(edge["source"], edge["target"]): edge for edge in answer["edges"]}
@@ -170,7 +170,7 @@ def test_a_page_holds_a_text_that_looks_like_markup_as_text():
     assert all(escape(text) in page for text in ("<b>title</b>", "<i>a</i>", "<u>"))
 
 
-def test_the_cost_of_a_short_cache_is_a_table_json_csv_a_pattern_and_pictures(ask, tmp_path):
+def test_cachecost_writes_table_json_csv_pattern_and_pictures(ask, tmp_path):
     words = "the cat sat on the mat because the dog ran in the park and it was tired"
     texts = tmp_path / "texts.txt"
     texts.write_text(f"{words}\nthe cat\n{words} of the cat\n", "utf-8")

@@ -88,7 +88,7 @@ def watched(look):
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_ctrl_c_at_any_line_leaves_whole_files_and_the_same_command_completes(
+def test_ctrl_c_at_any_line_leaves_complete_files_and_can_rerun(
     run, command, request, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

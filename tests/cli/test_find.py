@@ -105,7 +105,7 @@ def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
     assert "--held-out" not in run("find", "--gold", bank, "--held-out").out
 
 
-def test_a_direction_that_can_hardly_be_asked_is_not_listed_beside_the_other(run, tmp_path):
+def test_rarely_possible_direction_is_only_in_json(run, tmp_path):
     """A causal head looks back alone, and one lucky word ahead says nothing."""
     pairs = [[n, n - 1, "before"] for n in range(1, 12)] + [[0, 5, "before"]]
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a cat " * 6, "pairs": pairs}) + "\n")
@@ -125,7 +125,7 @@ def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
     assert float(rows[1]["weight"]) == numbers["heads"][0]["weights"][0][1]
 
 
-def test_json_and_arrays_hold_every_layer_and_looks_at_arrays_name_the_text_once(run, tmp_path):
+def test_flow_json_and_arrays_hold_every_layer(run, tmp_path):
     layers = run.json("flow", TEXT)["layers"]
     assert [each["layer"] for each in layers] == [0, 1, 2, 3]
     run("flow", TEXT, "-o", tmp_path / "flow.npz")
@@ -136,7 +136,7 @@ def test_json_and_arrays_hold_every_layer_and_looks_at_arrays_name_the_text_once
         assert title.count("“The cat sat") == 1
 
 
-def test_the_tower_of_several_pictures_is_left_out_and_the_text_is_followed(run, llava, picture):
+def test_flow_skips_multi_part_image_tower_and_follows_text(run, llava, picture):
     told = "attends in 2 parts: attention cannot be followed through it"
     asked = ("flow", "what is on the mat ?", "-m", llava, "--image", picture)
     assert told not in " ".join(run(*asked).out.split())

@@ -54,14 +54,14 @@ def test_the_attention_implementation_is_as_it_was(causal_folder):
     assert model.module.config._attn_implementation == before == "sdpa"
 
 
-def test_a_text_of_one_token_is_reported_rightly_though_all_heads_are_alike(run, causal_folder):
+def test_one_token_report_is_right(run, causal_folder):
     answer = run.json("info", causal_folder, "a")
     assert answer["sites"][0]["queries"] == 1
     assert {site["own_report"] for site in answer["sites"]} == {"right"}
 
 
 @of("scores")
-def test_a_model_that_reports_something_else_than_its_weights_is_told_apart(run, folder):
+def test_wrong_own_attentions_are_reported_with_their_fault(run, folder):
     told = "own output_attentions are wrong in encoder layers 0-1: scores from before the softmax"
     assert told in " ".join(run("info", folder).out.split())
     reports = {(site["own_report"], site["own_fault"]) for site in run.json("info", folder)["sites"]}

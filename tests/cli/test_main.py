@@ -261,7 +261,7 @@ def test_a_terminal_shows_what_is_done_in_one_line(monkeypatch, capsys, columns)
     assert columns < 80 or ("a [model] of many words" in shown and "layer 3 of 12" in shown)
 
 
-def test_quiet_has_neither_notes_nor_progress_and_verbose_says_how_long_each_step_took(run, tmp_path):
+def test_quiet_omits_notes_and_verbose_adds_step_times(run, tmp_path):
     out = tmp_path / "a.npz"
     for words in (("--head", "L2H1"), ("-o", out)):
         usual, quiet, verbose = (

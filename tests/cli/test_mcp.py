@@ -205,7 +205,7 @@ def slow(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_a_question_without_end_is_stopped_and_others_are_refused_meanwhile(worker, slow):
+def test_endless_question_is_stopped_and_others_refused_meanwhile(worker, slow):
     async def talk(client):
         worker.asked = replace(worker.asked, seconds=1.0)
         both = await asyncio.gather(client.call_tool("show", SLOW), client.call_tool("load", {}))

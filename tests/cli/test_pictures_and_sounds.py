@@ -68,7 +68,7 @@ def test_a_picture_alone_is_a_prompt_of_a_model_that_writes(run, picture, tmp_pa
     assert run.json("show", *asked)["queries"] == [one.text for one in queries]
 
 
-def test_light_is_full_where_attention_is_heaviest_and_dim_where_there_is_none():
+def test_overlay_brightness_follows_attention_weight():
     pixels = np.full((2, 2, 3), 200, np.uint8)
     shown = blend(pixels, np.array([[0.0, 1.0], [0.5, 0.0]]), "ember").astype(int)
     assert shown[0, 0].tolist() == [60, 60, 60]
@@ -181,7 +181,7 @@ def test_a_letter_and_a_moment_both_name_a_frame(run, ctc, noise):
     assert run("find", f"{letter} -> sound", "--audio", noise, "-m", ctc).code == 0
 
 
-def test_align_says_what_the_letters_say_or_finds_a_given_text_and_how_sure_it_is(run, ctc, noise):
+def test_align_with_ctc_head_reads_or_aligns_text(run, ctc, noise):
     ran = run("align", noise, "-m", ctc)
     assert (ran.code, ran.err) == (0, "")
     assert "by the letters of the CTC head, frame by frame" in ran.out

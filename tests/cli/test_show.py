@@ -119,7 +119,7 @@ def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, cha
     assert any("generated 4 tokens" in note for note in written["notes"])
 
 
-def test_what_was_read_and_what_was_written_are_told_apart_and_the_text_comes_first(run):
+def test_generated_tokens_are_marked_and_text_comes_first(run):
     asked = ("show", "Once upon a time", "-m", "own-causal")
     out, one = (run(*asked, "--generate", "4", *more).out for more in ((), ("--head", "L0H0")))
     read, wrote = out.splitlines()[0].split(" │ ")

@@ -122,7 +122,7 @@ def reached(monkeypatch):
 
 
 @pytest.mark.parametrize("typed", [("show", "The cat.", "-m"), ("info",)], ids=" ".join)
-def test_offline_a_model_that_is_not_here_is_one_sentence_and_no_connection(run, reached, typed):
+def test_offline_refuses_uncached_model_without_connecting(run, reached, typed):
     run(*typed, "nobody/nothing", "--offline").refuses("not in the cache, and the hub is switched off")
     assert not reached.called
 

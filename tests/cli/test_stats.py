@@ -79,7 +79,7 @@ def test_only_heads_that_meet_the_conditions_are_listed(run):
     assert heads(run, "--where", "entropy<1 and role=first") == sharp != []
 
 
-def test_heads_stand_in_the_order_of_how_far_their_role_lies_above_its_baseline(run):
+def test_heads_are_sorted_by_role_score_above_baseline(run):
     """The lifts, from the JSON, fall; heads on even attention and heads without a pattern come last."""
     roles = [each["role"] for each in heads(run)]
     assert len(roles) == 72
@@ -115,7 +115,7 @@ def test_conditions_are_read_with_or_without_spaces():
 @pytest.mark.parametrize(
     "asked", ["show", "show --head L0H1", "show --token cat", "stats", "find 'it -> cat'", "spans", "compare"]
 )
-def test_the_title_and_the_json_name_the_weighing_and_the_numbers_are_others(run, asked):
+def test_title_and_json_name_the_weighting_and_scores_differ(run, asked):
     command = (*shlex.split(asked), TEXT)
     assert "weighed by norm" in " ".join(run(*command, "--weigh", "norm").out.split())
     raw, norm = (run.json(*command, "--weigh", weigh) for weigh in ("raw", "norm"))

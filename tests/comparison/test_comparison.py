@@ -71,7 +71,7 @@ def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, s
 
 
 @pytest.mark.parametrize("count", [2, 12])
-def test_points_on_a_plane_are_found_again_up_to_a_turn_and_of_others_it_keeps_its_two_axes(count):
+def test_embedding_recovers_plane_points_and_top_two_axes(count):
     random = np.random.default_rng(0)
     points = random.normal(size=(count, 2))
     found = embed_in_plane(squared(points))
@@ -84,7 +84,7 @@ def test_points_on_a_plane_are_found_again_up_to_a_turn_and_of_others_it_keeps_i
     )
 
 
-def test_a_shuffled_copy_is_matched_exactly_and_of_more_heads_some_stay_alone():
+def test_shuffled_copy_is_matched_exactly():
     random = np.random.default_rng(1)
     points, shuffle = random.normal(size=(20, 6)), random.permutation(20)
     distances = ((points[:, None] - points[shuffle]) ** 2).sum(-1)
@@ -213,7 +213,7 @@ def test_what_a_row_leaves_to_a_sink_counts_as_a_key(one, other, expected):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 9999), keys=st.integers(1, 12), sharpness=st.floats(0, 40))
-def test_it_is_symmetric_bounded_0_for_copies_and_obeys_the_triangle_inequality(seed, keys, sharpness):
+def test_distance_is_symmetric_bounded_and_metric(seed, keys, sharpness):
     weights = heads(4, 3, keys, seed, sharpness)
     weights[3] = weights[2]
     apart = measure_distances(weights).mean

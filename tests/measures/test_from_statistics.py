@@ -67,7 +67,7 @@ def test_an_entropy_that_rounding_left_below_zero_is_zero():
         assert [figure.value for figure in head.figures.values()] == [0, 0, 1]
 
 
-def test_pairs_of_another_text_and_statistics_for_other_positions_are_never_used():
+def test_statistics_of_other_text_or_positions_are_not_used():
     measure(TEXT, ("duplicate",))
     for given in ({"asked": random_text(np.random.default_rng(4), 97)}, {"offset": 4}):
         with pytest.raises(AssertionError, match="statistics were not used"):
@@ -129,7 +129,7 @@ def fused(call):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_is_the_largest_score_of_any_row_from_the_fused_pass_from_scores_and_from_weights(name):
+def test_max_logit_is_the_largest_score_from_every_row_source(name):
     call = CALLS[name]
     for one in (fused(call), measured(ScoredRows(call)), measured(held(call))):
         found = [head.figures["max_logit"] for head in one.figures()]

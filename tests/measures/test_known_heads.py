@@ -13,7 +13,7 @@ from tests.questions import planted
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-def test_every_hand_written_head_is_named_on_words_and_on_random_tokens_twice(seed, monkeypatch):
+def test_planted_heads_get_their_roles_on_words_and_random_tokens(seed, monkeypatch):
     monkeypatch.setattr(planted, "SHARP", 60.0)
     module = planted.Planted(heads=2, noise=0, length=34)
     module.plant_induction((0, 0), (1, 0))
@@ -76,7 +76,7 @@ SENTENCES = (
 )
 
 
-def test_half_of_a_trained_encoders_heads_rest_on_cls_and_others_are_worth_a_look():
+def test_half_of_minilm_heads_attend_to_cls():
     """One looks at the previous token nearly always, one at the next."""
     model, observer, on_first, rows = load(minilm()), Measurement(), 0.0, 0
     for sentence in SENTENCES:

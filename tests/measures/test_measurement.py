@@ -48,7 +48,7 @@ def assert_alike(one, other):
             assert left.error == pytest.approx(right.error, abs=1e-7)
 
 
-def test_a_figure_of_several_texts_is_the_average_over_all_their_rows_with_the_error_of_its_texts():
+def test_score_over_texts_is_row_mean_with_error_over_texts():
     cases = texts()
     for head in observed(cases).figures():
         for name, found in head.figures.items():
@@ -63,7 +63,7 @@ def test_a_figure_of_several_texts_is_the_average_over_all_their_rows_with_the_e
                 assert found.error == near(error, name, max(LENGTHS)), name
 
 
-def test_merging_equals_one_pass_over_all_in_any_order_and_leaves_the_other_as_it_was():
+def test_merge_equals_one_pass_and_leaves_other_unchanged():
     cases = texts()
     whole = observed(cases)
     for split in (1, 2, 3):
@@ -98,7 +98,7 @@ def test_sums_go_through_json_and_come_back_to_the_last_bit():
     assert json.dumps(resumed.state()) == json.dumps(observed(cases).state())
 
 
-def test_axes_without_tokens_have_no_token_figures_and_without_their_measures_there_are_no_roles():
+def test_axes_without_tokens_have_no_token_scores_and_no_roles():
     measured = Measurement(["entropy", "special", "previous"])
     measured.observe(replace(attention(texts()[0]), queries=range(9), keys=range(9)))
     head = measured.figures()[0]
@@ -106,7 +106,7 @@ def test_axes_without_tokens_have_no_token_figures_and_without_their_measures_th
     assert (list(head.figures), head.role) == (["entropy", "previous"], None)
 
 
-def test_an_unknown_measure_names_the_nearest_one_and_other_measures_do_not_merge():
+def test_unknown_measure_or_unlike_merge_is_refused():
     with pytest.raises(SelectionError, match="did you mean 'entropy'"):
         Measurement(["entorpy"])
     with pytest.raises(ValueError, match="cannot merge"):
@@ -164,7 +164,7 @@ def figures_of(rows, values, lone=(0.0, 0.0)):
     return [sums.figures(every)[0][0] for every in (True, False)]
 
 
-def test_texts_of_equal_length_have_the_usual_standard_error_of_a_mean_and_one_has_none():
+def test_standard_error_for_equal_lengths_and_for_one_text():
     means = np.array([0.2, 0.5, 0.1, 0.7])
     assert figures_of([10] * 4, 10 * means)[0].error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
     assert figures_of([3], [1])[0].error is None

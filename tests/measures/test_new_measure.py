@@ -66,7 +66,7 @@ def test_only_what_the_fused_pass_can_tell_goes_through_it(run, folder):
         assert fused_request([name], []) is None
 
 
-def test_it_selects_heads_explains_itself_and_has_a_standard_error_over_a_corpus(run, folder, tmp_path):
+def test_new_measure_selects_explains_and_has_standard_error(run, folder, tmp_path):
     middle = sorted(eager_means(folder, LINE)["skip"])[2]
     (tmp_path / "texts.txt").write_text(f"{LINE}\nThe dog ran to the park.\n{LONG}\n", "utf-8")
     assert len(run.json("stats", LINE, "-m", folder, "--where", f"skip>={middle - 1e-6}")["heads"]) == 2
@@ -93,7 +93,7 @@ def test_an_offset_is_measured_claimed_explained_and_drawn(run):
     )
 
 
-def test_every_measure_explains_its_formula_unit_rows_and_source_and_every_role_its_threshold():
+def test_every_measure_and_role_has_a_full_explanation():
     for name, entry in MEASURES.items():
         for part in (entry.formula, entry.unit, entry.bounds, entry.rows, entry.source, entry.summary):
             assert part

@@ -160,7 +160,7 @@ AMONG = {  # the other heads of a model, one more, and its role with its sentenc
 
 
 @pytest.mark.parametrize("case", AMONG)
-def test_a_head_is_weak_at_what_the_others_do_not_do_or_what_it_nearly_does(case):
+def test_weak_role_needs_contrast_or_a_near_miss(case):
     others, one, name, *sentence = AMONG[case]
     found = last([*others, one])
     assert (found.name, [found.sentence][: len(sentence)]) == (name, sentence)
@@ -174,7 +174,7 @@ def test_a_head_without_a_pattern_is_named_by_how_sharp_it_is(evenness, name):
     assert ("looks at few tokens, in no known pattern" in found.sentence) == (name == "sharp")
 
 
-def test_the_bundled_induction_head_is_named_on_an_article_that_repeats_itself():
+def test_bundled_induction_head_is_named_on_a_repeated_article():
     model = load("own-causal")
     text = (SAMPLES / "repeated.txt").read_text("utf-8")
     prepared = model.prepare(text, limit=Limit(truncate=True))
@@ -215,7 +215,7 @@ def rest(first=0.9, chance=1 / 12, **others):
     )
 
 
-def test_a_resting_place_of_one_head_of_many_on_a_short_text_may_be_chance_and_is_no_role():
+def test_sink_of_one_head_among_many_on_short_text_is_no_role():
     found = last([rest(0.1)] * 20 + [rest()])
     assert (found.name, found.score, found.baseline) == ("sharp", 0.2, 1.0)
     assert found.sentence == f"{MOST} first token (0.90, baseline 0.08), as heads may by chance"

@@ -62,7 +62,7 @@ def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memo
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists what is mapped")
-def test_no_file_of_weights_stays_mapped_and_libraries_are_left_as_they_were(folder, little_memory, tmp_path):
+def test_offloaded_weights_are_unmapped_and_libraries_restored(folder, little_memory, tmp_path):
     from accelerate import big_modeling
 
     before = big_modeling.OffloadedWeightsLoader

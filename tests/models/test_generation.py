@@ -125,7 +125,7 @@ def test_an_end_token_ends_the_text_and_is_not_shown(folder_of):
     assert folders.maps(model, ended)[0].weights.shape[-1] == len(ended.tokens)
 
 
-def test_an_encoder_decoder_writes_from_its_start_token_or_on_from_a_target(folder_of, writer_of):
+def test_encoder_decoder_generates_from_start_token_or_target(folder_of, writer_of):
     model = writer_of("t5")
     for target, begin in ((None, 1), ("The", 1 + len(model.prepare("The").tokens) - 1)):
         prompt = model.prepare(TEXT, target)
@@ -244,7 +244,7 @@ def test_generated_pieces_go_on_with_the_last_word_and_count_on():
     assert {token.segment for token in tokens} == {1}
 
 
-def test_the_note_quotes_what_was_written_and_nothing_in_it_steers_a_terminal():
+def test_generation_note_quotes_text_without_control_codes():
     pieces = (Token("be", 1, word=3), Token("\x1b", 2, word=3), Token("cause", 3, word=4))
     tokens = (*pieces, Token("</s>", 4, True))
     for many, said in (

@@ -80,7 +80,7 @@ def attempt(places):
 
 
 @pytest.mark.usefixtures("unlisted")
-def test_what_names_a_repository_is_refused_with_its_field_and_reaches_nothing(tmp_path):
+def test_folder_naming_a_repository_is_refused_offline(tmp_path):
     load(changed(tmp_path / "plain")).prepare("The cat sat.")  # what that imports counts for no folder
     cases = [*REFUSED, *KEPT_IN]
     places = [changed(tmp_path / f"{number:02}", case[0], **case[1]) for number, case in enumerate(cases)]
@@ -107,7 +107,7 @@ def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_p
         load(made)
 
 
-def test_a_folder_loads_that_only_tells_where_it_came_from_or_that_is_trusted(tmp_path):
+def test_folder_with_origin_or_trust_loads(tmp_path):
     made = changed(tmp_path / "m", _name_or_path="someone/else", id2label={"0": "yes/no"})
     changed(made, TOKENIZER, name_or_path="someone/else")
     assert load(made).prepare("The cat").tokens

@@ -76,7 +76,7 @@ def test_a_folder_that_is_not_all_of_a_model_has_no_identity(folder, change):
     assert identify_model(str(folder)) is None
 
 
-def test_a_large_file_has_none_until_it_is_settled_and_many_files_have_none(folder, monkeypatch):
+def test_identity_is_none_for_recent_large_or_many_files(folder, monkeypatch):
     monkeypatch.setattr(identity, "HASHED_BYTES", 0)
     monkeypatch.setattr(identity, "SETTLED", 1000)
     assert identify_model(str(folder)) is None

@@ -51,7 +51,7 @@ def genes(table):
     return attnscope.wrap(Genes().eval()).read(inputs, labels=table)
 
 
-def test_a_table_says_label_group_and_whether_it_is_special_and_a_plain_file_has_a_label_a_line(table):
+def test_labels_are_read_from_table_or_plain_lines(table):
     assert read_labels(table)[:2] == (Label("CLS", "", True), Label("TP53", "cycle"))
     table.write_text("shoulder\nelbow\n\nwrist\n\n")
     assert [label.text for label in read_labels(table)] == ["shoulder", "elbow", "", "wrist"]
@@ -91,7 +91,7 @@ def test_a_group_is_a_part_that_find_and_spans_know(genes):
     assert alone["heads"][0]["rows"] == 1
 
 
-def test_labels_of_another_number_or_of_something_else_than_encoder_and_decoder_are_refused(table):
+def test_labels_of_wrong_count_or_axis_are_refused(table):
     with pytest.raises(InputError, match="there are 5 labels, and 7 positions"):
         attnscope.wrap(Letters()).read({"0": torch.arange(7)[None]}, labels=table)
     recorded = attnscope.record(Genes(), tokens={"camera": ["a"]})
@@ -163,7 +163,7 @@ def odd(tmp_path):
     return write
 
 
-def test_weights_that_are_no_numbers_are_drawn_as_closed_and_told_with_their_place(odd):
+def test_non_finite_weights_are_drawn_masked_and_noted(odd):
     saved = odd((2, 3), {(1, 2, 3, 4): np.nan, (1, 2, 0, 0): np.inf})
     head, other = (one_head(*saved, name) for name in ("L1H2", "L1H1"))
     assert np.argwhere(head.heatmap.masked).tolist() == [[0, 0], [3, 4]]

@@ -57,7 +57,7 @@ def test_transformers_says_nothing_but_errors_once_a_folder_was_loaded(causal):
         (logging.enable_progress_bar if before[1] else logging.disable_progress_bar)()
 
 
-def test_an_encoder_decoder_reads_source_and_target_or_without_one_the_text_as_a_note_says(tmp_path):
+def test_encoder_decoder_without_target_reads_text_with_a_note(tmp_path):
     model = load(t5(tmp_path))
     prepared = model.prepare("The cat sat.", "It was tired.")
     queries, keys = prepared.axes["cross"]
@@ -118,7 +118,7 @@ def test_a_text_is_cut_if_asked_and_a_note_says_how_much(name, causal):
 
 
 @pytest.mark.parametrize("limit", [Limit(), Limit(100)])
-def test_a_text_longer_than_the_positions_or_cut_too_long_says_both_numbers(causal, limit):
+def test_too_long_text_error_has_both_lengths(causal, limit):
     with pytest.raises(InputError, match=r"the text has \d+ tokens and .* reads at most 64: .*--truncate"):
         load(causal).prepare("cat " * 200, limit=limit)
     assert len(load(causal).prepare("cat " * 200, limit=Limit(50)).tokens) == 50
@@ -200,7 +200,7 @@ def test_code_in_a_folder_does_not_run_unless_asked_for(tmp_path):
     assert not hasattr(sys, "planted_code_ran")
 
 
-def test_weights_that_are_not_in_the_file_are_noted_and_a_damaged_file_is_refused(copied):
+def test_missing_weights_are_noted_and_damaged_file_refused(copied):
     place, state = copied
     kept = {name: weights for name, weights in state.items() if "h.1.attn" not in name}
     save_file(kept, place / "model.safetensors", {"format": "pt"})

@@ -58,7 +58,7 @@ def watched(own, monkeypatch):
     return tokenizer
 
 
-def test_the_beginning_of_a_book_is_read_and_gives_the_tokens_that_the_whole_gives(own, watched):
+def test_only_start_of_book_is_read_with_unchanged_tokens(own, watched):
     book = own.prepare(BOOK, limit=Limit(truncate=True))
     assert max(watched.sizes) == READ
     assert watched.made == [512]

@@ -167,7 +167,7 @@ def test_pickled_objects_in_a_tensor_file_are_never_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["inputs.safetensors", "inputs.npz", "inputs.pt"])
-def test_a_damaged_or_missing_tensor_file_or_another_suffix_is_one_sentence(tmp_path, name):
+def test_unreadable_tensor_file_is_one_sentence(tmp_path, name):
     with pytest.raises(InputError, match=r"must end in \.safetensors, \.npz or \.pt"):
         read_tensors(tmp_path / f"{name}.csv")
     with pytest.raises(InputError, match=f"no such file: .*{name}"):
@@ -201,14 +201,14 @@ def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_module_is_found_by_its_dotted_name_and_says_if_it_has_no_attention():
+def test_module_loads_by_dotted_name_and_reports_no_attention():
     model = load("torch.nn:Identity")
     assert isinstance(model.module, torch.nn.Identity)
     with pytest.raises(ModelError, match="has no attention to show"):
         overview(model, model.prepare("The cat sat."), Selection())
 
 
-def test_a_module_of_a_short_context_and_a_small_vocabulary_is_asked_within_both(file):
+def test_short_context_module_is_probed_within_its_limits(file):
     model, ids = load(f"{file}:tiny"), torch.tensor([[3, 5, 7]])
     written = direct_effects(model, model.prepare_tensors({"input_ids": ids}), None, None)
     with torch.no_grad():

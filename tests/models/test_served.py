@@ -253,7 +253,7 @@ def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path)
     assert any("layout token head size" in note for note in notes)
 
 
-def test_widths_need_the_heads_and_a_file_that_is_not_there_is_said_to_be_missing(served, tmp_path):
+def test_served_widths_need_head_counts_and_file_must_exist(served, tmp_path):
     _, texts = served
     with pytest.raises(InputError, match="no such file"):
         open_file(tmp_path / "qk.safetensors")

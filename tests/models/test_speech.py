@@ -262,7 +262,7 @@ def test_what_is_too_long_or_too_dense_is_not_decoded(tmp_path, monkeypatch, suf
     assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", fits)).seconds == fits
 
 
-def test_what_is_longer_than_a_model_hears_at_once_is_refused_or_cut_with_a_note(model_of, tmp_path):
+def test_too_long_sound_is_refused_or_cut_with_a_note(model_of, tmp_path):
     longer = speech.sound(tmp_path / "longer.wav", 40.0)
     with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
         model_of("cohere_asr").prepare_audio(longer)
@@ -314,7 +314,7 @@ def test_what_hears_and_writes_is_seen_whole(folder_of, model_of, longer_tone, n
 
 
 @pytest.mark.parametrize("name", ["seamless_m4t", "mimi", "audio-spectrogram-transformer"])
-def test_what_does_not_say_how_long_a_frame_is_is_numbered_and_a_note_says_so(model_of, longer_tone, name):
+def test_frames_without_duration_are_numbered_with_a_note(model_of, longer_tone, name):
     """Mimi's feature extractor makes no mask, and refuses to be asked for one."""
     model = model_of(name)
     prepared = model.prepare_audio(longer_tone)

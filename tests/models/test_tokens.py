@@ -43,13 +43,13 @@ def tokens(tmp_path_factory):
     return read
 
 
-def test_wordpieces_lose_their_hashes_keep_capitals_and_accents_and_share_the_number_of_their_word(tokens):
+def test_wordpieces_show_original_text_and_share_word_number(tokens):
     shown = tokens(WORDPIECE, "Schrödinger Cät sat")
     assert [t.text for t in shown] == ["[CLS]", "Sc", "hr", "öd", "inger", "Cät", "sat", "[SEP]"]
     assert [t.word for t in shown] == [None, 0, 0, 0, 0, 1, 2, None]
 
 
-def test_words_are_numbered_through_both_texts_of_a_pair_and_special_tokens_are_known(tokens):
+def test_words_and_special_tokens_of_a_text_pair_are_numbered(tokens):
     pair = tokens(WORDPIECE, "a cat", "a dog")
     assert [t.text for t in pair] == ["[CLS]", "a", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert [t.special for t in pair] == [True, False, False, True, False, False, True]
@@ -64,7 +64,7 @@ def test_byte_level_tokens_are_slices_of_the_text_without_their_space(tokens):
     assert {t.word for t in shown} == {0, 1, 2}
 
 
-def test_every_piece_of_a_character_shows_it_and_white_space_that_is_a_token_stays_visible(tokens):
+def test_byte_pieces_show_their_character_and_white_space_is_visible(tokens):
     assert "\n" in {t.text for t in tokens(BYTE_LEVEL, "cat\n\nsat")}
     shown = tokens(BYTE_LEVEL, "🙂")
     assert len(shown) > 1
@@ -208,7 +208,7 @@ def loud(tmp_path):
     return f"{tmp_path}/loud.py:Loud"
 
 
-def test_a_folder_without_its_tokenizers_files_is_refused_and_names_tokens_by_their_numbers(tmp_path):
+def test_folder_without_tokenizer_accepts_ids_alone(tmp_path):
     gpt2(tmp_path)
     for file in tmp_path.glob("*token*"):
         file.unlink()
@@ -243,7 +243,7 @@ def test_what_foreign_code_prints_goes_to_standard_error(loud, tmp_path, capsys)
     assert all(f"printed {where}" in err for where in ("at import", "in forward", "by a hook"))
 
 
-def test_threads_that_run_foreign_code_at_once_leave_standard_output_as_it_was():
+def test_standard_output_is_restored_after_concurrent_foreign_code():
     before, entered, left = sys.stdout, threading.Barrier(2), threading.Event()
 
     def first():
@@ -261,7 +261,7 @@ def test_threads_that_run_foreign_code_at_once_leave_standard_output_as_it_was()
     assert sys.stdout is before
 
 
-def test_words_that_the_vocabulary_lacks_are_marked_beside_the_text_and_counted():
+def test_unknown_words_are_marked_and_counted():
     model = load(minilm())
     prepared = model.prepare("The cat 🦩 sat [UNK] on 🦩.")
     unknown = [token.text for token in prepared.tokens if "[UNK]" in token.text]

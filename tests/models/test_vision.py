@@ -89,7 +89,7 @@ def test_the_picture_is_what_the_model_saw(folder_of, tmp_path, name):
     ],
     ids=str,
 )
-def test_the_patches_of_a_picture_are_those_that_the_first_large_convolution_cuts(cut):
+def test_patch_grid_follows_first_large_convolution(cut):
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(4, 4, 2), cut)
     for rows, columns in ((64, 48), (33, 50), (16, 16)):
         assert _patch_grid(module, rows, columns) == cut(torch.zeros(1, 3, rows, columns)).shape[2:]

@@ -144,7 +144,7 @@ def test_small_pictures_of_a_panorama_stay_apart_from_it(size, grid, model_of, t
     assert prepared.tokens[15].text == "thumbnail 1 · 3,3"
 
 
-def test_a_token_of_the_tower_that_looks_at_the_whole_picture_is_no_end_of_a_row(tmp_path, picture):
+def test_whole_picture_token_does_not_end_a_patch_row(tmp_path, picture):
     config, processor = ALL["llava"].make()
     config.vision_feature_select_strategy = processor.vision_feature_select_strategy = "full"
     model = transformers.AutoModelForImageTextToText.from_config(config)
@@ -390,7 +390,7 @@ def test_of_two_classes_of_a_type_the_one_that_was_saved_is_loaded(made, picture
 
 
 @pytest.mark.torchvision
-def test_where_convolutions_mix_the_tokens_of_a_tower_no_word_is_called_a_part_of_the_picture(made, picture):
+def test_image_tokens_mixed_by_convolutions_are_numbered(made, picture):
     prepared = made("lfm3_vl").prepare_image(picture, TEXT)
     numbered = [f"image 1 · {number}" for number in range(12)]
     assert names(prepared.tokens, special=False) == numbered + TEXT.split()
@@ -413,7 +413,7 @@ TILED = ["aya_vision", "cohere2_vision", "deepseek_vl", "janus", "mistral3"]
     ],
 )
 @pytest.mark.torchvision
-def test_its_tokens_tile_the_picture_and_its_weights_are_those_of_the_eager_model(name, made, picture):
+def test_image_tokens_tile_picture_with_eager_weights(name, made, picture):
     model = made(name)
     assert not model.notes
     tokens = names(model.prepare_image(picture, TEXT).tokens)

@@ -41,7 +41,7 @@ def _bare(*more):
 
 
 @pytest.mark.parametrize("name", ["own", "bare"])
-def test_norm_is_the_length_of_each_vector_or_of_the_value_alone_as_a_share_of_its_row(name):
+def test_norm_weighting_is_vector_length_as_share_of_row(name):
     model, raw, shown = load("own") if name == "own" else _bare(), Calls(), Calls()
     prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
     assert any(note.startswith("weighed: a cell is the share") for note in weighed.notes)
@@ -58,7 +58,7 @@ def test_norm_is_the_length_of_each_vector_or_of_the_value_alone_as_a_share_of_i
         np.testing.assert_allclose(rows, norms / norms.sum(-1, keepdims=True), atol=1e-6)
 
 
-def test_the_title_says_that_some_layers_have_no_output_projection_and_a_note_says_which():
+def test_layers_without_output_projection_are_in_title_and_note():
     model = weigh_model(_bare(nn.Linear(8, 8), _Attend()), "norm")
     record = model.run(model.prepare(TEXT), [])
     assert model.title.endswith("weighed by norm, without output projection in some layers")
@@ -113,7 +113,7 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
         ("own", "The [MASK] sat on the mat.", None, "in the place of token 2, '[MASK]'"),
     ],
 )
-def test_a_note_names_the_prediction_and_a_token_that_is_not_there_is_refused(name, text, target, said):
+def test_gradient_note_names_prediction_and_refuses_missing_token(name, text, target, said):
     model = load(name)
     with pytest.raises(SelectionError, match="has the tokens 0-"):
         weigh_model(model, "gradient", "99").run(model.prepare(text), [])
@@ -121,7 +121,7 @@ def test_a_note_names_the_prediction_and_a_token_that_is_not_there_is_refused(na
     assert any(said in note for note in record.notes)
 
 
-def test_in_a_trained_model_special_tokens_weigh_little_by_norm_and_a_token_stays_itself_most_of_all():
+def test_norm_weighting_of_minilm_lowers_special_tokens():
     """Kobayashi et al. 2020 and 2021: the residual outweighs what attention mixes in."""
     model = load(minilm())
     prepared, means = model.prepare(TEXT), {}
@@ -154,7 +154,7 @@ def test_where_no_values_were_seen_a_sentence_says_so():
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"gpt-oss"}))  # whose experts have no product in float64
 @torch.no_grad()
-def test_a_cell_is_how_far_the_output_of_a_head_turns_when_the_value_is_really_zero(name):
+def test_zeroing_weighting_equals_change_of_direction_by_hand(name):
     model, given = random_model(name), inputs(ALL[name].inputs)
     model.module.double()
     given = {key: each.double() if each.is_floating_point() else each for key, each in given.items()}
@@ -279,7 +279,7 @@ def block_vectors(model, text):
 
 
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
-def test_the_vectors_sum_to_what_the_block_gives_and_a_cell_is_the_length_of_one(name):
+def test_residual_vectors_sum_to_block_output(name):
     model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), Calls()
     weighed = weigh_model(model, "norm-residual")
     weighed.run(text, [shown])

@@ -313,7 +313,7 @@ def test_the_head_ends_in_the_token_embedding():
     torch.testing.assert_close(encoder.logits(hidden), expected, rtol=0, atol=1e-5)
 
 
-def test_post_norm_ends_in_the_last_layers_own_norm_and_a_text_in_the_positions():
+def test_post_norm_has_no_final_norm_and_long_text_is_refused():
     encoder = tiny(norm_first=False)
     assert not any(name.startswith("norm.") for name in encoder.state_dict())
     assert encoder(torch.zeros(1, 24, dtype=torch.int64)).shape == (1, 24, 16)

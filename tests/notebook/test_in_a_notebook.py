@@ -94,7 +94,7 @@ def editor_cell(shown):
 
 @MARKS[0]
 @MARKS[1]
-def test_the_page_draws_itself_and_is_clicked_in_a_frame_without_rights_or_network(tmp_path):
+def test_page_works_in_a_sandboxed_notebook_frame(tmp_path):
     shown = attnscope.load("own").read("The cat sat on the mat.").page()._repr_html_()
     cell = tmp_path / "cell.html"
     with browser() as chromium:

@@ -72,7 +72,7 @@ def by_hand(folder):
 
 
 @pytest.mark.slow
-def test_the_step_at_which_induction_appears_is_that_of_checkpoints_and_of_a_script(tmp_path, run):
+def test_induction_appears_at_same_step_in_log_and_checkpoints(tmp_path, run):
     log = learn(tmp_path)
     watched = {each.head: each for each in log.track.of("induction")}
     asked = ("track", tmp_path, "--texts", tmp_path / "probe.txt", "--measure", "induction", "--json")

@@ -216,7 +216,7 @@ def test_a_run_is_saved_and_opened_and_shows_the_same(cat, tmp_path):
         attnscope.open(tmp_path / "no.trace")
 
 
-def test_a_wrapped_model_of_transformers_reads_as_its_folder_does_and_goes_on_training(tmp_path):
+def test_wrapped_model_reads_like_its_folder_and_keeps_training(tmp_path):
     folder = gpt2(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
     model.transformer.h[0].eval()
@@ -290,7 +290,7 @@ def test_a_bare_module_reads_tensors_and_says_so():
 
 
 @pytest.mark.parametrize("order", [("one", "other"), ("other", "one")], ids=" ends before ".join)
-def test_a_model_that_trains_does_so_again_when_the_last_of_two_threads_has_read_it(order):
+def test_training_mode_returns_after_last_of_two_threads(order):
     begun, ends = ({name: threading.Event() for name in order} for _ in range(2))
     trained = []
 
@@ -359,7 +359,7 @@ def test_a_loop_that_writes_with_a_cache_is_one_text(tmp_path):
     assert not np.triu(weights, 1).any()
 
 
-def test_a_block_without_attention_says_what_ran_and_a_failure_inside_is_the_users_own():
+def test_block_without_attention_is_refused_and_own_errors_pass():
     linear = torch.nn.Linear(2, 2)
     with pytest.raises(ModelError, match="Linear has no attention to show"), attnscope.record(linear):
         pass
@@ -406,7 +406,7 @@ def test_some_measures_alone_are_had_of_a_recording_and_are_those_of_all(cat):
 
 
 @pytest.mark.parametrize(("share", "trains", "texts"), [(0.1, True, 3), (0.0, True, 1), (0.1, False, 1)])
-def test_a_recording_says_whether_dropout_was_on_and_that_a_batch_is_averaged(share, trains, texts):
+def test_recording_notes_dropout_and_batch_means(share, trains, texts):
     module = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=share, batch_first=True).train(trains)
     with torch.no_grad(), attnscope.record(module) as run:
         module(torch.randn(texts, 5, 16))

@@ -84,7 +84,7 @@ def test_an_alarm_warns_or_calls(tmp_path):
     assert not log.alarms
 
 
-def test_weights_that_are_no_numbers_are_an_alarm_that_names_step_and_layer(tmp_path):
+def test_non_finite_scores_raise_alarm_with_step_and_layer(tmp_path):
     model = build()
     with torch.no_grad():
         model.transformer.h[1].attn.c_attn.weight[0, 0] = torch.nan
@@ -118,7 +118,7 @@ class KeepsATable(torch.nn.Module):
 
 
 @pytest.mark.parametrize("how", ["wrapped", "inside", "method"])
-def test_a_compiled_model_runs_uncompiled_while_it_is_watched_and_says_so_once(how):
+def test_compiled_model_is_watched_uncompiled_with_one_warning(how):
     model, ran = KeepsATable(), []
 
     def counting(graph, inputs):
@@ -381,7 +381,7 @@ def test_a_log_that_cannot_be_written_is_a_warning_and_no_end(framework, where):
 
 
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])
-def test_what_a_trainer_logs_to_gets_every_figure_and_its_folder_the_lines_of_the_last_run(trainer, tmp_path):
+def test_trainer_logger_gets_every_score_and_folder_last_run(trainer, tmp_path):
     framework, logged, base = trainer(tmp_path), [], hf.TrainerCallback
     if trainer is Lightning:
         base = framework.library.pytorch.loggers.logger.DummyLogger

@@ -49,7 +49,7 @@ def test_the_files_are_small_half_precision_and_trained(name):
     assert f"{sum(parameter.numel() for parameter in encoder.parameters()):,} parameters" in card
 
 
-def test_the_default_encoder_has_heads_of_four_roles_or_more_on_two_hundred_sentences():
+def test_default_encoder_has_at_least_four_roles():
     assert len(sentences()) == 200
     heads = corpus_stats(load_model("own"), ListedTexts(sentences())).heads
     roles = roles_of(heads, {"previous": 0.5, "next": 0.5, "duplicate": 0.4})
@@ -74,7 +74,7 @@ def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
     assert word in [tokenizer.id_to_token(id_) for id_ in best]
 
 
-def test_the_causal_encoder_copies_with_an_induction_head_and_a_previous_token_head():
+def test_causal_encoder_has_induction_and_previous_token_heads():
     """Texts of forty random tokens that come twice."""
     encoder, tokenizer = load_encoder(folder_of("own-causal"))
     unit = torch.randint(5, tokenizer.get_vocab_size(), (20, 40), generator=torch.Generator().manual_seed(0))

@@ -42,7 +42,7 @@ def labelled(eager, prepared):
     return weights(eager[2, 5], prepared.tokens, prepared.tokens)
 
 
-def test_heads_alone_and_side_by_side_are_the_models_own_and_share_one_scale(minilm, prepared, eager):
+def test_single_and_side_by_side_heads_equal_eager_on_one_scale(minilm, prepared, eager):
     places = [(5, 0), (0, 2), (3, 11), (0, 1)]
     named = [f"L{layer}H{head}" for layer, head in places]
     found = several_heads(minilm, prepared, Selection(scale="head"), named)
@@ -106,9 +106,7 @@ def require(listed, numbers):
     assert max(found.values()) == pytest.approx(numbers.max(), abs=1e-5)
 
 
-def test_a_token_has_its_row_and_its_column_whatever_its_capitals_and_is_named_with_its_other_places(
-    minilm, prepared, eager
-):
+def test_token_matches_ignoring_case_and_other_positions_are_noted(minilm, prepared, eager):
     first, second = [number for number, token in enumerate(prepared.tokens) if token.text == "cat"]
     seen = one_token(minilm, prepared, Selection(Head("L3H4"), token="CAT"))
     assert (seen.label, seen.position) == ("cat", first)
@@ -117,9 +115,7 @@ def test_a_token_has_its_row_and_its_column_whatever_its_capitals_and_is_named_w
     require(seen.looked_at_by, eager[3, 4, :, first])
 
 
-def test_without_a_head_a_token_is_averaged_over_all_heads_and_a_word_over_its_pieces(
-    minilm, prepared, eager
-):
+def test_token_without_head_is_mean_and_word_averages_pieces(minilm, prepared, eager):
     seen = one_token(minilm, prepared, Selection(token="1"))
     require(seen.looks_at, eager.mean((0, 1))[1])
     assert "mean of 72 heads of 6 layers" in seen.title
@@ -148,7 +144,7 @@ def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
         several_heads(model, prepared, Selection(), ["encoder L0H0", "cross L0H0"])
 
 
-def test_a_heads_figures_speak_of_the_axes_of_its_picture_and_all_heads_tell_the_same(own):
+def test_head_scores_follow_word_axes_of_its_picture(own):
     spelled = own, own.prepare("Unbelievable interpretability of tokenizers.")
     found = one_head(*spelled, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
@@ -229,9 +225,7 @@ POOLED = {
 
 @pytest.mark.parametrize("pool", POOLED)
 @pytest.mark.parametrize("exact_kernel", [False, True])
-def test_a_long_text_is_pooled_to_256_cells_a_side_as_the_eager_weights_are(
-    reader, book, whole, pool, exact_kernel
-):
+def test_long_text_pools_to_256_cells_like_eager_weights(reader, book, whole, pool, exact_kernel):
     seen = measure_heads(reader, book, Selection(), pool=pool, exact_kernel=exact_kernel)
     assert ("fused pass" in seen.ran) != exact_kernel
     how = "sdpa, float32, weights recomputed" if exact_kernel else "fused pass, float32, weights from the"

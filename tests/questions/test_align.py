@@ -116,7 +116,7 @@ def heard(planted, tmp_path_factory):
     return model, model.prepare_audio(speech.sound(tmp_path_factory.mktemp("two") / "a.wav", 2.0), LONG)
 
 
-def test_a_planted_monotone_head_is_found_first_and_gives_each_token_its_moment(heard):
+def test_planted_monotone_head_ranks_first_and_aligns_tokens(heard):
     seen = align_words(*heard, [Head(1, 1)])
     ranked = rank_heads(*heard, seen.words).ranked
     assert ranked[0].head == Head(1, 1)
@@ -129,7 +129,7 @@ def test_a_planted_monotone_head_is_found_first_and_gives_each_token_its_moment(
         assert abs(said.begin - 0.05 * (number - 1)) < 0.08
 
 
-def test_heads_rank_by_the_weight_where_words_are_said_and_not_by_going_forward(heard):
+def test_alignment_heads_rank_by_weight_at_spoken_words(heard):
     model, prepared = heard
     whole = model.module
     whole.set_attn_implementation("eager")
@@ -192,7 +192,7 @@ def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):
     np.testing.assert_array_equal(line[: 2 * len(ends), 1], np.repeat(range(len(ends)), 2))
 
 
-def test_chosen_heads_are_taken_in_their_order_or_else_the_upper_half_of_all_is_and_is_named(heard):
+def test_alignment_heads_are_the_chosen_or_upper_half_of_layers(heard):
     seen = align_words(*heard)
     assert seen.heads == (Head(1, 0), Head(1, 1))
     assert "all heads of layer 1, as" in seen.way

@@ -217,7 +217,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_the_function_that_mixes_tokens_gives_the_way_its_name_and_what_moves_them_mixes_none(name):
+def test_audit_names_the_mixing_operation(name):
     torch.manual_seed(0)
     meet, where, way = WAYS[name]
     said = f"{where} mixes tokens by {way} as well" if way else f"{ALL_SHOWN}: 1 attention call"

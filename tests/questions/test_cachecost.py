@@ -115,7 +115,7 @@ def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, to
         assert found == pytest.approx(by_masks(*asked, limited)[0] - plain, abs=1e-5)
 
 
-def test_needles_are_recalled_by_heads_that_retrieve_and_by_none_that_are_limited(causal):
+def test_needles_are_recalled_only_with_unlimited_heads(causal):
     words = random.Random(1).choices(COMMON, k=80)
     text = causal.prepare(" ".join(words))
     result = cachecost(causal, [text], 1, 16, keep=[0.5], depths=[0.1, 0.4])

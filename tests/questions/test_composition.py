@@ -24,7 +24,7 @@ from tests.questions.planted import Attends, Planted, wrap_planted
 SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 
 
-def test_the_head_with_most_induction_is_fed_its_keys_by_the_one_that_looks_back_most(causal):
+def test_induction_head_gets_keys_from_previous_token_head(causal):
     """Olsson et al. 2022: an induction head finds its key by what a previous-token head wrote there."""
     seen = {}
     for name, text in {"induction": "repeated.txt", "previous": "article.txt"}.items():
@@ -73,14 +73,14 @@ def test_a_softmax_by_hand_leaves_v_alone_for_its_true_reason():
     assert not any("V alone" in note for note in fused.notes)
 
 
-def test_both_sides_of_an_encoder_decoder_are_composed_and_cross_attention_is_left_out(tmp_path):
+def test_composition_covers_encoder_and_decoder_without_cross(tmp_path):
     model = load(t5(tmp_path))
     feeds = find_feeds(model, model.prepare("A cat.", "A dog.")).feeds
     assert {each.head.kind for each in feeds} == {"encoder", "decoder"}
     assert all(each.head.kind == each.fed.kind for each in feeds)
 
 
-def test_heads_that_are_not_there_or_have_none_before_them_and_files_without_weights_are_refused(causal):
+def test_composition_refuses_missing_or_first_layer_heads_and_traces(causal):
     prepared = causal.prepare("A cat.")
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
         find_feeds(causal, prepared, Head("L2H9"))
@@ -182,7 +182,7 @@ def layer(heads, size, seed):
     return Circuit(*(torch.randn(heads, WIDTH, size, generator=generator).double() for _ in range(4)))
 
 
-def test_a_score_is_the_length_of_the_product_over_the_product_of_the_lengths():
+def test_composition_score_is_normalized_product_norm():
     earlier, later = layer(3, 4, 0), layer(2, 5, 1)
     scores, norm = compose(earlier, later), torch.linalg.norm
     for one, other in product(range(3), range(2)):

@@ -33,7 +33,7 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("way", [*get_args(Weigh), *get_args(Method)])
-def test_no_tensor_is_ever_made_that_holds_all_heads_and_all_pairs_of_tokens(way, tmp_path, monkeypatch):
+def test_no_tensor_holds_all_heads_and_token_pairs(way, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.questions.flow.BLOCK", 1 << 16)  # so that a short text has several blocks
     # and its rows are not computed once for all who look
     monkeypatch.setattr("attnscope.capture.rows.scores.SHORT", 1 << 16)

@@ -115,7 +115,7 @@ def test_rollout_is_the_product_of_eager_attention(name):
 
 
 @over(sorted(NORMED | SUMMED))
-def test_alti_is_the_product_of_what_each_vector_brings_to_what_the_block_really_gives(name, monkeypatch):
+def test_alti_equals_product_of_vector_contributions_by_hand(name, monkeypatch):
     monkeypatch.setattr("attnscope.measures.weighing.ROWS", 3)  # several blocks of rows, the last one shorter
     model, text = _asked(name)
     calls, lost = [], 1.0
@@ -152,7 +152,7 @@ def _evened(made):
 
 
 @over(ALL)
-def test_relevance_adds_up_what_raises_a_score_by_autograd_on_eager_weights(name, monkeypatch):
+def test_relevance_equals_autograd_on_eager_weights(name, monkeypatch):
     model, text = _asked(name)
 
     def score(model, prepared, target):
@@ -257,7 +257,7 @@ def test_relevance_is_that_of_the_prediction_that_is_asked_for(causal):
     assert np.abs(mat.map(None, None)[2].values - floor.map(None, None)[2].values).max() > 1e-3
 
 
-def test_the_largest_flow_of_one_token_is_its_row_of_all_on_the_side_that_has_it(tmp_path):
+def test_max_flow_of_one_token_is_its_row_of_full_map(tmp_path):
     model = load(t5(tmp_path))
     text = model.prepare(TEXT, "The mat.")
     whole = follow_flow(model, text, "flow", Selection())

@@ -94,7 +94,7 @@ def test_the_distance_of_patches_leaves_special_tokens_out(seen, name, side):
         assert head.figures[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
 
 
-def test_heads_are_drawn_with_patches_on_their_axes_and_one_that_is_not_there_is_told_which_are(seen):
+def test_head_axes_have_patch_labels_and_missing_patch_is_refused(seen):
     model, prepared, weights = seen
     head = one_head(model, prepared, "L1H0").heatmap
     np.testing.assert_allclose(head.values, weights[1, 0], atol=1e-5)
@@ -186,7 +186,7 @@ def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
 
 
 @pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
-def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head(seen, mass):
+def test_patch_mask_is_the_smallest_set_with_the_given_share(seen, mass):
     model, prepared, weights = seen
     token = see_token(model, prepared, Selection(layers=(1,), token="CLS"))
     for head in range(2):
@@ -202,7 +202,7 @@ def test_a_mask_holds_the_fewest_patches_with_a_share_of_the_weight_in_each_head
         assert view.title.startswith(f"L1H{head} · ")
 
 
-def test_patches_of_a_picture_are_equal_parts_row_by_row_and_a_text_has_none(shown, own):
+def test_picture_patches_are_equal_parts_in_row_order(shown, own):
     scene = find_scene(shown("vit")[1])
     assert scene.pixels.shape == (64, 64, 3)
     assert list(scene.parts) == [PICTURED + number for number in range(16)]
@@ -240,7 +240,7 @@ def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
     np.testing.assert_allclose(drawn, (loud - loud.min()) / np.ptp(loud), atol=0.003)
 
 
-def test_a_model_of_the_wave_has_a_spectrogram_in_which_a_tone_is_where_it_sounds(tmp_path):
+def test_waveform_model_spectrogram_shows_tones_in_place(tmp_path):
     rate, at = 16000, np.arange(16000) / 16000
     tones = np.where(at < 0.5, np.sin(2 * np.pi * 1000 * at), np.sin(2 * np.pi * 6000 * at))
     soundfile.write(tmp_path / "tones.wav", 0.6 * tones, rate)

@@ -110,7 +110,7 @@ EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_all_parts_sum_to_the_models_own_score_which_stands_behind_the_last_layer(name, made):
+def test_logit_contributions_sum_to_model_score(name, made):
     model = made(name)
     prepared = model.prepare(TEXT)
     with torch.no_grad():
@@ -138,9 +138,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCALING if name !
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", *SEEING, *SLOW])
-def test_a_head_or_a_feed_forward_part_writes_what_is_missing_without_it_while_all_else_is_held(
-    name, tmp_path
-):
+def test_direct_effect_equals_score_change_without_the_part(name, tmp_path):
     if name in SEEING:
         model = load(vision_language(tmp_path / "model", name), predicting=True)
         prepared = model.prepare_image(save_noise(tmp_path / "a.png", 56, 56), "the cat sat")
@@ -263,9 +261,7 @@ CHOSEN = Selection(head=Head(LAYER, HEAD))
 
 @pytest.mark.parametrize("pair", [(3, 1), (4, 4), (4, 2)])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "own", "own-causal"])
-def test_products_sum_to_the_score_and_the_softmax_of_the_row_is_the_shown_weight(
-    name, pair, made, monkeypatch
-):
+def test_query_key_products_sum_to_score_and_softmax_to_weight(name, pair, made, monkeypatch):
     model = load(name) if name.startswith("own") else made(name)
     prepared, given, causal, (at, to) = model.prepare(TEXT), [], name != "own", pair
     with monkeypatch.context() as patched, torch.no_grad():  # what the kernel gets

@@ -58,7 +58,7 @@ def test_means_are_those_of_the_prompts_one_by_one(causal):
             assert getattr(each, name) == pytest.approx(np.mean([getattr(one, name) for one in layers]))
 
 
-def test_a_mean_map_is_that_of_the_prompts_with_the_tokens_of_a_slot_together(causal):
+def test_mean_map_of_prompts_merges_slot_tokens(causal):
     table = "A\nking\nunhappiest\n"  # of one token, and of several
     prompts = read_prompts("The {A} saw it", table)
     texts = [(prompt, causal.prepare(prompt.text)) for prompt in prompts]

@@ -54,7 +54,7 @@ def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run, followed):
         assert value == pytest.approx(mean_entropy(model, many, 1, 2), abs=1e-5)
 
 
-def test_what_changed_most_comes_first_and_appears_where_it_stays_past_half_of_its_way(followed):
+def test_tracked_heads_sort_by_change_and_appear_past_midpoint(followed):
     courses = followed.of("entropy")
     assert {each.layer for each in courses[:4]} == {1}
     assert all(each.change == pytest.approx(0, abs=1e-6) for each in courses[4:])
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
         follow(run, names[2:])
 
 
-def test_two_checkpoints_of_one_step_are_not_mixed_up_and_other_shapes_have_gaps(run, tmp_path):
+def test_checkpoints_of_same_step_or_other_shape_are_kept_apart(run, tmp_path):
     names = [str(run / "checkpoint-100"), gpt2(tmp_path / "other-100")]
     result = follow(run, names)
     assert result.checkpoints in ((names[0],), (names[1],))

@@ -39,7 +39,7 @@ def test_lightness_runs_one_way_for_every_reader(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BLIND)
-def test_the_diverging_map_is_white_in_the_middle_and_its_sides_differ_for_every_reader(kind: str) -> None:
+def test_diverging_map_is_white_in_middle_and_colour_blind_safe(kind: str) -> None:
     assert table("tide")[127:129].min() > 235
     seen = np.clip(linear(table("tide")) @ BLIND[kind].T, 0, 1)
     light = lightness(seen)

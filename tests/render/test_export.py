@@ -70,7 +70,7 @@ def test_a_head_is_the_picture_that_show_saves(export, model, text, tmp_path):
     assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
 
 
-def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_layers(export, tmp_path):
+def test_export_draws_selected_heads_and_saves_whole_layers(export, tmp_path):
     export(layers=(1,), heads=(0, 7), formats=("png", "npz"))
     pictures = ["L01.png", "L01H00.png", "L01H07.png", "overview.png"]
     assert names(tmp_path) == sorted([*pictures, "heads.npz", "manifest.json"])
@@ -79,7 +79,7 @@ def test_only_the_heads_that_are_meant_have_pictures_while_data_holds_whole_laye
 
 
 @pytest.mark.slow
-def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(export, tmp_path):
+def test_export_of_all_formats_is_byte_identical_on_repeat(export, tmp_path):
     for name in ("first", "second"):
         export(tmp_path / name, layers=(3,), heads=(1,), formats=FORMATS)
     assert {name.split(".")[1] for name in names(tmp_path / "first")} == set(FORMATS)
@@ -87,7 +87,7 @@ def test_every_format_is_written_at_once_and_the_same_call_gives_the_same_bytes(
     assert (tmp_path / "first" / "L03H01.svg").read_text("utf-8").startswith("<?xml")
 
 
-def test_the_manifest_tells_where_it_all_came_from_and_the_checksums_of_the_files(export, text, tmp_path):
+def test_manifest_records_origin_and_checksums(export, text, tmp_path):
     done = export(heads=(2,), formats=("png", "json"), command="attnscope export")
     told = manifest(tmp_path)
     assert told == json.loads(json.dumps(done))
@@ -151,7 +151,7 @@ def test_a_second_export_into_the_folder_is_refused_while_one_writes(export, tmp
         pass  # the claim has ended with its block
 
 
-def test_an_interruption_leaves_whole_files_and_the_same_call_completes_them(export, model, text, tmp_path):
+def test_interrupted_export_leaves_complete_files_and_resumes(export, model, text, tmp_path):
     def stop(what: str, done: int, total: int) -> None:
         assert what == "layer" or total == 1 + 1 + 2
         if (what, done) == ("file", 3):

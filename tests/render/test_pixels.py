@@ -34,7 +34,7 @@ def terminal(monkeypatch):
     pixels.ask_terminal.cache_clear()
 
 
-def test_a_pipe_gets_cells_and_a_terminal_what_is_asked_for_unless_it_has_no_colour(request, monkeypatch):
+def test_pixel_method_follows_terminal_and_colour_support(request, monkeypatch):
     for way in ("auto", "kitty", "sixel", "cells"):
         assert pixels.choose_way(way, console()) == "cells"
     request.getfixturevalue("terminal")
@@ -71,7 +71,7 @@ def drawn():
         return np.asarray(Image.open(io.BytesIO(encode(figure, "png", pixels.DOTS))).convert("RGB"))
 
 
-def test_kitty_is_sent_the_picture_in_commands_of_which_the_first_says_where_it_stands():
+def test_kitty_picture_is_sent_in_chunks_with_size_in_the_first():
     screen = console()
     pixels.print_pixels(VIEW, screen, "kitty", None)
     told = screen.file.getvalue()

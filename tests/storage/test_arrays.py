@@ -127,7 +127,7 @@ def test_other_tools_tensors_are_read(shapes: dict, layers: int, heads: int, tmp
     np.testing.assert_array_equal(whole, np.concatenate([array.ravel() for array in arrays.values()]))
 
 
-def test_layers_of_other_tools_are_ordered_as_people_do_and_bfloat16_is_read_exactly(tmp_path) -> None:
+def test_layers_sort_in_natural_order_and_bfloat16_is_exact(tmp_path) -> None:
     maps = {f"layer.{i}": torch.from_numpy(drawn(3, 4, 4, seed=i)).bfloat16() for i in range(12)}
     save_file(maps, tmp_path / "theirs.safetensors")
     (layers,) = read_weights(tmp_path / "theirs.safetensors").kinds.values()
@@ -226,7 +226,7 @@ def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) 
     assert refused > len(content)
 
 
-def test_maps_with_nothing_above_the_diagonal_are_causal_and_those_that_are_not_square_cross(
+def test_lower_triangular_maps_are_causal_and_non_square_cross(
     tmp_path,
 ) -> None:
     np.save(tmp_path / "a.npy", np.tril(drawn(1, 2, 5, 5)))
@@ -253,7 +253,7 @@ def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> Non
     assert len(read_weights(tmp_path / "half.npz").notes) == 1
 
 
-def test_weights_that_llama_cpp_dumped_lose_the_keys_that_fill_up_its_cache(tmp_path):
+def test_llama_cpp_weights_lose_cache_padding_keys(tmp_path):
     maps = np.tril(drawn(12, 2, 5, 5))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, 0), (0, 27)))
     np.savez(tmp_path / "dump.npz", **{f"kq_soft_max-{layer}": each for layer, each in enumerate(padded)})
@@ -337,7 +337,7 @@ def memory_below(most: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("dtype", "shape"), [("<f4", (5, 4096, 4096)), ("<U131072", (640,)), ("|b1", (1, 1 << 14, 20 << 10))]
 )
-def test_arrays_packed_a_thousand_to_one_are_refused_before_they_are_unpacked(dtype, shape, tmp_path) -> None:
+def test_highly_compressed_arrays_are_refused_before_unpacking(dtype, shape, tmp_path) -> None:
     path, size = tmp_path / "a.npz", math.prod(shape) * np.dtype(dtype).itemsize
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("tokens.npy", "w") as file:
         file.write(header_of(shape, dtype))
@@ -357,7 +357,7 @@ def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path) -
 
 
 @pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", "g", ">g"])
-def test_arrays_of_other_machines_and_long_doubles_are_read_as_the_same_numbers(dtype, tmp_path) -> None:
+def test_big_endian_and_long_double_arrays_keep_their_values(dtype, tmp_path) -> None:
     maps = np.random.default_rng(0).dirichlet(np.ones(4), (2, 3, 4)).astype(dtype)
     np.savez(tmp_path / "a.npz", a=maps[0], b=maps[1])
     np.save(tmp_path / "a.npy", maps)
@@ -386,9 +386,7 @@ NONE, MANY = "it has no array of weights", "cannot read attention from"
         *(((20_000, 1, 1, 1), MANY), ((200_000, 1, 1), MANY), ((1, 1, 2_000_000), MANY)),
     ],
 )
-def test_empty_arrays_and_more_layers_heads_or_tokens_than_any_model_has_are_refused(
-    shape, sentence, tmp_path
-) -> None:
+def test_empty_or_oversized_arrays_are_refused(shape, sentence, tmp_path) -> None:
     np.savez(tmp_path / "a.npz", np.zeros(shape, np.float32))
     refuses(tmp_path / "a.npz", sentence)
 

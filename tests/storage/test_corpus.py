@@ -13,7 +13,7 @@ def read(path, field="text"):
     return [(entry.where, entry.text, entry.fault) for entry in read_corpus(path, field).entries()]
 
 
-def test_a_text_file_has_a_text_a_line_blank_lines_are_none_and_a_damaged_one_has_a_fault(tmp_path):
+def test_text_file_has_one_text_per_line_and_faults_by_line(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\r\n\n  \ntwo words\nab".encode() + b"\xff\nthree")
     assert read(path) == [
@@ -40,7 +40,7 @@ JSON = {
 }
 
 
-def test_the_field_of_json_lines_is_read_and_what_is_wrong_with_one_is_said(tmp_path):
+def test_json_lines_field_is_read_and_faults_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(JSON), "utf-8")
     assert read(path) == [

@@ -102,9 +102,7 @@ DOCUMENTS = """# newdoc id = hard
 
 
 @pytest.mark.parametrize(("begin", "ending"), [("", "\n"), ("\ufeff", "\r\n")])
-def test_mentions_are_asked_for_those_before_them_and_may_be_nested_split_or_beside_words_that_are_none(
-    tmp_path, begin, ending
-):
+def test_coreference_mentions_may_be_nested_or_split(tmp_path, begin, ending):
     """The answers are a person's: a mention's head word counts, of a split one that of its first piece."""
     (tmp_path / "a.conllu").write_bytes((begin + DOCUMENTS.replace("\n", ending)).encode())
     gold, first, second = read_gold(tmp_path / "a.conllu", coreference=True).entries()

@@ -51,7 +51,7 @@ def pair(request, tmp_path_factory):
     return (model, prepared), open_file(file)
 
 
-def test_every_row_is_the_models_in_torch_to_the_bit_and_in_numpy_within_a_millionth(pair):
+def test_trace_rows_equal_model_rows_in_torch_and_numpy(pair):
     (model, prepared), traced = pair
     live, kept = Keep(), Keep()
     assert model.run(prepared, [live]) == traced.run(traced.prepared, [kept])
@@ -68,7 +68,7 @@ def test_every_row_is_the_models_in_torch_to_the_bit_and_in_numpy_within_a_milli
         np.testing.assert_allclose(part, rows[:, -1:, size // 2 :], atol=1e-6)
 
 
-def test_a_mask_whose_rows_are_runs_is_kept_as_their_ends_and_any_other_as_bits() -> None:
+def test_mask_is_stored_as_run_ends_or_bits() -> None:
     held, nothing = dict[str, np.ndarray](), np.zeros((9, 9), bool)
     row, key = np.indices((9, 9))
     band = abs(row - key) < 3
@@ -302,9 +302,7 @@ def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [lambda content: content[:5000], lambda content: content[:-1] + b"\1"])
-def test_a_trace_that_is_overwritten_after_it_was_opened_is_what_it_was_or_one_sentence_if_it_is_large(
-    tmp_path, kept, monkeypatch, overwrite
-):
+def test_trace_overwritten_after_opening_is_unchanged_or_refused(tmp_path, kept, monkeypatch, overwrite):
     path = tmp_path / "a.trace"
     path.write_bytes(kept[0])
     trace = read_trace(path)

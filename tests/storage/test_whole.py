@@ -28,7 +28,7 @@ from tests.storage.test_arrays import memory_below
 from tests.tools.attack.hostile import damage
 
 
-def test_a_file_is_replaced_whole_and_keeps_its_permissions_or_stays_as_it_was(tmp_path, monkeypatch) -> None:
+def test_file_write_is_atomic_and_keeps_permissions(tmp_path, monkeypatch) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"old")
     for mode, content in ((path.stat().st_mode & 0o777, b"new"), (0o600, b"newer")):
@@ -119,7 +119,7 @@ def interrupted(path: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["over an old file", "anew"])
-def test_a_ctrl_c_at_any_line_leaves_the_old_file_or_the_new_and_nothing_else(tmp_path, old) -> None:
+def test_ctrl_c_at_any_line_leaves_old_or_new_file(tmp_path, old) -> None:
     path = tmp_path / "a.txt"
     for number in count(1):
         path.unlink(missing_ok=True)

@@ -163,7 +163,7 @@ KINDS = ["wordpiece", "bpe"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_lines_give_the_same_tokenizer_with_special_tokens_around_a_text_and_in_a_pair(kind):
+def test_tokenizer_training_is_repeatable_and_adds_special_tokens(kind):
     lines = Path(__file__).read_text("utf-8").splitlines(keepends=True)
     assert len({data.train_tokenizer(lines, 400, kind).to_str() for _ in range(4)}) == 1
     tokenizer = data.train_tokenizer(LINES, 320, kind)
@@ -186,7 +186,7 @@ def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
     assert (folded.ids == encoding.ids) == lowercase
 
 
-def test_only_bytes_can_spell_what_the_lines_lack_and_rare_letters_give_way_in_a_small_vocabulary():
+def test_only_byte_vocabulary_spells_unseen_characters():
     text, letters = "猫 🙂", [chr(code) for code in range(0x4E00, 0x4E00 + 500)]
     words, pieces = data.train_tokenizer([*LINES, *letters], 200), data.train_tokenizer(LINES, 320, "bpe")
     assert words.get_vocab_size() <= 200

@@ -82,7 +82,7 @@ def test_bfloat16_learns_too(cutters, tmp_path):
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
 
 
-def test_minutes_end_by_the_clock_and_leave_the_kernel_and_ctrl_c_as_they_were(cutters, tmp_path):
+def test_time_limit_ends_training_and_restores_kernel_and_sigint(cutters, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     encoder, progress, done = run(cutters, tmp_path / "c", replace(SETTINGS, steps=None, minutes=0.003))
     assert done
@@ -93,7 +93,7 @@ def test_minutes_end_by_the_clock_and_leave_the_kernel_and_ctrl_c_as_they_were(c
     assert not encoder.training
 
 
-def test_checkpoints_are_written_along_the_way_and_a_damaged_one_is_refused(cutters, tmp_path):
+def test_checkpoints_are_written_during_training_and_checked(cutters, tmp_path):
     path, seen = tmp_path / "c", set()
     settings = replace(SETTINGS, steps=4, save_minutes=0.0)
     run(cutters, path, settings, observe=lambda progress: seen.add(path.read_bytes()))

@@ -37,15 +37,13 @@ SIGNED, ZERO = np.array([[-0.5, 0, 0.25, 1]]), np.zeros((2, 2))
         *((ZERO, {"scale": scale}, (0, 1), ZERO) for scale in ("fixed", "row", "head")),
     ],
 )
-def test_full_colour_is_the_largest_of_the_row_or_head_and_zero_the_middle_of_signed_maps(
-    values, options, limits, levels
-) -> None:
+def test_colour_scale_follows_row_head_or_signed_limits(values, options, limits, levels) -> None:
     view = heatmap(bare(values), **options)
     assert view.limits == limits
     np.testing.assert_allclose(view.levels(), levels)
 
 
-def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled() -> None:
+def test_only_maps_that_do_not_fit_are_pooled_with_a_note() -> None:
     view = heatmap(bare(np.eye(10)))
     assert view.fit(10, 10) is view
     pooled = view.fit(5, 10)
@@ -57,7 +55,7 @@ def test_a_map_that_fits_is_left_alone_and_a_larger_one_says_that_it_is_pooled()
     assert [place.label for place in wide.weights.queries] == ["the", "cat", "sat", "down"]
 
 
-def test_broken_values_are_told_and_of_those_beyond_the_limits_the_ones_that_are_drawn() -> None:
+def test_non_finite_and_drawn_out_of_range_values_are_noted() -> None:
     view = heatmap(bare(np.array([[np.nan, 2.0]])))
     assert view.masked.tolist() == [[True, False]]
     assert [note.split()[0] for note in view.notes] == ["1", "1"]
@@ -72,7 +70,7 @@ def test_broken_values_are_told_and_of_those_beyond_the_limits_the_ones_that_are
 
 
 @pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 0.35, 0.45, 1.1])
-def test_cells_below_a_weight_are_hidden_and_their_share_of_the_attention_is_told(least: float) -> None:
+def test_cells_below_min_weight_are_hidden_with_their_share(least: float) -> None:
     view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), min_weight=least)
     hidden = np.array([[CAUSAL[i, j] and VALUES[i, j] < least for j in range(4)] for i in range(4)])
     np.testing.assert_array_equal(view.hidden, hidden)
@@ -81,7 +79,7 @@ def test_cells_below_a_weight_are_hidden_and_their_share_of_the_attention_is_tol
     assert ("hidden" in view.legend("", per_cent=False)) == hidden.any()
 
 
-def test_a_pooled_map_hides_the_cells_that_it_draws_and_weighs_rows_by_their_tokens() -> None:
+def test_pooled_map_hides_pooled_cells_and_weights_rows_by_tokens() -> None:
     even = bare(np.full((5, 5), 0.2))
     view = heatmap(even, min_weight=0.3).fit(3, 3)
     np.testing.assert_array_equal(view.hidden, [[False, False, True]] * 3)  # two keys together, and one
@@ -132,7 +130,7 @@ def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
 
 
 @pytest.mark.parametrize("peak", [0.2, 0.9])
-def test_full_colour_of_pooled_maps_is_the_largest_cell_where_hardly_any_is_bright(peak: float) -> None:
+def test_faint_pooled_maps_scale_to_their_largest_cell(peak: float) -> None:
     values = np.full((2, 96, 96), 0.01)
     values[:, 30:32, 7] = peak - 0.01  # a cell of 2 x 2
     values[0, :8, 50] = 0.15  # a head that is not all faint
@@ -156,7 +154,7 @@ def test_bright_cells_are_counted_among_the_open_ones_of_long_rows(bright: int, 
     assert grid([(0, bare(values, np.tri(96, dtype=bool)))], scale="auto").top == top
 
 
-def test_full_colour_of_thumbnails_is_the_largest_of_each_row_of_each_head_on_request() -> None:
+def test_row_scale_of_thumbnails_is_each_rows_largest_weight() -> None:
     stack = np.stack([VALUES, VALUES[::-1] / 4])
     (layer,) = (view := grid([(0, weights(stack, TEXT, TEXT))], scale="row")).layers
     np.testing.assert_allclose(thumbnail_levels(layer, view), stack / stack.max(-1, keepdims=True), rtol=1e-6)
@@ -171,7 +169,7 @@ def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
     assert "pooled to 4 × 6 (keys summed, queries averaged)" in view.fit(4, 6).legend()[0]
 
 
-def test_a_focus_ranks_row_and_column_of_a_token_and_across_the_one_that_it_has() -> None:
+def test_token_view_ranks_row_and_column_or_the_one_present() -> None:
     view = token_view(weights(VALUES, TEXT, TEXT, CAUSAL), query=2, key=2, top=2)
     ranked = [(bar.label, bar.position, bar.weight) for bar in view.looks_at.bars]
     assert ranked == [("the", 0, 0.5), ("cat", 1, 0.3)]
@@ -197,7 +195,7 @@ def test_a_head_map_pads_ragged_layers() -> None:
     np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])
 
 
-def test_what_is_no_finite_number_has_no_place_in_a_tokens_list_and_a_part_of_a_picture_has_its_box():
+def test_token_list_omits_non_finite_weights_and_has_image_boxes():
     axis = [Place(text, number, number + 1, id=number) for number, text in enumerate("abcd")]
     weights = np.array([np.inf, 0.2, np.nan, 0.7])
     bars = rank_places(weights, np.ones(4, bool), [*axis[:3], Place("d", 3, 4)], 10, {1: (0, 0, 8, 8)}).bars
@@ -213,7 +211,7 @@ def test_maps_of_several_kinds_have_one_signed_scale_and_name_their_kind() -> No
     assert (alone.title, alone.limits) == ("every head", (-1.0, 1.0))
 
 
-def test_a_difference_masks_what_one_text_has_alone_and_what_both_leave_at_zero():
+def test_difference_masks_unmatched_rows_and_shared_zeros():
     one, two, alone = (Place(text, number, number + 1) for number, text in enumerate("abc"))
     maps = np.array([[0.4, 0.6], [0.0, 0.0]]), np.array([[0.4, 0.0], [0.5, 0.0]])
     joined = joint_difference(maps, [(one, one), (None, alone), (two, two)], [(one, one), (two, two)])
@@ -255,7 +253,7 @@ def test_no_label_steers_a_terminal(text: str) -> None:
         assert unicodedata.category(character) != "Cf" or character in "\u200c\u200d"
 
 
-def test_where_nearly_nothing_is_seen_each_head_has_its_own_full_colour_and_that_is_said() -> None:
+def test_faint_grids_scale_each_head_by_itself_with_a_note() -> None:
     even = bare(np.full((2, 12, 12), 0.08))
     one = bare(np.stack([np.eye(12), even.values[0]]))
     view, asked, clear = (

@@ -109,7 +109,7 @@ def test_a_mask_with_and_without_padding():
         assert torch.equal(maps[0].allowed[:, 0], opened.expand_as(maps[0].allowed[:, 0]))
 
 
-def test_nested_states_reach_attention_through_a_layer_with_code_of_its_own():
+def test_nested_states_reach_attention_through_custom_layer():
     model = encoder()
     for layer in model.layers:
         layer.activation_relu_or_gelu = 0
@@ -149,7 +149,7 @@ def test_other_types_of_numbers_are_proved_by_the_product_inside(dtype):
         torch.testing.assert_close(kept.weights[0].to(dtype), weights[0], atol=tolerance(dtype), rtol=0)
 
 
-def test_a_mode_of_operators_sees_what_it_did_and_the_record_says_what_is_not_watched():
+def test_dispatch_mode_sees_same_operators_and_record_is_empty():
     class Other(TorchDispatchMode):
         def __init__(self):
             super().__init__()
@@ -181,7 +181,7 @@ def test_where_torch_takes_its_plain_path_it_does_so_under_a_recording(grad, mod
 @pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("made", ["attention", "layer"])
 @pytest.mark.parametrize("texts", [1, 7])
-def test_states_that_are_transposed_are_projected_as_they_are_without_a_recording(made, context, grad, texts):
+def test_transposed_states_project_as_in_unrecorded_pass(made, context, grad, texts):
     layer = encoder().layers[0].requires_grad_(grad)
     states = torch.randn(texts, SIZE, 2).mT
     with context():

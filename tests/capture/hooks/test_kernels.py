@@ -275,7 +275,7 @@ def test_a_compiled_flex_attention_is_watched_as_it_was_written():
     assert record.notes == [COMPILED]
 
 
-def test_transformers_compiles_flex_attention_itself_so_its_models_say_the_same():
+def test_flex_attention_compiled_by_transformers_is_noted():
     model = FAMILIES["llama"].build("flex_attention")
     with torch.inference_mode(), recording(model, warn=False) as record:
         model(**inputs("text"))
@@ -362,7 +362,7 @@ MADE = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", MADE)
-def test_a_traced_or_exported_part_is_named_with_the_reason_unless_it_has_no_attention(how):
+def test_traced_or_exported_layer_is_named_if_it_has_attention(how):
     model = layers()
     model[1] = MADE[how](model[1])
     model.append(torch.jit.trace(nn.LayerNorm(SIZE), X))

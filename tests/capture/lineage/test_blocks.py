@@ -118,7 +118,7 @@ def in_blocks(m, pixels):
     [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=0.5), nn.Identity()],
     ids=lambda module: type(module).__name__,
 )
-def test_blocks_of_patches_are_placed_in_the_picture_whatever_made_them_fewer(resample):
+def test_patch_blocks_are_placed_after_any_resampling(resample):
     torch.manual_seed(0)
     model = Of(in_blocks, patches=nn.Conv2d(3, 16, 2, 2), resample=resample, qkv=nn.Linear(16, 48))
     _, maps, _ = observe(model, torch.randn(3, 3, 16, 16))
@@ -145,7 +145,7 @@ def test_windows_are_placed_in_their_picture(name, kernel):
         assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 
 
-def test_channels_that_go_through_an_attention_function_are_named_in_all_layers():
+def test_channel_attention_is_named_in_every_layer():
     sizes = {"embed_dim": [12, 24], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 2]}
     steps = {"patch_size": [4, 2], "patch_stride": [2, 2], "patch_padding": [1, 0]}
     config = hf.Florence2VisionConfig(**sizes, **steps, patch_prenorm=[False, True], window_size=4)

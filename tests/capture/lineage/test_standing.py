@@ -103,7 +103,7 @@ def observe_way(way):
 
 
 @pytest.mark.parametrize("way", INSIDE, ids=lambda way: way.__name__)
-def test_what_mixes_inside_of_each_token_is_not_shown_as_attention_over_tokens(way):
+def test_mixing_within_tokens_is_not_shown_as_attention(way):
     record = observe_way(way)
     assert {site.site.name for site in record.sites} == {"attend"}
     named = [layer.reason for layer in record.without_attention if "not from token to token" in layer.reason]

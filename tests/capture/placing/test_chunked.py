@@ -75,7 +75,7 @@ def unit_rows(model, given, module):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_weight_is_at_its_true_key_and_gives_what_the_module_made_of_its_values(name):
+def test_chunked_weights_stand_at_true_keys_and_reproduce_outputs(name):
     make, given = CASES[name]
     model, count = make(), given["input_ids"].shape[1]
     record, kept, _ = observe(model, **given)
@@ -115,7 +115,7 @@ def test_weights_put_at_other_keys_are_said_to_be_wrong(name, wrong, monkeypatch
     assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
 
 
-def test_weights_of_another_type_than_the_values_are_not_proved_and_say_why():
+def test_weights_and_values_of_different_dtypes_are_unproved():
     site, _ = observe(longformer().bfloat16(), **texts())[0].sites  # its softmax is single
     assert site.difference is None
     assert "no one product of all weights and values was seen" in site.unproved

@@ -37,7 +37,7 @@ class Remembers(nn.Module):
 @pytest.mark.parametrize("labels", [LABELS, None], ids=["labels", "numbers"])
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("front", [True, False])
-def test_keys_that_no_input_changes_are_named_and_the_others_keep_their_labels(front, by_hand, labels):
+def test_learned_keys_are_named_and_token_keys_stay_labelled(front, by_hand, labels):
     model = Remembers(front, by_hand).eval()
     held = []
     for seed in range(2):  # the oracle: which keys another input changes

@@ -24,7 +24,7 @@ def by_torchs_kernel(self, q, k, v):
 
 
 @pytest.mark.parametrize("way", [by_a_product, by_torchs_kernel])
-def test_pooling_by_a_product_is_one_row_over_all_tokens_that_stands_at_none(way):
+def test_pooling_by_a_product_is_one_row_without_a_position(way):
     record, maps, _ = observe(model := Stream(way), STATES)
     check_kept(model, maps)
     (site,) = record.sites
@@ -118,7 +118,7 @@ def test_what_mixes_no_tokens_is_neither_shown_nor_named(made, way):
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])
-def test_a_model_that_is_mapped_over_its_texts_runs_as_it_did_and_each_layer_is_named(kind):
+def test_vmapped_model_runs_unchanged_and_names_each_layer(kind):
     model, given = FAMILIES["llama"].build(kind), inputs("text", batch=3)["input_ids"]
     call = torch.vmap(lambda ids: model(input_ids=ids[None], use_cache=False).last_hidden_state[0])
     record, *_ = observe(model, given, call=call)

@@ -100,7 +100,7 @@ def test_weights_are_shown_exactly_wherever_they_are(way, place):
 
 
 @pytest.mark.parametrize(("way", "reason", "place"), CELLS)
-def test_what_has_no_weights_to_show_is_named_with_its_reason_wherever_it_is(way, reason, place):
+def test_mixing_without_weights_is_named_in_every_place(way, reason, place):
     torch.manual_seed(0)
     make, paths = PLACES[place]
     record, maps, _ = observe(model := make(way), STATES)

@@ -81,7 +81,7 @@ def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, ma
 
 @pytest.mark.parametrize("short", [0, 1 << 21])
 @pytest.mark.parametrize("masking", MASKINGS)
-def test_picked_rows_are_the_kernels_whether_all_are_computed_or_they_alone(masking, short, monkeypatch):
+def test_picked_rows_equal_kernel_weights(masking, short, monkeypatch):
     monkeypatch.setattr("attnscope.capture.rows.scores.SHORT", short)
     query, key, options = random_call(5, masking)
     read = capture_sdpa(2, query, key, key, **options).read
@@ -220,7 +220,7 @@ def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
     assert "rows of its output differ from the formula by 0.0" in site.refusal
 
 
-def test_weights_and_values_of_another_type_than_their_product_are_not_proved():
+def test_product_of_different_dtype_is_unproved():
     with torch.autocast("cpu", torch.bfloat16):
         record, *_ = observe(modules.softmaxed("F.softmax"), torch.randn(2, 6, 16))
     (site,) = record.sites
@@ -240,7 +240,7 @@ def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
     assert record.failures == []
 
 
-def test_parts_of_which_one_is_not_proved_are_not_proved_unless_another_is_wrong():
+def test_joined_difference_is_unproved_unless_a_part_is_wrong():
     assert join_differences([1e-7, 3e-7], torch.float32) == 3e-7
     assert join_differences([1e-7, None], torch.float32) is None
     assert join_differences([0.5, None], torch.float32) == 0.5

@@ -30,7 +30,7 @@ def pair(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("text", "words"), [(TEXT, False), ("Tokenizers overfit.", True)])
-def test_distances_agree_with_scipy_on_the_models_own_attention_also_of_words(text, words, minilm):
+def test_head_distances_agree_with_scipy_on_eager_attention(text, words, minilm):
     tokens = minilm.prepare(text).tokens
     maps, _ = grouped(weights(np.concatenate(eager_minilm(text)), tokens, tokens), words=words)
     assert (len(maps.keys) < len(tokens)) == words, "a word has several pieces"
@@ -227,7 +227,7 @@ def test_words_are_compared_where_tokenizers_differ(small, pair):
     assert "".join(one) == TEXT.replace(" ", "")
 
 
-def test_small_drifts_are_drawn_in_thousandths_and_heads_that_were_not_compared_stay_empty(own):
+def test_small_drift_is_in_thousandths_and_other_heads_empty(own):
     other = copied(own, lambda weights: 1.001 * weights)
     prepared = own.prepare(TEXT), other.prepare(TEXT)
     seen = compare_models(own, other, [prepared], Selection(number=2))

@@ -75,7 +75,7 @@ def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
 
 
 @pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
-def test_short_texts_are_computed_by_their_rows_as_near_to_float64_as_the_kernel_is(name):
+def test_short_texts_in_fused_pass_agree_with_float64(name):
     model = load(name)
     seen = corpus_stats(model, ListedTexts(TEXTS))
     assert re.match(r"(\d+) of \1 calls ran as a fused pass", seen.ran)
@@ -92,7 +92,7 @@ def test_a_call_that_is_computed_by_its_rows_says_of_no_kernel_that_it_ran(own):
     assert {(seen.kernel, seen.source, seen.refusal) for seen in keep} == {(FUSED, "kernel", None)}
 
 
-def test_where_rows_do_not_sum_to_what_the_kernel_computes_its_output_goes_on(own, monkeypatch):
+def test_kernel_output_is_used_where_rows_disagree(own, monkeypatch):
     exact = corpus_stats(own, ListedTexts(TEXTS), exact_kernel=True)
     monkeypatch.setattr("attnscope.capture.rows.kernels.mix", lambda *given: 0 * mix(*given))
     monkeypatch.setattr("attnscope.capture.rows.scores.mix", lambda *given: 0 * mix(*given))
@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_refused(own, sums, content):
     assert sums.read_bytes() == content
 
 
-def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(own, tmp_path):
+def test_unreadable_texts_are_reported_by_line_and_skipped(own, tmp_path):
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": text}) for text in (TEXTS[0], "too long " * 600, TEXTS[1])]
     path.write_text("\n".join([lines[0], "oops", *lines[1:]]), "utf-8")
@@ -219,7 +219,7 @@ def test_texts_that_cannot_be_read_are_reported_with_their_lines_and_left_out(ow
         corpus_stats(own, read_corpus(path), run=CorpusRun(strict=True))
 
 
-def test_what_is_cut_or_unknown_is_counted_and_what_a_model_says_is_said_once(own, tmp_path):
+def test_cut_texts_and_unknown_tokens_are_counted_in_notes(own, tmp_path):
     texts = [TEXTS[0], "too long " * 600, "far too long " * 600, "A ☃ sat.", "Two ☃ and a ☃ slept there."]
     notes = corpus_stats(own, ListedTexts(texts), run=CorpusRun(truncate=True)).notes
     assert "2 texts were cut at the limit of tokens" in notes
@@ -241,7 +241,7 @@ def test_a_limit_stops_after_so_many_texts(own):
     assert_same(seen.heads, one_by_one(own, TEXTS[:5]))
 
 
-def test_a_corpus_without_a_readable_text_and_a_layer_that_does_not_exist_are_refused(own):
+def test_corpus_without_readable_text_or_layer_is_refused(own):
     with pytest.raises(InputError, match="the list holds no text that own can read"):
         corpus_stats(own, ListedTexts([" ", ""]))
     with pytest.raises(SelectionError, match="no layer 9: this model has layers 0-3"):
@@ -284,7 +284,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("part", "name", "lie"), CHANGES)
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(own, sums, part, name, lie):
+def test_tampered_checkpoint_with_valid_checksum_is_refused(own, sums, part, name, lie):
     def change(state):
         part(state)[name] = lie
         if lie is GONE:
@@ -305,7 +305,7 @@ def test_a_checkpoint_that_memory_cannot_hold_is_not_called_foreign(own, sums, m
         corpus_stats(own, FOUR, run=CorpusRun(checkpoint=sums))
 
 
-def test_hostile_text_in_a_checkpoint_steers_nothing_and_false_numbers_count_nothing_twice(own, kept, sums):
+def test_hostile_checkpoint_text_and_counts_have_no_effect(own, kept, sums):
     def change(state):
         state["progress"].update(notes=[HOSTILE], places=[HOSTILE], layout=[HOSTILE] * 2, skipped=1)
         state["progress"].update(batches=10**9)  # more than a window ever had

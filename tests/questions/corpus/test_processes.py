@@ -131,7 +131,7 @@ def meeting():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_results_come_in_the_order_of_the_items_though_two_processes_work_and_forking_warns_nobody():
+def test_results_of_two_processes_keep_item_order():
     meet = meeting()  # or the first process has done all before the other one has started
 
     def work(item: int) -> tuple[int, int, int]:
@@ -196,7 +196,7 @@ def test_processes_share_the_memory_that_the_limit_leaves():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_only_many_batches_of_a_small_model_whose_passes_nobody_else_sees_are_shared(monkeypatch, own):
+def test_workers_are_used_only_for_many_batches_of_a_small_model(monkeypatch, own):
     assert (workers(own, 8), workers(own, 7)) == (2, 1)
     monkeypatch.setattr("attnscope.questions.processes.LARGE_MODEL", 1000)
     assert workers(own, 8) == 1

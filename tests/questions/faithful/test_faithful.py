@@ -57,7 +57,7 @@ def compared(one_token):
     return compare_methods(*one_token, "mat")
 
 
-def test_the_methods_that_find_the_known_token_rank_it_first_and_deletion_falls_at_once(compared):
+def test_faithful_methods_rank_planted_token_first(compared):
     found = {each.name: each for each in compared.ranked}
     unfollowed = {"--weigh norm-residual", "--method alti"}  # no module is given the sum of its residual
     assert len(found) == 7

@@ -288,7 +288,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_checkpoint_that_was_tampered_with_is_refused_though_its_checksum_fits(own, bank, tmp_path, lie):
+def test_tampered_checkpoint_with_valid_checksum_is_refused(own, bank, tmp_path, lie):
     kept = tmp_path / "sums.json"
     find_gold(own, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=1))
     run = tampered(kept, lambda state: LIES[lie](state["sums"]), limit=1)

@@ -117,7 +117,7 @@ def test_importance_is_what_finite_differences_find(model):
 
 
 @pytest.mark.parametrize("heads", ["L1H2", "L0H1, L1H2"])
-def test_ablation_is_an_output_projection_without_the_columns_of_all_these_heads(model, heads):
+def test_ablation_equals_zeroed_output_projection_columns(model, heads):
     prepared, addresses = model.prepare(TEXT), [Head(each) for each in heads.split(", ")]
     seen, other = ablate(model, prepared, Selection(), addresses), model
     for head in addresses:

@@ -143,7 +143,7 @@ def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed):
 
 
 @seeds(1, 5, 6)
-def test_of_two_planted_heads_in_sequence_the_path_names_the_first_and_the_circuit_both(seed):
+def test_cut_and_patch_identify_planted_induction_heads(seed):
     module, (first, second) = Planted(seed), divmod(seed % 9, 3)
     module.plant_induction((0, first), (1, second))
     model, pairs, before, behind = wrap_planted(module), [], f"L0H{first}", f"L1H{second}"

@@ -37,9 +37,7 @@ def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noi
 
 
 @pytest.mark.parametrize(("what", "noise"), [("q", False), ("k", True), ("v", False), ("pattern", True)])
-def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model(
-    shaped, what, noise, monkeypatch
-):
+def test_patched_part_equals_written_out_attention(shaped, what, noise, monkeypatch):
     """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
     result = patch(shaped.model, [shaped.pair], what=what, noise=noise)
     hooked, theirs = Hooked(shaped), []
@@ -65,7 +63,7 @@ def test_a_part_patched_is_that_of_attention_written_out_in_every_shape_of_model
 
 @pytest.mark.parametrize("shaped", ["llama"], indirect=True)
 @pytest.mark.parametrize("what", WHAT)
-def test_a_part_patched_in_attention_that_transformers_writes_out_is_the_same(shaped, what):
+def test_patched_part_is_the_same_in_eager_and_sdpa(shaped, what):
     scores = []
     for written in ("eager", "sdpa"):
         shaped.model.writer.set_attn_implementation(written)
@@ -244,7 +242,7 @@ def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
         trace_tokens(model, pair)
 
 
-def test_a_fast_patch_is_the_slope_of_the_exact_one_and_beside_it_says_how_they_correlate(model, monkeypatch):
+def test_fast_patch_is_slope_of_exact_patch(model, monkeypatch):
     clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
     pair, at, kept = TextPair(clean, corrupt), score_prediction(model, clean, None), {}
     exact, fast, both = (

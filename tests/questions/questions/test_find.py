@@ -27,9 +27,7 @@ TEXT = "The cat sat on the mat because it was tired, and the cat slept."
 @pytest.mark.parametrize(
     ("asked", "step", "moved"), [("* -> -1", -1, 0), ("* -> -7", -7, 0), ("+2 -> *", -2, 2)]
 )
-def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_answers(
-    asked, step, moved, tmp_path
-):
+def test_long_text_with_one_key_per_row_uses_fused_pass(asked, step, moved, tmp_path):
     """A rank is between those that weights as far apart as rounding give."""
     model = load(folders.gpt2(tmp_path, n_positions=800, initializer_range=0.4))
     prepared = model.prepare(TEXT * 60, limit=Limit(700))
@@ -54,7 +52,7 @@ def test_where_each_row_of_a_long_text_is_asked_about_one_key_the_fused_pass_ans
         assert each.rows == len(rows)
 
 
-def test_a_question_that_one_way_only_can_be_asked_says_why_the_other_cannot(causal):
+def test_masked_direction_of_a_question_is_explained(causal):
     there, back = find_heads(causal, causal.prepare(TEXT), parse_questions("it <-> mat")).answers
     assert there.heads
     assert not back.heads
@@ -103,7 +101,7 @@ MARKED = "Don't the U.S. cats, a kind lot, pay $1,995 for 猫坐 or ☃ and ☃?
         ("☃#2", "☃"),
     ],
 )
-def test_words_that_a_tokenizer_cuts_or_lacks_are_found_as_they_are_written(minilm, part, spelled):
+def test_split_or_unknown_words_match_as_written(minilm, part, spelled):
     prepared = minilm.prepare(MARKED)
     (group,) = parse_questions(f"{part} -> *")[0].left.tokens(prepared.tokens)
     read = "".join(prepared.tokens[number].text.replace(" [UNK]", "") for number in group)

@@ -194,7 +194,7 @@ def document(seed):
 
 
 @pytest.mark.slow
-def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_documents(request, causal):
+def test_answer_attends_most_to_fact_paragraph_in_95_of_100(request, causal):
     """By day in 38 of 40."""
     documents = 100 if request.config.getoption("whole") else 40
     heads = Head("decoder L1H0"), Head("decoder L1H3")  # with the strongest induction
@@ -213,7 +213,7 @@ def test_the_paragraph_that_holds_the_fact_is_looked_at_most_in_95_of_100_docume
 KING = "The king was old. The king said that he would"
 
 
-def test_shares_and_the_lookback_ratio_equal_numpy_on_the_rows_of_every_head(causal):
+def test_span_shares_and_lookback_ratio_equal_numpy(causal):
     prompt = causal.prepare(KING)
     prepared = causal.generate(prompt, 8)
     start, size = prepared.written, len(prepared.tokens)
@@ -269,7 +269,7 @@ def test_messages_are_parts_by_their_roles():
         ({"messages": [*SAID[:2], ANSWER | {"content": [{"type": "text", "text": "A cat."}]}]}, ANSWERED),
     ],
 )
-def test_a_chat_is_one_message_or_all_of_them_with_the_answer_that_was_served(text, messages):
+def test_chat_is_read_from_messages_or_served_answer(text, messages):
     assert read_chat(text if isinstance(text, str) else json.dumps(text)) == (messages, {})
 
 

@@ -39,7 +39,7 @@ def tick_labels(axis) -> list[str]:
 
 
 @pytest.mark.parametrize("head", [random_head(5), random_head(3, 8), random_head(4, causal=True)], ids=str)
-def test_a_heatmap_holds_the_weights_with_row_0_on_top_and_tells_readings_and_notes(head) -> None:
+def test_heatmap_has_row_0_on_top_with_readings_and_notes(head) -> None:
     said = {"readings": (Measured("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
     with drawing(heatmap(head, title="L0H1", **said)) as (figure, warned):
         image = map_of(figure)
@@ -127,7 +127,7 @@ def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
     assert (flat[..., 3] == 255).all()
 
 
-def test_a_focus_draws_its_bars_with_the_heaviest_on_top_on_the_scale_of_the_terminal() -> None:
+def test_token_bars_are_sorted_on_terminal_scale() -> None:
     axis = tokens("a", "b", "c")
     head = weights(np.array([[0.2, 0.7, 0.1], [0, 1, 0], [1, 0, 0]]), axis, axis)
     with drawing(token_view(head, query=0, key=0)) as (figure, _):
@@ -188,7 +188,7 @@ def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypat
     assert "install Noto Emoji and Noto Sans CJK" in sentence
 
 
-def test_fonts_of_the_system_that_have_the_script_are_found_by_themselves_and_draw(tmp_path, monkeypatch):
+def test_system_fonts_with_the_script_are_used_automatically(tmp_path, monkeypatch):
     found = {"Some Sans": "猫", "A Serif": "猫犬"}
     paths = [renamed_font(tmp_path / f"{family}.ttf", family, has) for family, has in found.items()]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
@@ -244,7 +244,7 @@ def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
             assert figure.axes[0].get_position().width >= 0.48
 
 
-def test_a_png_holds_the_colours_without_transparency_the_dots_per_inch_and_no_date_or_name() -> None:
+def test_png_has_colours_and_dpi_but_no_alpha_or_other_metadata() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 4), np.uint8)
     png = encode_png(SimpleNamespace(buffer_rgba=lambda: pixels), 300)
     np.testing.assert_array_equal(np.round(imread(io.BytesIO(png)) * 255), pixels[..., :3])
@@ -253,7 +253,7 @@ def test_a_png_holds_the_colours_without_transparency_the_dots_per_inch_and_no_d
         assert [round(dots, 1) for dots in image.info["dpi"]] == [300, 300]
 
 
-def test_tokens_that_a_model_wrote_are_bold_and_have_a_line_above_each_thumbnail():
+def test_generated_tokens_are_bold_with_a_line_above_thumbnails():
     head = random_head(15, causal=True)
     with drawing(replace(heatmap(head), written=7)) as (figure, _):
         labels = [text for text in figure.axes[0].texts if text.get_gid() in (ROW, LABEL_COLUMN)]

@@ -109,7 +109,7 @@ def test_chinese_labels_of_columns_stand_upright() -> None:
     assert [(text.get_text(), text.get_rotation()) for text in columns] == [("猫\nが", 0), ("cat", 90)]
 
 
-def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_said() -> None:
+def test_annotated_cells_need_room() -> None:
     field = bare(np.array([[1.0, 0.0], [0.25, 0.75]]))
     with drawing(heatmap(field), annotate=True) as (figure, warned):
         written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
@@ -119,7 +119,7 @@ def test_weights_are_written_into_cells_where_there_is_room_and_else_that_is_sai
         pass
 
 
-def test_a_picture_has_a_title_of_its_own_or_none_and_no_figures_where_that_is_asked_for() -> None:
+def test_picture_title_and_caption_options_apply() -> None:
     head = views()["head"]
     own = dress(head, PrintedOptions(title="A head"))
     assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(FIGURES.split()))
@@ -191,7 +191,7 @@ def ink(text: str) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., 0] < 250
 
 
-def test_every_line_has_room_as_it_is_drawn_and_a_title_that_fits_stays_in_one():
+def test_wrapped_lines_fit_width_and_short_title_stays_whole():
     for width, weight in product((3.2, 4.0, 5.5), ("normal", "bold")):
         for line in wrap_inches(TITLE, 11, width, bold=weight == "bold"):
             assert inches(line, 11, weight) <= width - 0.3
@@ -200,7 +200,7 @@ def test_every_line_has_room_as_it_is_drawn_and_a_title_that_fits_stays_in_one()
     assert len(wrap_inches(TITLE, 11, inches(TITLE, 11))) == 2
 
 
-def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot_or_what_closes_a_text():
+def test_wrapped_lines_are_balanced_without_leading_punctuation():
     lines = wrap_inches(TITLE, 11, 3.3)
     assert lines == ["L2H1 · own · “The cat sat on the", "mat because…” · encoder attention"]
     parts = ["L2H1 · own · “The cat sat on the mat because…”", "encoder attention"]
@@ -212,14 +212,14 @@ def test_lines_are_of_nearly_one_length_and_none_begins_with_a_dot_or_what_close
 
 
 @pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
-def test_a_label_from_right_to_left_begins_a_title_that_runs_from_left_to_right():
+def test_rtl_label_in_title_is_isolated():
     assert wrap_title("שלום (token 1) looks at", 9, 4, label="שלום") == "\u2068שלום\u2069 (token 1) looks at"
     assert wrap_title("cat (token 1) looks at", 9, 4, label="cat") == "cat (token 1) looks at"
     assert wrap_title("a\u2068b", 9, 4) == "a‹2068›b"
 
 
 @pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
-def test_a_line_that_begins_within_a_text_from_right_to_left_still_runs_from_left_to_right():
+def test_wrapped_line_after_rtl_text_runs_left_to_right():
     title = "L2H1 · own · “جلست القطة على السجادة لأنها كانت متعبة…” · encoder attention"
     lines = wrap_title(title, 11, 3.3).split("\n")
     assert len(lines) > 1
@@ -230,7 +230,7 @@ def test_a_line_that_begins_within_a_text_from_right_to_left_still_runs_from_lef
     assert whole[:, wide:].any()
 
 
-def test_a_title_of_too_many_lines_ends_in_dots_and_a_word_that_is_too_long_is_cut():
+def test_long_title_ends_in_ellipsis_and_long_word_is_cut():
     long = wrap_title(" ".join([TITLE] * 4), 11, 3.2).split("\n")
     assert len(long) == LINES
     assert long[-1].endswith("…")

@@ -52,7 +52,7 @@ def cells(page) -> np.ndarray:
     return np.array([picture[int(y), int(x)] for x, y in spots])
 
 
-def test_it_opens_the_first_head_says_what_it_shows_and_has_the_colours_of_its_weights(opened) -> None:
+def test_page_opens_first_head_with_title_notes_and_colours(opened) -> None:
     assert opened.text("name") == "L0H0 · encoder"
     assert opened.text("title") == "<i>a model</i>"
     assert "untrained" in opened.text("notes")
@@ -77,7 +77,7 @@ def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_
     assert chromium.troubles == []
 
 
-def test_a_link_opens_a_head_and_one_that_is_stored_as_differences_comes_back(chromium, path) -> None:
+def test_link_opens_head_and_delta_coded_weights_decode(chromium, path) -> None:
     values = heads(2)[3]
     packed_head = pack(Code().bytes_of(values, np.ones_like(values, bool)))
     assert zlib.decompress(base64.b64decode(packed_head), wbits=-15)[:1] == UP
@@ -91,7 +91,7 @@ def test_a_link_opens_a_head_and_one_that_is_stored_as_differences_comes_back(ch
     np.testing.assert_allclose(found[CAUSAL], stored(heads(0)[1] * CAUSAL)[CAUSAL], atol=1e-7)
 
 
-def test_a_click_on_a_thumbnail_opens_its_head_and_keys_move_from_there_to_the_edge(opened) -> None:
+def test_thumbnail_click_opens_head_and_arrows_stop_at_edge(opened) -> None:
     x, y = (f"overview.{side} + {at} * overview.pitch" for side, at in (("left", 2.5), ("top", 1.5)))
     opened.click(*opened.inside("grid", x, y))
     opened.until("element('name').textContent === 'L2H2 · encoder'")
@@ -110,7 +110,7 @@ def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
     assert text == f"sat 5 → <b>cat</b> 1  {value:.{5 if value < 0.01 else 3}f}"
 
 
-def test_hidden_cells_are_the_ground_of_the_system_or_the_chosen_one_and_are_told(chromium, tmp_path) -> None:
+def test_hidden_cells_have_theme_background_and_a_note(chromium, tmp_path) -> None:
     values = heads(0)[:1]
     kinds = {"encoder": [(0, weights(values, TEXT, TEXT))]}
     chromium.open_anew(write_page(tmp_path / "page.html", kinds, min_weight=0.1), 1300)
@@ -201,7 +201,7 @@ def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("heads", [2, 24])
-def test_a_head_whose_weights_are_spread_over_512_tokens_is_no_black_square(chromium, tmp_path, heads):
+def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_path, heads):
     values = spread(causal=False)
     seen = thumbnail(chromium, tmp_path / "page.html", values, heads)
     cells = min(32, chromium.run("overview.most"))

@@ -54,7 +54,7 @@ TABLES = [all_heads(count).table for count in (3, 32, 41, 72, 144, 400)]
 @pytest.mark.parametrize("width", [40, 80, 160])
 @pytest.mark.parametrize("views", [*map(every_view, (2, 12, 40, 120)), TABLES], ids=len)
 @pytest.mark.parametrize("colour", [None, "truecolor"])
-def test_no_line_is_wider_than_the_terminal_and_a_pipe_gets_neither_codes_nor_spaces_behind_its_text(
+def test_lines_fit_terminal_and_pipe_has_no_codes_or_trailing_spaces(
     width: int, views: list, colour: str | None
 ) -> None:
     for view in views:
@@ -184,12 +184,12 @@ def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> N
     ],
     ids=["hole", "head", "grid", "distances", "columns"],
 )
-def test_layers_without_attention_what_is_pooled_and_labels_without_room_are_told(view, told) -> None:
+def test_missing_layers_pooling_and_hidden_labels_are_noted(view, told) -> None:
     assert told in " ".join(without_codes(printed(view, colour="truecolor")).split())
 
 
 @pytest.mark.parametrize("count", [3, 12, 30])
-def test_in_a_pipe_hidden_cells_are_blank_masked_ones_dots_and_the_legend_says_so(count: int) -> None:
+def test_pipe_legend_explains_blank_hidden_and_dotted_masked_cells(count: int) -> None:
     values = np.tril(np.full((count, count), 0.3))
     values[:, 0] = 0.6
     view = heatmap(bare(values, values > 0), min_weight=0.5)
@@ -227,7 +227,7 @@ def test_labels_of_any_script_keep_the_map_in_its_columns(label: str) -> None:
     assert len({(len(line), next(i for i, p in enumerate(line) if p[0])) for line in lines}) == 1
 
 
-def test_a_focus_shows_both_lists_with_numbers_and_bars_exact_to_an_eighth_of_a_column() -> None:
+def test_token_lists_have_bars_exact_to_an_eighth_column() -> None:
     field = weights(np.array([[0.75, 0.25], [1, 0]]), tokens("cat", "sat"), tokens("cat", "sat"))
     text = printed(token_view(field, query=0, key=0))
     rows = [re.findall(r"(\w+ \d)  (\d\.\d\d)", part) for part in text.split("is looked at by")]
@@ -287,7 +287,7 @@ def test_many_heads_share_lines_in_half_blocks():
 
 
 @pytest.mark.parametrize("count", [6, 24, 32, 72])
-def test_every_line_of_a_table_begins_with_the_name_of_its_first_head_and_a_small_one_has_numbers(count):
+def test_table_lines_start_with_first_head_and_small_tables_have_numbers(count):
     view = distance_table(count, [range(count // 2), range(count // 2, count)])
     out = without_codes(printed(view, width=80, colour="truecolor"))
     assert (f"{view.values[0, 1]:.2f}" in out, "numbers above" in out) == (count == 6, count > 6)

@@ -71,7 +71,7 @@ def test_text_is_cut_stood_upright_isolated_and_filled_into_lines(found, text) -
     assert found == text
 
 
-def test_a_title_is_broken_between_its_parts_and_no_line_begins_or_ends_with_a_dot() -> None:
+def test_title_breaks_between_its_parts() -> None:
     title = "own · “The cat sat…” · 4 layers × 8 heads · 13 tokens · sdpa, float32, weights recomputed"
     assert balance_lines(title, 80, cell_len) == [
         "own · “The cat sat…” · 4 layers × 8 heads",

@@ -211,7 +211,7 @@ class Browser(App[None]):
         """The number of the token at a screen position, and whether it has a row; ``None`` for no token."""
         region = widget.content_region
         options = self.console.options.update_width(region.width)
-        surface = Surface.of(self.console, options, self.cmap, self.plain)
+        surface = Surface.from_console(self.console, options, self.cmap, self.plain)
         if widget.id == "picture":
             marked = self.pinned if self.row else None
             row = token_at(self.heads.head(*self.head), surface, marked, y - region.y)

@@ -56,7 +56,7 @@ class Role:
     sentence: Annotated[str, Meaning("the role in words")]
 
     @classmethod
-    def of(cls, name: str, figure: Figure, sentence: str) -> Role:
+    def from_figure(cls, name: str, figure: Figure, sentence: str) -> Role:
         """The role that a figure belongs to."""
         return cls(name, figure.value, figure.baseline, figure.rows, sentence)
 

@@ -30,7 +30,7 @@ class TokenFacts(NamedTuple):
     patches: Tensor  # picture, row and column, [text, token, 3]; -1 for tokens that are not patches
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
+    def from_texts(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
         """Gather the facts of texts with equal token counts."""
 
         def gather(fact: Callable[[Token], object]) -> Tensor:

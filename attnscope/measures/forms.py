@@ -1,8 +1,8 @@
 """What a measure is: forms turn one small function into a measure of rows and of the fused pass's statistics.
 
-``of_block`` measures rows of weights, ``of_statistics`` the fused pass's statistics, each with the baseline:
-for a block, by measuring a block with even attention; for statistics, in closed form, because there the open
-keys of a row are one run, and the count of anything inside a run is a difference of running counts.
+``measure_block`` measures rows of weights, ``measure_statistics`` the fused pass's statistics, each with the
+baseline: for a block, by measuring a block with uniform attention; for statistics, in closed form, because
+there the unmasked keys of a row are one run, and counts in a run are differences of running counts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Form(ABC):
     asks: ClassVar[str] = ""
 
     @abstractmethod
-    def of_block(self, block: Block) -> PerRow | KeySum | KeyWeight:
+    def measure_block(self, block: Block) -> PerRow | KeySum | KeyWeight:
         """Measure the rows of a block."""
 
     def ask(self, name: str, request: Request, facts: TokenFacts | None) -> bool:
@@ -94,7 +94,7 @@ class Form(ABC):
             getattr(request, self.asks)[name] = self.function
         return self.fused
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         """Measure all rows at once; ``None`` if that was not requested. ``facts`` are those of the keys."""
         return None
 
@@ -105,7 +105,7 @@ class OfWeights(Form):
     rows = "rows with at least two open keys"
     fused = False
 
-    def of_block(self, block: Block) -> PerRow:
+    def measure_block(self, block: Block) -> PerRow:
         return PerRow(self.function(block), block.open_keys > 1)
 
 
@@ -114,7 +114,7 @@ class OfTwoRows(OfWeights):
 
     rows = "rows after the first"
 
-    def of_block(self, block: Block) -> PerRow:
+    def measure_block(self, block: Block) -> PerRow:
         before = block.rows if block.before is None else torch.cat([block.before.rows, block.rows], -2)
         value = self.function(before[..., 1:, :], before[..., :-1, :])
         counts = block.every_row.clone()
@@ -130,7 +130,7 @@ class OfNextToken(OfWeights):
     needs = ("positions", "keys")
     rows = "rows whose next token is one of an earlier key"
 
-    def of_block(self, block: Block) -> PerRow:
+    def measure_block(self, block: Block) -> PerRow:
         assert block.keys is not None
         size, row = block.rows.shape[-1], block.positions[:, None]
         ids = block.keys.ids
@@ -150,7 +150,7 @@ class OnPatches(Form):
     rows = "rows of patches"
     fused = False
 
-    def of_block(self, block: Block) -> PerRow:
+    def measure_block(self, block: Block) -> PerRow:
         assert block.queries is not None
         assert block.keys is not None
         rows, keys = block.queries.patches[:, :, None], block.keys.patches[:, None]  # [text, row | key, 3]
@@ -167,10 +167,10 @@ class OfRow(Form):
     rows = "rows with at least two open keys"
     least: ClassVar[int] = 2
 
-    def of_block(self, block: Block) -> PerRow:
+    def measure_block(self, block: Block) -> PerRow:
         return PerRow(self.function(block), block.open_keys >= self.least)
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         open_keys = statistics.runs.count[:, None].double()  # [batch or 1, 1, row]
         entropy, largest, total, top = (
             getattr(statistics, name).double() for name in ("entropy", "largest", "total", "top")
@@ -211,12 +211,12 @@ class AtKey(Form):
     rows = "rows whose key exists"
     asks = "at"
 
-    def of_block(self, block: Block) -> PerRow | KeyWeight:
+    def measure_block(self, block: Block) -> PerRow | KeyWeight:
         key = self.function(block.positions)  # [row]
         there = (key >= 0) & (key < block.rows.shape[-1])
         return KeyWeight(key.where(there, -1), there.expand(block.open_keys.shape))
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         if name not in statistics.at:
             return None
         runs, key = statistics.runs, self.function(statistics.positions)
@@ -231,10 +231,10 @@ class ByGap(Form):
     needs = ("positions",)
     asks = "gaps"
 
-    def of_block(self, block: Block) -> KeySum:
+    def measure_block(self, block: Block) -> KeySum:
         return KeySum(self.function(block.gaps)[None], block.every_row)
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         if name not in statistics.gaps:
             return None
         position = statistics.positions
@@ -252,13 +252,13 @@ class IsPeak(AtKey):
 
     usual = False
 
-    def of_block(self, block: Block) -> PerRow:
-        key, counts = super().of_block(block)
+    def measure_block(self, block: Block) -> PerRow:
+        key, counts = super().measure_block(block)
         weight = block.rows.gather(-1, key.clamp_min(0)[:, None].expand(*block.rows.shape[:-1], 1))[..., 0]
         return PerRow(self._is_peak(weight, block.largest).to(weight.dtype), counts)
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
-        at = super().of_statistics(name, statistics, facts)
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+        at = super().measure_statistics(name, statistics, facts)
         if at is None:
             return None
         value = self._is_peak(at.lone, statistics.largest.double()).double()
@@ -275,7 +275,7 @@ class InWindow(Form):
     needs = ("positions",)
     usual = False
 
-    def of_block(self, block: Block) -> KeySum:
+    def measure_block(self, block: Block) -> KeySum:
         sink, recent = self.function()
         first = block.gaps + block.positions[:, None] < sink  # [row, key]
         return KeySum((first | (block.gaps.abs() < recent))[None], block.every_row)
@@ -291,7 +291,7 @@ class InWindow(Form):
         request.at |= {f"{name} {key}": far_key(key) for key in range(sink)}
         return True
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         sink, recent = self.function()
         if name not in statistics.gaps:
             return None
@@ -313,10 +313,10 @@ class OnKeys(Form):
 
     needs = ("keys",)
 
-    def of_block(self, block: Block) -> KeySum:
+    def measure_block(self, block: Block) -> KeySum:
         return KeySum(self.function(block.keys)[:, None], block.every_row)
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         number = self.function(facts).double()  # [text, key]
         value = (statistics.column.double() * number[:, None]).sum(-1)
         return _of_runs(statistics, value, number, 0 * statistics.positions)
@@ -327,12 +327,12 @@ class OnTokens(OnKeys):
 
     rows = "rows of texts that have such a token"
 
-    def of_block(self, block: Block) -> KeySum:
-        sums = super().of_block(block)
+    def measure_block(self, block: Block) -> KeySum:
+        sums = super().measure_block(block)
         return KeySum(sums.number, sums.counts & sums.number.any(-1)[:, None])
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
-        total = super().of_statistics(name, statistics, facts)
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
+        total = super().measure_statistics(name, statistics, facts)
         there = self.function(facts).any(-1)[:, None, None]  # [text, 1, 1]
         return total._replace(counts=total.counts & there)
 
@@ -344,7 +344,7 @@ class OnPairs(Form):
     rows = "rows that have such a key"
     alike: ClassVar[bool] = True  # whether labels shall be equal
 
-    def of_block(self, block: Block) -> KeySum:
+    def measure_block(self, block: Block) -> KeySum:
         pairs: Pairs = self.function(block.queries, block.keys)
         match = (pairs.rows[:, :, None] == pairs.keys[:, None]) == self.alike  # [text, row, key]
         match = match & ((block.gaps != 0) | pairs.itself) & ((block.gaps <= 0) | pairs.ahead)
@@ -356,7 +356,7 @@ class OnPairs(Form):
             request.pairs[name] = self.function(facts, facts)
         return True
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         sums, pairs = statistics.pairs.get(name), self.function(facts, facts)
         if sums is None or not (sums.pairs.rows.equal(pairs.rows) and sums.pairs.keys.equal(pairs.keys)):
             return None
@@ -377,7 +377,7 @@ class OnOthers(OnPairs):
         """Ask for nothing: the fused pass only handles texts without such keys."""
         return facts is None or self._has_none(facts)
 
-    def of_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
+    def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         nothing = 0 * statistics.runs.count[:, None].double()
         value = statistics.column.new_zeros(statistics.column.shape[:2]).double()
         return Total(value, nothing > 0, nothing, nothing) if self._has_none(facts) else None
@@ -466,7 +466,7 @@ def fused_request(
 
     ``texts`` are those of a batch, of equal length, or one for all of it; ``cells`` also asks for a map.
     """
-    facts = TokenFacts.of(texts) if texts and texts[0] else None
+    facts = TokenFacts.from_texts(texts) if texts and texts[0] else None
     request = Request(cells=cells)
     able = [MEASURES[name].form.ask(name, request, facts) for name in names]
     return request if all(able) else None

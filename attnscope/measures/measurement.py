@@ -43,7 +43,7 @@ class Sums:
     top: Tensor | None = None  # [head], the largest score before the softmax, if it is measured
 
     @classmethod
-    def of_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
+    def from_texts(cls, choice: Tensor, lone: Tensor) -> Sums:
         """Sum over the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
         rows, value, _baseline = choice + lone  # [measure, text, head]
         spread = torch.stack([(rows > 0).double(), value.square(), value * rows, rows.square()])
@@ -90,7 +90,7 @@ def sums_of_statistics(
     measures: Sequence[Measure], statistics: Statistics, keys: TokenFacts | None
 ) -> Tensor | None:
     """The same as ``Setting.sums`` of all rows; ``None`` if the statistics lack what a measure needs."""
-    totals = [measure.form.of_statistics(measure.name, statistics, keys) for measure in measures]
+    totals = [measure.form.measure_statistics(measure.name, statistics, keys) for measure in measures]
     lone = (statistics.runs.count == 1)[:, None]  # [batch or 1, 1, row]
     sums = statistics.column.new_zeros(2, 3, len(measures), *statistics.column.shape[:2], dtype=torch.float64)
     for place, total in enumerate(totals):
@@ -122,10 +122,10 @@ class Setting:
     baseline: Tensor  # likewise, float64: the sum over those rows with even attention
 
     @classmethod
-    def of(cls, block: Block, measures: Sequence[Measure]) -> Setting:
+    def from_block(cls, block: Block, measures: Sequence[Measure]) -> Setting:
         """Compute what the measures need to know about a block besides its weights."""
         even = replace(block, allowed=block.allowed.clone()).baseline()
-        forms = [measure.form.of_block(even) for measure in measures]
+        forms = [measure.form.measure_block(even) for measure in measures]
         numbers = [each.number for each in forms if isinstance(each, KeySum)]
         keys = [each.key for each in forms if isinstance(each, KeyWeight)]
         numbered = {KeySum: count(), KeyWeight: count(len(numbers))}
@@ -161,7 +161,7 @@ class Setting:
         """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
         sums = block.sums(self.factors, self.places)
         measured = zip(self.measures, self.columns, strict=True)
-        own = [one.form.of_block(block) if column is None else None for one, column in measured]
+        own = [one.form.measure_block(block) if column is None else None for one, column in measured]
         values = _values(own, self.columns, sums)
         value = torch.zeros(2, *values.shape[:-1], dtype=torch.float64)
         for group, counts in enumerate(self.counts):
@@ -264,14 +264,14 @@ class Measurement(RowObserver):
         """Add the sums of the measures that exist here.  [choice|lone, rows|value|baseline, measure, ...]"""
         everything = sums.new_zeros(2, 3, len(self.measures), *sums.shape[3:])
         everything[:, :, [place for place, name in enumerate(self.measures) if name not in absent]] = sums
-        self._add(site, replace(Sums.of_texts(*everything), top=top), absent)
+        self._add(site, replace(Sums.from_texts(*everything), top=top), absent)
 
     def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
         """The setting of a block: an earlier layer's if it is the same, else a new one."""
         known = self._settings.get(block.start)
         if known is not None and known.fits(block, measures):
             return known
-        made = Setting.of(block, measures)
+        made = Setting.from_block(block, measures)
         kept = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
         if block.start in self._settings or kept > KEPT:
             self._settings.clear()  # it belongs to another text
@@ -294,7 +294,7 @@ class Measurement(RowObserver):
         for known, facts in self._facts:
             if known == texts:
                 return facts
-        self._facts = [*self._facts[-3:], (texts, TokenFacts.of(texts))]
+        self._facts = [*self._facts[-3:], (texts, TokenFacts.from_texts(texts))]
         return self._facts[-1][1]
 
     def merge(self, other: Measurement) -> None:

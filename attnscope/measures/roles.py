@@ -92,7 +92,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         return None
     even = f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
     if evenness.value > BROAD:
-        return Role.of("broad", evenness, f"spreads over all tokens {even}")
+        return Role.from_figure("broad", evenness, f"spreads over all tokens {even}")
     words = "no pattern stands out"
     if evenness.value < SHARP:
         words = f"looks at few tokens, in no known pattern {even}"
@@ -100,7 +100,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     if most:
         name = max(most, key=lambda name: figures[name].lift)
         words += f"; most of all it {patterns[name].words} {score(figures[name])}"
-    return Role.of(_name_none(evenness), evenness, words)
+    return Role.from_figure(_name_none(evenness), evenness, words)
 
 
 def _name_none(evenness: Figure) -> str:
@@ -116,7 +116,7 @@ def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) ->
     if not passing:
         return None
     name = max(passing, key=lambda name: figures[name].lift)
-    return Role.of(role_name(name), figures[name], sentence_of(patterns[name], figures[name]))
+    return Role.from_figure(role_name(name), figures[name], sentence_of(patterns[name], figures[name]))
 
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
@@ -226,7 +226,7 @@ def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
                 rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
                 words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), figure)
                 sentence = f"{words}, {rank} of {len(heads):,} heads"
-                head = replace(head, role=Role.of(WEAK + role_name(name), figure, sentence))
+                head = replace(head, role=Role.from_figure(WEAK + role_name(name), figure, sentence))
         yield head
 
 
@@ -271,7 +271,7 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
             words = f"no pattern stands out; most of all it {words}"
             none = replace(role, name=NONE, sentence=words)
             if evenness is not None:
-                none = Role.of(_name_none(evenness), evenness, words)
+                none = Role.from_figure(_name_none(evenness), evenness, words)
             head = replace(head, role=strongest(known, head.figures) or none)
         yield head
 

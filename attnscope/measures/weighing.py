@@ -109,7 +109,7 @@ class Values:
     metric: Tensor | None  # W_O,h W_O,hᵀ of each head, [head, size, size]; None: no projection is known
 
     @staticmethod
-    def of(values: Tensor, heads: int, weight: Tensor | None) -> Values:
+    def from_projection(values: Tensor, heads: int, weight: Tensor | None) -> Values:
         """Values, possibly shared by several heads, and their output projection, [head, size, width]."""
         values = values.detach().to(torch.promote_types(values.dtype, torch.float32))
         values = values.repeat_interleave(heads // values.shape[1], 1)

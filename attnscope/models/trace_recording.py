@@ -229,7 +229,7 @@ def make_trace(
         images=tuple(images),
         heard=heard,
         calls=tuple(
-            layout.TracedCall.of(site, number(queries), number(keys), rows)
+            layout.TracedCall.from_record(site, number(queries), number(keys), rows)
             for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
         ),
         axes=tuple(map(layout.traced_axis, axes)),

@@ -96,7 +96,7 @@ class ModelWeighing:
             assert isinstance(projections, Residuals)
             return self._with_residual(attention, attention.values, found, projections.of(attention.site))
         weight = None if found is None else found.weight
-        values = weighing.Values.of(attention.values, attention.heads, weight)
+        values = weighing.Values.from_projection(attention.values, attention.heads, weight)
         if weigh == "norm":
             return weighing.WeighedRows(attention.read, weighing.by_norm(values))
         if weigh == "zeroing":
@@ -128,7 +128,7 @@ class ModelWeighing:
         self.forms[residual.form] = None
         weight = weighing.normed(found.weight.double(), residual)
         part = weighing.residual_part(residual, attention.heads)
-        known = weighing.Values.of(values, attention.heads, weight)
+        known = weighing.Values.from_projection(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual belongs to no token that is attended to
             amounts, beside = weighing.by_norm(known), part.norm(dim=-1)[:, None, :, None]
         else:

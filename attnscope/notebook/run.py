@@ -318,7 +318,7 @@ class Run(Display):
         """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
         asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
         result = one_head(*self._given, asked)
-        answer = Answer.of("head", result.heatmap, result)
+        answer = Answer.from_view("head", result.heatmap, result)
         return HeadDrawing(answer, result, self._pass.weights(result.figures.address), cmap)
 
     def token(
@@ -332,7 +332,7 @@ class Run(Display):
     ) -> Drawing:
         """What a token looks at and which tokens look at it, in one head or on average over all."""
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
-        return Drawing(Answer.of("token", one_token(*self._given, asked)), cmap)
+        return Drawing(Answer.from_view("token", one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
         """The figures of every head, ordered by the role's lift; ``measures`` alone take less time."""

@@ -27,28 +27,28 @@ VERSION = 1  # raised by any release that removes a field from an answer, or cha
 class Answer:
     """The views of an answer, those that a picture file shows, and functions for the numbers.
 
-    ``write`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays`` the
-    contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for any data
-    file; ``heads`` all heads, for a page. They are functions because most answers are only drawn.
+    ``to_record`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays``
+    the contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for any
+    data file; ``heads`` all heads, for a page. They are functions because most answers are only drawn.
     """
 
     views: tuple[View, ...]
     pictures: Mapping[str, Drawable]
-    write: Callable[[], Any]
+    to_record: Callable[[], Any]
     table: Callable[[], Iterable[Sequence[object]]] | None = None
     arrays: Callable[[], Mapping[str, Array]] | None = None
     layers: Callable[[], tuple[Kinds, str, tuple[str, ...]]] | None = None
     heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built on answers
 
     @classmethod
-    def of(cls, name: str, view: Any, result: Any = None) -> Answer:
+    def from_view(cls, name: str, view: Any, result: Any = None) -> Answer:
         """One view, and its picture of that name; its numbers are those of ``result``, or its own."""
         return cls((view,), {name: view}, lambda: view if result is None else result)
 
     @cached_property
     def numbers(self) -> Mapping[str, Any]:
         """The numbers behind the views, as plain data."""
-        numbers: Mapping[str, Any] = plain(self.write())
+        numbers: Mapping[str, Any] = plain(self.to_record())
         return numbers
 
     @property

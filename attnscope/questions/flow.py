@@ -97,14 +97,14 @@ class Mixing:
                     "rollout and relevance follow it"
                 )
             self.forms[residual.form] = None
-            values = Values.of(attention.values, attention.heads, None).values
+            values = Values.from_projection(attention.values, attention.heads, None).values
             return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
         if self.slopes is None:
             return None
         slope = self.slopes.get(site)
         if attention.values is None or slope is None:
             return lambda rows, _, heads: rows * 0  # the prediction does not depend on it
-        return by_gradient(Values.of(attention.values, attention.heads, None), slope)
+        return by_gradient(Values.from_projection(attention.values, attention.heads, None), slope)
 
 
 CAPACITY = 1 << 24  # the capacity, as a whole number, of an edge with all of a row's weight

@@ -227,7 +227,7 @@ class HeadSums:
             rows = (rows > 0).double()
         for head, each in values.items():
             sums = torch.stack([rows, each, baseline])[:, None, :, None]  # [sum, measure, text, head]
-            self._add(head, Sums.of_texts(sums, torch.zeros_like(sums)))
+            self._add(head, Sums.from_texts(sums, torch.zeros_like(sums)))
 
     def merge(self, other: HeadSums) -> None:
         """Add another one's sums."""

@@ -262,4 +262,4 @@ def of_written(result: WrittenAttention) -> Answer:
     title, notes = f"{_name(result.heads)} · what each written token looks at", (said, *result.notes)
     shares = result.shares.mean(0)
     view = Stack(result.parts, result.tokens, shares, title=title, subtitle=result.title, notes=notes)
-    return Answer.of("", view, result)
+    return Answer.from_view("", view, result)

@@ -106,7 +106,7 @@ def test_nothing_is_written_into_the_rows():
     before, mask = block.rows.clone(), block.allowed.clone()
     for measure_ in MEASURES.values():
         if measure_.missing(["positions"]) is None:
-            measure_.form.of_block(block)
+            measure_.form.measure_block(block)
     assert torch.equal(block.rows, before)
     assert torch.equal(block.allowed, mask)
 
@@ -151,7 +151,7 @@ def test_even_rows_are_their_own_baseline_with_figures_of_closed_form():
 def test_nine_tenths_may_fall_short_by_a_millionth_of_the_row_and_no_more(dtype):
     part = [[0.9 - short, 0.1 + short] for short in (-1e-5, 0, 5e-7, 2e-6, 1e-5)]
     rows = torch.tensor([[[*part, [each / 3 for each in part[2]]]]], dtype=dtype)  # one with a sink
-    found = MEASURES["coverage90"].form.of_block(Block(rows, rows > 0)).value
+    found = MEASURES["coverage90"].form.measure_block(Block(rows, rows > 0)).value
     assert found.flatten().tolist() == [1, 1, 1, 2, 2, 1]
 
 

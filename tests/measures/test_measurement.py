@@ -160,7 +160,7 @@ def figures_of(rows, values, lone=(0.0, 0.0)):
     for part, (count, total) in zip(numbers, ((rows, values), lone), strict=True):
         for row, each in zip(part, (count, total, np.divide(total, 10)), strict=True):
             row[0, :, 0] = each
-    sums = Sums.of_texts(*torch.from_numpy(numbers))
+    sums = Sums.from_texts(*torch.from_numpy(numbers))
     return [sums.figures(every)[0][0] for every in (True, False)]
 
 
@@ -183,8 +183,8 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
 @pytest.mark.parametrize("kept", [1 << 22, 0])
 def test_what_hangs_on_a_small_text_alone_is_found_once_for_all_layers(kept, monkeypatch):
     monkeypatch.setattr(of_heads, "KEPT", kept)
-    made, of = [], Setting.of
-    monkeypatch.setattr(Setting, "of", lambda *given: made.append(given) or of(*given))
+    made, from_block = [], Setting.from_block
+    monkeypatch.setattr(Setting, "from_block", lambda *given: made.append(given) or from_block(*given))
     cases = texts()
     observed(cases)
     assert len(made) == len(cases) * (1 if kept else 2)

@@ -30,7 +30,7 @@ def vectors_of(values=VALUES, projection=PROJECTION):
 
 def values_of(values=VALUES, projection=PROJECTION):
     weight = None if projection is None else torch.from_numpy(projection)
-    return Values.of(torch.from_numpy(values), HEADS, weight)
+    return Values.from_projection(torch.from_numpy(values), HEADS, weight)
 
 
 def as_shares(amounts, beside=0.0):
@@ -159,7 +159,7 @@ def block(form):
 def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_own_part(form, crossed):
     residual, vectors, part, _ = block(form)
     weight = weighing.normed(torch.from_numpy(PROJECTION), residual)
-    known = Values.of(torch.from_numpy(VALUES), HEADS, weight)
+    known = Values.from_projection(torch.from_numpy(VALUES), HEADS, weight)
     share = weighing.residual_part(residual, HEADS)
     if crossed:  # the residual belongs to no key
         amounts, beside = weighing.by_norm(known), share.norm(dim=-1)[:, None, :, None]

@@ -90,7 +90,7 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
 
     class Hold:
         def observe(self, attention):
-            values = Values.of(attention.values, attention.heads, None).values
+            values = Values.from_projection(attention.values, attention.heads, None).values
             slope = gradients[attention.site] @ values.mT  # [batch, head, query, key]
             kind = "self" if "self" in by_kind else attention.site.kind
             seen.setdefault(kind, []).append((slope, attention.weights()))

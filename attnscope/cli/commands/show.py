@@ -116,7 +116,9 @@ def show(
         with model_progress(loaded, *(prepared for _, prepared in texts)):
             mean = mean_head(loaded, texts, given.text, selection)
         read = loaded, given.text, many.prompts, *(prepared for _, prepared in texts)
-        return deliver("show", Answer.of("head", mean.heatmap, mean), output, picture, model.metadata, read)
+        return deliver(
+            "show", Answer.from_view("head", mean.heatmap, mean), output, picture, model.metadata, read
+        )
     from attnscope.questions.head import one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.stats import of_overview, overview
@@ -136,13 +138,13 @@ def show(
         if whole and not output.as_json:
             answer = Answer((), {}, dict)
         elif token is not None:
-            answer = Answer.of("token", one_token(loaded, prepared, selection))
+            answer = Answer.from_view("token", one_token(loaded, prepared, selection))
         elif several:
             row = several_heads(loaded, prepared, selection, heads)
-            answer = Answer.of("heads", row.view, row)
+            answer = Answer.from_view("heads", row.view, row)
         elif head is not None:
             one = one_head(loaded, prepared, selection, losses)
-            answer = Answer.of("head", one.heatmap, one)
+            answer = Answer.from_view("head", one.heatmap, one)
         else:
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)

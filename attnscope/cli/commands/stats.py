@@ -160,7 +160,7 @@ def stats(
             curves = study.curves_by_position(
                 loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
             )
-        answer = Answer.of("", curves)
+        answer = Answer.from_view("", curves)
         return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
     head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
     names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))

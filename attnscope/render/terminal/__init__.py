@@ -61,7 +61,7 @@ class PrintedView:
     height: int | None = None  # most lines, if it must fit a screen
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        surface = replace(Surface.of(console, options, self.cmap, self.plain), height=self.height)
+        surface = replace(Surface.from_console(console, options, self.cmap, self.plain), height=self.height)
         end = Segment.line()
         for line in lines(self.view, surface, self.marked):
             if not surface.colour:

@@ -284,7 +284,7 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
         view = view.narrow
     titles = (view.title, "bold"), (view.subtitle, "dim")
     yield from (Text(visible(text), style=style) for text, style in titles if text)
-    surface = Surface.of(console, console.options, None, False)
+    surface = Surface.from_console(console, console.options, None, False)
     palette = surface.palette(signed=False) if surface.colour else None
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")

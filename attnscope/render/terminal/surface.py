@@ -148,7 +148,9 @@ class Surface:
     height: int | None = None  # most lines of a picture, if it must fit a screen
 
     @classmethod
-    def of(cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool) -> Surface:
+    def from_console(
+        cls, console: Console, options: ConsoleOptions, cmap: str | None, plain: bool
+    ) -> Surface:
         """The surface of a console."""
         colour = console.color_system in ("256", "truecolor") and not console.no_color and not plain
         return cls(options.max_width, colour, options.ascii_only, cmap, console.color_system == "256")

@@ -118,7 +118,7 @@ class TracedCall(Site):
     rows: TracedRows
 
     @staticmethod
-    def of(record: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
+    def from_record(record: SiteRecord, queries: int, keys: int, rows: TracedRows) -> TracedCall:
         """A recorded call, with its axes and its rows."""
         facts = asdict(record)
         return TracedCall(**facts.pop("site"), **facts | {"queries": queries, "keys": keys}, rows=rows)

@@ -82,9 +82,9 @@ def load(
         raise ModelError(f"no model folder {name}")
     from attnscope.models.huggingface.load import load_huggingface
     from attnscope.models.identity import find_commit
-    from attnscope.models.untrusted_folder import Source
+    from attnscope.models.untrusted_folder import ModelSource
 
-    source, where = Source(name, revision, trust_remote_code), (place, kind, device_map)
+    source, where = ModelSource(name, revision, trust_remote_code), (place, kind, device_map)
     model = load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
     model.revision = find_commit(name, revision)
     return model

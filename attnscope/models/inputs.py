@@ -64,7 +64,7 @@ class Limit(NamedTuple):
     truncate: bool = False
 
 
-WHOLE = Limit()  # whole texts are read, and those that are too long refused
+NO_LIMIT = Limit()  # whole texts are read, and those that are too long refused
 
 
 class SoundPart(NamedTuple):
@@ -93,7 +93,7 @@ class Letters:
 
 
 @dataclass(frozen=True)
-class Heard:
+class SoundFrames:
     """A sound as a model reads it: ``frames`` of ``seconds`` each, possibly followed by padding.
 
     They begin at the second ``begin`` of the file. ``bands`` is the loudness by frequency, ``None`` if
@@ -123,10 +123,10 @@ class ModelInput:
     of attention, ``tokens`` is the text itself, ``notes`` say what was done to it (cut, joined), ``settings``
     are further keyword arguments, ``arguments`` positional ones. ``replay`` holds a recorded generation or a
     trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words merged) come from the
-    trace. ``arrays`` is a short trace with NumPy rows, for views without torch. ``pictures`` are the images,
-    ``heard`` the sound, ``entry`` the method to call instead of the whole forward. ``written`` is the number
-    of the first generated token, if any. ``text`` is the plain text, ``messages`` are those of a chat, and
-    ``request`` is the ``InputRequest`` that it was made of.
+    trace. ``array_replay`` is a short trace with NumPy rows, for views without torch. ``pictures`` are the
+    images, ``sound`` the sound as the model reads it, ``entry`` the method to call instead of the whole
+    forward. ``written`` is the number of the first generated token, if any. ``text`` is the plain text,
+    ``messages`` are those of a chat, and ``request`` is the ``InputRequest`` that it was made of.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -137,11 +137,11 @@ class ModelInput:
     arguments: tuple[Tensor, ...] = ()
     replay: Replay | None = None
     pictures: tuple[Picture, ...] = ()
-    heard: Heard | None = None
+    sound: SoundFrames | None = None
     entry: str = "__call__"
     figures: tuple[HeadFigures, ...] | None = None
     words: tuple[HeadFigures, ...] = ()
-    arrays: Replay | None = None
+    array_replay: Replay | None = None
     written: int | None = None
     text: str | None = None
     messages: tuple[Message, ...] = ()
@@ -165,21 +165,21 @@ class ModelInput:
         return {**self.axes, **grids}
 
     @property
-    def read(self) -> int:
+    def read_count(self) -> int:
         """How many of ``tokens`` were read; generated ones follow."""
         axes = self.axes.get("decoder")
         follows = axes is not None and axes[0] == self.tokens
         return len(self.tokens) if self.written is None or not follows else self.written
 
     @property
-    def lead(self) -> Kind | None:
+    def first_kind(self) -> Kind | None:
         """The kind of attention to show first: with a picture or sound in its text, or among its keys."""
         found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
         heard = found and not isinstance(found, range) and found[0].id >= HEARD
         if heard or (inside and found == self.tokens):
             return "cross"
-        inside |= self.heard is not None and any(token.id < HEARD for token in self.tokens)
+        inside |= self.sound is not None and any(token.id < HEARD for token in self.tokens)
         return "decoder" if inside else None
 
 
@@ -289,7 +289,7 @@ def read_labels(path: Path) -> tuple[Label, ...]:
     return tuple(found)
 
 
-def tokens_of(labels: Sequence[Label]) -> tuple[Token, ...]:
+def tokens_of_labels(labels: Sequence[Label]) -> tuple[Token, ...]:
     """Labels as tokens; equal ones are the same token; a group precedes its labels."""
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     names = [f"{label.group}{GROUPED}{label.text}" if label.group else label.text for label in labels]
@@ -310,7 +310,7 @@ def relabel(axis: Axis, tokens: tuple[Token, ...]) -> Axis:
 
 def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     """A model's input with its positions labelled. Raises ``InputError`` for another number of them."""
-    tokens = tokens_of(labels)
+    tokens = tokens_of_labels(labels)
     axes: dict[Kind, tuple[Axis, Axis]] = {
         kind: (relabel(queries, tokens), relabel(keys, tokens))
         for kind, (queries, keys) in prepared.axes.items()
@@ -324,7 +324,7 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
 
 
-def lay_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> ModelInput:
+def with_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> ModelInput:
     """A picture with the grids of axes by length, the first of them its tokens; ``None``: its own grid."""
     (picture,), begin = prepared.pictures, PICTURED + len(prepared.tokens)
     pictures = [picture] if len(picture.tokens) in grids else []

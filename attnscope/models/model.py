@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memo
 from attnscope.figures import Weigh
 from attnscope.lazy import torch
 from attnscope.limits import foreign_output
-from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
+from attnscope.models.inputs import NO_LIMIT, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
 from attnscope.models.text.tokens import GREEDY, Sampling, repeat_random, tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.attention import Attention, Token
     from attnscope.capture import Observer, Record
     from attnscope.fused.fused_pass import FusedPass
-    from attnscope.models.text.tokens import Encoded, Vocabulary
+    from attnscope.models.text.tokens import TextTokens, Vocabulary
 
 
 def find_device(module: nn.Module) -> torch.device:
@@ -108,7 +108,7 @@ class Model:
         """The device of the first weights."""
         return find_device(self.module)
 
-    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """The inputs and labelled axes of one text, or of a pair of texts. Raises ``InputError``."""
         raise InputError(f"{self.name} has no tokenizer: wrap it with one, or read tensors by name")
 
@@ -145,7 +145,9 @@ class Model:
         """``count`` random tokens twice, instead of a text. Raises ``InputError``."""
         raise InputError(f"{self.name} reads no text of random tokens: leave out --repeat-random")
 
-    def _repeat(self, frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:
+    def _repeat(
+        self, frame: TextTokens, vocabulary: Vocabulary, size: int, count: int, seed: int
+    ) -> TextTokens:
         """``count`` random tokens twice in place of a text. Raises ``InputError`` if they are too many."""
         encoded = repeat_random(frame, vocabulary, size, count, seed)
         tokens = len(encoded.tokens)
@@ -158,7 +160,7 @@ class Model:
         return encoded
 
     def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], limit: Limit = WHOLE, *, chat: bool = False
+        self, texts: Sequence[tuple[str, ...]], limit: Limit = NO_LIMIT, *, chat: bool = False
     ) -> list[ModelInput | InputError]:
         """``prepare`` (or ``prepare_chat``) for many texts or pairs; a refused one gives its exception."""
         read: Callable[..., ModelInput] = self.prepare_chat if chat else self.prepare
@@ -177,7 +179,7 @@ class Model:
             if collects:
                 gc.enable()
 
-    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """A text as one message, or a JSON list of messages, in the model's chat format."""
         raise InputError(f"{self.name} has no chat format: leave out --chat to give it the text as it is")
 
@@ -254,7 +256,7 @@ class Model:
         from attnscope.capture import recording
         from attnscope.capture.record import Seeing
 
-        self.show_kinds(prepared)
+        self.learn_kinds(prepared)
         watching = (*observers, Seeing(partial(report_layer, self.module)))
         with (
             torch.no_grad() if self.trains else torch.inference_mode(),
@@ -273,7 +275,7 @@ class Model:
             ask(self, prepared, record.sites).note(record, self.module)
         return record
 
-    def show_kinds(self, prepared: ModelInput) -> None:
+    def learn_kinds(self, prepared: ModelInput) -> None:
         """Run a text of one token written twice, so that the recording learns the kind of each attention.
 
         One token cannot show that. Only the first such text of a module is run so, and the run leaves
@@ -308,10 +310,10 @@ class Model:
             warnings.warn(f"{unknown}: {type(error).__name__}: {error}", stacklevel=3)
         _kinds_shown.add(self.module)
 
-    def look(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
+    def observe(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """``run`` for observers that read tensor or array rows alike: a short trace gives arrays."""
-        if prepared.arrays is not None:
-            return prepared.arrays.shown_to(observers)
+        if prepared.array_replay is not None:
+            return prepared.array_replay.shown_to(observers)
         return self.run(prepared, observers)
 
     @contextmanager

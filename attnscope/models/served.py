@@ -22,7 +22,7 @@ from attnscope.attention import Token, tensor_of
 from attnscope.axes import Array
 from attnscope.errors import InputError
 from attnscope.lazy import torch
-from attnscope.models.inputs import read_labels, relabel, tokens_of
+from attnscope.models.inputs import read_labels, relabel, tokens_of_labels
 from attnscope.models.trace_model import TracedModel, WeightsFile
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
@@ -210,9 +210,9 @@ def open_served(
     config: Any = None
     if model is not None:
         from attnscope.models.huggingface.reader import FolderReader
-        from attnscope.models.untrusted_folder import Source
+        from attnscope.models.untrusted_folder import ModelSource
 
-        source = Source(model, None, False)
+        source = ModelSource(model, None, False)
         config = source.load_config()
     with reading(path, "queries and keys from"):
         file = TensorFile(path)
@@ -222,7 +222,7 @@ def open_served(
         if ids is not None and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < MOST_IDS)).all()):
             raise ValueError("the ids of its tokens are not whole numbers of a vocabulary")
     if labels is not None:
-        keys = relabel(keys, tokens_of(read_labels(labels)))
+        keys = relabel(keys, tokens_of_labels(read_labels(labels)))
     elif ids is not None and config is not None:
         spelled = FolderReader(str(model), source.load_tokenizer(config)).vocabulary
         keys = spelled.extend((), (ids if len(ids) == len(keys) else ids[rows]).tolist())

@@ -251,7 +251,9 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
     """The tokens on the predicted side; empty if several texts are read together."""
-    decoder = "decoder_input_ids" in prepared.inputs or prepared.lead == "decoder"  # of text with a picture
+    decoder = (
+        "decoder_input_ids" in prepared.inputs or prepared.first_kind == "decoder"
+    )  # of text with a picture
     axis = prepared.axes.get("decoder" if decoder else "encoder")
     return () if axis is None or isinstance(axis[0], range) else axis[0]
 

@@ -76,7 +76,7 @@ class TracedModel(Model):
         return prepare_traced(self.trace)
 
     def prepare(
-        self, text: str, second: str | None = None, limit: inputs.Limit = inputs.WHOLE
+        self, text: str, second: str | None = None, limit: inputs.Limit = inputs.NO_LIMIT
     ) -> inputs.ModelInput:
         """Raises ``InputError``: a file reads no text; ask for ``prepared``."""
         raise InputError(f"{self.name} is {self.what} and reads no text")
@@ -89,8 +89,8 @@ class TracedModel(Model):
 
 def attach_trace(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput:
     """An input with its kept pass: nothing runs again."""
-    kept = prepare_traced(trace)
-    return replace(prepared, replay=kept.replay, figures=kept.figures, words=kept.words, arrays=kept.arrays)
+    recorded, names = prepare_traced(trace), ("replay", "figures", "words", "array_replay")
+    return replace(prepared, **{name: getattr(recorded, name) for name in names})
 
 
 def prepare_traced(trace: Trace) -> inputs.ModelInput:
@@ -109,7 +109,7 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
     heard = None
     if sound is not None:
         bands = None if sound.array is None else trace.arrays[sound.array]
-        heard = inputs.Heard(sound.seconds, sound.frames, bands, sound.begin)
+        heard = inputs.SoundFrames(sound.seconds, sound.frames, bands, sound.begin)
     figures, words = _figures(description, description.figures), _figures(description, description.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
@@ -120,10 +120,10 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
         description.text_notes,
         replay=replay(trace),
         pictures=tuple(pictures),
-        heard=heard,
+        sound=heard,
         figures=figures,
         words=words or (),
-        arrays=replay(trace, arrays=True) if usual and is_short(trace) else None,
+        array_replay=replay(trace, arrays=True) if usual and is_short(trace) else None,
         written=description.written,
         text=description.text,
         messages=tuple(replace(each, role=clean(each.role)) for each in description.messages),
@@ -169,7 +169,7 @@ class WeightsFile(TracedModel):
         layers = [weights for layers in found.kinds.values() for _, weights in layers]
         if any(place.stop - place.start > 1 for weights in layers for place in weights.keys):
             notes.append("the figures count the rows and columns that the file has")
-        named = () if labels is None else inputs.tokens_of(inputs.read_labels(labels))
+        named = () if labels is None else inputs.tokens_of_labels(inputs.read_labels(labels))
         form = Path(path).suffix.lower().removeprefix(".")
         super().__init__(_trace_of(found.kinds, str(path), form, named, tuple(notes)))
         self.path = Path(path)

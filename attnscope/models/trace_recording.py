@@ -167,7 +167,7 @@ def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = Fals
         request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
         run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))
         most = math.inf if fused else 0
-    if not prepared.tokens or prepared.arrays is not None:
+    if not prepared.tokens or prepared.array_replay is not None:
         return None
     try:
         trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
@@ -210,7 +210,7 @@ def make_trace(
         pixels = kept.hold(f"pixels{place}", each.pixels)
         boxes = tuple(starmap(layout.Box, each.boxes.items()))
         images.append(layout.Image(each.name, pixels, each.grid, number(each.tokens), boxes))
-    heard, sound = None, prepared.heard
+    heard, sound = None, prepared.sound
     if sound is not None:
         bands = None if sound.bands is None else kept.hold("bands", sound.bands)
         heard = layout.TracedSound(sound.seconds, sound.frames, sound.begin, bands)
@@ -301,13 +301,13 @@ class RecordedPasses:
         self.steps[-1].observe(attention, change)
         self.seen += 1
 
-    def kept(
+    def traces(
         self, module: nn.Module, name: str, record: Record, axes: inputs.Axes, images: Mapping[str, Any]
     ) -> list[Callable[[], TracedModel]]:
         """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
         require_attention(name, module, record)
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
-        said = [DROPPED] if record.dropout or drops_out(module) else []
+        said = [DROPPED] if record.dropout or has_dropout(module) else []
 
         def make(number: int) -> TracedModel:
             which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
@@ -333,7 +333,7 @@ class RecordedPasses:
 DROPPED = "dropout was on: what is shown was computed without some of the units, another part in each pass"
 
 
-def drops_out(module: nn.Module) -> bool:
+def has_dropout(module: nn.Module) -> bool:
     """Whether a part of a module in training mode has dropout, as a layer or as a number."""
 
     def share(part: nn.Module) -> object:
@@ -354,11 +354,11 @@ def axes_of_texts(
     if tokens is None:
         return {}
     if not isinstance(tokens, Mapping):
-        return inputs.text_axes(inputs.tokens_of([inputs.Label(str(text)) for text in tokens]))
+        return inputs.text_axes(inputs.tokens_of_labels([inputs.Label(str(text)) for text in tokens]))
     if set(tokens) != {"encoder", "decoder"}:
         raise InputError(f"there are tokens of {', '.join(tokens)}: name those of encoder and decoder")
     sides = {
-        name: inputs.tokens_of([inputs.Label(str(text)) for text in labels])
+        name: inputs.tokens_of_labels([inputs.Label(str(text)) for text in labels])
         for name, labels in tokens.items()
     }
     encoder, decoder = sides["encoder"], sides["decoder"]

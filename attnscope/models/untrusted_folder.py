@@ -67,7 +67,7 @@ UNCOUNTED = re.compile(
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def foreign_work(what: str) -> Iterator[None]:
     """Raise ``ModelError`` for foreign code that runs out of memory or time, or breaks its library."""
     try:
         with limits.deadline():
@@ -85,10 +85,10 @@ def explained(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def refusable(work: str, refusal: str) -> Iterator[None]:
-    """``explained`` work on the user's input: any other exception becomes an ``InputError``, a refusal."""
+def input_work(work: str, refusal: str) -> Iterator[None]:
+    """``foreign_work`` work on the user's input: any other exception becomes an ``InputError``, a refusal."""
     try:
-        with explained(work):
+        with foreign_work(work):
             yield
     except ModelError:
         raise
@@ -244,7 +244,7 @@ PROCESSORS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A hub id or a local folder, and how far it is trusted."""
 
     name: str
@@ -294,7 +294,7 @@ class Source:
         if self.folder is None:
             require_on_hub(self.name, self.revision)
         self.require_harmless()
-        with self.shielded(), explained(f"the config.json of {self.name}"):
+        with self.shielded(), foreign_work(f"the config.json of {self.name}"):
             config = transformers.AutoConfig.from_pretrained(self.name, **self.options)
             if not all(isinstance(each, str) for each in config.architectures or ()):
                 raise ValueError("the architectures of its config.json are no names")
@@ -304,7 +304,7 @@ class Source:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
         from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-        with self.shielded("the tokenizer of "), explained(f"the tokenizer of {self.name}"):
+        with self.shielded("the tokenizer of "), foreign_work(f"the tokenizer of {self.name}"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             kind = type(tokenizer).__name__
@@ -331,7 +331,7 @@ class Source:
         automatic, called, what = PROCESSORS[kind]
         with self.shielded(called):
             try:
-                with explained(called + self.name):
+                with foreign_work(called + self.name):
                     return getattr(transformers, automatic).from_pretrained(self.name, **self.options)
             except (OSError, ValueError) as error:
                 if "preprocessor_config" in str(error) or "image processor" in str(error).lower():

@@ -60,7 +60,7 @@ class ModelWeighing:
 
         A kept pass runs again. Raises ``ModelError`` if a call's values cannot be seen.
         """
-        prepared = replace(prepared, replay=None, figures=None, words=(), arrays=None)
+        prepared = replace(prepared, replay=None, figures=None, words=(), array_replay=None)
         projections: Projections = Residuals() if self.weigh == "norm-residual" else Projections()
         slopes, prediction = dict[Site, Tensor](), ""
         if self.weigh == "gradient":
@@ -150,7 +150,7 @@ def gradients_of(
     query, size]
     """
     projections = projections or Projections()
-    model.show_kinds(prepared)
+    model.learn_kinds(prepared)
     with (
         torch.enable_grad(),
         model.threads(prepared),

@@ -191,7 +191,7 @@ def record(
         yield run
     if seal:
         first.note(record)
-    *run.earlier, last = held.kept(module, name, record, axes, images)
+    *run.earlier, last = held.traces(module, name, record, axes, images)
     run.kept = last()
 
 

@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.text.reader import wrap_module
-from attnscope.models.trace_recording import drops_out
+from attnscope.models.trace_recording import has_dropout
 from attnscope.notebook.reader import at_rest
 from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats
@@ -142,7 +142,7 @@ class TrainingLog(Display):
             if note not in self.notes:
                 warnings.warn(note, stacklevel=2)
         notes = list(record.notes)
-        if record.dropout or drops_out(model):
+        if record.dropout or has_dropout(model):
             notes.append("dropout was on: the weights are those before it")
         self._conclude(measured, notes)
 

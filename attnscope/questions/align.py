@@ -21,7 +21,7 @@ from attnscope.comparison import first_columns, likeliest_states
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
-from attnscope.models.inputs import Heard, SoundPart
+from attnscope.models.inputs import SoundFrames, SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
 from attnscope.questions.head import loudness
 from attnscope.records import Meaning, Notes, Parts, record
@@ -119,11 +119,11 @@ class AlignedHeads:
 # by cross attention
 
 
-def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, Heard]:
+def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, SoundFrames]:
     """The speech model, unwrapped if it is weighed, and the sound. Raises ``InputError``."""
     inner = getattr(model, "model", model)
-    if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.heard is not None:
-        return inner, prepared.heard
+    if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.sound is not None:
+        return inner, prepared.sound
     raise InputError(
         f"{model.name} aligns no words by its heads: that takes a speech-to-text model, such as Whisper"
     )
@@ -136,7 +136,7 @@ def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
 
 
 def read_cross(
-    model: Model, prepared: ModelInput, heard: Heard, heads: Sequence[Head] = ()
+    model: Model, prepared: ModelInput, heard: SoundFrames, heads: Sequence[Head] = ()
 ) -> tuple[dict[Head, Tensor], int]:
     """Run the model; read the cross-attention of ``heads``, or all, to the sound.  -> [row, frame] each
 
@@ -204,7 +204,7 @@ def _probabilities(
     return [float(row[id_]) for row, id_ in zip(shares, ids, strict=True)]
 
 
-def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[SpokenWord, ...]:
+def _without_pauses(words: tuple[SpokenWord, ...], heard: SoundFrames) -> tuple[SpokenWord, ...]:
     """The words without pauses at their edges, found by loudness: a path of tokens has no gaps."""
     if heard.bands is None:
         return words
@@ -221,13 +221,13 @@ def _without_pauses(words: tuple[SpokenWord, ...], heard: Heard) -> tuple[Spoken
     return tuple(cut)
 
 
-def _describe(model: Model, prepared: ModelInput, heard: Heard) -> tuple[str, float, float, Notes]:
+def _describe(model: Model, prepared: ModelInput, heard: SoundFrames) -> tuple[str, float, float, Notes]:
     """The title, the part that is heard, in seconds, and the notes."""
     end = heard.begin + heard.frames * heard.seconds
     return model.title, heard.begin, end, (*model.notes, *prepared.notes)
 
 
-def _draw(result: SpokenText, heard: Heard, smooth: Array, frames: Array) -> SoundMap:
+def _draw(result: SpokenText, heard: SoundFrames, smooth: Array, frames: Array) -> SoundMap:
     """The aligned map, and the path through it.  [token, frame], [token and the end]"""
     names = ", ".join(head.name for head in result.heads)
     return SoundMap(
@@ -318,7 +318,7 @@ def smooth_mean(weights: Tensor, width: object) -> Array:
 
 def reads_letters(prepared: ModelInput) -> bool:
     """Whether a CTC head read the sound."""
-    return prepared.heard is not None and prepared.heard.letters is not None
+    return prepared.sound is not None and prepared.sound.letters is not None
 
 
 def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -> SpokenText:
@@ -327,7 +327,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     Repeated letters are merged and blanks dropped, as in transformers' decoding. A given ``text`` is
     placed on the most likely path of its letters.
     """
-    heard = prepared.heard
+    heard = prepared.sound
     assert heard is not None
     letters = heard.letters
     assert letters is not None
@@ -336,7 +336,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
     ids, way = None, "the letters of the CTC head, frame by frame"
     if text is not None:
         assert isinstance(model, SpeechModel)
-        letters = model.spell_said(text, letters)
+        letters = model.spell_transcript(text, letters)
         ids = letters.ids.tolist()
         way = "the most likely path of the CTC head through the letters of the text"
         states = likeliest_states(scores, ids, letters.blank)

@@ -70,7 +70,7 @@ class Scored:
         """The prediction that words name, to be changed in the block."""
         if prepared.replay is not None:
             raise ModelError("a trace holds no weights of the model: give the model and the text")
-        model.show_kinds(prepared)
+        model.learn_kinds(prepared)
         with torch.no_grad(), model.threads(prepared):
             yield cls(model, prepared, score_prediction(model, prepared, target, against))
 

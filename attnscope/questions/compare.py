@@ -175,7 +175,7 @@ def head_rows(
     Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's).
     ``choosing`` picks specific rows and keys, observers ``beside`` see all heads.
     """
-    led = replace(selection, kind=selection.kind or (prepared.lead if prepared.pictures else None))
+    led = replace(selection, kind=selection.kind or (prepared.first_kind if prepared.pictures else None))
     choose, first = choosing or even_rows(selection), led.kind
 
     def choose_one_kind(attention: Attention) -> Rows | None:
@@ -423,7 +423,7 @@ def compare_two_heads(
         for made, sampled in zip(coarse.maps, sample.maps, strict=True)
         for number, head in enumerate(select(made.site, counts[made.site]))
     }
-    kinds = kinds_of(counts, prepared.lead if prepared.pictures else None)
+    kinds = kinds_of(counts, prepared.first_kind if prepared.pictures else None)
     named = {kind: [Head(head.layer, head.head, kind) for head in heads] for kind in kinds}
     kind = next((kind for kind in kinds if found.keys() >= set(named[kind])), None)
     if kind is None:

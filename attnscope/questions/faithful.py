@@ -76,7 +76,7 @@ def _choose(
     picture, inputs = prepared.picture, prepared.inputs
 
     def copies(kept: Tensor, **changed: Tensor) -> ModelInput:  # [copy, token]
-        plain = replace(prepared, replay=None, figures=None, arrays=None)
+        plain = replace(prepared, replay=None, figures=None, array_replay=None)
         return plain.texts(torch.zeros(len(kept), dtype=torch.long, device=kept.device), **changed)
 
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):

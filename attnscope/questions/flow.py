@@ -305,7 +305,9 @@ def follow_flow(
         causal = np.triu(np.ones(values.shape, bool), 1) & (kind == "decoder")
         whole = weights(values.astype(np.float32), *axes, (values > 0) | ~causal)
         maps.setdefault(kind, []).append((layer, coarsen(whole, queries, keys)[0]))
-    return Flow(method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.lead)
+    return Flow(
+        method, maps, name_pass(model, prepared), provenance(record.sites), notes, prepared.first_kind
+    )
 
 
 def _only(coarsening: Coarsening, token: str) -> Coarsening | None:

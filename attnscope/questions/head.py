@@ -16,7 +16,7 @@ from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
-from attnscope.models.inputs import Heard
+from attnscope.models.inputs import SoundFrames
 from attnscope.questions import sentences
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
@@ -175,7 +175,7 @@ def _see_heads(
     def numbers(site: Site, count: int) -> list[int]:
         return sorted({number for each in asked for number in each.heads(site, count)})
 
-    record = model.look(prepared, [SharedRows(observers, numbers)])
+    record = model.observe(prepared, [SharedRows(observers, numbers)])
     sites = {site.site: site for site in record.sites}
     seen = {site: numbers(site, each.heads) for site, each in sites.items()}
     if known is None:  # heads read among others were renumbered
@@ -186,7 +186,7 @@ def _see_heads(
     for head, one in zip(heads, asked, strict=True):
         maps = [made for made in coarse.maps if one.meets(made.site) and head.head in seen[made.site]]
         sentences.require_selected(maps, record, one)
-        kind, *others = sentences.kinds_of((made.site for made in maps), prepared.lead)
+        kind, *others = sentences.kinds_of((made.site for made in maps), prepared.first_kind)
         made = next(made for made in maps if made.site.kind == kind)
         made, site = made.only(seen[made.site].index(head.head)), sites[made.site]
         figures = next(each for each in known if (each.site, each.head) == (made.site, head.head))
@@ -207,12 +207,12 @@ def _see_heads(
         notes += sentences.note_pooling(made, weights)
         picture = head_picture(pick_head(weights, 0), figures, site, title, one, tuple(notes))
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
-        bands = bands_of(weights.keys, prepared.heard) if kind == "cross" else None
+        bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
         shown.append(OneHead(replace(picture, written=written, bands=bands), figures, site))
     return shown
 
 
-def bands_of(keys: Sequence[Place], heard: Heard | None) -> Array | None:
+def bands_of(keys: Sequence[Place], heard: SoundFrames | None) -> Array | None:
     """The loudness of the sound whose moments the keys are, 0 to 1.  -> [band, key]"""
     if heard is None or heard.bands is None or not all(key.heard for key in keys):
         return None

@@ -22,7 +22,7 @@ from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.model import accepts
-from attnscope.models.untrusted_folder import Source, explained
+from attnscope.models.untrusted_folder import ModelSource, foreign_work
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved
 from attnscope.records import Meaning, Notes, Parts, record
@@ -58,7 +58,7 @@ class LookCost:
     notes: Notes
 
 
-def estimate_cost(source: Source, tokens: int) -> LookCost:
+def estimate_cost(source: ModelSource, tokens: int) -> LookCost:
     """The cost of commands on a text of this length, counted by torch while a model runs without weights."""
     config = source.load_config()
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -68,7 +68,7 @@ def estimate_cost(source: Source, tokens: int) -> LookCost:
     names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
     if "input_ids" not in names:
         raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
-    with source.shielded(), explained(f"building {source.name}"):
+    with source.shielded(), foreign_work(f"building {source.name}"):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode():
@@ -283,7 +283,9 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
     def verdict(site: Site) -> tuple[Verdict, str | None]:
         theirs, calls = reported[site.kind], met[site.kind]
         # of a picture inside a text, the text's attention alone is reported
-        if not theirs or (prepared.lead is not None and met[prepared.lead] and site.kind == "encoder"):
+        if not theirs or (
+            prepared.first_kind is not None and met[prepared.first_kind] and site.kind == "encoder"
+        ):
             return "none", None
         if len(theirs) != calls:
             return "wrong", f"{len(theirs):,} tensors for {calls:,} calls"

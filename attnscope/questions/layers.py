@@ -105,7 +105,7 @@ def layers_of_maps(
     """The maps that an observer has kept (the mean of a batch), with notes on hidden and pooled cells."""
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.lead):
+    for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.first_kind):
         maps = [made for made in pool.maps if made.site.kind == kind]
         pairs, shares = zip(*(made.label() for made in maps), strict=True)
         kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]

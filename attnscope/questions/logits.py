@@ -120,7 +120,7 @@ def direct_effects(
         raise ModelError("a trace holds no weights of the model: give the model and the text")
     at = place_prediction(model, prepared, target)
     rows = StreamRows(length=model.objective.ids(prepared).shape[1], at=at)
-    model.show_kinds(prepared)
+    model.learn_kinds(prepared)
     with (
         torch.enable_grad(),
         model.threads(prepared),

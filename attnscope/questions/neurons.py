@@ -143,7 +143,7 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
 
     record = model.run(prepared, [Seeing(see)])
     sentences.require_selected(list(found), record, selection)
-    lead = sentences.kinds_of(found, prepared.lead)[0]
+    lead = sentences.kinds_of(found, prepared.first_kind)[0]
     site, result = next((site, made) for site, made in found.items() if site.kind == lead)
     differences = sentences.note_differences([each for each in record.sites if each.site == site])
     notes = (*model.notes, *prepared.notes, *record.notes, *differences, *result.notes)

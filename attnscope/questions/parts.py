@@ -361,7 +361,7 @@ def cut_input(prepared: ModelInput, by: str, begins: Begins | None = None) -> tu
     ``by`` is one of ``CUTS``, "segment", "modality", "role" or "group"; ``begins`` are explicit parts and
     where they begin in the text. Raises ``InputError`` if the input has no such parts.
     """
-    read, rest = prepared.tokens[: prepared.read], "written"
+    read, rest = prepared.tokens[: prepared.read_count], "written"
     by = "" if begins is not None else by
     if by not in ("", *CUTS, "segment", "modality", "role", "group"):
         raise InputError(
@@ -384,8 +384,8 @@ def cut_input(prepared: ModelInput, by: str, begins: Begins | None = None) -> tu
     else:
         text = prepared.text[:MOST_CHARACTERS]  # no token stands for what comes after them
         cut = spans_of(read, text, cut_text(text, by) if begins is None else begins)
-    if prepared.read < len(prepared.tokens):
-        cut += (Span(rest, prepared.read, len(prepared.tokens)),)
+    if prepared.read_count < len(prepared.tokens):
+        cut += (Span(rest, prepared.read_count, len(prepared.tokens)),)
     return cut
 
 

@@ -46,7 +46,7 @@ def name_pass(model: Model, prepared: ModelInput) -> str:
 
 def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
-    pictured = prepared.picture is not None or prepared.heard is not None
+    pictured = prepared.picture is not None or prepared.sound is not None
     known = [] if pictured else prepared.tokens[: 2 * QUOTED]
     words = (replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUPED)[2])) for token in known)
     text = spell_tokens([token for token in words if not token.special])

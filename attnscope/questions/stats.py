@@ -452,7 +452,7 @@ def overview(
         asked = (model, prepared, measured, selection, [prepared.tokens])
         record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=coarse, side=GRID_CELLS)
     else:
-        record = model.look(prepared, [SharedRows([coarse], selection.heads)])
+        record = model.observe(prepared, [SharedRows([coarse], selection.heads)])
     require_selected(coarse.maps, record, selection)
     layers = layers_of_maps(coarse, model, prepared, record, selection, note_pooled=False)
     grids: dict[str, Grid] = {}

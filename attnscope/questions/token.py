@@ -92,7 +92,7 @@ BETWEEN = 0.03  # pixels between pictures, as a share of the largest
 
 def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
     """The pictures that were read, or the spectrogram of a sound, whose patches are its moments."""
-    heard = prepared.heard
+    heard = prepared.sound
     if heard is None or heard.bands is None:
         return prepared.pictures
     shown = heard.bands[::-1, : heard.frames]  # [band, frame], low frequencies at the bottom, loud ones white
@@ -120,7 +120,7 @@ def find_scene(prepared: ModelInput) -> Scene | None:
         corner, size, full = (np.array(2 * two) for two in ((left, top), (columns, rows), whole.shape[1::-1]))
         for id_, (*edges, fine) in _parts(picture):
             parts[id_] = SceneRegion._make((*((corner + np.array(edges) * size) / full).tolist(), fine))
-    return Scene(whole, parts, heard=prepared.heard is not None)
+    return Scene(whole, parts, heard=prepared.sound is not None)
 
 
 def _parts(picture: Picture) -> Iterator[tuple[int, SceneRegion]]:
@@ -249,9 +249,9 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
         return axes
 
     both = Coarsen(side(False)), Coarsen(side(True))
-    record = model.look(prepared, [SharedRows(both, selection.heads)])
+    record = model.observe(prepared, [SharedRows(both, selection.heads)])
     sites = sentences.selected_sites(record, selection)
-    kinds = sentences.kinds_of((site.site for site in sites), prepared.lead)
+    kinds = sentences.kinds_of((site.site for site in sites), prepared.first_kind)
     sites.sort(key=lambda site: kinds.index(site.site.kind))
     # towers and stages of other sizes have other tokens
     groups = [*sentences.group_by(sites, lambda site: (site.site.kind, site.queries, site.keys)).values()]

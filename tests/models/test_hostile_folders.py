@@ -190,5 +190,5 @@ def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said,
     ],
 )
 def test_what_foreign_work_raises_is_one_sentence(error, said):
-    with pytest.raises(ModelError, match=said), untrusted_folder.explained("it"):
+    with pytest.raises(ModelError, match=said), untrusted_folder.foreign_work("it"):
         raise error

@@ -11,7 +11,7 @@ import attnscope
 from attnscope.axes import Weights, places
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.models.inputs import Label, read_labels, tokens_of
+from attnscope.models.inputs import Label, read_labels, tokens_of_labels
 from attnscope.models.served import open_file
 from attnscope.models.trace_model import WeightsFile
 from attnscope.questions.head import one_head, pick_head
@@ -72,7 +72,7 @@ def test_a_file_that_is_none_is_told_with_its_line(table, text, sentence):
 
 
 def test_equal_labels_are_the_same_token():
-    ids = [token.id for token in tokens_of([Label("a"), Label("b"), Label("a"), Label("a", "group")])]
+    ids = [token.id for token in tokens_of_labels([Label("a"), Label("b"), Label("a"), Label("a", "group")])]
     assert ids == [0, 1, 0, 2]
 
 

@@ -129,7 +129,7 @@ def test_a_given_text_has_its_words_in_order_wherever_the_head_finds_them(folder
     found = align_letters(model, prepared, "ah, ha aha.")
     assert [word.text for word in found.words] == ["ah", "ha", "aha"]
     assert all(0 <= word.confidence <= 1 for word in found.words)
-    shares = np.exp(prepared.heard.letters.scores)
+    shares = np.exp(prepared.sound.letters.scores)
     for one in found.tokens:
         share = shares[frame(one.begin) : frame(one.end), one.token.id].mean()
         assert one.confidence == pytest.approx(share, rel=1e-5)

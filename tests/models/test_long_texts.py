@@ -47,14 +47,14 @@ def watched(own, monkeypatch):
     """The tokenizer of a model that reads less, with how many tokens its reader makes, text by text."""
     for module in (reader, model):
         monkeypatch.setattr(module, "MOST_CHARACTERS", READ)
-    tokenizer, tokens_of = Counting(own.reader.tokenizer), reader.tokens_of
+    tokenizer, tokens_of_encoding = Counting(own.reader.tokenizer), reader.tokens_of_encoding
 
     def counted(encoding, texts):
         tokenizer.made.append(len(encoding))
-        return tokens_of(encoding, texts)
+        return tokens_of_encoding(encoding, texts)
 
     monkeypatch.setattr(own, "reader", replace(own.reader, tokenizer=tokenizer))
-    monkeypatch.setattr(reader, "tokens_of", counted)
+    monkeypatch.setattr(reader, "tokens_of_encoding", counted)
     return tokenizer
 
 

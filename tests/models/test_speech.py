@@ -318,7 +318,7 @@ def test_frames_without_duration_are_numbered_with_a_note(model_of, longer_tone,
     """Mimi's feature extractor makes no mask, and refuses to be asked for one."""
     model = model_of(name)
     prepared = model.prepare_audio(longer_tone)
-    assert prepared.heard is None
+    assert prepared.sound is None
     assert any("numbered, without times" in note for note in prepared.notes)
     assert not any("the end of the sound is not heard" in note for note in prepared.notes)
     assert maps(model, prepared)
@@ -329,7 +329,7 @@ def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(model_of, t
     wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
     wave[:16000] *= 0.001
     soundfile.write(tmp_path / "late.wav", wave, 16000)
-    heard = model_of(name).prepare_audio(tmp_path / "late.wav").heard
+    heard = model_of(name).prepare_audio(tmp_path / "late.wav").sound
     loud = heard.bands[:, : heard.frames].mean(0)
     half = len(loud) // 2
     assert loud[half + 1 :].min() > loud[: half - 1].max()
@@ -338,7 +338,7 @@ def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(model_of, t
 def test_a_wave_with_a_channel_is_a_wave(model_of, longer_tone):
     prepared = model_of("xcodec").prepare_audio(longer_tone)
     assert names(prepared.tokens) == times(100)
-    assert prepared.heard.bands.shape[1] == 100
+    assert prepared.sound.bands.shape[1] == 100
 
 
 PREPARED = ["wav2vec2-bert", "parakeet_ctc", "speecht5", "moonshine_streaming", "whisper"]
@@ -395,7 +395,7 @@ def test_tokens_of_a_sound_are_named_by_their_time(model_of, longer_tone, name):
     named, ids = moments(prepared), prepared.inputs["input_ids"][0]
     assert list(named.values()) == pytest.approx([n * seconds for n in range(round(2.0 / seconds))])
     assert list(named) == (ids == ids[next(iter(named))]).nonzero()[:, 0].tolist()
-    assert prepared.lead == "decoder"
+    assert prepared.first_kind == "decoder"
     assert not prepared.notes
 
 
@@ -427,7 +427,7 @@ def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(model_of
 def test_the_shortest_sound_has_its_tokens_too(model_of, tmp_path, name):
     prepared = model_of(name).prepare_audio(speech.sound(tmp_path / "short.wav", 0.06), "the cat")
     assert next(iter(moments(prepared).values())) == 0
-    assert prepared.heard.frames == 1
+    assert prepared.sound.frames == 1
 
 
 def test_a_part_of_a_sound_keeps_the_times_of_its_file(model_of, tmp_path):

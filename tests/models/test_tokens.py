@@ -19,7 +19,7 @@ from attnscope.models.targets import score_prediction
 from attnscope.models.text.tokens import (
     Vocabulary,
     spell_tokens,
-    tokens_of,
+    tokens_of_encoding,
     tokens_of_ids,
     tokens_of_spellings,
     without_marks,
@@ -38,7 +38,7 @@ def tokens(tmp_path_factory):
 
     def read(make, *texts):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder_of(make))
-        return tokens_of(tokenizer(*texts).encodings[0], texts)
+        return tokens_of_encoding(tokenizer(*texts).encodings[0], texts)
 
     return read
 
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_never_splits_into_words_is_helped_by_spaces():
     text = "the  cat sat on it"
     encoding = tokenizer.encode(text)
     assert set(encoding.word_ids) == {0}
-    shown = tokens_of(encoding, [text])
+    shown = tokens_of_encoding(encoding, [text])
     words = {n: "".join(t.text for t in shown if t.word == n) for n in {t.word for t in shown}}
     assert [word.strip() for word in words.values()] == text.split()
 
@@ -308,4 +308,4 @@ def test_a_special_token_with_more_or_fewer_ids_than_names_is_a_sentence(ids):
     damaged["post_processor"]["special_tokens"]["[CLS]"]["ids"] = ids
     encoding = Tokenizer.from_str(json.dumps(damaged)).encode("The cat sat.")
     with pytest.raises(ModelError, match="the tokenizer is damaged"):
-        tokens_of(encoding, ["The cat sat."])
+        tokens_of_encoding(encoding, ["The cat sat."])

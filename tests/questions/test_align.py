@@ -150,7 +150,7 @@ def test_alignment_heads_rank_by_weight_at_spoken_words(heard):
             hits, sums = [], []
             for row, word in enumerate(owners, first):
                 begin, end = (round(edge / 0.02) for edge in times[word])
-                hits.append(begin <= weights[row, : prepared.heard.frames].argmax() < end)
+                hits.append(begin <= weights[row, : prepared.sound.frames].argmax() < end)
                 sums.append(weights[row, begin:end].sum())
             expected[Head(layer, head)] = np.mean(hits), np.mean(sums)
     for one in ranked:

@@ -230,12 +230,12 @@ def test_boxes_lie_in_the_part_of_the_picture_that_is_shown():
 
 def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
     prepared = load(speech.whisper(tmp_path / "model")).prepare_audio(speech.sound(tmp_path / "a.wav"), "cat")
-    scene, frames = find_scene(prepared), prepared.heard.frames
+    scene, frames = find_scene(prepared), prepared.sound.frames
     assert scene.heard
     assert scene.pixels.shape == (16, frames, 3)
     assert list(scene.parts) == [HEARD + frame for frame in range(frames)]
     assert frames < len(prepared.axes["cross"][1])
-    loud = prepared.heard.bands[:, :frames]  # [band, frame]
+    loud = prepared.sound.bands[:, :frames]  # [band, frame]
     drawn = scene.pixels[::-1, :, 0] / 255  # low tones at the bottom
     np.testing.assert_allclose(drawn, (loud - loud.min()) / np.ptp(loud), atol=0.003)
 
@@ -246,10 +246,10 @@ def test_waveform_model_spectrogram_shows_tones_in_place(tmp_path):
     soundfile.write(tmp_path / "tones.wav", 0.6 * tones, rate)
     prepared = load(speech.encoder(tmp_path / "model", "hubert")).prepare_audio(tmp_path / "tones.wav")
     assert find_scene(prepared).heard
-    bands, frames = prepared.heard.bands, prepared.heard.frames  # [band, frame]
+    bands, frames = prepared.sound.bands, prepared.sound.frames  # [band, frame]
     assert bands.shape[1] >= frames
     loudest = bands[:, :frames].argmax(0) * (rate / 2) / len(bands)  # hertz where each band begins
-    half = round(0.5 / prepared.heard.seconds)
+    half = round(0.5 / prepared.sound.seconds)
     assert np.all(np.abs(loudest[1 : half - 1] - 1000) < 150)
     assert np.all(np.abs(loudest[half + 1 : frames - 1] - 6000) < 150)
 

@@ -7,7 +7,7 @@ from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, Mamba
 
 from attnscope.errors import ModelError, SizeError
 from attnscope.models.text.reader import wrap_module
-from attnscope.models.untrusted_folder import Source
+from attnscope.models.untrusted_folder import ModelSource
 from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost, survey_model
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -33,7 +33,7 @@ def cost_of(tmp_path):
 
     def estimate(config, tokens):
         config.save_pretrained(tmp_path)
-        return estimate_cost(Source(str(tmp_path), None, False), tokens)
+        return estimate_cost(ModelSource(str(tmp_path), None, False), tokens)
 
     return estimate
 
@@ -89,7 +89,7 @@ def test_the_pace_of_this_machine_is_measured():
 def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):
     ViTConfig(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="reads no tokens: --cost is of models of text"):
-        estimate_cost(Source(str(tmp_path), None, False), 10)
+        estimate_cost(ModelSource(str(tmp_path), None, False), 10)
 
 
 def test_what_a_model_reports_in_place_of_its_weights_is_told_apart():

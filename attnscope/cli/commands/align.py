@@ -149,7 +149,7 @@ def _write(model: Model, asked: SoundOptions, prepared: ModelInput) -> ModelInpu
         return prepared
     room = (model.positions or 448) - len(prepared.axes["decoder"][0])
     count = min(room - 1, asked.generate or room)
-    begin = f" from {prepared.heard.begin:.0f} s on" if prepared.heard and prepared.heard.begin else ""
+    begin = f" from {prepared.sound.begin:.0f} s on" if prepared.sound and prepared.sound.begin else ""
     with spinner(f"{model.title} writes up to {count:,} tokens{begin}"):
         return model.generate(prepared, count)
 

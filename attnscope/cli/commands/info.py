@@ -94,14 +94,14 @@ def info(
         return deliver("info", Answer((table,), {}, dict), output)
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
     if asked.cost:
-        from attnscope.models.untrusted_folder import Source
+        from attnscope.models.untrusted_folder import ModelSource
         from attnscope.questions.info import estimate_cost, of_cost
 
         name = named.first or model.name
         refuse(
             name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
         )
-        source_of = Source(name, model.revision, model.trust_remote_code)
+        source_of = ModelSource(name, model.revision, model.trust_remote_code)
         return deliver("info", of_cost(estimate_cost(source_of, asked.tokens)), output, read=(name,))
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)

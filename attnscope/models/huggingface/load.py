@@ -18,7 +18,7 @@ from attnscope.models.huggingface import sounds
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, hears
-from attnscope.models.untrusted_folder import WITHOUT, Source, explained
+from attnscope.models.untrusted_folder import WITHOUT, ModelSource, foreign_work
 
 
 def pick_classifier(config: Any) -> Any:
@@ -52,7 +52,7 @@ class Classifier(HuggingFaceModel):
 
 
 def load_huggingface(
-    source: Source,
+    source: ModelSource,
     device: torch.device,
     dtype: torch.dtype | None,
     device_map: str | Mapping[str, str] | None,
@@ -119,7 +119,7 @@ def load_huggingface(
     return found
 
 
-def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
+def _load_weights(source: ModelSource, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
     """The model, the auto class that loaded it in the end, and the weights missing from the files."""
     from transformers import AutoModel, AutoModelForImageTextToText
 
@@ -130,7 +130,7 @@ def _load_weights(source: Source, kind: Any, options: Mapping[str, Any]) -> tupl
         missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
         return loaded, missing, bool(missing and found["unexpected_keys"])
 
-    with source.shielded(), explained(f"loading {name}"):
+    with source.shielded(), foreign_work(f"loading {name}"):
         loaded, missing, renamed = load(kind)
         seeing = sounds.was_saved_as(AutoModelForImageTextToText, config)
         if kind is AutoModel and renamed and seeing:  # this release knows its weights by names with a head

@@ -20,11 +20,11 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
 from attnscope.models.huggingface.pictures import WRITES, PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
-from attnscope.models.inputs import WHOLE, Chat, Limit, ModelInput, Objective, Paths, lay_grids, text_axes
+from attnscope.models.inputs import NO_LIMIT, Chat, Limit, ModelInput, Objective, Paths, text_axes, with_grids
 from attnscope.models.model import Model, accepts, hears, require_attention
 from attnscope.models.regions import Sketches, enter, find_grids
 from attnscope.models.request import read_chat
-from attnscope.models.text.tokens import GREEDY, Encoded, Sampling, describe_generation, strip_end
+from attnscope.models.text.tokens import GREEDY, Sampling, TextTokens, describe_generation, strip_end
 from attnscope.progress import tell
 
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
@@ -77,7 +77,7 @@ class HuggingFaceModel(Model):
         self._trunk: nn.Module | None = None
         self._looked = False
 
-    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """The inputs and labelled axes of a text; a second text is its pair, or a decoder's target.
 
         Without a target an encoder-decoder model reads the text on both sides, and a note says so; for
@@ -159,9 +159,9 @@ class HuggingFaceModel(Model):
             grids = find_grids(run, seen, lengths)
         except ModelError:
             return prepared  # it says why where it is read
-        return lay_grids(prepared, grids)
+        return with_grids(prepared, grids)
 
-    def _see_beside(self, paths: Sequence[Path], encoded: Encoded) -> ModelInput:
+    def _see_beside(self, paths: Sequence[Path], encoded: TextTokens) -> ModelInput:
         """One picture and one text: each through its own tower, or a text that attends to the picture."""
         prepared, words = self._see(paths), encoded.tokens
         inputs = {**prepared.inputs, **self._tensors(encoded.fields)}
@@ -199,7 +199,7 @@ class HuggingFaceModel(Model):
         tokens = self.reader.vocabulary.extend((), [token.id for token in prepared.tokens])
         return replace(prepared, axes=text_axes(tokens), tokens=tokens)
 
-    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare_chat(self, text: str, chat: Chat | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """A text as a user's message, in the tokenizer's chat template."""
         tokenizer, chat = self.reader.tokenizer, chat or Chat()
         if not getattr(tokenizer, "chat_template", None):
@@ -228,7 +228,7 @@ class HuggingFaceModel(Model):
         if len(tokens) < len(start):
             inputs |= {name: x[:, : len(tokens)] for name, x in inputs.items() if is_row(x, len(start))}
         try:
-            self.show_kinds(prepared)
+            self.learn_kinds(prepared)
             with self.threads(prepared), foreign_output():
                 new, steps, record = self._write(inputs, side, count, sampling, ends)
         except Exception as error:
@@ -306,7 +306,7 @@ class HuggingFaceModel(Model):
     def _begin(self) -> Token:
         return start_token(self.module, self.reader.tokenizer)
 
-    def _label(self, source: Encoded, target: str | None = None, truncate: bool = False) -> ModelInput:
+    def _label(self, source: TextTokens, target: str | None = None, truncate: bool = False) -> ModelInput:
         """Label the model's input; with a decoder, also its ``target``."""
         tokens, notes = source.tokens, source.notes
         if not self.encoder_decoder:
@@ -314,7 +314,7 @@ class HuggingFaceModel(Model):
             entry = "get_text_features" if towers else "__call__"
             inputs = self._tensors(source.fields, entry)
             return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, entry=entry)
-        wanted = Encoded(())
+        wanted = TextTokens(())
         if target is not None:
             wanted = self._read([target], Limit(truncate=truncate))
             notes += tuple(note for note in wanted.notes if note not in notes)
@@ -325,7 +325,7 @@ class HuggingFaceModel(Model):
         prepared = ModelInput(self._tensors(source.fields), axes, tokens, notes, self.settings)
         return self._begin_decoder(prepared, (self._begin, *wanted.tokens[:-1]))
 
-    def _read(self, texts: Sequence[str], limit: Limit = WHOLE, *, templated: bool = False) -> Encoded:
+    def _read(self, texts: Sequence[str], limit: Limit = NO_LIMIT, *, templated: bool = False) -> TextTokens:
         return self.reader.read(texts, self.fit(texts, limit), templated=templated)
 
     @property

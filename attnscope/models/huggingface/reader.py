@@ -19,8 +19,15 @@ from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import MOST_VIDEO_FRAMES
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.model import Fit, accepts, find_device
-from attnscope.models.text.tokens import NUMBERS, Encoded, Vocabulary, mark_unknown, tokens_of, tokens_of_ids
-from attnscope.models.untrusted_folder import explained, refusable
+from attnscope.models.text.tokens import (
+    NUMBERS,
+    TextTokens,
+    Vocabulary,
+    mark_unknown,
+    tokens_of_encoding,
+    tokens_of_ids,
+)
+from attnscope.models.untrusted_folder import foreign_work, input_work
 from attnscope.storage.files import reading
 from attnscope.text import MOST_CHARACTERS
 
@@ -45,7 +52,7 @@ class FolderReader:
             raise self.found
         return self.found
 
-    def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> Encoded:
+    def read(self, texts: Sequence[str], fit: Fit | None = None, *, templated: bool = False) -> TextTokens:
         """Tokenize a text or a pair, and keep as many tokens as ``fit`` allows.
 
         A ``templated`` text already has its special tokens. Raises ``InputError`` for an empty text,
@@ -59,13 +66,15 @@ class FolderReader:
         if keep is not None:
             fields = self._cut(texts, templated, keep, fields)
         if fields.encodings is not None:
-            tokens = tokens_of(fields.encodings[0], texts)
+            tokens = tokens_of_encoding(fields.encodings[0], texts)
         else:
             tokens = tokens_of_ids(self.tokenizer, fields["input_ids"], self.tokenizer.all_special_ids)
         tokens, notes = mark_unknown(tokens, self.tokenizer.unk_token_id, self.tokenizer.unk_token)
         special = self.special_ids if templated else ()  # no tokenizer splits its own special tokens
         tokens = tuple(replace(one, special=True, word=None) if one.id in special else one for one in tokens)
-        return Encoded(tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()})
+        return TextTokens(
+            tokens[:keep], (*notes, *cut), {name: field[:keep] for name, field in fields.items()}
+        )
 
     def _cut(self, texts: Sequence[str], templated: bool, keep: int, whole: Any) -> Any:
         """The first ``keep`` tokens of texts, whose ``whole`` encoding is known: a book is not read twice."""
@@ -83,7 +92,7 @@ class FolderReader:
         """Tokenize texts, keeping at most this many tokens, special ones included."""
         cut = {} if keep is None else {"truncation": True, "max_length": keep}
         try:
-            with explained(f"the tokenizer of {self.name}"):
+            with foreign_work(f"the tokenizer of {self.name}"):
                 return self.tokenizer(*texts, verbose=False, add_special_tokens=not templated, **cut)
         except ModelError:  # there is none; the error says why
             raise
@@ -112,7 +121,7 @@ def write_chat(
     name: str, writer: Any, messages: Sequence[Mapping[str, Any]], reply: bool, **more: Any
 ) -> str:
     """Messages, and ``more`` such as tools, in a chat template. Raises ``InputError`` for what it refuses."""
-    with refusable(f"the chat template of {name}", f"the chat template of {name} refuses this"):
+    with input_work(f"the chat template of {name}", f"the chat template of {name} refuses this"):
         return str(writer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply, **more))
 
 
@@ -210,7 +219,7 @@ def _opened(path: Path) -> Iterator[Image]:
 def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__call__") -> ModelInput:
     """An image file prepared for a module, or for its method ``entry``. Raises ``InputError``."""
     image = open_image(path)
-    with refusable(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
+    with input_work(f"what the image processor makes of {path}", f"the image processor refuses {path}"):
         fields = dict(processor(images=image, return_tensors="pt"))
     values, pixels, grid, tokens = fields.get("pixel_values"), np.asarray(image), None, tuple[Token, ...]()
     if isinstance(values, Tensor) and values.ndim == 4 and values.shape[1] == 3:
@@ -227,7 +236,7 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
 def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
     """What a model's processor makes of ``what`` and its text. Raises ``InputError`` for what it refuses."""
     work = f"what the processor of {name} makes of the {what}"
-    with refusable(work, f"the processor of {name} refuses this"):
+    with input_work(work, f"the processor of {name} refuses this"):
         return dict(processor(*given, **how, return_tensors="pt"))
 
 

@@ -23,11 +23,20 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures import WRITES
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
-from attnscope.models.inputs import WHOLE, Heard, Letters, Limit, ModelInput, Objective, SoundPart, text_axes
+from attnscope.models.inputs import (
+    NO_LIMIT,
+    Letters,
+    Limit,
+    ModelInput,
+    Objective,
+    SoundFrames,
+    SoundPart,
+    text_axes,
+)
 from attnscope.models.model import SOUNDS, find_sound_input, hears
 from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
-from attnscope.models.untrusted_folder import refusable
+from attnscope.models.untrusted_folder import input_work
 from attnscope.storage.sound import RATES, Sound, read_sound
 
 LENGTHS = ("_get_subsampling_output_length", "_get_feat_extract_output_lengths")
@@ -50,7 +59,7 @@ def name_moment(time: float, *steps: float) -> str:
 
 def find_frames(
     name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
-) -> tuple[Heard, tuple[Token, ...]] | None:
+) -> tuple[SoundFrames, tuple[Token, ...]] | None:
     """A sound in an encoder's frames, by its own function from lengths to frames; ``None`` if it has none.
 
     With a token for each frame, named by its start time; no two are equal.
@@ -76,7 +85,7 @@ def find_frames(
     if heard is None:
         heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
     known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
-    found = Heard(step * long, min(full, max(1, known)), begin=sound.begin)
+    found = SoundFrames(step * long, min(full, max(1, known)), begin=sound.begin)
     names = [name_moment(found.begin + at * found.seconds, found.seconds) for at in range(full)]
     return found, tuple(Token(name, HEARD + at, special=at >= found.frames) for at, name in enumerate(names))
 
@@ -197,7 +206,7 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
 class SpeechModel(HuggingFaceModel):
     """A transformers model that reads sound, with its feature extractor, and its tokenizer if it writes."""
 
-    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """A text, for a model that reads texts, too. Raises ``InputError`` for any other."""
         if not hears(self.module):
             return super().prepare(text, second, limit)
@@ -252,10 +261,10 @@ class SpeechModel(HuggingFaceModel):
             notes += self._note_cut(path, sound, end, part)
         bands = find_bands(values, len(tokens), known.seconds, sound.rate, self._extractor)
         known = replace(known, bands=bands)
-        prepared = ModelInput(inputs, axes, tokens, notes, self.settings, heard=known)
+        prepared = ModelInput(inputs, axes, tokens, notes, self.settings, sound=known)
         return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
 
-    def spell_said(self, text: str, letters: Letters) -> Letters:
+    def spell_transcript(self, text: str, letters: Letters) -> Letters:
         """A transcript spelled as the CTC head would write it. Raises ``InputError`` for letters it lacks."""
         tokenizer = self.reader.tokenizer
         plain = " ".join("".join(each for each in text if each.isalnum() or each in " '").split())
@@ -267,7 +276,7 @@ class SpeechModel(HuggingFaceModel):
                 return spelled
         raise InputError(f"the CTC head of {self.name} has no letters for {plain or text!r}")
 
-    def _read_letters(self, prepared: ModelInput, heard: Heard) -> ModelInput:
+    def _read_letters(self, prepared: ModelInput, heard: SoundFrames) -> ModelInput:
         """The same with the CTC head's reading in the names of the frames: one pass."""
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
@@ -282,7 +291,7 @@ class SpeechModel(HuggingFaceModel):
             return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
         named = name_letters(prepared.tokens, letters)
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
-        return replace(prepared, tokens=named, axes=axes, heard=replace(heard, letters=letters))
+        return replace(prepared, tokens=named, axes=axes, sound=replace(heard, letters=letters))
 
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
@@ -332,7 +341,7 @@ class SpeechModel(HuggingFaceModel):
         how = {setting: value for setting, value in both.items() if free or setting in taken}
         how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
         named = f"the feature extractor of {self.name}"
-        with refusable(f"what {named} makes of {path}", f"{named} refuses {path}"):
+        with input_work(f"what {named} makes of {path}", f"{named} refuses {path}"):
             fields = dict(extractor(sound.samples, **how))
             mask = fields.get("attention_mask")
             heard = None if mask is None else int(mask[0].sum())
@@ -462,9 +471,9 @@ class SoundTextModel(HuggingFaceModel):
         heard = None
         if begins is not None:
             pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
-            heard = Heard(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+            heard = SoundFrames(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
         labelled = tuple(tokens)
-        return ModelInput(inputs, text_axes(labelled), labelled, notes, self.settings, heard=heard)
+        return ModelInput(inputs, text_axes(labelled), labelled, notes, self.settings, sound=heard)
 
     @cached_property
     def _processor(self) -> Any:

@@ -27,21 +27,21 @@ from torch import Tensor, nn
 from attnscope.attention import Token
 from attnscope.capture.record import is_within
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.models.inputs import WHOLE, Limit, ModelInput, Objective, text_axes
+from attnscope.models.inputs import NO_LIMIT, Limit, ModelInput, Objective, text_axes
 from attnscope.models.model import Fit, Model, hears
 from attnscope.models.text.tokens import (
     GREEDY,
     NUMBERS,
-    Encoded,
     Sampling,
+    TextTokens,
     Vocabulary,
     describe_generation,
     generate_ids,
     mark_unknown,
     strip_end,
-    tokens_of,
+    tokens_of_encoding,
 )
-from attnscope.models.untrusted_folder import Source, explained
+from attnscope.models.untrusted_folder import ModelSource, foreign_work
 from attnscope.network import BUNDLED, MASK, TOKENIZER, Encoder, folder_of, load_encoder, load_tokenizer
 from attnscope.text import MOST_CHARACTERS
 
@@ -60,7 +60,7 @@ class TextReader:
     tokenizer: Tokenizer
     name: str
 
-    def read(self, text: str, second: str | None, fit: Fit) -> Encoded:
+    def read(self, text: str, second: str | None, fit: Fit) -> TextTokens:
         """The tokens of a text or a pair, cut as ``fit`` says; only kept ones are built."""
         text, second = text[:MOST_CHARACTERS], second and second[:MOST_CHARACTERS]
         encoding = self._encode(text, second)
@@ -73,27 +73,27 @@ class TextReader:
             finally:
                 self.tokenizer.no_truncation()
         reading = self._reading(encoding, [text] if second is None else [text, second])
-        return Encoded(reading.tokens[:keep], (*reading.notes, *notes))  # special tokens are cut, too
+        return TextTokens(reading.tokens[:keep], (*reading.notes, *notes))  # special tokens are cut, too
 
-    def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[Encoded | None]:
+    def read_all(self, texts: Sequence[tuple[str, ...]], most: int) -> Iterator[TextTokens | None]:
         """The tokens of many texts or pairs; empty for one with more than ``most``."""
         texts = [tuple(part[:MOST_CHARACTERS] for part in text) for text in texts]
         begins = accumulate((sum(map(len, text)) for text in texts), initial=0)
         # at most one longest text at a time: tokenizing takes memory
         for _, group in groupby(zip(texts, begins, strict=False), lambda pair: pair[1] // MOST_CHARACTERS):
             some = [text for text, _ in group]
-            with explained(f"the tokenizer of {self.name}"):
+            with foreign_work(f"the tokenizer of {self.name}"):
                 encodings = self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in some])
             for text, encoding in zip(some, encodings, strict=True):
                 yield None if len(encoding) > most else self._reading(encoding, text)
 
-    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> Encoded:
+    def _reading(self, encoding: Encoding, texts: Sequence[str]) -> TextTokens:
         spelling = getattr(self.tokenizer.model, "unk_token", None)
         unknown = None if spelling is None else self.tokenizer.token_to_id(spelling)
-        return Encoded(*mark_unknown(tokens_of(encoding, texts), unknown, spelling))
+        return TextTokens(*mark_unknown(tokens_of_encoding(encoding, texts), unknown, spelling))
 
     def _encode(self, text: str, second: str | None) -> Encoding:
-        with explained(f"the tokenizer of {self.name}"):
+        with foreign_work(f"the tokenizer of {self.name}"):
             return self.tokenizer.encode(text, second)
 
     @property
@@ -140,7 +140,7 @@ class ReaderModel(Model):
     def next_scores(self, ids: Tensor) -> Tensor:
         """The logits of the token after a text.  [1, token] -> [vocabulary]"""
 
-    def prepare(self, text: str, second: str | None = None, limit: Limit = WHOLE) -> ModelInput:
+    def prepare(self, text: str, second: str | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """The inputs and labelled axes of a text or of a pair."""
         encoded = self.reader.read(text, second, self.fit([text, second or ""], limit))
         return self.label(encoded.tokens, encoded.notes)
@@ -181,7 +181,7 @@ class OwnModel(ReaderModel):
         self.encoder = module
 
     def prepare_all(
-        self, texts: Sequence[tuple[str, ...]], limit: Limit = WHOLE, *, chat: bool = False
+        self, texts: Sequence[tuple[str, ...]], limit: Limit = NO_LIMIT, *, chat: bool = False
     ) -> list[ModelInput | InputError]:
         """``prepare`` for many texts or pairs, tokenized together."""
         if chat:
@@ -302,7 +302,7 @@ class ModuleModel(ReaderModel):
 
 def load_own(name: str, *, device: torch.device, dtype: torch.dtype | None = None) -> OwnModel:
     """``own``, ``own-causal`` or a folder that attnscope saved."""
-    with explained(f"loading {name}"):
+    with foreign_work(f"loading {name}"):
         encoder, tokenizer = load_encoder(folder_of(name))
     notes = [] if encoder.config.trained else ["untrained: the weights are random, drawn from a fixed seed"]
     return OwnModel(name, encoder.to(device=device, dtype=dtype), tokenizer, notes)
@@ -312,7 +312,7 @@ def load_reader(name: str) -> TextReader:
     """The tokenizer of ``own``, a folder, or a hub id. Raises ``ModelError``."""
     if name in BUNDLED:
         return TextReader(load_tokenizer(folder_of(name) / TOKENIZER), name)
-    source, config = Source(name), None
+    source, config = ModelSource(name), None
     if source.folder is None or (source.folder / "config.json").is_file():
         config = source.load_config()
     else:  # a tokenizer alone

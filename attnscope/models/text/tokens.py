@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Encoded(NamedTuple):
+class TextTokens(NamedTuple):
     """A text, or a pair, as tokens; notes about them; and the tokenizer's other outputs, if any."""
 
     tokens: tuple[Token, ...]
@@ -33,7 +33,7 @@ class Encoded(NamedTuple):
 BEGINS = ("▁", "Ġ")  # prefixes in vocabulary entries of tokens that begin a word
 
 
-def tokens_of(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
+def tokens_of_encoding(encoding: Encoding, texts: Sequence[str]) -> tuple[Token, ...]:
     """The tokens of one encoded text, or of a pair of texts, with the text that each stands for.
 
     A token's text is the slice of the input that it covers, so that capitals, accents and emoji appear as
@@ -238,7 +238,7 @@ NUMBERS = Vocabulary(lambda ids: [None] * len(ids), lambda ids: " ".join(f"id {e
 """The vocabulary of a model with an unknown tokenizer."""
 
 
-def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int, seed: int) -> Encoded:
+def repeat_random(frame: TextTokens, vocabulary: Vocabulary, size: int, count: int, seed: int) -> TextTokens:
     """``count`` different random tokens, twice, in place of the text of ``frame``.
 
     They are drawn from those of the first ``size`` entries that are letters or digits. Equal tokens
@@ -260,7 +260,7 @@ def repeat_random(frame: Encoded, vocabulary: Vocabulary, size: int, count: int,
         for name, field in frame.fields.items()
     } | {"input_ids": [token.id for token in tokens]}
     note = f"{count:,} random tokens twice (seed {seed}): induction is measured on the second half"
-    return Encoded(tokens, (note,), fields)
+    return TextTokens(tokens, (note,), fields)
 
 
 def _words_vocabulary(tokens: Sequence[Token]) -> int:

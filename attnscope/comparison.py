@@ -282,7 +282,7 @@ def first_columns(cost: Array) -> Array:
     return first.reshape(*outer, rows)
 
 
-def likeliest_states(scores: Array, ids: Sequence[int], blank: int) -> Array | None:
+def most_likely_states(scores: Array, ids: Sequence[int], blank: int) -> Array | None:
     """The most likely CTC path through all letters of a text.  [frame, letter] -> [frame]
 
     State ``2 i + 1`` is letter ``i``, even states are blanks: one may be skipped where the two letters

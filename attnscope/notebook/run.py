@@ -347,12 +347,12 @@ class Run(Display):
 
         ``head`` adds the difference between one head's maps on two texts.
         """
-        from attnscope.questions.across import compare_passes
-        from attnscope.questions.compare import compare_all_heads, of_heads
+        from attnscope.questions.compare import compare_all_heads, heads_answer
+        from attnscope.questions.compare_texts_models import compare_passes
 
         asked = _select(head=head)
         if other is None:
-            return Drawing(of_heads(compare_all_heads(*self._given, asked), None), cmap)
+            return Drawing(heads_answer(compare_all_heads(*self._given, asked), None), cmap)
         if not isinstance(other, Run):
             raise InputError(f"{other!r} is no run: compare(model.read(text))")
         return Drawing(compare_passes(*self._given, other._pass, asked, None), cmap)
@@ -388,7 +388,7 @@ class Run(Display):
         ``target`` and ``against`` are words of the prediction, or a class; ``head`` names some heads;
         ``how`` is renormalize, zero or mean (over the same edges in ``texts``).
         """
-        from attnscope.questions.cause import cut, of_intervention
+        from attnscope.questions.cause import cut, intervention_answer
         from attnscope.questions.find import parse_questions
 
         asked = _parsed(edges, parse_questions, "an edge, like 'it -> cat'")
@@ -398,7 +398,7 @@ class Run(Display):
             result = cut(
                 model, prepared, asked, heads=heads, how=how, texts=among, target=target, against=against
             )
-        return Drawing(of_intervention(result), cmap)
+        return Drawing(intervention_answer(result), cmap)
 
     def patch(
         self,
@@ -421,7 +421,7 @@ class Run(Display):
         ``"logits"``; ``by="token"`` the residual stream. With ``noise`` the other text's heads go into
         this pass; ``fast`` estimates, ``exact`` beside the exact effects.
         """
-        from attnscope.questions.cause import of_intervention
+        from attnscope.questions.cause import intervention_answer
         from attnscope.questions.patching import Receiver, TextPair, of_trace, patch, trace_tokens
 
         if by not in (known := ("head", "token")):
@@ -440,7 +440,7 @@ class Run(Display):
                 return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
             result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
-        return Drawing(of_intervention(result), cmap)
+        return Drawing(intervention_answer(result), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnscope.attention import Head, Site, Token
 from attnscope.axes import Array
 from attnscope.capture.observers import Rows, Sample, SharedRows
-from attnscope.comparison import first_columns, likeliest_states
+from attnscope.comparison import first_columns, most_likely_states
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
@@ -135,7 +135,7 @@ def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
     return () if isinstance(axis, range) else axis
 
 
-def read_cross(
+def read_cross_attention(
     model: Model, prepared: ModelInput, heard: SoundFrames, heads: Sequence[Head] = ()
 ) -> tuple[dict[Head, Tensor], int]:
     """Run the model; read the cross-attention of ``heads``, or all, to the sound.  -> [row, frame] each
@@ -173,7 +173,7 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     way = "the heads that are named"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
-    rows, first = read_cross(model, prepared, heard, heads)
+    rows, first = read_cross_attention(model, prepared, heard, heads)
     if not heads:
         last = max(head.layer for head in rows)
         half = (last + 1) // 2
@@ -253,7 +253,7 @@ def rank_heads(model: Model, prepared: ModelInput, times: Sequence[SpokenWord] |
     Without them, as the path says that ``align_words`` follows. Raises ``InputError`` for other words' times.
     """
     text, (_, heard) = align_words(model, prepared), require_speech(model, prepared)
-    found, _ = read_cross(model, prepared, heard)
+    found, _ = read_cross_attention(model, prepared, heard)
     if times is not None and len(times) != len(text.words):
         raise InputError(f"there are times of {len(times):,} words, and {len(text.words):,} are said")
     weights = torch.stack([*found.values()]).double().numpy()  # [head, row, frame]
@@ -339,7 +339,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
         letters = model.spell_transcript(text, letters)
         ids = letters.ids.tolist()
         way = "the most likely path of the CTC head through the letters of the text"
-        states = likeliest_states(scores, ids, letters.blank)
+        states = most_likely_states(scores, ids, letters.blank)
         if states is None:
             raise InputError(f"{len(ids):,} letters do not fit into the {count:,} frames that are heard")
         path = states

@@ -65,7 +65,7 @@ class LimitedHead:
 
 
 @record("some heads unlimited")
-class KeptHeads:
+class UnlimitedHeads:
     """The cost when some heads see everything, and all others the window alone."""
 
     share: Annotated[float, Meaning("the share of heads that see everything")]
@@ -94,7 +94,7 @@ class CacheCost:
         tuple[tuple[float, ...], ...],
         Meaning("by layer and key-value head: its loss over the largest one, 0 to 1"),
     ]
-    kept: Annotated[tuple[KeptHeads, ...], Meaning("losses against memory, the least memory first")]
+    kept: Annotated[tuple[UnlimitedHeads, ...], Meaning("losses against memory, the least memory first")]
     depths: Annotated[tuple[float, ...], Meaning("where the needles stand: 0 is the beginning, 1 the end")]
     title: Annotated[str, Meaning("the model")]
     notes: Notes
@@ -263,7 +263,7 @@ def cachecost(
         held = (some + (count - some) * (sink + recent) / mean) / count
         recall = tuple(float(run(each, ranked[:some]).mean()) for each in probes)
         lost = {name: costs.get(name, costs["loss"]) - float(total.mean()) for name in WAYS}
-        kept.append(KeptHeads(share, some, held, **lost, recall=recall))
+        kept.append(UnlimitedHeads(share, some, held, **lost, recall=recall))
     top = max(max(rises.values()), 0.0) or 1.0
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
     notes += note_repeats(model, [text.tokens for text in long])
@@ -305,7 +305,7 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
     return replace(copied, tokens=tuple(tokens), axes=text_axes(tuple(tokens)))
 
 
-def of_cachecost(result: CacheCost) -> Answer:
+def cachecost_answer(result: CacheCost) -> Answer:
     """The most costly heads, a map of all, and the loss against the share of the cache that is kept."""
     needle = bool(result.depths)
     columns = ["head", "loss", "missed", *["needle"] * needle, "role"]

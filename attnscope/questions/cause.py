@@ -52,7 +52,7 @@ class Effect:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredPrediction:
     """A prediction whose score is recomputed in changed passes."""
 
     model: Model
@@ -64,9 +64,9 @@ class Scored:
 
     @classmethod
     @contextmanager
-    def of(
+    def from_words(
         cls, model: Model, prepared: ModelInput, target: str | None, against: str | None
-    ) -> Iterator[Scored]:
+    ) -> Iterator[ScoredPrediction]:
         """The prediction that words name, to be changed in the block."""
         if prepared.replay is not None:
             raise ModelError("a trace holds no weights of the model: give the model and the text")
@@ -74,7 +74,7 @@ class Scored:
         with torch.no_grad(), model.threads(prepared):
             yield cls(model, prepared, score_prediction(model, prepared, target, against))
 
-    def toward(self, other: ModelInput, before: Tensor, reference: Tensor) -> Scored:
+    def toward(self, other: ModelInput, before: Tensor, reference: Tensor) -> ScoredPrediction:
         """The same with effects as shares of the way from one prediction to that of another text."""
         score, there = float(self.score(before)), float(self.score(reference))
         if abs(there - score) < SAME:
@@ -114,7 +114,7 @@ class Scored:
         }
 
 
-def ask_each(what: str, texts: Sequence[Text], ask: Callable[[Text], Found]) -> list[Found]:
+def for_each_text(what: str, texts: Sequence[Text], ask: Callable[[Text], Found]) -> list[Found]:
     """What ``ask`` finds in each of some texts; progress and errors give its number."""
     found = []
     for at, text in enumerate(texts, 1):
@@ -167,7 +167,12 @@ Estimates: TypeAlias = Mapping[Head, Effect]
 
 
 def measure_effects(
-    scored: Scored, first: PlainPass, calls: Calls, changed: str, run: Run | None, estimates: Estimates
+    scored: ScoredPrediction,
+    first: PlainPass,
+    calls: Calls,
+    changed: str,
+    run: Run | None,
+    estimates: Estimates,
 ) -> Intervention:
     """Change each head alone, and all of them at once.
 
@@ -357,7 +362,7 @@ def cut(
         how, f"set to its mean over {count:,} text{'s' * (count > 1)}"
     )
     selection = selection or Selection()
-    with Scored.of(model, prepared, target, against) as scored:
+    with ScoredPrediction.from_words(model, prepared, target, against) as scored:
         first = PlainPass.run(*scored.asked, cut_edges(questions, how, means))
         calls = first.calls(selection, heads)
         whole = [head for head, mine in calls.items() if not any(first.made[call] for call in mine)]
@@ -373,7 +378,7 @@ def cut(
     return result
 
 
-def of_effects(
+def effects_answer(
     result: ScoreOutcome,
     changed: str,
     effects: Sequence[Any],
@@ -406,7 +411,7 @@ def of_effects(
     return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(effects, csv))
 
 
-def of_intervention(result: Intervention) -> Answer:
+def intervention_answer(result: Intervention) -> Answer:
     """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
     heads, lines = result.heads, list[str]()
     effect, unit = ("effect", result.unit) if result.reference is None else ("recovered", "")
@@ -419,4 +424,4 @@ def of_intervention(result: Intervention) -> Answer:
     maps = effect_maps({each.head: each.effect for each in heads}, effect, unit=unit, lead=f"{effect}, ")
     named = {"head": "{0.head.name}"} | ({"kind": "{0.head.kind}"} if len(maps) > 1 else {})
     csv = "head.kind", "head.layer", "head.head"
-    return of_effects(result, result.changed, heads, named, maps, csv, lines, [quick] * result.estimated)
+    return effects_answer(result, result.changed, heads, named, maps, csv, lines, [quick] * result.estimated)

@@ -157,7 +157,7 @@ class Change:
 
 
 @record("claims and their outcome", "check")
-class Checked:
+class CheckResult:
     """Verdicts on claims, and differences from a snapshot, if one was given."""
 
     claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
@@ -178,7 +178,7 @@ def save_snapshot(stats: Stats, path: Path) -> None:
     write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def changes(stats: Stats, path: Path, tolerance: float) -> Checked:
+def changes(stats: Stats, path: Path, tolerance: float) -> CheckResult:
     """The differences from a snapshot, head by head, and a note if that is of other texts.
 
     ``tolerance`` is absolute for figures up to 1, and relative to the snapshot's figure for larger ones.
@@ -204,7 +204,7 @@ def changes(stats: Stats, path: Path, tolerance: float) -> Checked:
     sums = " there, here ".join(", ".join(some) for some in (there, here))
     note = f"the texts differ from those of {path.name}: sha256 {sums}"
     changed = tuple(each for each in moved if not each.size <= tolerance)
-    return Checked((), changed, largest, (note,) if here != there else ())
+    return CheckResult((), changed, largest, (note,) if here != there else ())
 
 
 def _figures(stats: Stats) -> dict[str, dict[str, float | str | None]]:
@@ -267,7 +267,7 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
 MOST = 10  # changed figures that are listed
 
 
-def of_checked(result: Checked, tolerance: float) -> Answer:
+def check_answer(result: CheckResult, tolerance: float) -> Answer:
     """One line per claim, and what changed since the snapshot."""
     judged = [(each.holds, each.claim, each.evidence) for each in result.claims]
     changed = result.changes or ()

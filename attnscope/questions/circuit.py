@@ -33,8 +33,8 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import Model
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.cause import SAME, ScoreOutcome, ask_each
-from attnscope.questions.composition import WAYS, find_feeds
+from attnscope.questions.cause import SAME, ScoreOutcome, for_each_text
+from attnscope.questions.composition import WAYS, measure_composition
 from attnscope.questions.intervention import PlainPass, editing_again
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
@@ -281,7 +281,7 @@ class CircuitEdge:
 
 
 @record("a circuit", "circuit")
-class FoundCircuit(ScoreOutcome):
+class PredictionCircuit(ScoreOutcome):
     """The heads and edges that restore a share of the difference between two texts."""
 
     heads: Annotated[tuple[CircuitHead, ...], Meaning("its heads, by layer")]
@@ -293,9 +293,9 @@ class FoundCircuit(ScoreOutcome):
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
 
 
-def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> FoundCircuit:
+def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> PredictionCircuit:
     """The smallest circuit that restores ``keep`` of the difference between texts."""
-    contrasts = ask_each("pair", pairs, partial(TwoTexts.read, model))
+    contrasts = for_each_text("pair", pairs, partial(TwoTexts.read, model))
     first, clean = contrasts[0], pairs[0].clean
     if any(each.places != first.places for each in contrasts):
         raise InputError(OTHER_CALLS)
@@ -337,7 +337,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
     ends, feeds = [None, *nodes, None], dict[tuple[Head | None, Head | None, str], tuple[float, float]]()
     with suppress(ModelError):  # the weights may not tell
-        for feed in find_feeds(model, clean).feeds:
+        for feed in measure_composition(model, clean).feeds:
             feeds[feed.head, feed.fed, feed.way] = feed.score, feed.baseline
     found = []
     for source, target in sorted(kept, key=lambda edge: -abs(scores[edge])):
@@ -358,7 +358,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         "reference": sum(each.score(each.there) for each in contrasts) / len(contrasts),
         "title": name_pass(model, clean),
     }
-    return FoundCircuit(
+    return PredictionCircuit(
         **first.scored.outcome(first.here.before) | means,
         heads=tuple(CircuitHead(head, effect, roles.get(head)) for head, effect in heads),
         edges=tuple(found),
@@ -371,7 +371,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     )
 
 
-def of_circuit(result: FoundCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
+def circuit_answer(result: PredictionCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
     """The circuit in a line, its edges and its heads, and the graph by layers; ``maps`` are for a page."""
     means = f" (means of {result.pairs:,} pairs)" if result.pairs > 1 else ""
     lines = [

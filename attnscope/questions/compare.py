@@ -74,7 +74,7 @@ class PairDistance:
         return f"{self.distance:.3f}{error} nats apart"
 
 
-def pair_at(
+def pair_distance(
     cell: tuple[int, int], heads: Sequence[Head], others: Sequence[Head], distances: Array, error: Array
 ) -> PairDistance:
     """The two heads of one cell of a table of distances."""
@@ -125,7 +125,7 @@ class Comparison:
 
     def pair(self, one: int, other: int) -> PairDistance:
         """Two heads by their numbers in ``heads``."""
-        return pair_at((one, other), self.heads, self.heads, self.distances, self.error)
+        return pair_distance((one, other), self.heads, self.heads, self.distances, self.error)
 
     @property
     def view(self) -> HeadDistances:
@@ -160,14 +160,14 @@ class HeadRows:
     notes: tuple[str, ...]
 
 
-Choosing: TypeAlias = Callable[[Attention], Rows]
+RowChooser: TypeAlias = Callable[[Attention], Rows]
 
 
-def head_rows(
+def read_head_rows(
     model: Model,
     prepared: ModelInput,
     selection: Selection,
-    choosing: Choosing | None = None,
+    choosing: RowChooser | None = None,
     beside: Sequence[Observer] = (),
 ) -> HeadRows:
     """Run the model once and keep the same rows of every selected head, an even sample if there are many.
@@ -212,28 +212,28 @@ def head_rows(
         of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
         ran=provenance(ran),
-        notes=(*notes, *oddities(maps)),
+        notes=(*notes, *note_row_sums(maps)),
     )
 
 
-def even_rows(selection: Selection, cells: int = CELLS) -> Choosing:
+def even_rows(selection: Selection, cells: int = CELLS) -> RowChooser:
     """All rows of the selection, or an even sample of at most ``cells`` weights; all keys."""
 
     def choose(attention: Attention) -> Rows:
         queries, keys = selection.coarsening(attention.queries), selection.coarsening(attention.keys)
-        rows = evenly(len(queries.places), len(keys.places), cells)
+        rows = even_sample(len(queries.places), len(keys.places), cells)
         return Rows([queries.tokens(row) for row in rows], keys.summing())
 
     return choose
 
 
-def evenly(rows: int, keys: int, cells: int = CELLS) -> list[int]:
+def even_sample(rows: int, keys: int, cells: int = CELLS) -> list[int]:
     """Which of the rows to compare: all, or an even sample of at most ``cells`` weights."""
     count = min(rows, max(FEWEST, cells // max(keys, 1)))
     return [(2 * number + 1) * rows // (2 * count) for number in range(count)]
 
 
-def oddities(maps: Sequence[Sampled]) -> Iterator[str]:
+def note_row_sums(maps: Sequence[Sampled]) -> Iterator[str]:
     """Notes on rows that are not shares of a whole."""
     broken, sums = sum(kept.broken for kept in maps), [kept.values.sum(-1) for kept in maps]
     if broken:
@@ -244,7 +244,7 @@ def oddities(maps: Sequence[Sampled]) -> Iterator[str]:
         yield "what a row does not give to these tokens counts as one more key"
 
 
-class MeasuredTexts(NamedTuple):
+class TextDistances(NamedTuple):
     """The passes of the first text, the mean distances of their heads over all texts, and notes."""
 
     passes: Sequence[HeadRows]
@@ -259,7 +259,7 @@ MOST_COMPARED = 6000
 
 def measure_texts(
     texts: Iterable[tuple[Sequence[ModelInput], Sequence[HeadRows]]], notes: Sequence[str]
-) -> MeasuredTexts:
+) -> TextDistances:
     """The distances of heads from each other, or from those of a second pass of each text."""
     first, each, counts, notes = list[HeadRows](), list[comparison.Distances](), [], [*notes]
     for inputs, passes in texts:
@@ -280,7 +280,7 @@ def measure_texts(
         raise InputError("there is no text to compare heads on: give one at least")
     mean, rows = comparison.average_over_texts(each), RowCount(*map(sum, zip(*counts, strict=True)))
     certain = note_certainty(rows, mean.error, mean.stability)
-    return MeasuredTexts(first, mean, rows, (*dict.fromkeys(notes), *certain))
+    return TextDistances(first, mean, rows, (*dict.fromkeys(notes), *certain))
 
 
 def compare_all_heads(
@@ -292,7 +292,7 @@ def compare_all_heads(
     is compared, beyond that an even sample.
     """
     given, asked = [texts] if isinstance(texts, ModelInput) else texts, selection or Selection()
-    passes = (([prepared], [head_rows(model, prepared, asked)]) for prepared in given)
+    passes = (([prepared], [read_head_rows(model, prepared, asked)]) for prepared in given)
     measured = measure_texts(passes, model.notes)
     (first,), mean, one = measured.passes, measured.mean, len(given) == 1
     named = name_pass(model, given[0]) if one else model.title
@@ -323,7 +323,7 @@ def note_certainty(rows: RowCount, error: Array, stability: float | None = None)
         yield f"standard error of a distance: {known.mean():.1g} nats on average, {known.max():.1g} at most"
 
 
-def of_heads(result: Comparison, command: str | None) -> Answer:
+def heads_answer(result: Comparison, command: str | None) -> Answer:
     """All heads: the table, the groups and the nearest pairs; a picture adds the plane."""
     view = result.view
     groups = [
@@ -437,7 +437,7 @@ def compare_two_heads(
     if sizes[0] != sizes[1]:
         raise SelectionError(f"{both} see different tokens: {' and '.join(sizes)}")
     queries, keys = map(selection.coarsening, (sampled[0].queries, sampled[0].keys))
-    positions = evenly(len(queries.places), len(keys.places), SAMPLED)
+    positions = even_sample(len(queries.places), len(keys.places), SAMPLED)
     rows = torch.stack([first, second]).cpu()  # [head, row, key]
     apart = comparison.divergence(*rows)  # [row]
     labelled, shares = zip(*(each.label() for each in made), strict=True)
@@ -451,7 +451,7 @@ def compare_two_heads(
         *model.notes,
         *prepared.notes,
         *record.notes,
-        *oddities(sampled),
+        *note_row_sums(sampled),
         *note_hidden(shares, selection, "their attention"),
         *note_certainty(RowCount(len(positions), len(queries.places)), np.array([error])),
     )
@@ -469,7 +469,7 @@ def compare_two_heads(
     return HeadComparison(kind, heads, distance, error, (one_map, other_map), view, by_row)
 
 
-def of_two_heads(result: HeadComparison) -> Answer:
+def two_heads_answer(result: HeadComparison) -> Answer:
     """Two heads and their difference."""
     view, (one, other) = result.view, (weights.values for weights in result.weights)
     arrays = {

@@ -148,7 +148,7 @@ class Feeds:
         return layer_rows({each.head: each.lift for each in mine})
 
 
-def find_feeds(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
+def measure_composition(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
     """Run the model once, to see which weights belong to what, and compose them, for one later head or all.
 
     The text does not matter. Heads of cross-attention, which read two sequences, are left out.
@@ -209,7 +209,7 @@ EXPLAINED = (
 )
 
 
-def of_feeds(result: Feeds) -> Answer:
+def composition_answer(result: Feeds) -> Answer:
     """A map for each composition with the named head, and the largest lifts."""
     tables = {way: table for way in WAYS if (table := result.by(way))}
     top = max((abs(lift) for table in tables.values() for row in table.values() for lift in row), default=0)
@@ -490,7 +490,7 @@ def _fold(site: Site, steps: _Steps, final: Norm | None) -> tuple[Tensor, Tensor
     return value, output
 
 
-def of_copying(result: Copying) -> Answer:
+def copying_answer(result: Copying) -> Answer:
     """A map of the share of tokens that each head copies, and the heads that copy most."""
     shares = layer_rows({each.head: each.copies for each in result.heads})
     map_ = head_map(shares, "copies", limits=(0.0, 1.0), title=f"OV copying · {result.title}")

@@ -72,14 +72,16 @@ class Progress:
         notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
             more = ", ..." if self.skipped > len(self.places) else ""
-            notes.append(f"{counted(self.skipped, 'text')} could not be read: {', '.join(self.places)}{more}")
+            notes.append(
+                f"{pluralize(self.skipped, 'text')} could not be read: {', '.join(self.places)}{more}"
+            )
         if self.cut:
             were = "was" if self.cut == 1 else "were"
-            notes.append(f"{counted(self.cut, 'text')} {were} cut at the limit of tokens")
+            notes.append(f"{pluralize(self.cut, 'text')} {were} cut at the limit of tokens")
         return tuple(notes)
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """So many things, in words."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 

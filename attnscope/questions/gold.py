@@ -13,7 +13,7 @@ from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, counted
+from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, pluralize
 from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, Scored, ask_batch
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, selected_sites
@@ -132,10 +132,10 @@ def find_gold(
     labels = tuple(rank_heads(total, file.ways, held_out))
     if not labels:
         raise InputError(_nothing(work))
-    title = f"{model.title} · {progress.layout[0]} · {counted(progress.texts, 'text')}, "
+    title = f"{model.title} · {progress.layout[0]} · {pluralize(progress.texts, 'text')}, "
     notes = [*model.notes, *progress.left_out]
     if total.lost:
-        lost = counted(total.lost, "pair")
+        lost = pluralize(total.lost, "pair")
         notes.append(f"{lost} could not be asked: a word shares its tokens or was cut off")
     if total.skipped:
         skipped = ", ".join(sorted(total.skipped))

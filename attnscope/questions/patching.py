@@ -22,6 +22,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions import cause
 from attnscope.questions.answer import Answer
+from attnscope.questions.cause import ScoredPrediction
 from attnscope.questions.intervention import NEAR, Calls, LayerPass, Made, PlainPass, mix_rows, mixed_values
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
@@ -56,7 +57,9 @@ class TextPair:
     against: str | None = None
 
     @contextmanager
-    def scoring(self, model: Model, noise: bool = False) -> Iterator[tuple[cause.Scored, cause.Scored]]:
+    def scoring(
+        self, model: Model, noise: bool = False
+    ) -> Iterator[tuple[ScoredPrediction, ScoredPrediction]]:
         """The prediction in the pass to change, and in that whose parts go there (``noise``: corrupt)."""
         one, other = self.clean.tokens, self.corrupt.tokens
         if len(one) != len(other):
@@ -71,7 +74,7 @@ class TextPair:
                 f"the texts differ in their number of tokens, {len(one):,} and {len(other):,}"
                 f"{next(why, '')}; a patch needs the same number"
             )
-        with cause.Scored.of(model, self.clean, self.target, self.against) as clean:
+        with ScoredPrediction.from_words(model, self.clean, self.target, self.against) as clean:
             corrupt = replace(clean, prepared=self.corrupt)
             yield (clean, corrupt) if noise else (corrupt, clean)
 
@@ -141,14 +144,19 @@ def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> T
 class TwoPasses:
     """The pass to change, and that of the other text, whose parts are put there."""
 
-    scored: cause.Scored
+    scored: ScoredPrediction
     here: PlainPass
     there: PlainPass
     mine: Sequence[AttentionCall] = ()  # of the pass to change; empty unless asked for
 
     @classmethod
     def of(
-        cls, base: cause.Scored, donor: cause.Scored, what: What = "output", *, keep_calls: bool = False
+        cls,
+        base: ScoredPrediction,
+        donor: ScoredPrediction,
+        what: What = "output",
+        *,
+        keep_calls: bool = False,
     ) -> TwoPasses:
         """Run both texts. Raises ``InputError`` for passes that differ in their attention calls."""
         mine, theirs = list[AttentionCall](), list[AttentionCall]()
@@ -240,7 +248,7 @@ def patch(
             changing = run if run_all else None
             return cause.measure_effects(passes.scored, first, calls, changed, changing, estimates)
 
-    title, found = f"{model.title} · {len(pairs):,} pairs of texts", cause.ask_each("pair", pairs, ask)
+    title, found = f"{model.title} · {len(pairs):,} pairs of texts", cause.for_each_text("pair", pairs, ask)
     return cause.average_effects(found, "the prediction of each pair", title)
 
 
@@ -328,4 +336,4 @@ def of_trace(result: TokenTrace) -> Answer:
         )
     named = {"layer": "{0.layer}", **({"kind": "{0.kind}"} if len(maps) > 1 else {}), "token": "{0.label}"}
     csv = "kind", "layer", "position", "token"
-    return cause.of_effects(result, result.changed, result.tokens, named, maps, csv)
+    return cause.effects_answer(result, result.changed, result.tokens, named, maps, csv)

@@ -22,7 +22,7 @@ from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.cause import Intervention, all_notes, ask_each, average_effects, cut
+from attnscope.questions.cause import Intervention, all_notes, average_effects, cut, for_each_text
 from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
@@ -149,7 +149,7 @@ def mean_cut(
         return cut(model, read(prompt.text), edges, **more | words, named=named)
 
     title = f"{model.title} · {_describe(template, len(prompts))}"
-    return average_effects(ask_each("prompt", prompts, ask), "the prediction of each prompt", title)
+    return average_effects(for_each_text("prompt", prompts, ask), "the prediction of each prompt", title)
 
 
 def mean_writes(found: Sequence[Writes], template: str) -> Writes:

@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, corpus_stats, counted
+from attnscope.questions.corpus import CorpusRun, corpus_stats, pluralize
 from attnscope.questions.selection import Selection
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import Corpus
@@ -141,7 +141,7 @@ def courses_of(
     if any(table.keys() != heads.keys() for table in tables):
         notes = ("checkpoints differ in their heads", *notes)
     which = f"step {steps[0]:,}" if len(steps) == 1 else f"steps {min(steps):,} to {max(steps):,}"
-    title = f"{counted(len(steps), 'checkpoint')} · {which} · {title}"
+    title = f"{pluralize(len(steps), 'checkpoint')} · {which} · {title}"
     several = len({kind for kind, _ in heads}) > 1
     courses = []
     for measure in measures:

@@ -9,7 +9,7 @@ import transformers
 
 from attnscope.attention import Token
 from attnscope.axes import HEARD, join_places, places
-from attnscope.comparison import likeliest_states
+from attnscope.comparison import most_likely_states
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.models.inputs import SoundPart
@@ -117,7 +117,7 @@ def ways(frames, ids, blank):
 @pytest.mark.parametrize("frames", range(2, 7))
 def test_a_text_is_aligned_as_the_best_of_all_ways_if_there_is_one(ids, frames):
     scores = np.log(np.random.default_rng(frames).dirichlet(np.ones(3), frames))
-    found = likeliest_states(scores, ids, 0)
+    found = most_likely_states(scores, ids, 0)
     every = {sum(scores[at, id_] for at, id_ in enumerate(way[1])): way[0] for way in ways(frames, ids, 0)}
     best = every[max(every)] if every else None
     assert best == (None if found is None else [state if state % 2 else -1 for state in found])

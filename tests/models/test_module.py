@@ -15,7 +15,7 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.request import InputRequest
-from attnscope.questions.composition import find_feeds
+from attnscope.questions.composition import measure_composition
 from attnscope.questions.logits import direct_effects
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
@@ -215,7 +215,7 @@ def test_short_context_module_is_probed_within_its_limits(file):
         logits = model.module(ids).logits[0, -1]
     assert written.score == pytest.approx(float(logits.max()), abs=1e-5)
     assert f"'id {int(logits.argmax())}'" in written.prediction
-    feeds = find_feeds(model, model.prepare_any()).feeds
+    feeds = measure_composition(model, model.prepare_any()).feeds
     assert {each.way for each in feeds} == {"Q", "K", "V"}
     assert len(feeds) == 3 * 2 * 2
 

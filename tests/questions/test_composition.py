@@ -13,7 +13,13 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.trace_model import TracedModel
 from attnscope.models.trace_recording import record_trace
-from attnscope.questions.composition import Circuit, compose, compose_random, find_feeds, measure_copying
+from attnscope.questions.composition import (
+    Circuit,
+    compose,
+    compose_random,
+    measure_composition,
+    measure_copying,
+)
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import t5
@@ -33,16 +39,16 @@ def test_induction_head_gets_keys_from_previous_token_head(causal):
         seen[name] = {head.address: head.figures[name].value for head in heads}
     induction = max(seen["induction"], key=seen["induction"].__getitem__)
     before = [head for head in seen["previous"] if head.layer < induction.layer]
-    fed = find_feeds(causal, causal.prepare("A cat."), induction).feeds
+    fed = measure_composition(causal, causal.prepare("A cat."), induction).feeds
     assert fed[0].way == "K"
     assert fed[0].head == max(before, key=seen["previous"].__getitem__)
     assert fed[0].lift > 0.02
 
 
 def test_all_pairs_are_those_of_each_head_whatever_the_text(causal):
-    every = find_feeds(causal, causal.prepare("A cat.")).feeds
+    every = measure_composition(causal, causal.prepare("A cat.")).feeds
     assert len(every) == 3 * (4 * 4 + 4 * 8)
-    named = find_feeds(causal, causal.prepare("The cat sat on the mat. " * 12), Head("L2H3"))
+    named = measure_composition(causal, causal.prepare("The cat sat on the mat. " * 12), Head("L2H3"))
     assert named.fed == Head("decoder L2H3")
     assert set(named.feeds) == {each for each in every if each.fed == named.fed}
     assert {layer: len(heads) for layer, heads in named.by("Q").items()} == {0: 4, 1: 4}
@@ -61,11 +67,11 @@ class ByHand(Attends):
 
 def test_a_softmax_by_hand_leaves_v_alone_for_its_true_reason():
     module = Planted()
-    fused = find_feeds(wrap_planted(module), wrap_planted(module).prepare("ash bay cod"))
+    fused = measure_composition(wrap_planted(module), wrap_planted(module).prepare("ash bay cod"))
     for layer in module.layers:
         layer.__class__ = ByHand
     model = wrap_planted(module)
-    found = find_feeds(model, model.prepare("ash bay cod"))
+    found = measure_composition(model, model.prepare("ash bay cod"))
     values = {(each.head, each.fed): each.score for each in fused.feeds if each.way == "V"}
     assert {(each.head, each.fed): each.score for each in found.feeds} == pytest.approx(values)
     (note,) = (note for note in found.notes if "V alone" in note)
@@ -75,7 +81,7 @@ def test_a_softmax_by_hand_leaves_v_alone_for_its_true_reason():
 
 def test_composition_covers_encoder_and_decoder_without_cross(tmp_path):
     model = load(t5(tmp_path))
-    feeds = find_feeds(model, model.prepare("A cat.", "A dog.")).feeds
+    feeds = measure_composition(model, model.prepare("A cat.", "A dog.")).feeds
     assert {each.head.kind for each in feeds} == {"encoder", "decoder"}
     assert all(each.head.kind == each.fed.kind for each in feeds)
 
@@ -83,18 +89,18 @@ def test_composition_covers_encoder_and_decoder_without_cross(tmp_path):
 def test_composition_refuses_missing_or_first_layer_heads_and_traces(causal):
     prepared = causal.prepare("A cat.")
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
-        find_feeds(causal, prepared, Head("L2H9"))
+        measure_composition(causal, prepared, Head("L2H9"))
     with pytest.raises(SelectionError, match="no head comes before L0H1"):
-        find_feeds(causal, prepared, Head("L0H1"))
+        measure_composition(causal, prepared, Head("L0H1"))
     traced = TracedModel(record_trace(causal, prepared))
     with pytest.raises(ModelError, match="holds no weights of a model"):
-        find_feeds(traced, traced.prepared)
+        measure_composition(traced, traced.prepared)
 
 
 @pytest.mark.parametrize(("name", "told"), [("llama", True), ("gpt2", False)])
 def test_turned_positions_and_shared_keys_are_said(tmp_path, name, told):
     model = load(saved(tmp_path, name))
-    notes = " ".join(find_feeds(model, model.prepare("A cat sat.")).notes)
+    notes = " ".join(measure_composition(model, model.prepare("A cat sat.")).notes)
     assert ("layers 0, 1: positions turn queries and keys" in notes) == told
     assert ("2 heads share each key and value" in notes) == told
 

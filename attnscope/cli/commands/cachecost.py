@@ -52,7 +52,7 @@ def cachecost(
     attnscope cachecost --texts sample_inputs/words.jsonl -m own-causal --recent 8
     """
     from attnscope.models.inputs import Limit
-    from attnscope.questions.cachecost import cachecost, of_cachecost
+    from attnscope.questions.cachecost import cachecost, cachecost_answer
     from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
@@ -66,7 +66,7 @@ def cachecost(
         result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
     if pattern is None:
         about = loaded, corpus.texts, *texts
-        return deliver("cachecost", of_cachecost(result), output, picture, None, about)
+        return deliver("cachecost", cachecost_answer(result), output, picture, None, about)
     write_whole(pattern, result.tsv.encode())
     notify(f"saved {pattern}")
 

@@ -66,7 +66,14 @@ def check(
     attnscope check --texts sample_inputs/sentences.txt --with-snapshot old.json
     """
     from attnscope.measures import DEFAULT
-    from attnscope.questions.check import Checked, changes, check_served, claim, of_checked, save_snapshot
+    from attnscope.questions.check import (
+        CheckResult,
+        changes,
+        check_answer,
+        check_served,
+        claim,
+        save_snapshot,
+    )
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_heads
 
@@ -85,8 +92,8 @@ def check(
         assert isinstance(served, ServedModel)
         other = load_model(replace(model, model=asked.with_model))
         with model_progress(other, served.prepared):
-            checked = Checked(check_served(served, other))
-        answer, read = of_checked(checked, asked.tolerance), served.prepared
+            checked = CheckResult(check_served(served, other))
+        answer, read = check_answer(checked, asked.tolerance), served.prepared
         deliver("check", answer, output, read=(served, read), other=(other, read))
         raise SystemExit(int(not checked.holds))
     refuse(not asks, "CLAIMS", "give a claim, --save-snapshot or --with-snapshot")
@@ -101,11 +108,11 @@ def check(
         with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
-    checked = Checked(verdicts)
+    checked = CheckResult(verdicts)
     if asked.with_snapshot is not None:
         checked = replace(changes(result, asked.with_snapshot, asked.tolerance), claims=verdicts)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
-        answer = of_checked(checked, asked.tolerance)
+        answer = check_answer(checked, asked.tolerance)
         deliver("check", answer, output, metadata=model.metadata, read=result.read)
         if asked.save_snapshot is not None:
             save_snapshot(result, asked.save_snapshot)

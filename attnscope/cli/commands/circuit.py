@@ -50,7 +50,7 @@ def circuit(
     attnscope circuit sample_inputs/repeats.tsv -m own-causal --faithfulness 0.95
     attnscope circuit sample_inputs/repeats.tsv -m own-causal -o circuit.html
     """
-    from attnscope.questions.circuit import find_circuit, of_circuit
+    from attnscope.questions.circuit import circuit_answer, find_circuit
     from attnscope.questions.head import one_head
     from attnscope.questions.patching import read_pairs
 
@@ -62,4 +62,4 @@ def circuit(
         paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
         maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}
     about = loaded, asked.pairs, *(text for pair in pairs for text in (pair.clean, pair.corrupt))
-    deliver("circuit", of_circuit(result, maps), output, picture, None, about)
+    deliver("circuit", circuit_answer(result, maps), output, picture, None, about)

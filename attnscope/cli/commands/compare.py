@@ -80,7 +80,7 @@ def show_composition(
     if output.out is not None:
         refuse(fed is None, "--out", "name the head whose map is saved: compare L1H2 --composition")
         options.check_place(output.out, options.PICTURES)
-    from attnscope.questions.composition import find_feeds, of_feeds
+    from attnscope.questions.composition import composition_answer, measure_composition
 
     if source.names_one:
         loaded, prepared = read_source(source, model).open(cached=False)
@@ -88,8 +88,8 @@ def show_composition(
         loaded = load_model(model)
         prepared = loaded.prepare_any()
     with model_progress(loaded, prepared):
-        result = find_feeds(loaded, prepared, fed)
-    deliver("compare", of_feeds(result), output, picture, None, (loaded, prepared))
+        result = measure_composition(loaded, prepared, fed)
+    deliver("compare", composition_answer(result), output, picture, None, (loaded, prepared))
 
 
 @command
@@ -142,8 +142,19 @@ def compare(
         if not given:
             raise InputError(f"{corpus.texts} holds no text")
     from attnscope.models.served import open_file
-    from attnscope.questions import across
-    from attnscope.questions.compare import compare_all_heads, compare_two_heads, of_heads, of_two_heads
+    from attnscope.questions.compare import (
+        compare_all_heads,
+        compare_two_heads,
+        heads_answer,
+        two_heads_answer,
+    )
+    from attnscope.questions.compare_texts_models import (
+        compare_models,
+        compare_passes,
+        compare_texts,
+        models_answer,
+        texts_answer,
+    )
 
     first, rival = given[0], None
     if contrast.with_text is not None:
@@ -169,20 +180,20 @@ def compare(
         (loaded, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
     with model_progress(loaded, *mine, *theirs):
         if contrast.with_text is not None:
-            answer = across.of_texts(across.compare_texts(loaded, mine[0], theirs[0], selection), opening)
+            answer = texts_answer(compare_texts(loaded, mine[0], theirs[0], selection), opening)
             compared = other, *theirs
         elif rival is not None:
             compared = other, corpus.texts, *theirs
             both = list(zip(mine, theirs, strict=True))
-            answer = across.of_models(across.compare_models(loaded, other, both, selection))
+            answer = models_answer(compare_models(loaded, other, both, selection))
         elif pair:
-            answer = of_two_heads(compare_two_heads(loaded, mine[0], pair[0], pair[1], selection))
+            answer = two_heads_answer(compare_two_heads(loaded, mine[0], pair[0], pair[1], selection))
         elif contrast.with_trace is not None:
             trace = open_file(contrast.with_trace)
             compared = trace, trace.prepared
-            answer = across.compare_passes(loaded, mine[0], trace, selection, opening)
+            answer = compare_passes(loaded, mine[0], trace, selection, opening)
         else:
-            answer = of_heads(compare_all_heads(loaded, mine, selection), opening)
+            answer = heads_answer(compare_all_heads(loaded, mine, selection), opening)
     deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.texts, *mine), compared)
 
 

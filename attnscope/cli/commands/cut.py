@@ -61,7 +61,7 @@ def cut(
     attnscope cut "on -> cat" "The cat sat on" -m own-causal --head L1H0,L2H3
     attnscope cut "* -> special" "The cat sat on the mat." --how zero --json
     """
-    from attnscope.questions.cause import of_intervention
+    from attnscope.questions.cause import intervention_answer
     from attnscope.questions.prompts import mean_cut
 
     questions, source = split_questions(edges.edges, source, "an edge")
@@ -81,4 +81,4 @@ def cut(
             selection=options.select(attention), heads=heads, how=edges.how, texts=among,
         )  # fmt: skip
     about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
-    deliver("cut", of_intervention(result), output, picture, None, about)
+    deliver("cut", intervention_answer(result), output, picture, None, about)

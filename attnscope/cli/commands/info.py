@@ -112,14 +112,14 @@ def info(
         source = replace(source, text=TEXT)
     refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")
     from attnscope.questions.audit import audit
-    from attnscope.questions.composition import measure_copying, of_copying
+    from attnscope.questions.composition import copying_answer, measure_copying
     from attnscope.questions.info import describe_model, of_survey, survey_model
     from attnscope.views import Column, Table
 
     given = read_source(source, model)
     with given.open_with_progress(cached=False, predicting=asked.copying) as (loaded, prepared):
         if asked.copying:
-            answer = of_copying(measure_copying(loaded, prepared))
+            answer = copying_answer(measure_copying(loaded, prepared))
         elif asked.audit:
             found = audit(loaded, prepared)
             sentences = Table((Column(""),), tuple((each,) for each in found.sentences))

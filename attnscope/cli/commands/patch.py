@@ -77,7 +77,7 @@ def patch(
         (source.saved is not None, "--from", "a file holds no model to patch: give two texts"),
     )
     from attnscope.models.inputs import Limit
-    from attnscope.questions.cause import of_intervention
+    from attnscope.questions.cause import intervention_answer
     from attnscope.questions.patching import Receiver, TextPair, of_trace, read_pairs, trace_tokens
     from attnscope.questions.patching import patch as patch_heads
 
@@ -105,7 +105,7 @@ def patch(
                 loaded, pairs, options.select(attention), heads=heads, what=asked.what, to=to,
                 noise=asked.noise, fast=asked.fast, exact=asked.exact,
             )  # fmt: skip
-            answer = of_intervention(result)
+            answer = intervention_answer(result)
     file, other = asked.pairs or template.prompts, template.prompts and asked.with_text
     clean = loaded, file, template.prompts and given.text, *(pair.clean for pair in pairs)
     corrupt = loaded, file, other, *(pair.corrupt for pair in pairs)

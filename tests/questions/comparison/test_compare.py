@@ -13,8 +13,8 @@ from attnscope.axes import weights
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.questions import compare
-from attnscope.questions.across import by_word, compare_models, compare_texts
-from attnscope.questions.compare import compare_all_heads, compare_two_heads, evenly
+from attnscope.questions.compare import compare_all_heads, compare_two_heads, even_sample
+from attnscope.questions.compare_texts_models import by_word, compare_models, compare_texts
 from attnscope.questions.selection import Selection
 from tests.axes.test_axes import grouped
 from tests.measures.rounding import near
@@ -69,9 +69,9 @@ def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch
 
 
 def test_a_sample_is_even():
-    assert evenly(10, 5) == list(range(10))
-    assert evenly(8, 8, cells=4 * 8) == list(range(8)), "few rows are all compared"
-    rows = evenly(1000, 512)
+    assert even_sample(10, 5) == list(range(10))
+    assert even_sample(8, 8, cells=4 * 8) == list(range(8)), "few rows are all compared"
+    rows = even_sample(1000, 512)
     assert len(rows) == 96
     assert set(np.diff(rows)) <= {10, 11}
     assert rows[0] + rows[-1] == pytest.approx(999, abs=11)

@@ -7,7 +7,7 @@ from torch import nn
 from attnscope.errors import InputError, ModelError
 from attnscope.models import load
 from attnscope.models.text.reader import wrap_module
-from attnscope.questions.circuit import TwoTexts, connected, find_circuit, of_circuit, prune
+from attnscope.questions.circuit import TwoTexts, circuit_answer, connected, find_circuit, prune
 from attnscope.questions.patching import TextPair, read_pairs
 from tests.questions.intervention.shapes import T5, Hooked, network, saved
 from tests.questions.intervention.test_ablation import Small
@@ -42,7 +42,7 @@ def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, t
 def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
     one = {"num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
     model = load(saved(tmp_path, network("T5ForConditionalGeneration", **T5 | one)), predicting=True)
-    answer = of_circuit(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
+    answer = circuit_answer(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
     graph = answer.pictures["circuit"]
     ends = {end for edge in graph.edges for end in (edge.source, edge.target)}
     assert ends == {node.name for node in graph.nodes}

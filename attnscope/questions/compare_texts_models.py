@@ -18,7 +18,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.trace_model import TracedModel
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.compare import CELLS, Choosing, evenly, head_rows
+from attnscope.questions.compare import CELLS, RowChooser, even_sample, read_head_rows
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
 from attnscope.records import Meaning, Notes, derived, record
@@ -45,7 +45,7 @@ def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pai
     return pairs
 
 
-def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS) -> Choosing:
+def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS) -> RowChooser:
     """The rows and keys of a text that have a partner, which is side 0 or 1; many rows are sampled evenly."""
 
     def choose(attention: Attention) -> Rows:
@@ -59,7 +59,7 @@ def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS)
         across = np.zeros((len(keys), len(attention.keys)), np.float32)
         for row, tokens in enumerate(keys):
             across[row, list(tokens)] = 1
-        return Rows([queries[row] for row in evenly(len(queries), len(keys), cells)], across)
+        return Rows([queries[row] for row in even_sample(len(queries), len(keys), cells)], across)
 
     return choose
 
@@ -177,7 +177,7 @@ def compare_texts(
     for side, text in enumerate((prepared, other)):
         whole = Sample(paired_rows(text, pairs, side, LARGEST * LARGEST))
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
-        results.append(head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
+        results.append(read_head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
         chosen += [
             made.values[0, 0].cpu().numpy() for made in whole.maps if made.site.kind == results[0].kind
         ]
@@ -265,7 +265,7 @@ class ModelComparison:
         pairs = self.matches
         if self.heads == self.others:
             pairs = tuple(
-                compare.pair_at((head, head), self.heads, self.others, self.distances, self.error)
+                compare.pair_distance((head, head), self.heads, self.others, self.distances, self.error)
                 for head in range(len(self.heads))
             )
         return tuple(sorted(pairs, key=lambda pair: -pair.distance))
@@ -318,7 +318,7 @@ def compare_models(
         distances=mean.mean,
         error=mean.error,
         matches=tuple(
-            compare.pair_at(cell, first.heads, second.heads, mean.mean, mean.error)
+            compare.pair_distance(cell, first.heads, second.heads, mean.mean, mean.error)
             for cell in comparison.match_heads(mean.mean)
         ),
         units=units,
@@ -345,10 +345,10 @@ def _passes(
     """A pass of each model, with its rows of every token, or of the words that both read."""
     each = [*zip(models, texts, strict=True)]
     if alike:
-        return [head_rows(model, text, selection) for model, text in each]
+        return [read_head_rows(model, text, selection) for model, text in each]
     pairs, passes = pairing(*texts, by_word), list[compare.HeadRows]()
     for side, (model, text) in enumerate(each):
-        ran = head_rows(model, text, selection, paired_rows(text, pairs, side))
+        ran = read_head_rows(model, text, selection, paired_rows(text, pairs, side))
         passes.append(replace(ran, of=len(pairs(ran.kind)[0])))
     return passes
 
@@ -374,7 +374,7 @@ def _common_kind(
 LISTED = 8  # heads that are listed; --csv has all of them
 
 
-def of_texts(result: TextComparison, command: str | None) -> Answer:
+def texts_answer(result: TextComparison, command: str | None) -> Answer:
     """Two texts: their alignment, the change of each head, and the difference map of one head."""
     opened = f"{command} --head " if command and result.difference is None else ""
     listed = [
@@ -394,7 +394,7 @@ def of_texts(result: TextComparison, command: str | None) -> Answer:
     return Answer(views, {name: view}, lambda: result, lambda: csv_rows(result.ranking), lambda: arrays)
 
 
-def of_models(result: ModelComparison) -> Answer:
+def models_answer(result: ModelComparison) -> Answer:
     """Two models: the drift of every head, or the best match of each."""
     if result.drift is not None:
         title, pairs = "Heads that drifted most", result.ranking
@@ -429,5 +429,5 @@ def compare_passes(
         raise ModelError(f"{rival.name} keeps no values to weigh by: compare it without --weigh")
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
-        return of_texts(compare_texts(model, prepared, other, selection), opening)
-    return of_models(compare_models(model, rival, [(prepared, rival.prepared)], selection))
+        return texts_answer(compare_texts(model, prepared, other, selection), opening)
+    return models_answer(compare_models(model, rival, [(prepared, rival.prepared)], selection))

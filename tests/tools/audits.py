@@ -70,11 +70,11 @@ def table(results: list[dict[str, Any]]) -> str:
         "built and audited": len(audited),
         "of those, with attention that is shown": len(attending),
         "of those, all mixing goes through it": len(whole),
-        "of those, something else mixes as well, which is named": len(attending) - len(whole),
-        "types with each layer taken out of the capture once": len(missed),
-        "of those, just that layer is named, each time": sum(map(all, missed)),
-        "layers taken out, and named exactly": f"{sum(map(len, missed))}, {sum(map(sum, missed))}",
-        "without any attention, their mixers named": len(bare),
+        "of those, something else also mixes tokens, and is named": len(attending) - len(whole),
+        "types audited with each layer hidden from capture in turn": len(missed),
+        "of those, exactly that layer is named each time": sum(map(all, missed)),
+        "layers hidden, and named exactly": f"{sum(map(len, missed))}, {sum(map(sum, missed))}",
+        "without attention, with their mixers named": len(bare),
     }
     by_alarm, by_types = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for result in audited:
@@ -83,7 +83,7 @@ def table(results: list[dict[str, Any]]) -> str:
     for alarm, types in by_alarm.items():
         by_types["`, `".join(types)].append(alarm)
     says = {
-        "What mixes tokens as well": {types: "; ".join(alarms) for types, alarms in by_types.items()},
+        "What else mixes tokens": {types: "; ".join(alarms) for types, alarms in by_types.items()},
         "Not audited": {result["name"]: result["note"] for result in results if "note" in result},
     }
     return report("audits", counts, says)

@@ -79,7 +79,7 @@ def try_type(model_type: str) -> tuple[str, str]:
         return "not followed", f"the parts sum to {effects.total:.4g}, the score is {score:.4g}"
     some = {
         "other mixers": {layer for layer, _ in effects.mixers},
-        "heads not told apart": effects.mixed,
+        "heads not separable": effects.mixed,
         "heads read by other parts alone": effects.silent,
     }
     told = [f"{what} in layers {sorted(layers)}" for what, layers in some.items() if layers]
@@ -99,15 +99,15 @@ def table(rows: list[Row]) -> str:
         "causal types": len(rows),
         "built and run here": ran,
         "of those, **the parts sum to the score**": f"**{sums} ({sums / max(1, ran):.1%})**",
-        "of those, without a head that can be told (other mixers alone)": len(kinds["no heads"]),
+        "of those, without separable heads (only other mixers)": len(kinds["no heads"]),
         "not followed": len(lost),
     }
     shown = {row["name"]: (followed | kinds["no heads"]).get(row["name"], "") for row in rows}
     some = {name: why.partition(", ")[2] for name, why in shown.items() if ", " in why}
     says = {"Not followed": lost, "Not built here": kinds["not built"]}
-    says["Followed, with something to know"] = some
+    says["Followed, with a remark"] = some
     whole = [f"`{name}`" for name, why in followed.items() if "," not in why]
-    return report("writes", counts, says, [f"## Followed whole ({len(whole)})", "", ", ".join(whole)])
+    return report("writes", counts, says, [f"## Followed completely ({len(whole)})", "", ", ".join(whole)])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.tools.coverage.compare import Result, attempt
 from tests.tools.coverage.recipes import DINO, RECIPES
 from tests.tools.survey import Row, grid, report, survey
 
-COLUMNS = "type, class, same output, own, equal, laid out, maps, kernel, twin, computed by"
+COLUMNS = "type, class, same output, own, equal, other layout, maps, kernel, twin, computed by"
 
 
 def table(rows: list[Row]) -> str:
@@ -30,34 +30,32 @@ def table(rows: list[Row]) -> str:
         "built": sum(r.built for r in results),
         "built and run": len(ran),
         "of those, output bit-identical under observation": sum(bool(r.identical) for r in ran),
-        "of those, their own eager `output_attentions` holds attention over keys": len(speaking),
+        "of those, their own eager `output_attentions` is attention over keys": len(speaking),
         "of those, **every tensor equal under the default attention**": f"**{len(exact)}**",
         "of those, every tensor equal, some in another layout": len(laid),
-        "of those, not equal for a reason named below, while an oracle vouches for every map": vouched,
+        "of those, not equal for a reason listed below, while an oracle confirms every map": vouched,
         "of those, not equal otherwise": len(others) - vouched,
         "of all that ran, with attention captured": len(attending),
-        f"of those, an oracle {oracles} vouches for every map": sum(not r.unvouched for r in attending),
+        f"of those, an oracle {oracles} confirms every map": sum(not r.unvouched for r in attending),
         "maps captured in all": sum(r.maps for r in ran),
-        "of those, vouched for": sum(r.maps - len(r.unvouched) for r in ran),
+        "of those, confirmed": sum(r.maps - len(r.unvouched) for r in ran),
     }
 
     says = {
-        "Exceptions: own attentions that do not equal the captured ones": {r.name: found(r) for r in others},
+        "Own attentions that differ from the captured ones": {r.name: found(r) for r in others},
         "Equal in another layout": {
             r.name: f"{r.laid} of {r.speaking}: {', '.join(r.layouts)}" for r in laid
         },
-        "Scores where weights were promised": {
+        "Scores in place of weights": {
             r.name: f"{r.scores} of its tensors become captured maps by a softmax" for r in ran if r.scores
         },
-        "Maps that nothing but capture vouches for": {
+        "Maps without an independent confirmation": {
             r.name: f"{len(r.unvouched)} of {r.maps}: {', '.join(r.unvouched)}" for r in ran if r.unvouched
         },
-        "Maps whose module does not call itself attention": {
+        "Maps of modules not named attention": {
             r.name: ", ".join(dict.fromkeys(r.unlikely)) for r in ran if r.unlikely
         },
-        "Types whose own `output_attentions` says nothing usable": {
-            r.name: silent(r) for r in ran if not r.speaking
-        },
+        "Types without usable `output_attentions`": {r.name: silent(r) for r in ran if not r.speaking},
         "Types that did not run": {
             r.name: r.note + " (built)" * r.built for r in results if r.identical is None
         },
@@ -69,13 +67,13 @@ def table(rows: list[Row]) -> str:
 def found(result: Result) -> str:
     """How much of a type's own eager attention is what was captured."""
     said = f"{result.own['equal'] + result.laid} of {result.speaking} equal, {result.maps} maps captured"
-    return said + ("" if result.unvouched else "; an oracle vouches for every map")
+    return said + ("" if result.unvouched else "; an oracle confirms every map")
 
 
 def silent(result: Result) -> str:
     """What a type without usable attentions of its own gave."""
     wrong, sampled = result.own["wrong"] + result.scores, result.own["sampled"]
-    said = [f"returns {wrong} tensors that are no attention weights"] * bool(wrong)
+    said = [f"returns {wrong} tensors that are not attention weights"] * bool(wrong)
     said += [f"returns {sampled} tensors over sampled points"] * bool(sampled)
     said += [result.note] * bool(result.note)
     maps = f"{result.maps} maps captured" if result.maps else "no map captured"

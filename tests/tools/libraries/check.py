@@ -29,7 +29,7 @@ SEEN = 1e-3  # the weight from which a change must be seen
 VERDICTS = {
     "exact": "exact",
     "laid": "placed",
-    "unplaced": "rows exact, places not told",
+    "unplaced": "rows exact, places unconfirmed",
     "proved": "proved by weights @ values alone",
     "parts": "parts, said to be parts",
 }

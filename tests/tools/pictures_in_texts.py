@@ -1,10 +1,10 @@
 """A tiny random model of every type that reads images in a text, with its real processor.
 
-``python -m tests.tools.pictures_in_texts [TYPES]`` builds each type of transformers' image-text-to-text list
-(``tests/models/vision_language.py``, ``vision_recipes.py``) and checks: whether the boxes of an image's tokens
-tile it, at three proportions; whether painting a box changes that token most (at most ten boxes); how far the
-weights are from those of the eager model; whether two images, or the frames of a video, have separate tokens.
-``--table tests/tools/pictures_in_texts.md`` writes the table.
+``python -m tests.tools.pictures_in_texts [TYPES]`` builds each type of transformers' image-text-to-text
+list (``tests/models/vision_language.py``, ``vision_recipes.py``) and checks: whether the boxes of an
+image's tokens tile it, at three proportions; whether painting a box changes that token most (at most ten
+boxes); how far the weights are from those of the eager model; whether two images, or the frames of a video,
+have separate tokens. ``--table tests/tools/pictures_in_texts.md`` writes the table.
 """
 
 import copy

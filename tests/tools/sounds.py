@@ -1,13 +1,13 @@
-"""A tiny random model of every speech and sound type of transformers, with its own feature extractor or processor.
+"""A tiny random model of every speech and sound type of transformers, with its own processor.
 
-``python -m tests.tools.sounds [TYPES] --table tests/tools/sounds.md`` builds each type for which transformers
-lists a feature extractor or a class for audio, at the size that ``tests.tools.coverage`` uses, but with its own
-feature sizes and lengths. Each is saved to a folder and read as ``show --audio`` reads it, with two seconds of
-noise. The table answers: which attention is captured; whether frames are named by time, by letters, or numbered
-with a note; how far a head is from the model's own eager one. (WavLM reports the mean of its heads. For
-SeamlessM4T v2, sdpa itself differs from eager, and the captured weights reproduce the kernel's output. For
-Nemotron, eager gives NaN in masked rows; sdpa does not, and the captured weights reproduce its output to 3e-7.)
-Refusals are quoted.
+``python -m tests.tools.sounds [TYPES] --table tests/tools/sounds.md`` builds each type for which
+transformers lists a feature extractor or a class for audio, at the size that ``tests.tools.coverage`` uses,
+but with its own feature sizes and lengths. Each is saved to a folder and read as ``show --audio`` reads it,
+with two seconds of noise. The table answers: which attention is captured; whether frames are named by time,
+by letters, or numbered with a note; how far a head is from the model's own eager one. (WavLM reports the
+mean of its heads. For SeamlessM4T v2, sdpa itself differs from eager, and the captured weights reproduce
+the kernel's output. For Nemotron, eager gives NaN in masked rows; sdpa does not, and the captured weights
+reproduce its output to 3e-7.) Refusals are quoted.
 """
 
 import inspect

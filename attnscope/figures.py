@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from attnscope.attention import Head, Site
 from attnscope.records import Meaning, Parts, derived, record
 
-Weigh: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"]
+Weighting: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradient"]
 """What weights are multiplied by before they are measured; ``raw``: nothing."""
 
 

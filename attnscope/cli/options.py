@@ -25,7 +25,7 @@ from attnscope.cli.command import (
     value_of,
 )
 from attnscope.errors import OutputError, SelectionError
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.registry import entry_points_of
 from attnscope.text import LARGEST_SEED, raw_csv, read_number
 
@@ -56,10 +56,10 @@ def measure_names() -> Iterable[str]:
 
 
 def explained_names() -> Iterable[str]:
-    """Measures, roles, weighings, and prediction figures."""
-    from attnscope.measures.weighing import METHODS
+    """Measures, roles, weightings, and prediction figures."""
+    from attnscope.measures.weighting import METHODS
 
-    return (*measure_names(), *ROLES, *get_args(Weigh)[1:], *METHODS, "importance", "ablation", "logits")
+    return (*measure_names(), *ROLES, *get_args(Weighting)[1:], *METHODS, "importance", "ablation", "logits")
 
 
 def model_names() -> Iterable[str]:
@@ -188,13 +188,13 @@ class ModelOptions(Group):
         return {}
 
 
-class WeighedModelOptions(ModelOptions):
-    """Which model, and how its attention is weighed."""
+class WeightedModelOptions(ModelOptions):
+    """Which model, and how its attention is weighted."""
 
     panel = WHERE
-    settable = "weigh"
-    weigh: Annotated[
-        Weigh,
+    settable = "weighting"
+    weighting: Annotated[
+        Weighting,
         Option(
             help="raw: the attention weight; norm, norm-residual (Kobayashi et al. 2020, 2021), zeroing "
             "(Mohebbi et al. 2023) and gradient (Chefer et al. 2021): shares of a row. attnscope "
@@ -204,16 +204,16 @@ class WeighedModelOptions(ModelOptions):
     target: Annotated[
         str | None,
         Option(
-            help="With --weigh gradient: a word, a token's number or a class (CLASS@TOKEN); default: most "
-            "likely."
+            help="With --weighting gradient: a word, a token's number or a class (CLASS@TOKEN); "
+            "default: most likely."
         ),
     ] = None
 
     @property
     def metadata(self) -> Metadata:
-        """How the numbers are weighed."""
+        """How the numbers are weighted."""
         target = {} if self.target is None else {"target": self.target}
-        return {} if self.weigh == "raw" else {"weigh": self.weigh, **target}
+        return {} if self.weighting == "raw" else {"weigh": self.weighting, **target}
 
 
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")

@@ -26,7 +26,7 @@ from attnscope.cli.options import (
     check_place,
 )
 from attnscope.errors import InputError, readable
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
 from attnscope.text import decode_file, visible
 
@@ -160,15 +160,15 @@ class SourceInput:
                 if (trace := find_pass(_key_of_kind(key, each))) is None:
                     continue
                 when = None if saving else _tell_when(trace.description.kept)
-                found = TracedModel(trace, since=when, weigh=self.model.metadata.get("weigh", "raw"))
+                found = TracedModel(trace, since=when, weighting=self.model.metadata.get("weigh", "raw"))
                 if each == kind or has_short_text(found.prepared):
                     return found, replace(found.prepared, request=self.request)
         model = (load or self.load)()
         prepared = self.prepare(model)
-        if self.asked.saved is not None or model.weigh == "gradient":
+        if self.asked.saved is not None or model.weighting == "gradient":
             return model, prepared
         short = has_short_text(prepared)
-        if not short and (key is None or kind == "other" or model.weigh != "raw"):
+        if not short and (key is None or kind == "other" or model.weighting != "raw"):
             return model, prepared
         from attnscope.models.trace_recording import record_pass
 
@@ -179,7 +179,9 @@ class SourceInput:
             if key is not None and self.key == key:  # no file has changed meanwhile
                 store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
             held = attach_trace(prepared, trace)
-            return (model if model.weigh == "raw" else TracedModel(trace, weigh=model.weigh)), held
+            return (
+                model if model.weighting == "raw" else TracedModel(trace, weighting=model.weighting)
+            ), held
 
     @contextmanager
     def open_with_progress(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:
@@ -298,10 +300,14 @@ def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
         (audio and (asked.chat or second), "--audio", "the text is its transcript: no chat, no second text"),
         (not audio and asked.from_second, "--from-second", "only valid with --audio"),
         (not audio and asked.to_second is not None, "--to-second", "only valid with --audio"),
-        ("weigh" in model.metadata and saved, "--weigh", "a file has no values to weigh by: give the text"),
+        (
+            "weigh" in model.metadata and saved,
+            "--weighting",
+            "a file has no values: give the text",
+        ),
         (
             "weigh" in model.metadata and asked.save_trace,
-            "--weigh",
+            "--weighting",
             "a trace has no values: leave out --save-trace",
         ),
         (saved and beside_file, "--from", "the file has text and weights: leave out the text and the model"),
@@ -378,20 +384,20 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     """The model that options name, with a progress message while it loads. Raises ``ModelError``."""
     from attnscope.models import load
 
-    weigh: Weigh = getattr(asked, "weigh", "raw")
+    weighting: Weighting = getattr(asked, "weighting", "raw")
     target: str | None = getattr(asked, "target", None)
-    words = "only valid with --weigh gradient or --faithful; see attnscope logits"
-    refuse(target and weigh != "gradient", "--target", words)
+    words = "only valid with --weighting gradient or --faithful; see attnscope logits"
+    refuse(target and weighting != "gradient", "--target", words)
     names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
     options = {name: getattr(asked, name) for name in names}
     with spinner(f"loading {asked.name}"):
-        predicting = predicting or weigh == "gradient"
+        predicting = predicting or weighting == "gradient"
         model = load(asked.name, generative=generative, predicting=predicting, **options)
-    if weigh == "raw":
+    if weighting == "raw":
         return model
-    from attnscope.models.weighed import weigh_model  # its imports cost a first look 3 % of its time
+    from attnscope.models.weighting import with_weighting  # its imports cost a first look 3 % of its time
 
-    return weigh_model(model, weigh, target)
+    return with_weighting(model, weighting, target)
 
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:

@@ -10,7 +10,7 @@ from textwrap import wrap
 from attnscope.errors import SelectionError
 from attnscope.measures.forms import MEASURES
 from attnscope.measures.roles import ROLES, explain_role
-from attnscope.measures.weighing import METHODS, WEIGHINGS
+from attnscope.measures.weighting import METHODS, WEIGHTINGS
 from attnscope.registry import load_plugins, nearest_name
 
 NEEDS = {
@@ -54,13 +54,13 @@ def _terms() -> dict[str, str]:
 
 def _others() -> dict[str, tuple[str, ...]]:
     """The words that are no measures, by kind."""
-    kinds = {"roles": ROLES, "weightings": WEIGHINGS, "methods of flow": METHODS, "other words": _terms()}
+    kinds = {"roles": ROLES, "weightings": WEIGHTINGS, "methods of flow": METHODS, "other words": _terms()}
     return {kind: tuple(names) for kind, names in kinds.items()}
 
 
 def explain(name: str) -> str:
     """Explain a word of the screen. Raises ``SelectionError`` that names what exists."""
-    parts = _measure(name), explain_role(name), _weighing(name), _terms().get(name)
+    parts = _measure(name), explain_role(name), _weighting(name), _terms().get(name)
     if not any(parts):
         others = _others()
         near = nearest_name(name, (*MEASURES, *(word for words in others.values() for word in words)))
@@ -88,12 +88,12 @@ def _measure(name: str) -> str:
     return "\n".join(lines)
 
 
-def _weighing(name: str) -> str:
-    explained = WEIGHINGS.get(name) or METHODS.get(name)
+def _weighting(name: str) -> str:
+    explained = WEIGHTINGS.get(name) or METHODS.get(name)
     if explained is None:
         return ""
-    option = f"--weigh {name}" if name in WEIGHINGS else f"flow --method {name}"
-    said = f"a cell is the share {explained.share}" if name in WEIGHINGS else explained.share
+    option = f"--weighting {name}" if name in WEIGHTINGS else f"flow --method {name}"
+    said = f"a cell is the share {explained.share}" if name in WEIGHTINGS else explained.share
     alone = name in ("rollout", "flow")
     lines = [
         f"{name} ({option}): {said}.",

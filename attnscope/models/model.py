@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import NO_LIMIT, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
@@ -78,8 +78,8 @@ class Model:
     """
 
     forkable = False  # nothing but attnscope sees its passes, so that forked processes may run some of them
-    weigh: Weigh = "raw"  # the weighing of its attention
-    weighing: Any = None  # runs it so that observers see weighed attention; as text, the weighing's name
+    weighting: Weighting = "raw"  # the weighting of its attention
+    weighted_pass: Any = None  # runs it so that observers see weighted attention; as text, its title
     revision: str | None = None  # its commit on the hub, if it is from there
     trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients
 
@@ -96,12 +96,12 @@ class Model:
         """The name shortened for a title: the last two parts of a folder's path."""
         parts = Path(self.name).parts
         name = visible(self.name if len(parts) < 3 else "…/" + "/".join(parts[-2:]))  # others chose it
-        return f"{name} · {self.weighed}" if self.weighed else name
+        return f"{name} · {self.weighting_title}" if self.weighting_title else name
 
     @property
-    def weighed(self) -> str:
-        """The weighing in words for a title, and what was found; empty for none."""
-        return "" if self.weighing is None else str(self.weighing)
+    def weighting_title(self) -> str:
+        """The weighting in words for a title, and what was found; empty for none."""
+        return "" if self.weighted_pass is None else str(self.weighted_pass)
 
     @property
     def device(self) -> torch.device:
@@ -248,9 +248,9 @@ class Model:
         self, prepared: ModelInput, observers: Sequence[Observer], fused: FusedPass | None = None
     ) -> Record:
         """One forward pass, or one recorded generation, seen by ``observers``. Raises ``ModelError``."""
-        if self.weighing is not None:
-            weighed: Record = self.weighing.run(prepared, observers)
-            return weighed
+        if self.weighted_pass is not None:
+            weighted: Record = self.weighted_pass.run(prepared, observers)
+            return weighted
         if prepared.replay is not None:
             return self.note_seal(prepared, prepared.replay.shown_to(observers))
         from attnscope.capture import recording

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import InputError, ModelError
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.fused.request import SHORTEST
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models import inputs
@@ -33,9 +33,9 @@ class TracedModel(Model):
     what: ClassVar[str] = "a trace"
 
     def __init__(
-        self, trace: Trace, path: Path | None = None, since: str | None = None, weigh: Weigh = "raw"
+        self, trace: Trace, path: Path | None = None, since: str | None = None, weighting: Weighting = "raw"
     ) -> None:
-        self.trace, self.since, self.weigh, self.positions = trace, since, weigh, None
+        self.trace, self.since, self.weighting, self.positions = trace, since, weighting, None
         description = trace.description
         self.name, self.notes = clean(description.model.name), tuple(map(clean, description.model_notes))
         self.path, self.revision = path, description.model.revision
@@ -52,7 +52,7 @@ class TracedModel(Model):
 
     @property
     def title(self) -> str:
-        """The model's name, its weighing, and when the pass ran if that should be shown."""
+        """The model's name, its weighting, and when the pass ran if that should be shown."""
         weighed = self.trace.description.weighed
         parts = (super().title, weighed and visible(weighed), self.since)
         return " · ".join(filter(None, parts))

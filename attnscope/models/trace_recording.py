@@ -173,7 +173,7 @@ def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = Fals
         trace = make_trace(run, prepared, describe_model(model), model.notes, most=most)
     except (UntraceablePass, SizeError):
         return None
-    return replace(trace, description=replace(trace.description, weighed=model.weighed))
+    return replace(trace, description=replace(trace.description, weighed=model.weighting_title))
 
 
 def record_trace(model: Model, prepared: inputs.ModelInput) -> Trace:

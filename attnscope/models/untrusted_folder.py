@@ -228,7 +228,7 @@ def require_on_hub(name: str, revision: str | None) -> None:
         raise ModelError(sentence) from None
 
 
-WITHOUT = "what looks at attention alone needs none, as --weigh norm and flow --method rollout"
+WITHOUT = "what looks at attention alone needs none, as --weighting norm and flow --method rollout"
 """What a model without a head can still be asked."""
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")

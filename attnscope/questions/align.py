@@ -120,7 +120,7 @@ class AlignedHeads:
 
 
 def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, SoundFrames]:
-    """The speech model, unwrapped if it is weighed, and the sound. Raises ``InputError``."""
+    """The speech model, unwrapped if it is weighted, and the sound. Raises ``InputError``."""
     inner = getattr(model, "model", model)
     if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.sound is not None:
         return inner, prepared.sound

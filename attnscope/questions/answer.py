@@ -70,13 +70,13 @@ def csv_rows(entries: Iterable[object], names: Sequence[str] = ()) -> Iterator[t
         yield tuple(row.values())
 
 
-UNWEIGHED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
-"""The commands that never show weighed attention."""
+UNWEIGHTED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
+"""The commands that never show weighted attention."""
 
 OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}
 
-WEIGHED = {
-    "weigh": shaped(str, Meaning("what the weights are weighed by (--weigh); absent where they are not")),
+WEIGHTED = {
+    "weigh": shaped(str, Meaning("the --weighting of the weights; absent for raw weights")),
     "target": shaped(
         str, Meaning("the prediction that a gradient is of (--target); absent where none was named")
     ),
@@ -110,7 +110,7 @@ def schema_of(command: str) -> dict[str, Any]:
     name = name_schema(command)
     begins = schema(Beginning)
     begins["properties"]["schema"] |= {"const": name}
-    more = ({} if command in UNWEIGHED else WEIGHED) | (OF_TEXT if command == "stats" else {})
+    more = ({} if command in UNWEIGHTED else WEIGHTED) | (OF_TEXT if command == "stats" else {})
     shapes = [
         shape
         | {"properties": begins["properties"] | shape["properties"] | more}

@@ -425,8 +425,8 @@ def compare_passes(
     model: Model, prepared: ModelInput, rival: TracedModel, selection: Selection, opening: str | None
 ) -> Answer:
     """Compare a pass with a kept one: two texts if the models have one name, otherwise two models."""
-    if model.weigh != "raw":
-        raise ModelError(f"{rival.name} keeps no values to weigh by: compare it without --weigh")
+    if model.weighting != "raw":
+        raise ModelError(f"{rival.name} keeps no values to weight by: compare it without --weighting")
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
         return texts_answer(compare_texts(model, prepared, other, selection), opening)

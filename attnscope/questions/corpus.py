@@ -170,7 +170,7 @@ class CorpusWork(ABC):
             "model": fingerprint(model.module) if run.checkpoint else "",
             "selection of heads": asdict(self.selection),
             "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
-            "weighing": None if model.weigh == "raw" else model.weigh,
+            "weighting": None if model.weighting == "raw" else model.weighting,
             **asked,
         }
         with together() as processes:

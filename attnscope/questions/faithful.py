@@ -17,12 +17,12 @@ from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Projections
 from attnscope.capture.record import Seeing
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.model import accepts
 from attnscope.models.targets import BATCH_TOKENS, Prediction, score_prediction
-from attnscope.models.weighed import gradients_of, weigh_model
+from attnscope.models.weighting import gradients_of, with_weighting
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer
 from attnscope.questions.flow import Method, follow_flow
@@ -131,10 +131,10 @@ def rows_of_prediction(model: Model, prepared: ModelInput, target: str | None, a
     return np.asarray(counts / counts.sum())
 
 
-def weigh_heads(
-    model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, counts: Array
+def weighted_heads(
+    model: Model, prepared: ModelInput, weighting: Weighting, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
-    """The weighted sum of each head's rows that count, under one weighing.  -> [head, key]"""
+    """The weighted sum of each head's rows that count, under one weighting.  -> [head, key]"""
     where, size, found = np.flatnonzero(counts), len(counts), dict[Site, Array]()
 
     def read(attention: Attention) -> None:
@@ -148,8 +148,8 @@ def weigh_heads(
             total += np.einsum("q,hqk->hk", counts[start:stop], rows)
         found[attention.site] = total
 
-    weighed = model if weigh == "raw" else weigh_model(model, weigh, target)
-    weighed.run(prepared, [Seeing(read)])
+    weighted = model if weighting == "raw" else with_weighting(model, weighting, target)
+    weighted.run(prepared, [Seeing(read)])
     return found
 
 
@@ -160,14 +160,14 @@ ALONE = "one at a time"  # the order by how much the prediction falls when a tok
 
 
 def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> Faithful:
-    """Which method of weighing or following attention ranks first the tokens that a prediction needs."""
+    """Which method of weighting or following attention ranks first the tokens that a prediction needs."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
     (row, *more) = np.flatnonzero(counts).tolist()
     options: dict[str, Any] = {"target": target, "token": None if more else str(row)}
 
-    def weighed(weigh: Weigh) -> Array:
-        found = weigh_heads(model, prepared, weigh, target, counts)
+    def weighted(weighting: Weighting) -> Array:
+        found = weighted_heads(model, prepared, weighting, target, counts)
         return np.asarray(np.mean([each.mean(0) for each in found.values()], 0))
 
     def followed(method: Method) -> Array:
@@ -176,7 +176,7 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
         return np.asarray(counts[rows] @ weights.values.astype(np.float64))
 
     ways: tuple[tuple[str, Any, Callable[[Any], Array]], ...] = (
-        ("--weigh", Weigh, weighed),
+        ("--weighting", Weighting, weighted),
         ("--method", Method, followed),
     )
     scores, failed = dict[str, Array](), []
@@ -186,17 +186,17 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
                 scores[f"{option} {name}"] = rank(name)
             except AttnscopeError as error:
                 failed.append(f"{option} {name}: {error}")
-    means = "--weigh: the mean over all heads; --method: through all layers"
+    means = "--weighting: the mean over all heads; --method: through all layers"
     return _compare(deletion, scores, (means, *failed))
 
 
-def compare_weighed_heads(
-    model: Model, prepared: ModelInput, weigh: Weigh, target: str | None, selection: Selection
+def compare_weighted_heads(
+    model: Model, prepared: ModelInput, weighting: Weighting, target: str | None, selection: Selection
 ) -> Faithful:
-    """Which head ranks first the tokens that a prediction needs, under one weighing."""
+    """Which head ranks first the tokens that a prediction needs, under one weighting."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
-    found = weigh_heads(model, prepared, weigh, target, counts)
+    found = weighted_heads(model, prepared, weighting, target, counts)
     scores = {
         Head(site.layer, number, site.kind).name: rows[number]
         for site, rows in found.items()
@@ -205,7 +205,7 @@ def compare_weighed_heads(
     if not scores:
         raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in found)}")
     scores["all heads"] = np.mean([rows.mean(0) for rows in found.values()], 0)
-    return _compare(deletion, scores, (f"heads weighed by {weigh}",))
+    return _compare(deletion, scores, (f"heads weighted by {weighting}",))
 
 
 def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, ...]) -> Faithful:

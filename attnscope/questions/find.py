@@ -303,7 +303,7 @@ def find_heads(
     """
     selection = selection or Selection()
     observers, fused = [_Asked(question) for question in questions], None
-    if asks_all_rows(questions) and model.weigh == "raw":
+    if asks_all_rows(questions) and model.weighting == "raw":
         steps = Request(
             at={str(each.step): partial(torch.add, each.step) for each in questions}, heavier=True
         )

@@ -18,11 +18,11 @@ from attnscope.axes import Array, Coarsening, Weights, coarsen, weights
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Residuals
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.weighing import METHODS, Amounts, Contributions, Values, by_gradient
+from attnscope.measures.weighting import METHODS, Amounts, Contributions, Values, by_gradient
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
 from attnscope.models.trace_model import TracedModel
-from attnscope.models.weighed import gradients_of
+from attnscope.models.weighting import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, provenance

@@ -277,7 +277,7 @@ class Manifest:
 
     attnscope: Annotated[str, Meaning("the release that wrote it")]
     command: Annotated[str | None, Meaning("what was typed")]
-    weigh: Annotated[str | None, Meaning("what the weights are weighed by", optional=True)]
+    weigh: Annotated[str | None, Meaning("what the weights are weighted by", optional=True)]
     model: Annotated[About, Meaning("the model")]
     versions: Annotated[Mapping[str, str], Meaning("of what the bytes may depend on")]
     texts: Annotated[tuple[ExportedText, ...], Meaning("the texts on the axes")]
@@ -315,7 +315,7 @@ def write_down(
     return Manifest(
         attnscope=__version__,
         command=command,
-        weigh=None if model.weigh == "raw" else model.weigh,
+        weigh=None if model.weighting == "raw" else model.weighting,
         model=describe_model(model),
         versions={"python": platform.python_version(), **libraries},
         texts=tuple(texts),

@@ -281,7 +281,7 @@ AreaError = Annotated[float, Meaning("its standard error over random orders; 0 o
 class TokenOrder:
     """One order of removing tokens: the probability of the prediction after each step, and summary means."""
 
-    name: Annotated[str, Meaning("the way of weighing or following attention, or the head, that gives it")]
+    name: Annotated[str, Meaning("the way of weighting or following attention, or the head, that gives it")]
     first: Annotated[
         tuple[str, ...], Meaning("the tokens that stand first, with their numbers; none of random orders")
     ]

@@ -36,7 +36,7 @@ ANSWERED = {
     "show --from heads.npz -o made/again.html": "saved made/again.html",
     "show --from heads.npz --labels labels.txt --head L0H0": "hip knee foot",
     "show --from a.trace": "attnscope show --from a.trace --head L0H7",
-    "show TEXT --weigh norm": f"attnscope show --weigh norm '{WORDS['TEXT']}' --head",
+    "show TEXT --weighting norm": f"attnscope show --weighting norm '{WORDS['TEXT']}' --head",
     "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
     "show --image a.png -m ./vit --token 0,3 -o made/patch.pdf": "saved made/patch.pdf",
     "show 'a tired cat' --image a.png -m ./clip": ("encoder attention", "decoder attention"),
@@ -93,7 +93,7 @@ ANSWERED = {
     # find, spans, flow
     "find 'it <-> cat' TEXT -o made/map.png --dpi 50": "saved made/map.png",
     "find '* -> a' MANY --top 1": "a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
-    "find 'it -> cat' TEXT --weigh norm": "attnscope show --weigh norm '",
+    "find 'it -> cat' TEXT --weighting norm": "attnscope show --weighting norm '",
     "find 'sat -> cat' 'The cat sat.' --second-text 'A cat sat.' -m ./t5 --kind cross": "--kind cross",
     "find --gold broken.conllu": (
         "attnscope: skipped line 1: line 1: it has 3 columns, not 10",

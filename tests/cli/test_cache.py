@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from attnscope.cli import source as cli_source
-from attnscope.cli.options import ModelOptions, SourceOptions, WeighedModelOptions
+from attnscope.cli.options import ModelOptions, SourceOptions, WeightedModelOptions
 from attnscope.cli.source import SourceInput
 from attnscope.models import identity
 from attnscope.storage import cache
@@ -51,24 +51,24 @@ def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
     assert len(list(looks.iterdir())) == 2
 
 
-@pytest.mark.parametrize("weigh", ["raw", "norm", "gradient"])
-def test_two_texts_of_one_model_load_it_once(run, looks, monkeypatch, weigh):
+@pytest.mark.parametrize("weighting", ["raw", "norm", "gradient"])
+def test_two_texts_of_one_model_load_it_once(run, looks, monkeypatch, weighting):
     load = Mock(wraps=cli_source.load_model)
     monkeypatch.setattr(cli_source, "load_model", load)
-    words = ("compare", TEXT, "--with-text", "The dog sat on the mat.", "--weigh", weigh)
+    words = ("compare", TEXT, "--with-text", "The dog sat on the mat.", "--weighting", weighting)
     assert run(*words).code == 0
     assert load.call_count == 1
     assert run(*words).code == 0
-    assert load.call_count == 1 + (weigh == "gradient")  # which keeps no pass
+    assert load.call_count == 1 + (weighting == "gradient")  # which keeps no pass
 
 
 @pytest.mark.parametrize("look", [("--head", "L0H1"), ()])
 def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks, look):
-    words = ("show", TEXT, *look, "--weigh", "norm-residual")
+    words = ("show", TEXT, *look, "--weighting", "norm-residual")
     first, second = run(*words), run(*words)
     assert came_from_there(second)
     for ran in (first, second):
-        assert "own · weighed by norm-residual, no norm follows" in " ".join(ran.out.split())
+        assert "own · weighted by norm-residual, no norm follows" in " ".join(ran.out.split())
 
 
 def answer(ran) -> str:
@@ -93,10 +93,10 @@ def parts(tmp_path):
 
 SAID, HEARD = "show TEXT --audio @tone -m @whisper", "show --audio @tone -m @whisper --generate 4"
 LOOKS = {
-    "-m @causal_folder": "show TEXT|show TEXT --head L0H1 --words|show TEXT --head L1H0 --weigh norm|"
-    "stats TEXT|stats TEXT --by-position previous|stats TEXT --rows 1-3|stats TEXT --weigh zeroing|"
+    "-m @causal_folder": "show TEXT|show TEXT --head L0H1 --words|show TEXT --head L1H0 --weighting norm|"
+    "stats TEXT|stats TEXT --by-position previous|stats TEXT --rows 1-3|stats TEXT --weighting zeroing|"
     "compare TEXT|compare TEXT --head 1|compare TEXT L0H0 L1H1|compare TEXT --with-text DOG|"
-    "compare TEXT --with-text DOG --head L0H1|compare TEXT --with-text DOG --weigh norm|"
+    "compare TEXT --with-text DOG --head L0H1|compare TEXT --with-text DOG --weighting norm|"
     "compare TEXT --with-model @chat_folder|check 'L0H0.entropy > 0' TEXT|find 'sat -> cat' TEXT|"
     "spans 'The cat sat. It slept.'|spans TEXT --parts @parts|spans TEXT --generate 3 --written|"
     "spans '[[cat: The cat sat.]] [[dog: It ran.]]' --parts marks|flow TEXT",
@@ -270,9 +270,11 @@ def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
     assert len({*keys, source.key, None}) == 7
 
 
-def test_another_weighing_has_another_key(source):
-    weighed = WeighedModelOptions(model=source.model.model)
-    models = [replace(weighed, weigh=weigh) for weigh in ("raw", "norm", "norm-residual", "zeroing")]
+def test_another_weighting_has_another_key(source):
+    weighted = WeightedModelOptions(model=source.model.model)
+    models = [
+        replace(weighted, weighting=weighting) for weighting in ("raw", "norm", "norm-residual", "zeroing")
+    ]
     assert len({None, source.key, *(replace(source, model=each).key for each in models)}) == 6
 
 
@@ -288,7 +290,7 @@ def test_cache_key_depends_on_model_path_and_link_target(source, folder, tmp_pat
 
 def test_what_nobody_can_tell_apart_has_no_key(source):
     named = (ModelOptions(model=name) for name in ("mine.py:make", "a.b:make", "nobody/this", "/no/folder"))
-    models = [*named, ModelOptions(trust_remote_code=True), WeighedModelOptions(weigh="gradient")]
+    models = [*named, ModelOptions(trust_remote_code=True), WeightedModelOptions(weighting="gradient")]
     assert [model for model in models if replace(source, model=model).key is not None] == []
 
 

@@ -158,16 +158,16 @@ def test_flow_lists_every_way_with_random_orders_among_them(run):
     assert header.split() == ["order", "by", "deletion", "insertion", "first"]
     assert alone.startswith("one at a time")
     listed = takewhile(lambda line: not line.startswith("·"), lines)
-    areas = {line[:23].strip(): float(line[23:].split()[0]) for line in listed}
+    areas = {line[:27].strip(): float(line[27:].split()[0]) for line in listed}
     del areas["random order"]
     assert list(areas.values()) == sorted(areas.values())
-    weighings = {f"--weigh {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
+    weightings = {f"--weighting {name}" for name in ("raw", "norm", "norm-residual", "zeroing", "gradient")}
     methods = {f"--method {name}" for name in ("rollout", "flow", "relevance", "alti")}
-    assert areas.keys() == weighings | methods
+    assert areas.keys() == weightings | methods
 
 
 def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
-    seen = run.json("stats", *BEGUN, "--faithful", "--weigh", "norm", "--layer", "1")
+    seen = run.json("stats", *BEGUN, "--faithful", "--weighting", "norm", "--layer", "1")
     assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     assert seen["weigh"] == "norm"
     areas = [each["deletion_area"] for each in seen["ranked"]]

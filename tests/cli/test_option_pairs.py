@@ -81,7 +81,7 @@ VALUES = {
     "device_map": "auto",
     "dtype": "bfloat16",
     "revision": "main",
-    "weigh": "norm",
+    "weighting": "norm",
     "target": "mat",
     "against": "dog",
     "texts": "texts.txt",

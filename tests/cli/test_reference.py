@@ -319,7 +319,7 @@ def test_a_file_that_others_own_or_can_write_sets_nothing(run, write, tmp_path, 
 HARMLESS = {
     "annotate", "cmap", "device", "dpi", "dtype", "field", "font", "graphics", "hide_special", "kind",
     "large", "layers", "limit", "max_tokens", "method", "model", "no_figures", "plain", "quiet",
-    "scale", "size", "sort", "top", "truncate", "verbose", "weigh", "words",
+    "scale", "size", "sort", "top", "truncate", "verbose", "weighting", "words",
 }  # fmt: skip
 """What anyone's project may set: how much is read, and how it looks; a model, as a folder or a hub id."""
 

@@ -49,7 +49,7 @@ REFUSED = {
     "show TEXT --neurons 'it -> cat'": "name the head: --head L2H0",
     "show TEXT --head L2H0 --neurons 'it -> cat' --token cat": "not valid with --neurons",
     "show TEXT --head L2H0 --neurons 'it -> cat' --words": "no --words",
-    "show TEXT --head L2H0 --neurons 'it -> cat' --weigh norm": "which shows the softmax's scores",
+    "show TEXT --head L2H0 --neurons 'it -> cat' --weighting norm": "--neurons shows the scores before",
     "show TEXT --head L2H0 --neurons 'it -> cat' -o a.npz": "its name must end in .png",
     "show TEXT -m own-causal --head L1H1 --neurons 'cat -> sat'": (
         "cat 2 cannot look at sat 3: the mask hides it"
@@ -66,7 +66,7 @@ REFUSED = {
     "show TEXT --min-weight 0.1": "add --head, or -o PAGE.html",
     "show TEXT --min-weight 0.1 --token cat --head L0H0": "add --head, or -o PAGE.html",
     "show TEXT --min-weight 0.1 -o all.npz": "add --head, or -o PAGE.html",
-    "show TEXT --target mat": "only valid with --weigh gradient",
+    "show TEXT --target mat": "only valid with --weighting gradient",
     "show TEXT L1H3": "'L1H3' is one argument too many: quote a text of several words, name a head by --head",
     "show The cat sat": "quote a text of several words",
     "show The cat 'two\nlines'": r"is one argument too many",
@@ -95,9 +95,9 @@ REFUSED = {
     "show TEXT -m nowhere/nothing --save-trace no/a.trace": "there is no folder",
     "stats --texts texts.txt --save-trace b.trace": "give a text or --texts, not both",
     "spans --from a.trace --parts role": "holds no chat",
-    "show --from a.trace --weigh norm": "a file has no values",
-    "show TEXT --save-trace b.trace --weigh norm": "a trace has no values",
-    "compare TEXT --with-trace a.trace --weigh norm": "no values to weigh by",
+    "show --from a.trace --weighting norm": "a file has no values",
+    "show TEXT --save-trace b.trace --weighting norm": "a trace has no values",
+    "compare TEXT --with-trace a.trace --weighting norm": "no values to weight by",
     # stats
     "stats TEXT --where entropi<1": "no measure 'entropi': did you mean 'entropy'?",
     "stats TEXT --where entropy<one": "'one' is no number",
@@ -148,7 +148,7 @@ REFUSED = {
     "compare --texts bad.txt": "line 2: byte 0 is not UTF-8 text",
     "compare --texts empty.txt": "holds no text",
     "compare L1H0 L2H0 --composition -m own-causal": "name one head",
-    "compare L1H0 --composition --weigh norm -m own-causal": "not valid with --composition",
+    "compare L1H0 --composition --weighting norm -m own-causal": "not valid with --composition",
     "compare --composition -o map.png -m own-causal": "name the head",
     # check
     "check 'L2H1.previous > 0.8'": "give a text, --texts CORPUS or --file",

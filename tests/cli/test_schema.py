@@ -15,7 +15,7 @@ from tests.cli.test_show import HALF_SEEN
 
 WORDS = {"TEXT": "The cat saw it.", "OTHER": "The dog saw it."}
 ASKED = {
-    "show TEXT": "|--head L1H1 --words|--token cat|--weigh norm",
+    "show TEXT": "|--head L1H1 --words|--token cat|--weighting norm",
     "show TEXT -m ./gpt2 --loss": "|--head L0H1",
     "show TEXT --second-text 'It slept.' -m ./t5": "|--head 'cross L0H1'|--token 2",
     "show --image a.png -m ./vit": "--token 1,1",

@@ -1,4 +1,4 @@
-"""``stats`` and ``check``, of a text and of a corpus: figures sorted, filtered and weighed, and claims."""
+"""``stats`` and ``check``, of a text and of a corpus: figures sorted, filtered and weighted, and claims."""
 
 import itertools
 import json
@@ -117,8 +117,8 @@ def test_conditions_are_read_with_or_without_spaces():
 )
 def test_title_and_json_name_the_weighting_and_scores_differ(run, asked):
     command = (*shlex.split(asked), TEXT)
-    assert "weighed by norm" in " ".join(run(*command, "--weigh", "norm").out.split())
-    raw, norm = (run.json(*command, "--weigh", weigh) for weigh in ("raw", "norm"))
+    assert "weighted by norm" in " ".join(run(*command, "--weighting", "norm").out.split())
+    raw, norm = (run.json(*command, "--weighting", name) for name in ("raw", "norm"))
     assert "weigh" not in raw
     assert norm.pop("weigh") == "norm"
     assert norm | {"notes": []} != raw | {"notes": []}
@@ -126,14 +126,14 @@ def test_title_and_json_name_the_weighting_and_scores_differ(run, asked):
 
 
 def test_a_gradient_is_of_the_prediction_that_is_named(run):
-    words = ("show", "The cat sat on the", "-m", "own-causal", "--weigh", "gradient", "--target", "mat")
+    words = ("show", "The cat sat on the", "-m", "own-causal", "--weighting", "gradient", "--target", "mat")
     seen = run.json(*words)
     assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
     assert any("the prediction: 'mat'" in note for note in seen["notes"])
 
 
-def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
-    corpus, words = tmp_path / "texts.txt", ("stats", "-m", "own-causal", "--weigh", "gradient", "--csv")
+def test_a_corpus_is_weighted_by_the_prediction_of_each_text(run, tmp_path):
+    corpus, words = tmp_path / "texts.txt", ("stats", "-m", "own-causal", "--weighting", "gradient", "--csv")
     seen = set()
     for animal in ("dog", "cat"):
         corpus.write_text(f"The cat sat on the\nThe {animal} sat on the\n")
@@ -142,20 +142,20 @@ def test_a_corpus_is_weighed_by_the_prediction_of_each_text(run, tmp_path):
 
 
 def test_an_export_says_it_in_its_manifest(run, tmp_path):
-    run("export", TEXT, "--weigh", "norm", "--format", "npz", "-o", tmp_path)
+    run("export", TEXT, "--weighting", "norm", "--format", "npz", "-o", tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["weigh"] == "norm"
-    assert "--weigh norm" in manifest["command"]
+    assert "--weighting norm" in manifest["command"]
 
 
 def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
     corpus = tmp_path / "texts.txt"
     corpus.write_text(f"{TEXT}\nA dog.\n")
     asked = ("stats", "--texts", corpus, "--checkpoint", tmp_path / "sums.json")
-    first = run(*asked, "--weigh", "norm")
-    assert "weighed by norm" in " ".join(first.out.split())
-    assert run(*asked, "--weigh", "norm").out == first.out
-    run(*asked).refuses("another weighing")
+    first = run(*asked, "--weighting", "norm")
+    assert "weighted by norm" in " ".join(first.out.split())
+    assert run(*asked, "--weighting", "norm").out == first.out
+    run(*asked).refuses("another weighting")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import transformers
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import score_prediction
-from attnscope.models.weighed import weigh_model
+from attnscope.models.weighting import with_weighting
 from tests.models.folders import Calls, gpt2, minilm, save
 
 TEXT = "Anna sat on the mat."
@@ -61,7 +61,7 @@ def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path):
     own = _logits(tmp_path, "Sequence", prepared)
     slopes = torch.autograd.grad(own.logits[0, 2], own.attentions)
     shown = Calls()
-    record = weigh_model(model, "gradient", "sad").run(prepared, [shown])
+    record = with_weighting(model, "gradient", "sad").run(prepared, [shown])
     assert any("class 'sad'" in note for note in record.notes)
     for (_, ours, _), weights, slope in zip(shown.seen, own.attentions, slopes, strict=True):
         raised = (weights * slope).clamp(min=0).detach().numpy()
@@ -74,7 +74,7 @@ def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400, id2label=LABELS)
     folder = save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer)
     model = load(folder, predicting=True)
-    record = weigh_model(model, "gradient").run(model.prepare(TEXT), [])
+    record = with_weighting(model, "gradient").run(model.prepare(TEXT), [])
     assert any("the prediction: class" in note for note in record.notes)
 
 
@@ -84,5 +84,5 @@ def test_a_class_that_is_not_there_and_a_model_without_any_are_refused(tmp_path)
         score_prediction(model, model.prepare(TEXT), "happy")
     with pytest.raises(ModelError, match="predicts no tokens: it has a head for 3 classes"):
         _ = model.objective
-    with pytest.raises(ModelError, match=r"attention alone needs none, as --weigh norm"):
+    with pytest.raises(ModelError, match=r"attention alone needs none, as --weighting norm"):
         load(minilm(), predicting=True)

@@ -43,9 +43,9 @@ def little_memory(monkeypatch):
 
 WORDS = [
     "stats",
-    "stats --weigh norm",
-    "stats --weigh norm-residual",
-    "show --weigh gradient",
+    "stats --weighting norm",
+    "stats --weighting norm-residual",
+    "show --weighting gradient",
     "show --token cat",
 ]
 WORDS += ["logits", "compare --composition", "info --copying"]

@@ -1,4 +1,4 @@
-"""What looking, weighed or through layers, never holds: all heads' weights between all tokens at once."""
+"""What looking, weighted or through layers, never holds: all heads' weights between all tokens at once."""
 
 from typing import get_args
 
@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnscope.figures import Weigh
+from attnscope.figures import Weighting
 from attnscope.models import load
 from attnscope.models.inputs import Limit
-from attnscope.models.weighed import weigh_model
+from attnscope.models.weighting import with_weighting
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
@@ -32,7 +32,7 @@ class _Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("way", [*get_args(Weigh), *get_args(Method)])
+@pytest.mark.parametrize("way", [*get_args(Weighting), *get_args(Method)])
 def test_no_tensor_holds_all_heads_and_token_pairs(way, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.questions.flow.BLOCK", 1 << 16)  # so that a short text has several blocks
     # and its rows are not computed once for all who look
@@ -42,8 +42,8 @@ def test_no_tensor_holds_all_heads_and_token_pairs(way, tmp_path, monkeypatch):
     text = model.prepare("The cat sat on the mat. " * TOKENS, limit=Limit(TOKENS, truncate=True))
     assert len(text.tokens) == TOKENS
     with _Largest() as largest:
-        if way in get_args(Weigh):
-            one_head(model if way == "raw" else weigh_model(model, way), text, "L1H1")
+        if way in get_args(Weighting):
+            one_head(model if way == "raw" else with_weighting(model, way), text, "L1H1")
         else:
             follow_flow(model, text, way, Selection(), token="9")
     assert TOKENS**2 <= largest.numbers < HEADS * TOKENS**2  # the figures of one head are some maps

@@ -7,7 +7,7 @@ from scipy.optimize import linprog
 
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError, SelectionError
-from attnscope.models import load, weighed
+from attnscope.models import load, weighting
 from attnscope.models.inputs import ModelInput
 from attnscope.models.targets import Prediction
 from attnscope.questions.flow import as_shares, focus_token, follow_flow
@@ -15,7 +15,7 @@ from attnscope.questions.selection import Selection
 from tests.capture.test_projections import ALL, OTHERS
 from tests.capture.tiny import inputs, own_attentions
 from tests.models.folders import t5
-from tests.models.test_weighed import NORMED, SUMMED, block_vectors, random_model
+from tests.models.test_weighting import NORMED, SUMMED, block_vectors, random_model
 
 DAILY = ("bert", "gpt2", "gemma2", "t5")
 """A norm behind the sum, none, one before it, and both sides of a pair; the others are swept."""
@@ -116,7 +116,9 @@ def test_rollout_is_the_product_of_eager_attention(name):
 
 @over(sorted(NORMED | SUMMED))
 def test_alti_equals_product_of_vector_contributions_by_hand(name, monkeypatch):
-    monkeypatch.setattr("attnscope.measures.weighing.ROWS", 3)  # several blocks of rows, the last one shorter
+    monkeypatch.setattr(
+        "attnscope.measures.weighting.ROWS", 3
+    )  # several blocks of rows, the last one shorter
     model, text = _asked(name)
     calls, lost = [], 1.0
     for site, vectors, part, _, given in block_vectors(model, text):
@@ -159,7 +161,7 @@ def test_relevance_equals_autograd_on_eager_weights(name, monkeypatch):
         found = sum_of_states(model.module(**prepared.inputs))
         return Prediction(found, 0, None, "all states", found)
 
-    monkeypatch.setattr(weighed, "score_prediction", score)
+    monkeypatch.setattr(weighting, "score_prediction", score)
     made, calls = _eager(model, text)
     slopes = torch.autograd.grad(sum_of_states(made), [weights for _, weights in calls])
     raising = [  # the mean of all heads

@@ -30,7 +30,7 @@ def browse(
     axes: options.MapOptions,
     output: BrowseOutput,
     picture: options.PictureOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Browse all heads of a text in the terminal.
 

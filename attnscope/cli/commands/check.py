@@ -51,7 +51,7 @@ def check(
     corpus: options.CorpusOptions,
     attention: options.LayerOptions,
     output: options.NumbersOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 

@@ -62,7 +62,7 @@ def show_composition(
     contrast: Contrast,
     output: CompareOutput,
     picture: options.SignedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Compute the composition of all heads, and print or save what feeds the named head, or any."""
     named = list(contrast.heads or ())
@@ -74,7 +74,7 @@ def show_composition(
     )
     refuse_first(
         (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
-        (model.metadata, "--weigh", "not valid with --composition, which reads the model's weights"),
+        (model.metadata, "--weighting", "not valid with --composition, which reads the model's weights"),
     )
     fed = options.parse_head(named[0]) if named else None
     if output.out is not None:
@@ -101,7 +101,7 @@ def compare(
     axes: options.AxisOptions,
     output: CompareOutput,
     picture: options.SignedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Compare heads with each other, on two texts, or in two models.
 

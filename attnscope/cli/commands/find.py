@@ -70,7 +70,7 @@ def answer_gold(
     source: options.SourceOptions,
     attention: options.LayerOptions,
     output: FindOutput,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, of_gold
@@ -99,7 +99,7 @@ def find(
     attention: options.LayerOptions,
     output: FindOutput,
     picture: options.PrintedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Find the heads that look from one part of a text to another.
 

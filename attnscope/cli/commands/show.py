@@ -53,7 +53,7 @@ def show(
     many: options.PromptsOptions,
     output: ShowOutput,
     picture: options.SignedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Show what the attention heads do on a text.
 
@@ -164,7 +164,7 @@ def _show_neurons(
     axes: options.MapOptions,
     output: ShowOutput,
     picture: options.SignedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """One score of a head, by dimension."""
     unmerged = "scores belong to tokens: no --words, no --hide-special"
@@ -172,7 +172,11 @@ def _show_neurons(
         (attention.head is None, "--neurons", "name the head: --head L2H0"),
         (attention.token is not None, "--token", "not valid with --neurons"),
         (axes.words or axes.hide_special, "--neurons", unmerged),
-        (model.weigh != "raw", "--weigh", "not valid with --neurons, which shows the softmax's scores"),
+        (
+            model.weighting != "raw",
+            "--weighting",
+            "--neurons shows the scores before the softmax: leave it out",
+        ),
     )
     if output.out is not None:
         options.check_place(output.out, options.PICTURES)

@@ -43,7 +43,7 @@ def spans(
     attention: options.HeadOptions,
     output: FindOutput,
     picture: options.PrintedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Show the attention between parts of a text: sentences, lines, ...
 

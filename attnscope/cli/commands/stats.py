@@ -90,7 +90,7 @@ def stats(
     output: StatsOutput,
     asked: StatsOptions,
     picture: options.SignedOptions,
-    model: options.WeighedModelOptions,
+    model: options.WeightedModelOptions,
 ) -> None:
     """Measure every head on a text or a corpus.
 
@@ -142,11 +142,11 @@ def stats(
         others = source.saved or output.as_csv or output.head_map
         refuse(given is None or others, "--faithful", FAITHFUL_ALONE)
         assert given is not None
-        from attnscope.questions.faithful import compare_weighed_heads, of_faithful
+        from attnscope.questions.faithful import compare_weighted_heads, of_faithful
 
-        given = replace(given, model=replace(model, weigh="raw", target=None))  # weighed below
+        given = replace(given, model=replace(model, weighting="raw", target=None))  # weighted below
         with given.open_with_progress(predicting=True) as (loaded, prepared):
-            ranked = compare_weighed_heads(loaded, prepared, model.weigh, model.target, selection)
+            ranked = compare_weighted_heads(loaded, prepared, model.weighting, model.target, selection)
         answer = of_faithful(ranked, attention.top or FAITHFUL_TOP)
         return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
     met = study.parse_conditions(attention.where) if attention.where is not None else ()

@@ -206,7 +206,7 @@ class TraceDescription:
     kept: str = ""  # the time, in UTC; empty if no model ran here
     model: About
     model_notes: tuple[str, ...]
-    weighed: str = ""  # the weighing in a title's words, empty for none
+    weighed: str = ""  # the weighting in a title's words, empty for none
     text_notes: tuple[str, ...] = ()
     text: str | None = None  # the plain text, if it was one
     messages: tuple[Message, ...] = ()  # of a chat

@@ -59,10 +59,10 @@ def compared(one_token):
 
 def test_faithful_methods_rank_planted_token_first(compared):
     found = {each.name: each for each in compared.ranked}
-    unfollowed = {"--weigh norm-residual", "--method alti"}  # no module is given the sum of its residual
+    unfollowed = {"--weighting norm-residual", "--method alti"}  # no module is given the sum of its residual
     assert len(found) == 7
     assert {note.partition(":")[0] for note in compared.notes} >= unfollowed
-    for name in ("--weigh gradient", "--method relevance", "--weigh raw", "--method rollout"):
+    for name in ("--weighting gradient", "--method relevance", "--weighting raw", "--method rollout"):
         each, least = found[name], min(other.deletion_area for other in compared.ranked)
         whole, *rest = each.deletion
         assert each.first[0] == "cat 3"

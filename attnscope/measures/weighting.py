@@ -1,6 +1,6 @@
 """Weighings: rows of attention, weighted by the effect of the values behind them, or on a whole block.
 
-A weighed row holds shares that sum to 1, so that every measure, role and baseline means the same as on
+A weighted row holds shares that sum to 1, so that every measure, role and baseline means the same as on
 plain weights; the part that belongs to no key, the residual of cross attention, is missing from the sum.
 A row without any effect is masked.
 
@@ -37,14 +37,14 @@ STILL = 1e-6  # a cosine distance below this is rounding
 
 @dataclass(frozen=True)
 class Explanation:
-    """A weighing in words: what a cell is the share of, the formula, and the paper."""
+    """A weighting in words: what a cell is the share of, the formula, and the paper."""
 
     share: str
     formula: str
     source: str
 
 
-WEIGHINGS: dict[str, Explanation] = {
+WEIGHTINGS: dict[str, Explanation] = {
     "norm": Explanation(
         "of its row in what the head adds: weight times the length of the key's value after the projection",
         "‖A[i, j] · v_j W_O,h‖₂, v_j with its bias, over the sum of its row; ‖A[i, j] · v_j‖₂ where no "
@@ -130,8 +130,8 @@ Amounts: TypeAlias = "Callable[[Tensor, slice, list[int] | slice], Tensor]"
 
 
 @dataclass(frozen=True, eq=False)
-class WeighedRows:
-    """The weighed rows of a call: ``amounts`` of each row as shares of their sum."""
+class WeightedRows:
+    """The weighted rows of a call: ``amounts`` of each row as shares of their sum."""
 
     raw: RowSource
     amounts: Amounts
@@ -140,7 +140,7 @@ class WeighedRows:
     heads: tuple[int, ...] | None = None  # the shown heads, if not all
     _moving: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)  # of the last rows read
 
-    def only(self, heads: Sequence[int]) -> WeighedRows:
+    def only(self, heads: Sequence[int]) -> WeightedRows:
         """The same rows of these heads alone; others are not computed."""
         return replace(self, heads=tuple(self._of(heads) or ()), _moving={})
 

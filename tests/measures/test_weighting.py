@@ -6,8 +6,8 @@ import torch
 
 from attnscope.attention import HeldRows
 from attnscope.capture.projections import Norm, Residual
-from attnscope.measures import weighing
-from attnscope.measures.weighing import Contributions, Values, WeighedRows
+from attnscope.measures import weighting
+from attnscope.measures.weighting import Contributions, Values, WeightedRows
 
 TEXTS, HEADS, COUNT, SIZE, WIDTH = 2, 3, 5, 4, 6
 RNG = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def turned(vectors):
     whole = vectors.sum(3, keepdims=True)
     left = whole - vectors
     cosine = (whole * left).sum(-1) / np.maximum(lengths(whole) * lengths(left), 1e-30)
-    return np.where((lengths(vectors) > 0) & (1 - cosine > weighing.STILL), 1 - cosine, 0)
+    return np.where((lengths(vectors) > 0) & (1 - cosine > weighting.STILL), 1 - cosine, 0)
 
 
 SLOPES = RNG.normal(size=(TEXTS, HEADS, COUNT, SIZE))
@@ -63,25 +63,25 @@ def raised(values):
 def test_a_cell_is_its_share_of_what_moves_its_row(way, values, projection):
     known, vectors = values_of(values, projection), vectors_of(values, projection)
     amounts, expected = {
-        "norm": lambda: (weighing.by_norm(known), lengths(vectors)),
-        "zeroing": lambda: (weighing.by_zeroing(known), turned(vectors)),
-        "gradient": lambda: (weighing.by_gradient(known, torch.from_numpy(SLOPES)), raised(values)),
+        "norm": lambda: (weighting.by_norm(known), lengths(vectors)),
+        "zeroing": lambda: (weighting.by_zeroing(known), turned(vectors)),
+        "gradient": lambda: (weighting.by_gradient(known, torch.from_numpy(SLOPES)), raised(values)),
     }[way]()
-    weighed, expected = WeighedRows(HELD, amounts, may_be_none=way == "gradient"), as_shares(expected)
-    check_rows(weighed, expected)
+    weighted, expected = WeightedRows(HELD, amounts, may_be_none=way == "gradient"), as_shares(expected)
+    check_rows(weighted, expected)
     opened = PAST & (expected.sum(-1, keepdims=True) > 0 if way == "gradient" else True)
     for rows in (slice(2, 4), slice(0, COUNT), slice(1, 4)):  # some heads of the first were read last
-        found = weighed.allowed(rows.start, rows.stop).expand(TEXTS, HEADS, -1, -1)
+        found = weighted.allowed(rows.start, rows.stop).expand(TEXTS, HEADS, -1, -1)
         np.testing.assert_array_equal(found, np.broadcast_to(opened, expected.shape)[:, :, rows])
 
 
-def check_rows(weighed, expected):
+def check_rows(weighted, expected):
     """Some rows, of all heads, of some, and of those that were chosen before."""
-    few = weighed.only([2, 0])
+    few = weighted.only([2, 0])
     for rows in (slice(0, COUNT), slice(2, 4)):
         for found, heads in (
-            (weighed.rows(rows.start, rows.stop, None), [0, 1, 2]),
-            (weighed.rows(rows.start, rows.stop, [1, 0]), [1, 0]),
+            (weighted.rows(rows.start, rows.stop, None), [0, 1, 2]),
+            (weighted.rows(rows.start, rows.stop, [1, 0]), [1, 0]),
             (few.rows(rows.start, rows.stop, None), [2, 0]),
             (few.rows(rows.start, rows.stop, [1]), [0]),
             (few.only([1]).rows(rows.start, rows.stop, None), [0]),
@@ -92,8 +92,10 @@ def check_rows(weighed, expected):
 def test_rows_that_nothing_moves_are_closed_and_their_cells_are_zero():
     slopes = SLOPES.copy()
     slopes[0, 1, 3] = slopes[1, :, 2] = 0
-    weighed = WeighedRows(HELD, weighing.by_gradient(values_of(), torch.from_numpy(slopes)), may_be_none=True)
-    for few, heads in ((weighed, [0, 1, 2]), (weighed.only([1]), [1])):
+    weighted = WeightedRows(
+        HELD, weighting.by_gradient(values_of(), torch.from_numpy(slopes)), may_be_none=True
+    )
+    for few, heads in ((weighted, [0, 1, 2]), (weighted.only([1]), [1])):
         opened, rows = few.allowed(0, COUNT), few.rows(0, COUNT, None)
         assert opened.shape == rows.shape
         assert not opened[0, heads.index(1), 3].any()
@@ -105,7 +107,7 @@ def test_rows_that_nothing_moves_are_closed_and_their_cells_are_zero():
 def test_a_mask_of_each_head_is_that_of_the_chosen_ones():
     masks = RNG.random((TEXTS, HEADS, COUNT, COUNT)) > 0.5
     held = HeldRows(torch.from_numpy(WEIGHTS), torch.from_numpy(masks))
-    few = WeighedRows(held, weighing.by_norm(values_of())).only([2, 0])
+    few = WeightedRows(held, weighting.by_norm(values_of())).only([2, 0])
     np.testing.assert_array_equal(few.allowed(1, 4), masks[:, [2, 0], 1:4])
 
 
@@ -158,26 +160,26 @@ def block(form):
 @pytest.mark.parametrize("crossed", [False, True])
 def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_own_part(form, crossed):
     residual, vectors, part, _ = block(form)
-    weight = weighing.normed(torch.from_numpy(PROJECTION), residual)
+    weight = weighting.normed(torch.from_numpy(PROJECTION), residual)
     known = Values.from_projection(torch.from_numpy(VALUES), HEADS, weight)
-    share = weighing.residual_part(residual, HEADS)
+    share = weighting.residual_part(residual, HEADS)
     if crossed:  # the residual belongs to no key
-        amounts, beside = weighing.by_norm(known), share.norm(dim=-1)[:, None, :, None]
+        amounts, beside = weighting.by_norm(known), share.norm(dim=-1)[:, None, :, None]
         expected = lengths(vectors), lengths(part / HEADS)[:, None, :, None]
     else:
-        amounts, beside = weighing.by_block_norm(known, weight, share), None
+        amounts, beside = weighting.by_block_norm(known, weight, share), None
         own = np.einsum("ij,biw->bijw", np.eye(COUNT), part / HEADS)
         expected = lengths(vectors + own[:, None]), 0.0
     if residual.inner is not None:
-        amounts = weighing.spread_rows(amounts, residual.inner)
-    check_rows(WeighedRows(HELD, amounts, beside=beside), as_shares(*expected))
+        amounts = weighting.spread_rows(amounts, residual.inner)
+    check_rows(WeightedRows(HELD, amounts, beside=beside), as_shares(*expected))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("tile", [1, 1 << 18])
 def test_a_token_contributes_how_much_nearer_its_vector_brings_the_sum(form, crossed, tile, monkeypatch):
-    monkeypatch.setattr(weighing, "TILE", tile)
+    monkeypatch.setattr(weighting, "TILE", tile)
     residual, vectors, part, result = block(form)
     vectors = vectors.sum(1)  # [text, row, key, width]
     vectors = np.concatenate([vectors, part[:, :, None]], 2) if crossed else vectors

@@ -1,4 +1,4 @@
-"""Weights that are weighed by what they move, against NumPy, zeroed values, and on a trained model."""
+"""Weights that are weighted by what they move, against NumPy, zeroed values, and on a trained model."""
 
 import re
 from contextlib import ExitStack
@@ -12,11 +12,11 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.projections import Projections, Residuals, head_gradients
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.weighing import STILL, Values
+from attnscope.measures.weighting import STILL, Values
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.reader import ModuleModel
-from attnscope.models.weighed import weigh_model
+from attnscope.models.weighting import with_weighting
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.capture.test_projections import ALL, OTHERS, random_family
@@ -43,12 +43,12 @@ def _bare(*more):
 @pytest.mark.parametrize("name", ["own", "bare"])
 def test_norm_weighting_is_vector_length_as_share_of_row(name):
     model, raw, shown = load("own") if name == "own" else _bare(), Calls(), Calls()
-    prepared, weighed = model.prepare(TEXT), weigh_model(model, "norm")
-    assert any(note.startswith("weighed: a cell is the share") for note in weighed.notes)
+    prepared, weighted = model.prepare(TEXT), with_weighting(model, "norm")
+    assert any(note.startswith("weighted: a cell is the share") for note in weighted.notes)
     model.run(prepared, [raw])
-    weighed.run(prepared, [shown])
-    title = "weighed by norm" + (", without output projection" if name == "bare" else "")
-    assert weighed.title.endswith(title)
+    weighted.run(prepared, [shown])
+    title = "weighted by norm" + (", without output projection" if name == "bare" else "")
+    assert weighted.title.endswith(title)
     modules = (m for m in model.module.modules() if hasattr(m, "out_proj"))
     projections = [m.out_proj.weight.detach().numpy().T.reshape(8, 24, 192) for m in modules]
     projections = projections or [np.stack([np.eye(4)] * 2)]
@@ -59,9 +59,9 @@ def test_norm_weighting_is_vector_length_as_share_of_row(name):
 
 
 def test_layers_without_output_projection_are_in_title_and_note():
-    model = weigh_model(_bare(nn.Linear(8, 8), _Attend()), "norm")
+    model = with_weighting(_bare(nn.Linear(8, 8), _Attend()), "norm")
     record = model.run(model.prepare(TEXT), [])
-    assert model.title.endswith("weighed by norm, without output projection in some layers")
+    assert model.title.endswith("weighted by norm, without output projection in some layers")
     assert any("no output projection was found in layer 3" in note for note in record.notes)
 
 
@@ -116,8 +116,8 @@ def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
 def test_gradient_note_names_prediction_and_refuses_missing_token(name, text, target, said):
     model = load(name)
     with pytest.raises(SelectionError, match="has the tokens 0-"):
-        weigh_model(model, "gradient", "99").run(model.prepare(text), [])
-    record = weigh_model(model, "gradient", target).run(model.prepare(text), [])
+        with_weighting(model, "gradient", "99").run(model.prepare(text), [])
+    record = with_weighting(model, "gradient", target).run(model.prepare(text), [])
     assert any(said in note for note in record.notes)
 
 
@@ -125,17 +125,17 @@ def test_norm_weighting_of_minilm_lowers_special_tokens():
     """Kobayashi et al. 2020 and 2021: the residual outweighs what attention mixes in."""
     model = load(minilm())
     prepared, means = model.prepare(TEXT), {}
-    for one in (model, weigh_model(model, "norm"), weigh_model(model, "norm-residual")):
+    for one in (model, with_weighting(model, "norm"), with_weighting(model, "norm-residual")):
         heads = measure_heads(one, prepared, Selection()).heads
         for name in ("special", "self"):
-            means[one.weigh, name] = np.mean([head.figures[name].value for head in heads])
+            means[one.weighting, name] = np.mean([head.figures[name].value for head in heads])
     assert means["norm", "special"] < means["raw", "special"] / 3
     assert means["norm-residual", "self"] > 0.4 > 2 * means["norm", "self"]
 
 
 def test_where_no_values_were_seen_a_sentence_says_so():
     model = load("own")
-    weighed, run = weigh_model(model, "norm"), model.run
+    weighted, run = with_weighting(model, "norm"), model.run
 
     def run_without_values(prepared, observers):
         class Hide:
@@ -147,7 +147,7 @@ def test_where_no_values_were_seen_a_sentence_says_so():
 
     model.run = run_without_values
     with pytest.raises(ModelError, match="the values that they mix were not"):
-        weighed.run(model.prepare(TEXT), [])
+        weighted.run(model.prepare(TEXT), [])
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_zeroing_weighting_equals_change_of_direction_by_hand(name):
     text, raw, shown, projections = ModelInput(given, {}, ()), Calls(), Calls(), Projections()
     with projections.watching(model.module), recording(model.module, [projections, raw]):
         model.module(**given)
-    weigh_model(model, "zeroing").run(text, [shown])
+    with_weighting(model, "zeroing").run(text, [shown])
     eager = ALL[name].build("eager").double()
     eager.load_state_dict(model.module.state_dict())
     own = {kind: iter(each) for kind, each in own_attentions(eager(**given, output_attentions=True)).items()}
@@ -281,11 +281,11 @@ def block_vectors(model, text):
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_residual_vectors_sum_to_block_output(name):
     model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), Calls()
-    weighed = weigh_model(model, "norm-residual")
-    weighed.run(text, [shown])
+    weighted = with_weighting(model, "norm-residual")
+    weighted.run(text, [shown])
     found = "a norm follows" if name in NORMED else "no norm follows"
     found = "a norm before the sum" if name in TAKEN else found
-    assert weighed.title.endswith(f"weighed by norm-residual, {found}")
+    assert weighted.title.endswith(f"weighted by norm-residual, {found}")
     for (_, rows, _), block in zip(shown.seen, block_vectors(model, text), strict=True):
         _, vectors, part, bias, state = block
         made = vectors.sum((1, 3)) + vectors.shape[1] * part[:, 0] + bias
@@ -297,6 +297,6 @@ def test_residual_vectors_sum_to_block_output(name):
 
 def test_a_block_that_cannot_be_followed_is_named():
     module = OTHERS["granite"].build()
-    model = weigh_model(ModuleModel("granite", module, load("own").reader), "norm-residual")
+    model = with_weighting(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):
         model.run(ModelInput(inputs("text"), {}, ()), [Calls()])

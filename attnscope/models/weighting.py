@@ -1,4 +1,4 @@
-"""Attention weighed by its effect: a model whose passes observers see weighed."""
+"""Attention weighted by its effect: a model whose passes observers see weighted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from attnscope.capture import recording
 from attnscope.capture.projections import Projection, Projections, Residual, Residuals, head_gradients
 from attnscope.capture.record import Seeing
 from attnscope.errors import ModelError
-from attnscope.figures import Weigh
-from attnscope.measures import weighing
+from attnscope.figures import Weighting
+from attnscope.measures.weighting import (
+    WEIGHTINGS,
+    Values,
+    WeightedRows,
+    by_block_norm,
+    by_gradient,
+    by_norm,
+    by_zeroing,
+    normed,
+    residual_part,
+    spread_rows,
+)
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
@@ -26,30 +37,30 @@ if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
 
 
-def weigh_model(model: Model, weigh: Weigh, target: str | None = None) -> Model:
+def with_weighting(model: Model, weighting: Weighting, target: str | None = None) -> Model:
     """The same model, each weight its share of the row's effect, by gradient on ``target``."""
     if isinstance(model, TracedModel):
         raise ModelError(
-            f"{model.name} is {model.what} and keeps no values: give the model itself for --weigh {weigh}"
+            f"{model.name} is {model.what} and has no values: give the model for --weighting {weighting}"
         )
-    weighed = copy(model)
-    weighed.notes = (*model.notes, f"weighed: a cell is the share {weighing.WEIGHINGS[weigh].share}")
-    weighed.weigh, weighed.weighing = weigh, ModelWeighing(model, weigh, target)
-    return weighed
+    weighted = copy(model)
+    weighted.notes = (*model.notes, f"weighted: a cell is the share {WEIGHTINGS[weighting].share}")
+    weighted.weighting, weighted.weighted_pass = weighting, WeightedPass(model, weighting, target)
+    return weighted
 
 
 @dataclass(frozen=True, eq=False)
-class ModelWeighing:
-    """Runs ``model`` twice: to find the output projections, and so that observers see its weights weighed."""
+class WeightedPass:
+    """Runs ``model`` twice: to find the output projections, and so that observers see weighted rows."""
 
     model: Model
-    weigh: Weigh
+    weighting: Weighting
     target: str | None
     without: dict[Site, bool] = field(default_factory=dict)  # where no output projection was found
     forms: dict[str, None] = field(default_factory=dict)  # where norms were found, over all calls
 
     def __str__(self) -> str:
-        found = [f"weighed by {self.weigh}", *self.forms]
+        found = [f"weighted by {self.weighting}", *self.forms]
         if any(self.without.values()):
             some = "" if all(self.without.values()) else " in some layers"
             found.append(f"without output projection{some}")
@@ -61,18 +72,20 @@ class ModelWeighing:
         A kept pass runs again. Raises ``ModelError`` if a call's values cannot be seen.
         """
         prepared = replace(prepared, replay=None, figures=None, words=(), array_replay=None)
-        projections: Projections = Residuals() if self.weigh == "norm-residual" else Projections()
+        projections: Projections = Residuals() if self.weighting == "norm-residual" else Projections()
         slopes, prediction = dict[Site, Tensor](), ""
-        if self.weigh == "gradient":
+        if self.weighting == "gradient":
             slopes, prediction = gradients_of(self.model, prepared, self.target, projections)
         else:
             with projections.watching(self.model.module):
                 self.model.run(prepared, [projections])
 
         def show(attention: Attention) -> None:
-            weighed = replace(attention, read=self._weigh(attention, projections, slopes), statistics=None)
+            weighted = replace(
+                attention, read=self._weighted_rows(attention, projections, slopes), statistics=None
+            )
             for observer in observers:
-                observer.observe(weighed)
+                observer.observe(weighted)
 
         record = self.model.run(prepared, [Seeing(show)])
         if prediction:
@@ -84,35 +97,35 @@ class ModelWeighing:
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
         return record
 
-    def _weigh(
+    def _weighted_rows(
         self, attention: Attention, projections: Projections, slopes: Mapping[Site, Tensor]
-    ) -> weighing.WeighedRows:
-        """The weighed rows of a call. Raises ``ModelError`` if its values are not known."""
-        found, weigh = projections.found.get(attention.site), self.weigh
+    ) -> WeightedRows:
+        """The weighted rows of a call. Raises ``ModelError`` if its values are not known."""
+        found, weighting = projections.found.get(attention.site), self.weighting
         if attention.values is None:
-            why = "its weights were seen, and the values that they mix were not; leave out --weigh"
+            why = "its weights were seen, and the values that they mix were not; leave out --weighting"
             raise self._refusal(attention, f": {why}")
-        if weigh == "norm-residual":
+        if weighting == "norm-residual":
             assert isinstance(projections, Residuals)
             return self._with_residual(attention, attention.values, found, projections.of(attention.site))
         weight = None if found is None else found.weight
-        values = weighing.Values.from_projection(attention.values, attention.heads, weight)
-        if weigh == "norm":
-            return weighing.WeighedRows(attention.read, weighing.by_norm(values))
-        if weigh == "zeroing":
-            return weighing.WeighedRows(attention.read, weighing.by_zeroing(values), may_be_none=True)
+        values = Values.from_projection(attention.values, attention.heads, weight)
+        if weighting == "norm":
+            return WeightedRows(attention.read, by_norm(values))
+        if weighting == "zeroing":
+            return WeightedRows(attention.read, by_zeroing(values), may_be_none=True)
         if found is None:
-            why = "no output projection was found through which it could be taken; --weigh norm needs none"
+            why = "no output projection was found to take it through; --weighting norm needs none"
             raise self._refusal(attention, f" by gradient: {why}")
         slope = slopes.get(attention.site)
         if slope is None:  # the prediction does not depend on it
             shape = (len(values.values), attention.heads, len(attention.queries), values.values.shape[-1])
             slope = values.values.new_zeros(shape)  # [batch, head, query, size]
-        return weighing.WeighedRows(attention.read, weighing.by_gradient(values, slope), may_be_none=True)
+        return WeightedRows(attention.read, by_gradient(values, slope), may_be_none=True)
 
     def _with_residual(
         self, attention: Attention, values: Tensor, found: Projection | None, residual: Residual | None
-    ) -> weighing.WeighedRows:
+    ) -> WeightedRows:
         """Raises ``ModelError`` if the block around the attention cannot be followed."""
         site, why = attention.site, ""
         if found is None:
@@ -124,21 +137,21 @@ class ModelWeighing:
         elif site.kind != "cross" and len(attention.queries) != len(attention.keys):
             why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
         if found is None or residual is None or why:
-            raise self._refusal(attention, f" by norm-residual, as {why}: --weigh norm does without")
+            raise self._refusal(attention, f" by norm-residual, as {why}: --weighting norm does without")
         self.forms[residual.form] = None
-        weight = weighing.normed(found.weight.double(), residual)
-        part = weighing.residual_part(residual, attention.heads)
-        known = weighing.Values.from_projection(values, attention.heads, weight)
+        weight = normed(found.weight.double(), residual)
+        part = residual_part(residual, attention.heads)
+        known = Values.from_projection(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual belongs to no token that is attended to
-            amounts, beside = weighing.by_norm(known), part.norm(dim=-1)[:, None, :, None]
+            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
         else:
-            amounts, beside = weighing.by_block_norm(known, weight, part), None
+            amounts, beside = by_block_norm(known, weight, part), None
         if residual.inner is not None:
-            amounts = weighing.spread_rows(amounts, residual.inner)
-        return weighing.WeighedRows(attention.read, amounts, beside=beside)
+            amounts = spread_rows(amounts, residual.inner)
+        return WeightedRows(attention.read, amounts, beside=beside)
 
     def _refusal(self, attention: Attention, why: str) -> ModelError:
-        return ModelError(f"layer {attention.site.layer} of {self.model.name} cannot be weighed{why}")
+        return ModelError(f"layer {attention.site.layer} of {self.model.name} cannot be weighted{why}")
 
 
 def gradients_of(

@@ -67,7 +67,7 @@ def file_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_package_imports_from_those_below_it_alone(path):
+def test_package_imports_only_from_lower_packages(path):
     package = package_of(path)
     for name in imports(path):
         parts = name.split(".")
@@ -79,7 +79,7 @@ def test_a_package_imports_from_those_below_it_alone(path):
             assert LAYER[parts[1]] < LAYER[package], f"{path} imports {name}, which does not stand below it"
 
 
-def test_no_files_import_each_other_in_a_circle():
+def test_imports_have_no_cycle():
     graph = {module_of(path): {file_of(name) for name in imports(path)} & MODULES for path in SOURCES}
     for module, names in graph.items():  # a package's own __init__ only lists what its files hold
         graph[module] = {name for name in names if not f"{module}.".startswith(f"{name}.")}
@@ -89,7 +89,7 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(" → ".join(error.args[1]))
 
 
-def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
+def test_files_are_in_a_package_short_and_not_named_utils():
     assert SOURCES
     for path in SOURCES:
         assert package_of(path) in LAYER, path
@@ -98,13 +98,13 @@ def test_every_file_stands_in_a_package_is_short_and_none_is_named_utils():
         assert lines <= MOST_LINES or path.name in LONGER, path
 
 
-def test_no_two_classes_have_one_name():
+def test_class_names_are_unique():
     nodes = (node for path in SOURCES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef))
     names = Counter(node.name for node in nodes)
     assert not [name for name, count in names.items() if count > 1]
 
 
-def test_few_lines_are_imports():
+def test_share_of_import_lines_is_small():
     lines = [line for path in SOURCES for line in path.read_text("utf-8").splitlines()]
     imports = [line for line in lines if re.match(r"\s*(from|import) ", line)]
     assert len(imports) <= MOST_IMPORTS * len(lines)
@@ -126,6 +126,6 @@ NAMES = {"/".join(parts[-count:]) for parts in PATHS for count in range(1, len(p
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_python_file_that_a_document_names_is_there(document):
+def test_python_files_named_in_documents_exist(document):
     named = set(re.findall(r"`(?:python )?([a-z_/]+\.py)`", document.read_text("utf-8")))
     assert named - NAMES <= {"utils.py"}  # the one name that CONTRIBUTING.md forbids

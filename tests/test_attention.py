@@ -28,7 +28,7 @@ def test_rows_are_slices_and_heads_follow_requested_order(weights):
     assert torch.equal(shown.weights([2, 0]), weights[:, [2, 0]])
 
 
-def test_heads_and_rows_that_do_not_exist_are_named_with_those_that_do(weights):
+def test_missing_head_or_row_error_lists_existing_ones(weights):
     with pytest.raises(SelectionError, match=r"no head 3 in layer.0: this layer has heads 0-2"):
         attention(weights).weights([3])
     with pytest.raises(SelectionError, match="no rows 4 to 6: this map has 5 rows"):
@@ -42,12 +42,12 @@ def test_mask_over_keys_applies_to_every_row(weights):
     assert torch.equal(attention(weights, mask).allowed(1, 3), mask.expand(1, 1, 2, 7))
 
 
-def test_without_a_mask_a_key_with_weight_in_any_head_is_open():
+def test_key_with_weight_is_unmasked_without_a_mask():
     weights = torch.tensor([[[[1.0, 0.0, 0.0]], [[0.5, 0.5, 0.0]]]])  # two heads, one row
     assert attention(weights).allowed(0, 1).tolist() == [[[[True, True, False]]]]
 
 
-def test_some_heads_alone_are_numbered_anew(weights):
+def test_selected_heads_are_renumbered(weights):
     mask = torch.rand(1, 3, 5, 7) > 0.3
     some = attention(weights, mask).only([2, 0])
     assert some.heads == 2
@@ -71,6 +71,6 @@ def test_head_is_parsed_from_every_spelling_and_kind(spelling):
 
 
 @pytest.mark.parametrize("spelling", ["", "L5", "H3", "5", "L5H3H1", "5.3.1", "-1", "sideways L0H1", "L-1H2"])
-def test_what_names_no_head_is_refused_in_one_sentence(spelling):
+def test_invalid_head_name_is_refused(spelling):
     with pytest.raises(SelectionError, match="write L5H3"):
         Head(spelling)

@@ -30,7 +30,7 @@ ASKING = {
 
 
 @pytest.mark.parametrize("library", ASKING)
-def test_who_gets_no_memory_is_one_sentence_with_the_limit(library):
+def test_out_of_memory_error_has_the_limit(library):
     much = "more memory than there is" if library == "Python" else "100.0 GB"
     said = f"out of memory: {library} asked for {much}; the command may take .* ATTNSCOPE_MEMORY"
     with pytest.raises(SizeError, match=said), memory_limited():
@@ -44,7 +44,7 @@ def refuse():
         raise ModelError("the model is none") from error
 
 
-def test_an_error_that_memory_was_the_reason_of_keeps_its_sentence():
+def test_error_caused_by_memory_keeps_its_sentence():
     said = r"^the model is none \(out of memory: NumPy asked for 100.0 GB\); the command may take"
     with pytest.raises(SizeError, match=said), memory_limited():
         refuse()
@@ -61,7 +61,7 @@ def test_memory_limit_ends_with_command_and_needs_linux(monkeypatch):
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_the_limit_is_the_one_that_was_asked_for_or_most_of_what_is_free(monkeypatch):
+def test_memory_limit_is_the_setting_or_most_of_free_memory(monkeypatch):
     for asked, size in {"off": None, "4G": 4 * 10**9, "900 mb": 9 * 10**8}.items():
         monkeypatch.setenv("ATTNSCOPE_MEMORY", asked)
         assert limits.most_memory() == size
@@ -91,7 +91,7 @@ GROUPS = {  # by what /proc/self/cgroup says: limit and use of groups, and what 
 
 
 @pytest.mark.parametrize("said", GROUPS)
-def test_the_tightest_control_group_around_the_process_limits_it(tmp_path, said):
+def test_tightest_control_group_limits_memory(tmp_path, said):
     groups, left = GROUPS[said]
     for name, (most, taken) in groups.items():
         folder, first = tmp_path / name, name.startswith("memory")
@@ -105,7 +105,7 @@ def test_the_tightest_control_group_around_the_process_limits_it(tmp_path, said)
     assert limits._container(tmp_path / "cgroup", tmp_path) == left
 
 
-def test_a_limit_of_addresses_is_one_of_memory(monkeypatch):
+def test_address_space_limit_limits_memory(monkeypatch):
     monkeypatch.delenv("ATTNSCOPE_MEMORY")
     mapped, taken = (limits._bytes("/proc/self/status", field) for field in ("VmSize", "VmData"))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (mapped + 10**9, -1))
@@ -113,7 +113,7 @@ def test_a_limit_of_addresses_is_one_of_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(("limit", "field"), [("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")])
-def test_what_may_still_be_taken_is_what_the_tightest_limit_leaves(monkeypatch, limit, field):
+def test_free_memory_follows_the_tightest_limit(monkeypatch, limit, field):
     monkeypatch.setenv("ATTNSCOPE_MEMORY", "off")
     taken = limits._bytes("/proc/self/status", field)
     only = {getattr(resource, limit): taken + 10**9}
@@ -125,17 +125,17 @@ def test_what_may_still_be_taken_is_what_the_tightest_limit_leaves(monkeypatch, 
 
 @pytest.mark.parametrize("name", ["ATTNSCOPE_MEMORY", "ATTNSCOPE_DEADLINE"])
 @pytest.mark.parametrize("asked", ["many", "-1", "0", "nan", "1e400", "9" * 500])
-def test_limits_that_are_none_are_refused_with_what_to_give(monkeypatch, name, asked):
+def test_invalid_limits_are_refused_with_valid_values(monkeypatch, name, asked):
     monkeypatch.setenv(name, asked)
     with pytest.raises(InputError, match=f"{name} is .*: give .*or off"), memory_limited(), deadline():
         pass
 
 
-def test_other_errors_are_not_about_memory():
+def test_other_errors_are_not_out_of_memory():
     assert not any(map(out_of_memory, (ValueError("x"), KeyError(3), OSError(2, "none"))))
 
 
-def test_sizes_are_told_as_a_person_says_them():
+def test_sizes_are_readable():
     told = {12: "12 bytes", 1_500: "1.5 kB", 64_000_000: "64 MB", 7.25e12: "7,250.0 GB"}
     assert {size: readable(size) for size in told} == told
 
@@ -179,6 +179,6 @@ def test_deadline_spares_context_entry_but_limits_its_body():
     assert (entered.whole, around.whole) == (True, False)
 
 
-def test_a_limit_of_time_that_somebody_swallowed_is_raised_again():
+def test_swallowed_deadline_error_is_raised_again():
     with pytest.raises(OutOfTime), deadline():
         swallow()

@@ -30,13 +30,13 @@ def connect(host):
         lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 9)),
     ],
 )
-def test_another_machine_is_refused_with_the_reason_and_its_name(reach):
+def test_remote_host_is_refused_with_reason_and_name(reach):
     said = r"^the folder asks for the network, and (192\.0\.2\.1|example\.invalid) was asked for"
     with network_closed("the folder asks for the network"), pytest.raises(ModelError, match=said):
         reach()
 
 
-def test_this_machine_stays_open():
+def test_localhost_stays_reachable():
     with network_closed("closed"), socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -47,14 +47,14 @@ def test_this_machine_stays_open():
             end.close()
 
 
-def test_other_threads_are_left_alone_and_the_network_opens_again():
+def test_network_block_spares_other_threads_and_ends():
     with network_closed("closed"), ThreadPoolExecutor() as pool:
         assert isinstance(pool.submit(connect, "192.0.2.1").exception(), OSError)
     with suppress(OSError):  # nobody answers there
         connect("192.0.2.1")
 
 
-def test_offline_closes_the_network_to_the_whole_process_and_every_thread():
+def test_offline_blocks_network_for_every_thread():
     code = """
 import socket
 from concurrent.futures import ThreadPoolExecutor

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
     return found
 
 
-def test_the_wheel_is_small_and_holds_every_file_of_the_package(wheel):
+def test_wheel_is_small_and_complete(wheel):
     assert wheel.stat().st_size <= 12 << 20  # bytes, with both encoders
     names = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.check_output(["git", "ls-files", "attnscope"], text=True, cwd=ROOT)

@@ -58,7 +58,7 @@ def test_plugin_command_is_in_help_and_reader_opens_its_suffix(beside):
     np.testing.assert_allclose(json.loads(out)["weights"][2], [1 / 3] * 3, atol=1e-6)
 
 
-def test_a_broken_plugin_is_named_and_left_out(beside):
+def test_broken_plugin_is_named_and_skipped(beside):
     answers, error = beside
     assert "attnscope: the plugin broken of attnscope-sample 1.0 is left out: ModuleNotFoundError" in error
     assert answers["plugins"][1].count("loaded") == 4

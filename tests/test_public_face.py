@@ -9,7 +9,7 @@ import attnscope
 FACE = ["AttnscopeError", "Head", "Reader", "Run", "callback", "load", "open", "record", "watch", "wrap"]
 
 
-def test_the_public_face_is_this_and_every_name_says_what_it_is():
+def test_public_names_are_listed_and_documented():
     assert set(attnscope.__all__) == set(dir(attnscope)) == {"__version__", *FACE}
     assert all(inspect.getdoc(getattr(attnscope, name)) for name in FACE)
     said = "no attribute 'show': it has AttnscopeError, Head, Reader, Run, callback, load"

@@ -19,7 +19,7 @@ ROOMS = sorted((readme.ROOT / "attnscope").rglob("*.md")) + sorted((readme.ROOT 
 
 
 @pytest.mark.parametrize(("command", "expected"), list(readme.examples()), ids=lambda text: text[:60])
-def test_a_command_prints_what_the_readme_shows(command, expected):
+def test_readme_command_prints_the_documented_output(command, expected):
     difference = readme.difference(expected, readme.output(command))
     assert difference is None, difference
 
@@ -35,12 +35,12 @@ def test_a_command_prints_what_the_readme_shows(command, expected):
         *(("cat ██▋", "cat ██▊", True), ("cat ██▋", "cat ████", False), ("4 layers", "5 layers", False)),
     ],
 )
-def test_figures_are_compared_as_numbers_and_shades_as_levels(expected, printed, same):
+def test_readme_comparison_uses_numbers_and_shade_levels(expected, printed, same):
     assert (readme.difference(expected, printed) is None) == same
 
 
 @pytest.mark.parametrize("command", readme.mentions() + SAMPLED)
-def test_every_option_that_the_readme_or_a_tutorial_mentions_exists(command):
+def test_options_in_readme_and_tutorials_exist(command):
     words = shlex.split(command)
     words = words[words.index("attnscope") + 1 :]
     words = words[: words.index("|")] if "|" in words else words
@@ -49,7 +49,7 @@ def test_every_option_that_the_readme_or_a_tutorial_mentions_exists(command):
     assert {word for word in words if re.match("--?[a-z]", word)} <= known
 
 
-def test_the_files_that_the_readme_names_exist():
+def test_files_named_in_documents_exist():
     for document in (*readme.DOCUMENTS, *ROOMS):
         text = document.read_text("utf-8")
         for name in re.findall(r"(?:sample_inputs|\.pictures)/[\w.]+", text):
@@ -58,7 +58,7 @@ def test_the_files_that_the_readme_names_exist():
             assert "://" in link or (document.parent / link).exists(), f"{document} names {link}"
 
 
-def test_the_python_cell_ends_in_a_picture_with_the_heads_worth_a_look():
+def test_readme_python_cell_ends_in_a_picture():
     (code,) = re.findall(r"```python\n(.*?)```", readme.README.read_text("utf-8"), re.S)
     *lines, last = ast.parse(code).body
     names = {}

@@ -45,7 +45,7 @@ PLACED = Head("L1H2"), Place(1, "encoder")
 ONE = Measured(*PLACED, {"entropy": Figure(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7)
 
 
-def test_data_hold_what_has_a_meaning_and_nothing_else():
+def test_plain_data_hold_only_described_fields():
     assert plain(ONE) == {
         "head": "L1H2",
         "layer": 1,
@@ -76,7 +76,7 @@ def test_schema_accepts_its_records_alone_and_describes_fields():
     "wrong",
     [{"layer": 1}, {"layer": 1, "kind": "cross"}, {"layer": True, "kind": "encoder"}, {"layer": 1 << 60}, []],
 )
-def test_what_is_read_has_every_field_no_other_and_each_of_its_type(wrong):
+def test_reading_refuses_missing_extra_or_mistyped_fields(wrong):
     assert read(Place, {"layer": 3, "kind": "decoder"}) == Place(3, "decoder")
     with pytest.raises(ValueError, match=r"^it"):
         read(Place, wrong)

@@ -24,7 +24,7 @@ def test_registry_keeps_order_and_rejects_duplicates_and_unknowns(shapes):
         shapes["squar"]
 
 
-def test_a_family_has_an_entry_for_each_name_that_fits_and_is_listed_once(shapes):
+def test_registry_family_matches_names_and_lists_once(shapes):
     shapes.register_family("polygon=N", r"polygon=(\d+)")(lambda name, corners: int(corners))
     assert shapes["polygon=12"] == 12
     assert ("polygon=7" in shapes, "polygon=x" in shapes) == (True, False)
@@ -35,7 +35,7 @@ def test_a_family_has_an_entry_for_each_name_that_fits_and_is_listed_once(shapes
         shapes["polygon=x"]
 
 
-def test_more_entries_are_looked_for_when_an_unknown_name_is_asked_for():
+def test_registry_loads_more_entries_for_unknown_name():
     larger = Registry("shape", more=lambda: larger._entries.setdefault("circle", 0.5))
     larger.register("square")(4)
     assert (larger["square"], list(larger)) == (4, ["square"])

@@ -53,7 +53,7 @@ def test_sample_sentences_are_distinct_and_pairs_differ():
     assert changed.count(1) >= 2
 
 
-def test_words_that_belong_together_are_pronouns_subjects_and_articles():
+def test_word_pairs_sample_has_pronouns_subjects_and_articles():
     lines = [json.loads(line) for line in sample("words.jsonl").splitlines()]
     assert len(lines) == 12
     meant = {"pronoun": {"it", "she", "he", "they"}, "article": {"a", "the"}}
@@ -64,7 +64,7 @@ def test_words_that_belong_together_are_pronouns_subjects_and_articles():
         assert all(word in meant.get(label, word) for word, label in named)
 
 
-def test_the_article_has_some_1500_words_and_names_that_recur():
+def test_article_sample_has_1500_words_and_recurring_names():
     words = sample("article.txt").split()
     assert 1400 <= len(words) <= 1600
     for name in ("Harrow", "Anna", "Fresnel"):
@@ -85,7 +85,7 @@ def test_languages_sample_covers_scripts_emoji_marks_and_symbols():
     assert min(categories["Mn"], categories["Sm"]) >= 5
 
 
-def test_the_tale_repeats_a_phrase_and_the_nonsense_comes_three_times():
+def test_repeated_sample_has_repeated_phrases_and_lines():
     tale, nonsense = sample("repeated.txt").rsplit("\n\n", 1)
     said = tale.split()
     assert max(Counter(zip(*(said[start:] for start in range(8)), strict=False)).values()) >= 3
@@ -104,11 +104,11 @@ def test_source_code_sample_solves_its_maze():
     assert report == f"The shortest path takes {steps} steps."
 
 
-def test_all_samples_together_are_small():
+def test_samples_total_size_is_small():
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 300_000
 
 
-def test_names_fill_both_slots_of_a_prompt_with_two_people():
+def test_names_sample_has_both_orders_of_two_people():
     first, *rows = [line.split("\t") for line in sample("names.tsv").splitlines()]
     assert first == ["A", "B"]
     assert all(one != other for one, other in rows)
@@ -116,7 +116,7 @@ def test_names_fill_both_slots_of_a_prompt_with_two_people():
 
 
 @pytest.mark.parametrize("coreference", [False, True])
-def test_the_treebank_reads_without_a_fault_and_says_its_own_text(coreference):
+def test_treebank_sample_reads_without_faults(coreference):
     entries = list(read_gold(FOLDER / "treebank.conllu", coreference=coreference).entries())
     assert [entry.fault for entry in entries if entry.fault] == []
     assert [entry.text for entry in entries] == re.findall("^# text = (.*)", sample("treebank.conllu"), re.M)
@@ -124,7 +124,7 @@ def test_the_treebank_reads_without_a_fault_and_says_its_own_text(coreference):
     assert found["coreference"] >= 9 if coreference else min(found["nsubj"], found["obj"]) >= 9
 
 
-def test_each_word_of_the_translations_is_linked_to_one_that_is_there():
+def test_translation_links_cover_every_word():
     pairs, links = (sample(name).splitlines() for name in ("de.par", "de.links"))
     for pair, line in zip(pairs, links, strict=True):
         linked = zip(*(map(int, re.split("[-?]", link)) for link in line.split()), strict=True)
@@ -132,14 +132,14 @@ def test_each_word_of_the_translations_is_linked_to_one_that_is_there():
         assert [{*each} for each in linked] == [{*each} for each in sides]
 
 
-def test_a_chat_has_roles_and_the_answer_that_was_served():
+def test_chat_sample_has_roles_and_served_response():
     for line in map(json.loads, sample("log.jsonl").splitlines()):
         roles = [message["role"] for message in line["messages"]]
         assert (roles[0], roles[-1]) == ("system", "user")
         assert line["response"].endswith(".")
 
 
-def test_picture_and_speech_are_of_the_size_that_models_read():
+def test_image_and_speech_samples_have_model_input_sizes():
     with Image.open(FOLDER / "cat.png") as picture:
         assert picture.size == (224, 224)
     about = soundfile.info(FOLDER / "speech.wav")
@@ -147,7 +147,7 @@ def test_picture_and_speech_are_of_the_size_that_models_read():
     assert 1 < about.duration < 2
 
 
-def test_what_a_server_wrote_shows_the_rows_of_the_model_that_ran():
+def test_served_sample_has_rows_of_its_model():
     own, served = load("own-causal"), open_file(FOLDER / "served.safetensors")
     mine = maps(own, own.prepare("The king said that he would go to the river."), heads=4)
     theirs = maps(served, served.prepared, heads=4)

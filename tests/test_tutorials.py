@@ -59,7 +59,7 @@ def test_tutorial_page_matches_its_source_text_and_commands(name: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
+def test_induction_tutorial_identifies_its_circuit(tmp_path) -> None:
     heads = train_and_compare("induction", tmp_path)
     looks, before = heads["induction"], heads["previous"]
     assert (looks[:2], before[:2]) == ("L1", "L0")
@@ -93,7 +93,7 @@ def test_the_induction_circuit_is_found_at_every_step(tmp_path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_one_head_rules_out_the_giver_and_one_raises_both_names(tmp_path) -> None:
+def test_gifts_tutorial_identifies_inhibitor_and_name_heads(tmp_path) -> None:
     heads = train_and_compare("gifts", tmp_path)
     asked, inhibitor = f"-m gifts-model {SCORE}", heads["inhibitor"]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gifts-model")

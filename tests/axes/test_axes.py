@@ -50,7 +50,7 @@ def looped(values: np.ndarray, down: list[range], across: list[range]) -> np.nda
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
-def test_a_word_sums_its_columns_and_averages_its_rows_of_each_head(shape) -> None:
+def test_word_merging_sums_columns_and_averages_rows(shape) -> None:
     values = rows(*shape)
     before = values.copy()
     merged = merge_words(weights(values, TOKENS, TOKENS))
@@ -67,17 +67,17 @@ SEGMENTS = (Token("a", 0, word=0, segment=0), Token("b", 1, word=0, segment=1))
 
 
 @pytest.mark.parametrize("axis", [SEGMENTS, SPECIALS, range(4)])
-def test_tokens_of_two_segments_special_ones_and_bare_positions_stay_alone(axis) -> None:
+def test_word_merging_leaves_segments_special_tokens_and_positions(axis) -> None:
     assert len(merge_words(weights(rows(len(axis), len(axis)), axis, axis)).keys) == len(axis)
 
 
-def test_a_merged_cell_is_open_where_any_of_its_cells_was() -> None:
+def test_merged_cell_is_unmasked_if_any_of_its_cells_is() -> None:
     causal = np.tril(np.ones((8, 8), bool))
     merged = merge_words(weights(rows(8, 8) * causal, TOKENS, TOKENS, causal))
     assert merged.allowed[2].tolist() == [True, True, True, False, False]
 
 
-def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
+def test_hidden_special_tokens_report_their_mass() -> None:
     values = rows(8, 8)
     shown, hidden = grouped(weights(values, TOKENS, TOKENS), hide_special=True)
     kept = range(1, 7)
@@ -90,7 +90,7 @@ def test_hiding_special_tokens_says_how_much_mass_goes() -> None:
 
 
 @pytest.mark.parametrize(("down", "across"), [(1, 3), (3, 1), (4, 4), (5, 2), (10, 7)])
-def test_blocks_equal_a_loop_and_keep_row_sums(down: int, across: int) -> None:
+def test_pooling_equals_a_loop_and_preserves_row_sums(down: int, across: int) -> None:
     values = rows(10, 7)
     pooled = fit(weights(values, range(10), range(7)), -(-10 // down), -(-7 // across))
     by_row = [range(i, min(i + down, 10)) for i in range(0, 10, down)]
@@ -108,7 +108,7 @@ def test_pooled_places_have_range_labels_and_near_equal_sizes() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(6, 3), (9, 4), (5, 2), (7, 7)])
-def test_blocks_of_blocks_that_are_not_of_one_size_are_blocks_of_tokens(first: int, then: int) -> None:
+def test_pooling_unequal_blocks_again_weights_by_tokens(first: int, then: int) -> None:
     values = rows(2, 13, 13)
     field = weights(values, range(13), range(13))
     twice = fit(fit(field, first, first), then, then)
@@ -117,7 +117,7 @@ def test_blocks_of_blocks_that_are_not_of_one_size_are_blocks_of_tokens(first: i
     np.testing.assert_allclose(twice.values, looped(values, groups, groups), rtol=1e-12)
 
 
-def test_shrinking_knows_that_a_row_stands_for_several_tokens() -> None:
+def test_shrinking_weights_rows_by_their_tokens() -> None:
     coarse = fit(weights(rows(5, 5), range(5), range(5)), 3, 3)  # two blocks of two tokens, and one token
     for values, size, tokens, expected in (
         (coarse.values, (1, 1), ([2, 2, 1], [2, 2, 1]), [[1]]),
@@ -138,13 +138,13 @@ def test_shrinking_by_whole_numbers_pools_and_splits_border_cells() -> None:
 
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 5, 7, 11, 40])
-def test_shrinking_keeps_row_sums_for_any_size(cells: int) -> None:
+def test_shrinking_preserves_row_sums_for_any_size(cells: int) -> None:
     small, _ = shrink(rows(11, 11), np.ones((11, 11), bool), cells, cells)
     assert small.shape == (min(cells, 11),) * 2
     np.testing.assert_allclose(small.sum(-1), 1, rtol=1e-5)
 
 
-def test_a_mask_is_of_every_head_or_of_all_and_weights_fit_their_labels() -> None:
+def test_weights_and_mask_must_fit_their_labels() -> None:
     assert weights(rows(3, 4, 4), range(4), range(4), np.ones((1, 4, 4), bool)).allowed.shape == (1, 4, 4)
     for shape, queries, mask, said in (
         ((2, 2), 3, (2, 2), "do not fit 3 queries"),
@@ -187,7 +187,7 @@ def test_separators_between_tiles_belong_to_their_numbered_image():
     assert find_senses([Token("0,1", PICTURED + 1), Token("0.02 s", HEARD)]) == ["image", "sound"]
 
 
-def test_a_text_is_spelled_with_the_name_of_its_picture_alone():
+def test_spelled_text_has_one_placeholder_per_image_or_sound():
     assert spell_tokens([*TILED, *SPELLED]) == "<img> [image] </img> what is this?"
     sound = [Token("0.00 s", HEARD), Token("0.02 s", HEARD + 1)]
     assert spell_tokens([*sound, *SPELLED]) == "[sound] what is this?"

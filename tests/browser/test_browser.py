@@ -74,7 +74,7 @@ def stages(heads, *steps: str) -> list:
     return found
 
 
-def test_it_begins_with_all_heads_and_names_the_chosen_one(heads):
+def test_browser_starts_with_overview_and_selected_head(heads):
     app, shown = browsed(heads)
     assert (app.head, app.opened) == (("encoder", 0, 0), False)
     assert shown.splitlines()[0].strip() == "L0H0 · own · encoder attention"
@@ -105,7 +105,7 @@ def test_arrow_keys_wrap_and_pin_survives_head_change(heads):
         assert not opened or shown.splitlines()[0].strip().startswith("L{}H{}".format(*head[1:])), keys
 
 
-def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
+def test_n_key_cycles_heads_with_a_role(heads):
     worth = [("encoder", head.layer, head.head) for head in heads.worth]
     found = [head for head, *_ in stages(heads, *["n"] * 6)]
     assert (found[:2], found[5]) == (worth[:2], worth[0])
@@ -117,14 +117,14 @@ def test_n_goes_over_the_heads_worth_a_look_and_round(heads):
     assert [told.message for told in app._notifications] == ["no head stands out from even attention"]
 
 
-def test_the_chosen_head_is_in_brackets_and_only_it(heads):
+def test_only_the_selected_head_is_in_brackets(heads):
     _, shown = browsed(heads, "right", "down", size=(120, 60))
     first, *others = [line for line in shown.splitlines() if "▐" in line]
     assert all(line.index("▐") < line.index("▌") for line in (first, *others))
     assert first.startswith(" L1")
 
 
-def test_enter_opens_the_head_that_show_shows(heads, given):
+def test_enter_opens_the_head_as_show_prints_it(heads, given):
     app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
     assert app.opened
     assert "looks at the previous token" in shown
@@ -134,7 +134,7 @@ def test_enter_opens_the_head_that_show_shows(heads, given):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)])
-def test_a_pinned_token_shows_its_row_and_column_with_their_weights(heads, size):
+def test_pinned_token_shows_its_row_and_column(heads, size):
     app, shown = browsed(heads, "j", "j", "j", size=size)
     assert (app.opened, app.pinned) == (True, 2)
     assert "cat (token 2) looks at" in shown
@@ -156,7 +156,7 @@ def test_s_key_saves_view_under_free_name_or_reports_error(heads, tmp_path):
     assert app.head == ("encoder", 0, 1)
 
 
-def test_question_mark_lists_the_keys_and_escape_closes_the_list(heads):
+def test_question_mark_lists_keys_until_escape(heads):
     shown, closed = (screen for *_, screen in stages(heads, "question_mark", "escape right"))
     assert "let go of the token, then back to the overview" in " ".join(shown.split())
     assert closed.splitlines()[0].strip().startswith("L0H1")
@@ -195,7 +195,7 @@ def test_weights_file_with_nan_is_browsed_with_a_note(tmp_path):
     assert "not finite numbers: 1" in " ".join(shown.split())
 
 
-def test_tokens_cannot_steer_the_screen(heads):
+def test_token_text_cannot_control_the_browser_screen(heads):
     model = load("own")
     hostile = all_heads(model, model.prepare("[bold red]x[/] \x1b[2J $a$ [link=x]"), Selection())
     _, shown = browsed(hostile, "j", "j", size=(160, 60))
@@ -203,7 +203,7 @@ def test_tokens_cannot_steer_the_screen(heads):
     assert "[ 1" in shown
 
 
-def test_many_layers_scroll_to_the_chosen_one(tmp_path):
+def test_deep_model_scrolls_to_selected_layer(tmp_path):
     deep = heads_of(tmp_path / "deep.npz", np.random.default_rng(0).dirichlet(np.ones(6), (24, 16, 6)))
     _, shown = browsed(deep, *["up"] * 4)
     assert "▐" in shown
@@ -251,7 +251,7 @@ def use(heads, kind, *keys, clicks=()):
     return browsed(heads, *["tab"] * turns, "enter", size=(140, 50), act=act)[0], lists
 
 
-def test_a_click_on_a_word_lights_the_picture(seen):
+def test_click_on_word_highlights_image(seen):
     _, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
     assert "mat looks at" in lists["#looks-at"][0]
     assert sum("▀" in line for line in lists["#looks-at"]) > 10
@@ -266,13 +266,13 @@ def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
     assert app.pinned is None
 
 
-def test_a_click_on_a_moment_shows_the_words_that_look_at_it(heard):
+def test_click_on_moment_lists_words_attending_to_it(heard):
     app, lists = use(heard, "cross", "j", clicks=[("#looks-at", 0, "▀", 0)])
     assert (app.pinned, app.row) == (0, False)
     assert "0.00 s (token 0) is looked at by" in "\n".join(lists["#looked-at-by"])
 
 
-def test_both_lists_of_a_token_have_one_scale(seen):
+def test_token_lists_share_one_bar_scale(seen):
     app, lists = use(seen, "decoder", "k")
     lines = (line.strip() for each in lists.values() for line in each)
     assert len({line for line in lines if line.startswith("a full bar is")}) == 1

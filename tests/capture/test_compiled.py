@@ -63,7 +63,7 @@ CASES = [  # every way with warm and cold functions, and with each kind of atten
 
 
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
-def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
+def test_compiled_models_are_captured_and_stay_compiled(made, how, warm):
     x, keep, backend = torch.randn(2, 5, 16), Keep(), Counting()
     plain = modules.blocks(made)
     _, expected, output = observe(plain, x)
@@ -87,7 +87,7 @@ def test_every_way_to_compile_is_watched_and_left_compiled(made, how, warm):
 
 
 @pytest.mark.parametrize("how", ["module", "method", "forward"])
-def test_a_compiled_part_beside_the_attention_is_told_too(how):
+def test_compiled_part_beside_attention_is_noted(how):
     part = nn.Linear(16, 16).eval()
     if how == "forward":
         part.forward = torch.compile(part.forward, backend="eager")
@@ -121,7 +121,7 @@ def outer():
     ],
     ids=["sdpa", "softmax", "torch's", "inside and outside"],
 )
-def test_attention_in_the_forward_of_the_compiled_model_itself_is_shown(root, names, how, watched):
+def test_attention_in_the_compiled_root_forward_is_captured(root, names, how, watched):
     plain, x = root().eval(), torch.randn(2, 5, 16)
     given = {"average_attn_weights": False} if isinstance(plain, nn.MultiheadAttention) else {}
     texts = [x] * (3 if given else 1)
@@ -159,7 +159,7 @@ def test_models_compile_again_after_last_recording_of_all_threads():
     assert backend.ran == 1
 
 
-def test_a_stance_of_the_users_own_holds_again_behind_the_recording():
+def test_user_compiler_stance_returns_after_recording():
     plain, x = modules.blocks(modules.Fused), torch.randn(2, 5, 16)
     call = compiled(plain, "module", "eager")
     with torch.inference_mode(), torch.compiler.set_stance("fail_on_recompile"):

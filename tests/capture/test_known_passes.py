@@ -107,7 +107,7 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_passes_are_followed_until_they_are_known_and_show_the_same(name, monkeypatch):
+def test_known_passes_skip_lineage_with_equal_results(name, monkeypatch):
     torch.manual_seed(0)
     make, shapes, expected = FOLLOWED[name]
     model, known, seen, see = make().eval(), KnownPasses(), [], Lineage.see
@@ -132,7 +132,7 @@ def test_passes_are_followed_until_they_are_known_and_show_the_same(name, monkey
             assert (one.queries, one.keys) == (other.queries, other.keys)
 
 
-def test_a_pass_whose_numbers_may_be_either_of_two_is_followed_at_once():
+def test_ambiguous_pass_is_followed_immediately():
     ran = []
     model, known = Attend(lambda x: ran.append(x.shape[:2]) or x).eval(), KnownPasses()
     for shape in SHAPES[:3]:  # of one text, 1 may be the number of texts or a constant
@@ -173,7 +173,7 @@ def ours_of(x):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", HOLDING)
-def test_a_pass_leaves_no_tensor_to_the_garbage_nor_in_what_is_known(name, fails, tensors_made):
+def test_pass_leaves_no_tensors_in_cycles_or_known_passes(name, fails, tensors_made):
     make, given = HOLDING[name]
     model, known = make().eval(), KnownPasses()
 
@@ -196,7 +196,7 @@ def test_a_pass_leaves_no_tensor_to_the_garbage_nor_in_what_is_known(name, fails
     assert tensors_made() <= plain
 
 
-def test_passes_that_stay_unknown_are_not_collected():
+def test_unknown_passes_do_not_accumulate():
     lengths = iter(range(5, 60))
     model, known = Attend(lambda x: [x.mul(1) for _ in range(next(lengths))][-1]).eval(), KnownPasses()
     for _ in range(24):

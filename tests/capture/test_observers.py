@@ -68,7 +68,7 @@ KEYS = group_places(places(PIECES), words=True, hide_special=True)
 @pytest.mark.parametrize("block", [1, 200, 1 << 23])
 @pytest.mark.parametrize("queries", [as_it_is(11), ROWS, ROWS.only(2), as_it_is(11).only(6)])
 @pytest.mark.parametrize("keys", [as_it_is(13), KEYS, KEYS.only(1)], ids=["as they are", "words", "one"])
-def test_a_coarse_map_is_the_whole_one_between_two_matrices(monkeypatch, block, queries, keys):
+def test_coarse_map_equals_two_sided_matrix_product(monkeypatch, block, queries, keys):
     monkeypatch.setattr(observers, "BLOCK", block)
     seen = attention()
     made, weights, opened = seen_by(Coarsen(lambda _: (queries, keys)), seen)
@@ -102,7 +102,7 @@ def cells_of(weights, mask, count, how):
 @pytest.mark.parametrize("how", ["share", "mean", "max"])
 @pytest.mark.parametrize("count", [1, 4, 7])
 @pytest.mark.parametrize("block", [1, 1 << 24])
-def test_a_cell_is_the_share_mean_or_maximum_of_its_open_pairs(how, count, block, monkeypatch):
+def test_cell_is_share_mean_or_maximum_of_unmasked_pairs(how, count, block, monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", block)
     made, weights, mask = seen_by(WHOLE.coarsen(count, even=True, how=how), attention())
     values, opened = cells_of(weights, mask, count, how)
@@ -112,7 +112,7 @@ def test_a_cell_is_the_share_mean_or_maximum_of_its_open_pairs(how, count, block
 
 @pytest.mark.parametrize("how", ["share", "mean", "max"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_cell_is_the_same_beside_a_fused_pass_that_made_a_map(how, alone):
+def test_cell_is_equal_beside_a_fused_map(how, alone):
     states = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
     coarsen, made = WHOLE.coarsen(4, even=True, how=how), []
     observed = [coarsen, Seeing(lambda attention: made.append(attention.statistics.map))]
@@ -128,7 +128,7 @@ def test_a_cell_is_the_same_beside_a_fused_pass_that_made_a_map(how, alone):
     assert torch.equal(coarsen.maps[0].open.expand(2, 3, -1, -1), opened)
 
 
-def test_weights_that_are_no_numbers_count_as_nothing_and_are_counted():
+def test_non_finite_weights_count_as_zero_and_are_counted():
     seen = attention()
     seen.read.weights[0, 1, 4, 2] = torch.nan
     seen.read.weights[1, 2, 5, 0] = torch.inf
@@ -149,7 +149,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("made", NOTHING.values(), ids=NOTHING)
-def test_nothing_is_read_or_kept_of_a_call_that_nobody_asked_for(made):
+def test_unselected_call_is_not_read(made):
     seen, observer = attention(), made()
     observer.observe(seen)
     assert seen.read.read == []
@@ -165,7 +165,7 @@ SAMPLES = [  # rows that are averaged, keys that are added up, and the rows that
 
 
 @pytest.mark.parametrize(("rows", "across", "read"), SAMPLES)
-def test_rows_that_are_named_are_kept_and_none_far_from_them_is_read(rows, across, read):
+def test_sample_reads_only_blocks_of_its_rows(rows, across, read):
     seen = attention(24, 24)
     kept, weights, _ = seen_by(Sample(lambda _: Rows(rows, across)), seen)
     expected = torch.stack([weights[:, :, some].mean(2) for some in rows], 2)
@@ -174,7 +174,7 @@ def test_rows_that_are_named_are_kept_and_none_far_from_them_is_read(rows, acros
     assert seen.read.read == read
 
 
-def test_observers_of_blocks_of_other_sizes_read_each_row_once(monkeypatch):
+def test_shared_rows_are_read_once_for_all_observers(monkeypatch):
     monkeypatch.setattr(observers, "BLOCK", 6 * 24 * 5)
     seen = attention(24, 24)
     coarsen, sample = WHOLE.coarsen(7, even=True), Sample(lambda _: Rows([[1], [22]]))
@@ -192,7 +192,7 @@ def test_rows_at_a_time_scale_with_gpu_memory(monkeypatch, kind, rows):
     assert rows_at_a_time(asked, weights=10 * 8 * 1024) == rows
 
 
-def test_heads_that_are_not_meant_are_not_computed():
+def test_unselected_heads_are_not_computed():
     seen, coarsen = attention(), Coarsen(lambda _: (as_it_is(11), as_it_is(13)))
     SharedRows([coarsen], lambda site, count: [2, 0]).observe(seen)
     mask = seen.read.open_keys
@@ -209,7 +209,7 @@ def test_heads_that_are_not_meant_are_not_computed():
     ],
     ids=["overview", "all heads", "one head", "one token"],
 )
-def test_an_analysis_computes_each_row_of_the_heads_that_it_shows_once(monkeypatch, look, heads):
+def test_analysis_computes_each_shown_row_once(monkeypatch, look, heads):
     model = load("own")
     prepared = model.prepare("The cat sat on the mat because it was tired.")
     computed, rows = [], Attention.rows
@@ -225,7 +225,7 @@ def test_an_analysis_computes_each_row_of_the_heads_that_it_shows_once(monkeypat
 
 
 @pytest.mark.parametrize("recordings", [1, 2])
-def test_what_an_observer_computes_is_told_to_modes_of_the_user_alone(recordings, monkeypatch):
+def test_observer_work_is_visible_to_user_modes_only(recordings, monkeypatch):
     told, run = {"ours": 0, "theirs": 0}, AttentionMode._run
 
     class Mode(torch.overrides.TorchFunctionMode):

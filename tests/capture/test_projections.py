@@ -52,7 +52,7 @@ def find(finder, model, *given, **named):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_sum_over_heads_and_keys_with_the_bias_is_what_the_block_gives(name):
+def test_projected_heads_sum_to_block_output(name):
     model, given = random_family(name)
     projections, record = find(Projections(), model, **given)
     assert [site.site for site in record.sites] == projections.sites
@@ -100,7 +100,7 @@ FOREIGN = {  # a model, and its projection
 
 
 @pytest.mark.parametrize("how", FOREIGN)
-def test_a_projection_is_found_by_its_numbers_whatever_its_name_and_axes(how):
+def test_projection_is_identified_by_its_values(how):
     torch.manual_seed(0)
     (made, name), projections = FOREIGN[how], Projections()
     model = made().eval()
@@ -109,7 +109,7 @@ def test_a_projection_is_found_by_its_numbers_whatever_its_name_and_axes(how):
     assert [found.name for found in projections.found.values()] == [name]
 
 
-def test_where_nothing_projects_nothing_is_found():
+def test_kernel_without_projection_has_none():
     projections, _ = find(Projections(), Kernel(), *torch.randn(3, 1, 1, 5, 8))
     assert len(projections.sites) == 1
     assert not projections.found
@@ -163,7 +163,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_projections_are_the_slices_that_the_family_documents(name):
+def test_projections_equal_documented_weight_slices(name):
     model, given = random_family(name)
     circuits, _ = find(Circuits(), model, **given)
     path, parts = DOCUMENTED[name]
@@ -175,7 +175,7 @@ def test_projections_are_the_slices_that_the_family_documents(name):
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_a_weight_that_the_module_multiplies_with_itself_is_found_too(name):
+def test_in_projection_weights_are_identified(name):
     model = load(name)
     circuits, _ = find(Circuits(), model.module, **model.prepare("The cat sat.").inputs)
     modules = [each for each in model.module.modules() if hasattr(each, "in_proj_weight")]
@@ -185,7 +185,7 @@ def test_a_weight_that_the_module_multiplies_with_itself_is_found_too(name):
             assert torch.equal(ours, weight.unflatten(0, (module.num_heads, -1)).mT)
 
 
-def test_what_cannot_be_found_is_none():
+def test_unidentified_projection_is_none():
     model = ALL["gemma2"].build("eager")  # its kernel shows weights, and neither queries nor keys
     circuits, _ = find(Circuits(), model, **inputs("text"))
     (reads, *_) = circuits.reads.values()
@@ -223,7 +223,7 @@ def of_another_sum(m, x):
     return m.after(x + m.mix(m.attention(x, x, x)[0]))
 
 
-def test_what_is_not_the_sum_is_not_taken_for_it():
+def test_unrelated_sum_is_not_the_residual_sum():
     torch.manual_seed(0)
     parts = {"mix": nn.Linear(16, 16), "after": nn.Linear(16, 16)}
     model = Of(of_another_sum, attention=nn.MultiheadAttention(16, 4, batch_first=True), **parts).eval()

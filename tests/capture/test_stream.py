@@ -52,7 +52,7 @@ def effects_of(model, at):
 
 @pytest.mark.parametrize("at", [2, COUNT - 1])
 @pytest.mark.parametrize("activations", [0, 1, 2])
-def test_all_parts_sum_to_the_score_whatever_the_head_holds(activations, at):
+def test_contributions_sum_to_score_for_any_output_head(activations, at):
     torch.manual_seed(0)
     effects, score = effects_of(Writer(activations).eval(), at)
     assert effects.total == pytest.approx(score, abs=1e-5 * max(1, effects.size))
@@ -60,13 +60,13 @@ def test_all_parts_sum_to_the_score_whatever_the_head_holds(activations, at):
     assert sorted(effects.feed_forward) == [0, 1]
 
 
-def test_a_head_of_three_activations_is_too_far_from_the_embeddings():
+def test_output_head_with_three_activations_is_refused():
     with pytest.raises(Lost, match="cannot be traced back to its embeddings"):
         effects_of(Writer(3).eval(), 2)
 
 
 @pytest.mark.parametrize("at", [2, COUNT - 1])
-def test_a_head_writes_its_product_with_the_slope_behind_a_held_norm(at):
+def test_head_effect_is_product_with_gradient_at_fixed_norm(at):
     torch.manual_seed(0)
     model, states, written = Writer().eval(), {}, {}
     hooks = [model.norm.register_forward_hook(lambda module, given, made: states.update(norm=given[0]))]

@@ -38,7 +38,7 @@ def bert():
 
 
 @pytest.mark.parametrize("error", [SizeError, MemoryError, KeyboardInterrupt, SystemExit])
-def test_nothing_is_left_after_an_exception(bert, error):
+def test_model_is_restored_after_an_exception(bert, error):
     def fail(attention):
         if attention.site.layer == 1:
             raise error
@@ -50,7 +50,7 @@ def test_nothing_is_left_after_an_exception(bert, error):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_pass_that_broke_off_does_not_disturb_the_next(bert, error):
+def test_aborted_pass_does_not_disturb_the_next(bert, error):
     def fail(*_):
         raise error
 
@@ -66,7 +66,7 @@ def test_a_pass_that_broke_off_does_not_disturb_the_next(bert, error):
     assert [site.site.call for site in again] == [0, 0, 0]
 
 
-def test_recordings_nest_and_leave_nothing_behind(bert):
+def test_nested_recordings_restore_the_model(bert):
     before = traces(bert)
     with torch.inference_mode(), recording(bert) as outer:
         bert(**inputs("text"))
@@ -79,7 +79,7 @@ def test_recordings_nest_and_leave_nothing_behind(bert):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_recordings_end_in_the_order_in_which_they_began(name):
+def test_overlapping_recordings_may_end_in_any_order(name):
     model, kept = FAMILIES[name].build(), [Keep(), Keep()]
     before, (one, other) = traces(model), (recording(model, [each]) for each in kept)
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_recordings_end_in_the_order_in_which_they_began(name):
     assert traces(model) == before
 
 
-def test_a_model_beside_the_recorded_one_is_not_recorded(bert):
+def test_other_model_is_not_recorded(bert):
     other = FAMILIES["llama"].build()
     with torch.inference_mode(), recording(bert) as record:
         other(**inputs("text"))
@@ -103,7 +103,7 @@ def test_a_model_beside_the_recorded_one_is_not_recorded(bert):
     assert record.sites == []
 
 
-def test_an_observers_own_attention_is_not_recorded(bert):
+def test_attention_of_an_observer_is_not_recorded(bert):
     def attend(attention):
         with torch.inference_mode():
             modules.Fused()(torch.randn(1, 5, 16))
@@ -123,7 +123,7 @@ def in_threads(*works):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_two_threads_record_at_once_and_a_third_is_not_observed(bert, shared):
+def test_two_threads_record_and_a_third_is_unobserved(bert, shared):
     models = [bert, bert if shared else FAMILIES["llama"].build()]
     before = [traces(model) for model in models]
     records, kept = [], []
@@ -149,7 +149,7 @@ def test_two_threads_record_at_once_and_a_third_is_not_observed(bert, shared):
     assert [traces(model) for model in models] == before
 
 
-def test_torchs_fused_layer_is_fused_on_every_thread(monkeypatch):
+def test_torch_fused_layer_stays_fused_on_every_thread(monkeypatch):
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
     fused, kernel = [], torch._transformer_encoder_layer_fwd
 
@@ -177,13 +177,13 @@ def test_torchs_fused_layer_is_fused_on_every_thread(monkeypatch):
     assert len(set(fused)) == 2
 
 
-def test_outputs_and_dtype_stay_those_of_the_plain_pass():
+def test_output_dtype_is_unchanged_by_recording():
     record, _, output = observe(FAMILIES["llama"].build().to(torch.bfloat16), **inputs("text"))
     assert output.last_hidden_state.dtype == torch.bfloat16
     assert {site.dtype for site in record.sites} == {"bfloat16"}
 
 
-def test_gradients_flow_as_without_a_recording():
+def test_gradients_are_unchanged_by_recording():
     model, slopes = FAMILIES["bert"].build(), []
     for watch in (nullcontext(), recording(model)):
         model.zero_grad()

@@ -69,7 +69,7 @@ X = torch.randn(BATCH, LENGTH, SIZE, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", nn.functional.silu], ids=["relu", "gelu", "its own"])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_an_encoder_without_padding(norm_first, activation):
+def test_fast_path_weights_without_padding(norm_first, activation):
     model = encoder(norm_first=norm_first, activation=activation)
     record, maps = watched(model, X)
     assert [site.site.name for site in record.sites] == ["layers.0.self_attn", "layers.1.self_attn"]
@@ -86,7 +86,7 @@ CLOSED = [padding(6, 4, 2), padding(4, 3, 1), padding(5, 5, 5), padding(6, 4, 2)
 
 @pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("nested", [True, False])
-def test_padded_texts_are_zeros_with_and_without_a_recording(nested, closed):
+def test_fast_path_weights_with_padding(nested, closed):
     model, nested = encoder(Own, nested=nested), nested and not closed[:, 0].any()  # at the end of the texts
     record, maps = watched(model, X, src_key_padding_mask=closed)
     assert [(site.queries, site.keys) for site in record.sites] == [(LENGTH, LENGTH)] * 2
@@ -100,7 +100,7 @@ def test_padded_texts_are_zeros_with_and_without_a_recording(nested, closed):
             assert not (kept.weights * ~alive).any()
 
 
-def test_a_mask_with_and_without_padding():
+def test_fast_path_mask_with_and_without_padding():
     causal = nn.Transformer.generate_square_subsequent_mask(LENGTH) < 0
     for model, closed in ((encoder(), None), (encoder(nested=False), padding(6, 4, 2))):
         record, maps = watched(model, X, mask=causal, src_key_padding_mask=closed)
@@ -118,7 +118,7 @@ def test_nested_states_reach_attention_through_custom_layer():
     assert [site.keys for site in record.sites] == [LENGTH] * 2
 
 
-def test_recordings_inside_each_other():
+def test_nested_recordings_both_see_the_fast_path():
     model = encoder()
     with recording(model) as outer:
         inner, _ = watched(model, X, src_key_padding_mask=padding(6, 4, 2))
@@ -132,7 +132,7 @@ def across(m, query, key):
     return torch._native_multi_head_attention(query, key, key, SIZE, HEADS, *weights)[0]
 
 
-def test_the_fused_function_called_with_keys_of_their_own():
+def test_fused_function_with_separate_keys():
     attention, other = encoder().layers[0].self_attn, X.flip(2)
     record, (kept,) = watched(Of(across, attention=attention).eval(), X, other)
     assert record.sites[0].kernel == "native_multi_head_attention"
@@ -141,7 +141,7 @@ def test_the_fused_function_called_with_keys_of_their_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_of_numbers_are_proved_by_the_product_inside(dtype):
+def test_fast_path_of_other_dtypes_is_proved(dtype):
     model, closed, x = encoder().to(dtype), padding(6, 4, 2), X.to(dtype)
     record, maps, _ = observe(model, x, src_key_padding_mask=closed)
     assert all(site.difference <= tolerance(dtype) for site in record.sites)
@@ -171,7 +171,7 @@ PLAIN = [(torch.inference_mode, BaseTorchFunctionMode), (nullcontext, nullcontex
 
 
 @pytest.mark.parametrize(("grad", "mode"), PLAIN)
-def test_where_torch_takes_its_plain_path_it_does_so_under_a_recording(grad, mode):
+def test_torch_slow_path_is_unchanged_by_recording(grad, mode):
     with grad(), mode():
         record = same(encoder(), X, src_key_padding_mask=padding(6, 4, 2))
     assert {site.kernel for site in record.sites} == {"multi_head_attention_forward"}

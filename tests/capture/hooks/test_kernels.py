@@ -79,7 +79,7 @@ def check_seen(maps):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt-oss", "bert"])
 @pytest.mark.parametrize("padded", [True, False])
-def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
+def test_flash_attention_weights_follow_its_mask(using, family, padded):
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[0, : 3 * padded] = 0
     try:
@@ -98,7 +98,7 @@ def test_flash_attention_is_recomputed_as_it_masks(using, family, padded):
         assert 4 in {site.window for site in record.sites}
 
 
-def test_a_cached_flash_step_counts_from_the_end(using):
+def test_cached_flash_step_counts_positions_from_the_end(using):
     model = using("mistral")
 
     def steps():
@@ -113,7 +113,7 @@ def no_softmax(module, query, key, value, attention_mask, scaling=None, **option
     return ((query.relu() @ key.relu().mT) @ value).transpose(1, 2).contiguous(), None
 
 
-def test_a_function_that_is_no_softmax_of_products_is_a_hole(using):
+def test_attention_function_without_softmax_is_named(using):
     record, maps, _ = observe(using("llama", "relu_attention", no_softmax), input_ids=IDS)
     assert (record.sites, maps) == ([], [])
     assert [layer.layer for layer in record.without_attention] == [0, 1, 2]
@@ -148,7 +148,7 @@ FUNCTIONS = [  # a family, a function and its name, and where the weights come f
 
 
 @pytest.mark.parametrize(("family", "function", "name", "source"), FUNCTIONS)
-def test_weights_of_other_functions_are_those_that_make_their_output(using, family, function, name, source):
+def test_weights_of_registered_functions_reproduce_output(using, family, function, name, source):
     if name == "eager" and not hasattr(AttentionInterface, "get_interface"):
         pytest.skip("this transformers looks no eager function up")
     record, maps, _ = observe(using(family, name, function), input_ids=IDS)
@@ -163,7 +163,7 @@ def test_weights_of_other_functions_are_those_that_make_their_output(using, fami
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
-def test_flex_attention_is_recomputed_with_its_block_mask(family):
+def test_flex_attention_weights_follow_its_block_mask(family):
     eager, model = (FAMILIES[family].build(kind) for kind in ("eager", "flex_attention"))
     model.load_state_dict(eager.state_dict())
     mask = torch.ones(2, 9, dtype=torch.long)
@@ -181,7 +181,7 @@ def test_flex_attention_is_recomputed_with_its_block_mask(family):
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_weights_that_meet_other_values_a_second_time_are_shown_once(kernel):
+def test_weights_applied_to_two_values_are_shown_once(kernel):
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2}
     family = tiny("DiffLlama", vocab_size=9, num_attention_heads=4, num_key_value_heads=4, **sizes)
     record, *_ = observe(family.build(kernel), torch.arange(6)[None])
@@ -244,7 +244,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("change", "is_open", "key_heads"), CASES)
-def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_heads):
+def test_flex_rows_follow_score_modification_and_mask(change, is_open, key_heads):
     torch.manual_seed(0)
     model = nn.Sequential(*(Flexible(CHANGES.get(change), OPEN.get(is_open), key_heads) for _ in range(2)))
     record, maps, _ = observe(model, X)
@@ -259,7 +259,7 @@ def test_rows_are_those_of_changed_scores_under_the_mask(change, is_open, key_he
             assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
 
 
-def test_low_scores_of_flex_attention_are_open():
+def test_very_low_flex_scores_are_not_masked():
     model = Flexible(is_open=OPEN["past"])
     with torch.no_grad():
         model.q.bias[:], model.k.bias[:] = 200, -200
@@ -267,7 +267,7 @@ def test_low_scores_of_flex_attention_are_open():
     assert kept.allowed.equal(torch.ones_like(kept.weights, dtype=torch.bool).tril())
 
 
-def test_a_compiled_flex_attention_is_watched_as_it_was_written():
+def test_compiled_flex_attention_is_captured_uncompiled():
     torch.manual_seed(0)
     model = Flexible(CHANGES["alibi"], OPEN["past"], attend=torch.compile(flex_attention, backend="eager"))
     record, maps, _ = observe(model, X)
@@ -295,7 +295,7 @@ class Late(nn.Module):
         return flex_attention(x, x, x)
 
 
-def test_what_compiles_first_while_it_is_watched_runs_as_it_was_written(monkeypatch):
+def test_first_compilation_during_recording_runs_uncompiled(monkeypatch):
     model, x = Late(), torch.randn(1, 2, 5, 8)
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     with torch.inference_mode(), recording(model, warn=False) as record:
@@ -324,7 +324,7 @@ def layers(kernel=F.scaled_dot_product_attention, count=3):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_that_are_called_directly_are_named(name):
+def test_direct_kernel_calls_are_named(name):
     record, *_ = observe(layers(CALLS[name], 2), X)
     assert not record.sites
     assert [layer.name for layer in record.without_attention] == ["0", "1"]
@@ -333,7 +333,7 @@ def test_kernels_that_are_called_directly_are_named(name):
 
 @pytest.mark.parametrize(("bias", "diagonal"), [(causal_upper_left, 0), (causal_lower_right, 4)])
 @pytest.mark.parametrize("queries", [5, 9])
-def test_a_causal_bias_of_torch_is_the_mask_it_stands_for(bias, diagonal, queries):
+def test_torch_causal_bias_becomes_its_mask(bias, diagonal, queries):
     query, key = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 9, 8)
     record, (kept,), _ = observe(Kernel(), query, key, key, attn_mask=bias(queries, 9))
     opened = torch.ones(queries, 9, dtype=torch.bool).tril(diagonal * (queries < 9))
@@ -343,7 +343,7 @@ def test_a_causal_bias_of_torch_is_the_mask_it_stands_for(bias, diagonal, querie
     assert record.sites[0].difference < 1e-6
 
 
-def test_attention_within_jagged_tensors_is_named():
+def test_attention_on_jagged_tensors_is_named():
     def run(m, x):
         texts = torch.nested.nested_tensor([x[0, :3], x[0, 3:]], layout=torch.jagged)
         heads = texts.unflatten(-1, (2, -1)).transpose(1, 2)

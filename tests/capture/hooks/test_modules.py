@@ -85,7 +85,7 @@ WRITTEN = [  # a module, its inputs, and what the record says
 
 
 @pytest.mark.parametrize(("made", "given", "expected"), WRITTEN)
-def test_what_people_write_is_shown_exactly(made, given, expected):
+def test_hand_written_attention_is_exact(made, given, expected):
     record, (kept,), (_, weights) = prove(made(), *given)
     (site,) = record.sites
     assert expected.items() <= (asdict(site) | asdict(site.site)).items()
@@ -94,7 +94,7 @@ def test_what_people_write_is_shown_exactly(made, given, expected):
 
 
 @pytest.mark.parametrize(("stages", "layers"), [(0, 3), (2, 4)])
-def test_listed_layers_of_one_head_stay_layers(stages, layers):
+def test_single_head_layers_in_a_list_stay_layers(stages, layers):
     module = modules.ListedLayers(layers=layers // (stages or 1), stages=stages)
     record, maps, (_, weights) = prove(module, torch.randn(2, 5, 16))
     assert [site.site.layer for site in record.sites] == list(range(layers))
@@ -102,7 +102,7 @@ def test_listed_layers_of_one_head_stay_layers(stages, layers):
         assert torch.equal(kept.weights[:, 0], own)
 
 
-def test_routers_and_output_heads_are_no_attention():
+def test_routers_and_output_heads_are_not_attention():
     experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
     parts = {"prototypes": nn.Parameter(torch.randn(4, 16)), "head": nn.Linear(16, 9)}
     model = modules.Of(no_attention, router=nn.Linear(16, 4), experts=experts, **parts)
@@ -129,7 +129,7 @@ MULTIHEAD = {  # options of nn.MultiheadAttention, and how it is called
 
 @pytest.mark.parametrize("name", MULTIHEAD)
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_multihead_attention_of_torch(name, batch_first):
+def test_torch_multihead_attention_is_exact(name, batch_first):
     made, called = MULTIHEAD[name]
     layer = nn.MultiheadAttention(16, 4, batch_first=batch_first, **made).eval()
     x = torch.randn(2, 5, 16) if batch_first else torch.randn(5, 2, 16)
@@ -145,7 +145,7 @@ def test_multihead_attention_of_torch(name, batch_first):
     assert torch.equal(kept.allowed.expand_as(weights), opened)
 
 
-def test_multihead_attention_with_other_key_sizes_unbatched():
+def test_unbatched_multihead_attention_with_other_key_size():
     layer = nn.MultiheadAttention(16, 4, kdim=6, vdim=10).eval()
     q, k, v = torch.randn(5, 16), torch.randn(7, 6), torch.randn(7, 10)
     with torch.inference_mode():
@@ -155,7 +155,7 @@ def test_multihead_attention_with_other_key_sizes_unbatched():
     assert record.sites[0].site.kind == "cross"
 
 
-def test_transformer_of_torch_has_three_kinds():
+def test_torch_transformer_has_three_attention_kinds():
     model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True)
     mask = model.generate_square_subsequent_mask(6)
     given = torch.randn(2, 6, 16), torch.randn(2, 6, 16)
@@ -167,7 +167,7 @@ def test_transformer_of_torch_has_three_kinds():
     ]
 
 
-def test_labels_go_where_the_lengths_agree():
+def test_labels_apply_to_axes_of_equal_length():
     labels = {"decoder": (tuple("abcde"), tuple("abcde")), "encoder": (tuple("xy"), tuple("xy"))}
     keep = Keep()
     module = modules.Fused()
@@ -189,7 +189,7 @@ FAR = {
 
 @pytest.mark.parametrize("closed", CLOSED)
 @pytest.mark.parametrize("way", FAR)
-def test_keys_are_masked_by_a_mask_and_not_by_low_scores(way, closed):
+def test_keys_are_masked_by_mask_not_by_low_scores(way, closed):
     """Scores of the first head are low and far apart; ``unknown`` hides that they are products."""
     later = torch.ones(6, 6, dtype=torch.bool).triu(1)
 

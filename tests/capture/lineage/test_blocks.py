@@ -22,7 +22,7 @@ def big_bird():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("length", [64, 61])
-def test_big_birds_blocks_are_one_map_a_layer(length):
+def test_big_bird_blocks_join_into_one_map_per_layer(length):
     torch.manual_seed(0)
     model, seen = big_bird(), []
     for layer in model.encoder.layer:
@@ -135,7 +135,7 @@ PICTURES = {  # of windows by a kernel
 @torch.inference_mode()
 @pytest.mark.parametrize("kernel", ["softmax", "sdpa"])
 @pytest.mark.parametrize("name", PICTURES)
-def test_windows_are_placed_in_their_picture(name, kernel):
+def test_windows_are_placed_in_the_image(name, kernel):
     torch.manual_seed(0)
     record, maps, _ = observe(model := PICTURES[name](kernel), torch.randn(3, 3, 16, 16))
     check_kept(model, maps)
@@ -192,7 +192,7 @@ class Halo(Heads):
 
 @pytest.mark.parametrize("order", ["heads last", "heads first", "texts apart"])
 @pytest.mark.parametrize("kernel", [False, True])
-def test_blocks_that_share_an_axis_with_heads_are_parts(kernel, order):
+def test_blocks_sharing_the_head_axis_are_parts(kernel, order):
     torch.manual_seed(0)
     record, maps, _ = observe(model := Halo(kernel, order), torch.randn(2, 8, 8, 8))
     check_kept(model, maps)  # 8 blocks, 2 heads

@@ -102,7 +102,7 @@ def seed():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("core", PIECES, ids=lambda core: core.__name__)
-def test_pieces_of_one_attention_are_one_map(core, kernel):
+def test_attention_in_pieces_is_one_map(core, kernel):
     record, maps, _ = observe(model := Chain(layers=[in_pieces(core, kernel) for _ in range(2)]), X)
     check_kept(model, maps)
     for layer, (site, kept) in enumerate(zip(record.sites, maps, strict=True)):
@@ -113,7 +113,7 @@ def test_pieces_of_one_attention_are_one_map(core, kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_some_rows_of_some_heads_are_read_alone(kernel):
+def test_piecewise_rows_of_some_heads_equal_full_map(kernel):
     with (
         torch.inference_mode(),
         recording(model := in_pieces(chunked_queries, kernel), [Seeing(check_parts)]) as record,
@@ -264,7 +264,7 @@ PLACED = {  # what a module is given, the kind of its attention, where it begins
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_what_a_module_weighs_in_one_forward_stands_at_its_places(name):
+def test_pieces_of_one_forward_are_placed(name):
     made, given, kind, offset, keys = PLACED[name]
     record, maps, _ = observe(model := made(), *given)
     check_kept(model, maps)
@@ -293,7 +293,7 @@ NAMED = {  # what stands at no tokens, what it is given, and the reason
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_cannot_be_placed_is_named_with_the_reason(name):
+def test_unplaceable_attention_is_named_with_the_reason(name):
     made, given, reason = NAMED[name]
     record, *_ = observe(made(), *given)
     assert record.sites == []
@@ -307,7 +307,7 @@ class Frames(Stream):
         return super().forward(torch.as_strided(x, (8, 3, SIZE), (3 * SIZE, SIZE, 1)))
 
 
-def test_one_sentence_says_of_all_layers_that_their_parts_cannot_be_placed():
+def test_unplaced_parts_of_all_layers_share_one_note():
     record, *_ = observe(nn.Sequential(*(Frames(attend) for _ in range(3))), X)
     assert [site.batch for site in record.sites] == [8] * 3
     (note,) = record.notes
@@ -323,7 +323,7 @@ class PaddedWindows(Heads):
         return super().forward(windows).unflatten(0, (len(x), -1)).flatten(1, 2)[:, : x.shape[1]]
 
 
-def test_what_goes_to_the_padding_of_windows_is_said():
+def test_weight_on_window_padding_is_noted():
     model = nn.Sequential(*(PaddedWindows(attend) for _ in range(2)))
     record, maps, *_ = observe(model, torch.randn(2, 8, SIZE))
     (note,) = record.notes
@@ -334,13 +334,13 @@ def test_what_goes_to_the_padding_of_windows_is_said():
     torch.testing.assert_close(maps[0].weights[:, :, :5].sum(-1), torch.ones(2, HEADS, 5))
 
 
-def test_more_rows_than_are_followed_are_said(monkeypatch):
+def test_row_limit_of_lineage_is_noted(monkeypatch):
     monkeypatch.setattr("attnscope.capture.lineage.layout.MOST", HEADS)
     record, *_ = observe(nn.Sequential(in_pieces(chunked_queries)), X)
     assert any("rows are not followed" in note for note in record.notes)
 
 
-def test_the_second_layer_of_a_model_of_transformers_is_not_followed(monkeypatch):
+def test_lineage_skips_later_layers_of_transformers_models(monkeypatch):
     seen = []
     see = Lineage.see
 
@@ -366,7 +366,7 @@ def in_chunks_behind_a_known_model(m, ids):
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_chunks_behind_layers_of_transformers_are_put_together(passes):
+def test_chunks_after_transformers_layers_are_joined(passes):
     known, chunked = FAMILIES["bert"].build(), Chain(layers=[in_pieces(chunked_queries) for _ in range(2)])
     model = Of(in_chunks_behind_a_known_model, known=known, narrow=nn.Linear(32, SIZE), chunked=chunked)
     ids = torch.randint(4, 99, (2, COUNT))
@@ -378,7 +378,7 @@ def test_chunks_behind_layers_of_transformers_are_put_together(passes):
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("keys", [1, 5])
 @pytest.mark.parametrize(("heads", "group"), [(1, 2), (2, 1), (2, 2), (3, 1)])
-def test_heads_of_a_bare_kernel_are_heads(heads, group, queries, keys):
+def test_heads_of_a_bare_kernel_are_not_positions(heads, group, queries, keys):
     query, key = torch.randn(2, heads * group, queries, 4), torch.randn(2, heads, keys, 4)
     unit = torch.eye(keys).expand(2, heads, keys, keys)  # the output is the weights
     _, (kept,), weights = observe(Kernel(), query, key, unit, enable_gqa=True)

@@ -131,7 +131,7 @@ def a_learned_query(m, x):
 
 
 @pytest.mark.parametrize("way", [slots, heads_that_pool, a_learned_query], ids=lambda way: way.__name__)
-def test_queries_that_were_learned_ask_tokens_and_stand_at_none(way):
+def test_learned_queries_are_cross_attention_without_positions(way):
     record = observe_way(way)
     assert [(site.site.name, site.site.kind) for site in record.sites] == [
         ("attend", "encoder"),
@@ -148,5 +148,5 @@ def tokens_of_a_mean(m, x):
 
 
 @pytest.mark.parametrize("way", [tokens_of_all_tokens, tokens_of_a_mean], ids=lambda way: way.__name__)
-def test_tokens_that_were_made_of_all_tokens_are_tokens(way):
+def test_tokens_mixed_from_all_tokens_remain_tokens(way):
     assert [(site.site.name, site.site.kind) for site in observe_way(way).sites] == [("attend", "encoder")]

@@ -58,7 +58,7 @@ def in_a_table(m, x):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_attention_from_text_to_text_is_named_beside_that_of_tokens(way):
+def test_attention_between_texts_is_named_beside_token_attention(way):
     record, maps, _ = observe(Of(in_a_table, cells=WAYS[way](), rows=WAYS[way]()), STATES)
     assert [(layer.name.partition(".")[0], layer.reason) for layer in record.without_attention] == [
         ("rows", ACROSS)
@@ -80,7 +80,7 @@ def rows_before_cells(m, x):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("run", [rows_alone, rows_before_cells])
 @pytest.mark.parametrize("labelled", [False, True])
-def test_attention_between_texts_is_named_if_the_batch_is_first(way, run, labelled):
+def test_attention_between_texts_is_named_with_batch_first(way, run, labelled):
     """Labels say so; without them positions may come first, which attention behind it makes unlikely."""
     model, axis = Of(run, rows=WAYS[way](), cells=WAYS[way]()).eval(), range(COUNT)
     axes = {"encoder": (axis, axis)} if labelled else None
@@ -110,7 +110,7 @@ def elsewhere(m, x):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tokens_in_another_order_are_shown_at_their_places(way):
+def test_reordered_tokens_are_placed_in_input_order(way):
     placed, plain = in_two_orders(elsewhere, WAYS[way])
     assert not torch.allclose(plain[0].weights[..., ORDER, :], plain[0].weights, atol=1e-3)
     for mine, theirs in zip(placed, plain, strict=True):
@@ -121,6 +121,6 @@ def to_keys_in_another_order(m, x):
     return m.first(x, encoder_hidden_states=x[:, m.order])[0]
 
 
-def test_keys_in_another_order_are_shown_at_their_places():
+def test_reordered_keys_are_placed_in_input_order():
     (placed,), (plain,) = in_two_orders(to_keys_in_another_order, partial(bert_attention, is_decoder=True))
     torch.testing.assert_close(placed.weights, plain.weights, atol=1e-6, rtol=0)

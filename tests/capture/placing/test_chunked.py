@@ -109,7 +109,7 @@ WRONG += [
 
 
 @pytest.mark.parametrize(("name", "wrong"), WRONG)
-def test_weights_put_at_other_keys_are_said_to_be_wrong(name, wrong, monkeypatch):
+def test_chunked_weights_at_wrong_keys_are_reported(name, wrong, monkeypatch):
     make, given = CASES[name]
     monkeypatch.setattr(chunked, "put", wrong(chunked.put))
     assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
@@ -122,7 +122,7 @@ def test_weights_and_values_of_different_dtypes_are_unproved():
     assert note_unproved([site]) == [f"not proved in layer 0: {site.unproved}"]
 
 
-def test_some_rows_of_some_heads_are_those_of_the_whole_map():
+def test_chunked_rows_of_some_heads_equal_full_map():
     make, given = CASES["longformer with global tokens"]
     with torch.inference_mode(), recording(model := make(), [Seeing(check_parts)]) as record:
         model(**given)
@@ -132,7 +132,7 @@ def test_some_rows_of_some_heads_are_those_of_the_whole_map():
 @pytest.mark.parametrize(
     ("make", "given"), [(reformer, texts()), (reformer, texts(4)), (pegasus_x, texts() | TARGET)]
 )
-def test_chunks_that_are_not_followed_are_holes_that_say_so(make, given):
+def test_unfollowed_chunks_are_named(make, given):
     record, *_ = observe(make(), **given)
     assert not in_windows(record)
     assert ["attends in chunks" in layer.reason for layer in record.without_attention] == [True] * 2

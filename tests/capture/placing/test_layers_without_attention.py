@@ -21,7 +21,7 @@ def asked(module, *arguments, **inputs):
     return Model("", module, None).run(ModelInput(inputs, {}, (), arguments=arguments), [])
 
 
-def test_a_hybrid_keeps_its_layer_numbers():
+def test_hybrid_model_keeps_its_layer_numbers():
     layers = {"attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_period": 2, "num_experts": 4}
     sizes = SIZES | {"num_hidden_layers": 4, "num_key_value_heads": 2, "mamba_d_state": 8, "pad_token_id": 0}
     jamba = tiny("Jamba", **sizes, **layers, use_mamba_kernels=False).build()
@@ -33,7 +33,7 @@ def test_a_hybrid_keeps_its_layer_numbers():
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "llama"])
-def test_row_sums_show_the_sink_that_no_token_owns(family):
+def test_row_sums_below_one_reveal_the_sink(family):
     sums, keep, model = RowSums(), Keep(), FAMILIES[family].build()
     if family == "gpt-oss":
         nn.init.constant_(model.layers[0].self_attn.sinks, 2.0)
@@ -125,7 +125,7 @@ LAYERS = {  # a model, the modules that attend with their layers, and the layers
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_keep_their_numbers_and_those_that_do_not_attend_are_named(name):
+def test_layers_without_attention_are_named_and_numbered(name):
     made, attending, named = LAYERS[name]
     record = asked(made(), STATES)
     assert [(site.site.name, site.site.layer) for site in record.sites] == attending
@@ -140,7 +140,7 @@ WITHOUT = [  # a model without attention, what it is given, and what is said
 
 
 @pytest.mark.parametrize(("made", "given", "reason"), WITHOUT)
-def test_a_model_without_attention_says_what_it_has(made, given, reason):
+def test_model_without_attention_error_names_its_layers(made, given, reason):
     with pytest.raises(ModelError, match=re.escape(f"its layers hold {reason}")):
         asked(made(), given)
 
@@ -171,7 +171,7 @@ def test_layers_are_numbered_by_their_paths(name):
     assert [numbers.number("encoder", path, width) for path in paths] == layers
 
 
-def test_both_towers_of_a_two_tower_model_are_named():
+def test_both_towers_of_clip_are_captured():
     text = {**SIZES, "num_hidden_layers": 1}
     vision = {**text, "image_size": 16, "patch_size": 8}
     model = tiny("CLIP", text_config=text, vision_config=vision, projection_dim=16).build()
@@ -188,7 +188,7 @@ PADDED += [("llama", "decoder", 1, length) for length in (1, 4)]
 
 
 @pytest.mark.parametrize(("family", "kind", "real", "length"), PADDED)
-def test_padding_behind_the_text_makes_no_other_kind(family, kind, real, length):
+def test_trailing_padding_does_not_change_attention_kind(family, kind, real, length):
     ids, mask = torch.randint(4, 99, (1, length)), (torch.arange(length) < real).long()[None]
     record, *_ = observe(FAMILIES[family].build(), input_ids=ids, attention_mask=mask)
     assert {site.site.kind for site in record.sites} == {kind}

@@ -54,7 +54,7 @@ def test_learned_keys_are_named_and_token_keys_stay_labelled(front, by_hand, lab
 
 
 @pytest.mark.parametrize(("bias", "zero"), [(True, True), (True, False), (False, True)])
-def test_the_keys_that_torch_adds_are_named_behind_the_text(bias, zero):
+def test_keys_added_by_torch_are_named_after_the_text(bias, zero):
     attend = nn.MultiheadAttention(16, 4, add_bias_kv=bias, add_zero_attn=zero, batch_first=True).eval()
     x = torch.randn(1, 6, 16, generator=torch.manual_seed(0))
     with torch.inference_mode(), attnscope.record(attend, LABELS) as run:
@@ -78,7 +78,7 @@ class Latents(nn.Module):
         return self.among(read, read, read)[0]
 
 
-def test_labels_go_to_each_axis_of_their_length_and_to_no_other():
+def test_labels_apply_only_to_axes_of_their_length():
     model = Latents(3).eval()
     with torch.inference_mode(), attnscope.record(model, LABELS) as run:
         model(torch.randn(1, 6, 16))

@@ -45,7 +45,7 @@ def sample_rows(self, q, k, v):
 
 
 @pytest.mark.parametrize("way", [sample_queries, sample_rows])
-def test_rows_that_few_positions_ask_are_said_to_stand_at_these(way):
+def test_sampled_query_positions_are_noted(way):
     record, maps, _ = observe(model := nn.Sequential(Stream(way)), STATES)
     check_kept(model, maps)
     assert record.notes == [SAMPLED.format(names="0")]
@@ -112,7 +112,7 @@ ALONE += [powers_of_a_graph, take_types]
 @pytest.mark.parametrize(
     ("made", "way"), [(Attention, join_scores_of_heads), *((Stream, way) for way in ALONE)]
 )
-def test_what_mixes_no_tokens_is_neither_shown_nor_named(made, way):
+def test_modules_that_mix_no_tokens_are_not_named(made, way):
     record, *_ = observe(nn.Sequential(made(way)), STATES)
     assert (record.sites, record.without_attention, record.notes) == ([], [], [])
 
@@ -127,7 +127,7 @@ def test_vmapped_model_runs_unchanged_and_names_each_layer(kind):
     assert len(record.without_attention) == len(model.layers)
 
 
-def test_gradients_of_single_texts_are_taken_as_without_a_recording():
+def test_per_sample_gradients_are_unchanged_by_recording():
     torch.manual_seed(0)
     model, x = Stream(attend).eval(), torch.randn(3, 1, COUNT, SIZE)
     weights = dict(model.named_parameters())

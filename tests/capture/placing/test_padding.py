@@ -93,7 +93,7 @@ def expected(weights, real, causal):
 
 @pytest.mark.parametrize("side", REAL)
 @pytest.mark.parametrize("name", MODELS)
-def test_padding_takes_no_part_in_figures_baselines_and_maps(name, side):
+def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
     torch.manual_seed(0)
     (make, how), real = MODELS[name], REAL[side]
     model = make(how).eval()
@@ -117,7 +117,7 @@ def test_padding_takes_no_part_in_figures_baselines_and_maps(name, side):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_mean_over_a_batch_is_over_the_texts_that_have_the_row(side):
+def test_batch_mean_excludes_padded_rows(side):
     torch.manual_seed(0)
     model, real = bert("sdpa").eval(), REAL[side]
     given, weights = passed(model, real)
@@ -148,7 +148,7 @@ class Strict(nn.Module):
 @pytest.mark.parametrize(
     "opened", [torch.ones(7, 7).tril(-1).bool(), torch.block_diag(torch.ones(3, 3), torch.ones(4, 4)).bool()]
 )
-def test_what_no_other_row_sees_is_no_padding(opened):
+def test_token_masked_for_others_is_not_padding(opened):
     model = Strict(opened)
     with torch.no_grad(), recording(model) as record:
         model(IDS)

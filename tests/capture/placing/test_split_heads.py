@@ -122,7 +122,7 @@ def ran(folder):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_both_processes_have_the_figures_of_one(ran, folder, way):
+def test_tensor_parallel_processes_have_single_process_scores(ran, folder, way):
     table, weights, notes = seen(look(folder, way))
     for one in ran:
         theirs, map_, told = one[way]
@@ -138,7 +138,7 @@ def test_both_processes_have_the_figures_of_one(ran, folder, way):
                 assert values == list(column.values())
 
 
-def test_biases_of_heads_are_joined_with_them(ran):
+def test_per_head_biases_join_across_processes(ran):
     model, x = biased()
     q, k = ((part(x).double().unflatten(-1, (4, 4)))[:, :, 3].detach() for part in (model.q, model.k))
     scores = (q @ k.mT / 2 + model.bias[3].double()).detach().numpy()
@@ -147,11 +147,11 @@ def test_biases_of_heads_are_joined_with_them(ran):
         np.testing.assert_allclose(one["biased"], expected, atol=1e-6)
 
 
-def test_a_process_that_records_alone_is_told(ran):
+def test_recording_on_one_process_alone_is_noted(ran):
     assert "not all of them record this pass" in ran[0]["alone"]
 
 
-def test_changing_heads_that_are_split_is_refused(ran):
+def test_changing_split_heads_is_refused(ran):
     for one in ran:
         assert one["cut"].startswith("tensor parallelism splits the heads over processes")
 

@@ -91,7 +91,7 @@ CELLS = [
     ("way", "place"),
     [*((way, place) for way in SHOWN for place in PLACES), *((way, "in a sequence") for way in PLACED)],
 )
-def test_weights_are_shown_exactly_wherever_they_are(way, place):
+def test_weights_are_exact_in_every_place(way, place):
     torch.manual_seed(0)
     record, maps, _ = observe(model := PLACES[place][0](way), STATES)
     check_kept(model, maps, {"part": ""} if place == "in the model's own forward" else None)
@@ -110,7 +110,7 @@ def test_mixing_without_weights_is_named_in_every_place(way, reason, place):
     assert named == {(path, reason) for path in paths}
 
 
-def test_keys_that_no_two_steps_lead_to_are_masked():
+def test_keys_unreachable_in_two_steps_are_masked():
     (kept,) = observe(Stream(two_hops), STATES)[1]
     past = torch.ones(COUNT, COUNT, dtype=torch.bool).tril()
     assert torch.equal(kept.allowed, past.expand_as(kept.allowed))

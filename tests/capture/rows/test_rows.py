@@ -61,7 +61,7 @@ def random_call(seed, masking="none", key_heads=2, keys=7):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 1000), masking=st.sampled_from(list(MASKINGS)))
-def test_any_block_of_any_heads_is_a_slice_of_the_kernels_weights(data, seed, masking):
+def test_any_block_of_heads_and_rows_equals_kernel_weights(data, seed, masking):
     keys = data.draw(st.integers(1, 9))
     query, key, options = random_call(seed, masking, keys=keys)
     capture = capture_sdpa(2, query, key, key, **options)
@@ -91,7 +91,7 @@ def test_picked_rows_equal_kernel_weights(masking, short, monkeypatch):
     torch.testing.assert_close(read.rows(0, 7, None), whole, atol=1e-6, rtol=0)
 
 
-def test_not_a_number_is_not_hidden():
+def test_nan_scores_stay_nan():
     query, key, _ = random_call(0)
     query[0, 0, 2, 0] = torch.nan
     rows = ScoredRows(AttentionCall(query, key, key, 1.0)).rows(0, 7, None)
@@ -99,14 +99,14 @@ def test_not_a_number_is_not_hidden():
     assert not rows[1].isnan().any()
 
 
-def test_a_mask_a_batch_entry_counts_the_batch():
+def test_batch_size_comes_from_a_per_text_mask():
     query, key, _ = random_call(0)
     mask = torch.rand(5, 1, 7, 7) > 0.5
     capture = capture_sdpa(1, query[:1], key[:1], key[:1], mask, enable_gqa=True)
     assert capture.batch == capture.read.rows(0, 7, None).shape[0] == 5
 
 
-def test_soft_cap_and_sinks_follow_their_formulas():
+def test_softcap_and_sinks_follow_their_formulas():
     query, key, _ = random_call(5, key_heads=4)
     sinks = torch.tensor([-1.0, 0.0, 1.0, 3.0])
     call = AttentionCall(query, key, key, 0.3, softcap=2.0, sinks=sinks, diagonal=0)
@@ -116,7 +116,7 @@ def test_soft_cap_and_sinks_follow_their_formulas():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_inputs_are_weighed_in_single_precision(dtype):
+def test_half_precision_inputs_use_float32_softmax(dtype):
     query, key, _ = random_call(2, key_heads=4)
     query, key = query.to(dtype), key.to(dtype)
     rows = capture_sdpa(2, query, key, key).read.rows(0, 7, None)
@@ -124,7 +124,7 @@ def test_half_precision_inputs_are_weighed_in_single_precision(dtype):
     torch.testing.assert_close(rows, kernel_weights(query.float(), key.float()), atol=1e-6, rtol=0)
 
 
-def test_autocast_rounds_the_inputs_as_the_kernel_rounds_them():
+def test_autocast_rounds_inputs_as_the_kernel_does():
     query, key, _ = random_call(2, key_heads=4)
     with torch.autocast("cpu", torch.bfloat16):
         capture = capture_sdpa(2, query, key, key)
@@ -136,7 +136,7 @@ def test_autocast_rounds_the_inputs_as_the_kernel_rounds_them():
     torch.testing.assert_close(rows, kernel.float(), atol=4e-3, rtol=0)
 
 
-def test_grouped_heads_folded_into_one_query_are_unfolded():
+def test_grouped_heads_in_one_query_are_unfolded():
     noise = torch.Generator().manual_seed(0)
     query = torch.randn(2, 4, 1, 8, generator=noise)
     key = torch.randn(2, 2, 5, 8, generator=noise)
@@ -152,7 +152,7 @@ SHAPES = [((6, 7, 8), 2, 3), ((6, 7, 8), 6, 1), ((7, 8), 1, 1), ((2, 3, 2, 7, 8)
 
 
 @pytest.mark.parametrize(("shape", "batch", "heads"), SHAPES)
-def test_inputs_without_a_head_axis_are_split_by_the_batch(shape, batch, heads):
+def test_inputs_without_head_axis_are_split_by_batch(shape, batch, heads):
     noise = torch.Generator().manual_seed(0)
     query, key = torch.randn(shape, generator=noise), torch.randn(shape, generator=noise)
     for mask in (torch.ones(7, 7).tril().bool(), torch.rand(*shape[:-2], 7, 7) < 0.8):
@@ -188,7 +188,7 @@ OFF = [  # a module, what it is given, and which functions return something else
 
 @pytest.mark.parametrize("by", [0.0, 0.5])
 @pytest.mark.parametrize(("made", "given", "shape", "names"), OFF)
-def test_what_gives_something_else_is_said_beside_the_picture(made, given, shape, names, by):
+def test_output_mismatch_is_warned_below_the_picture(made, given, shape, names, by):
     with Off(shape, *names, by=by):
         record, *_ = observe(made(), *given)
     (site,) = record.sites
@@ -199,7 +199,7 @@ def test_what_gives_something_else_is_said_beside_the_picture(made, given, shape
 @pytest.mark.parametrize("head", [0, -1])
 @pytest.mark.parametrize("row", ["first", "middle", "last"])
 @pytest.mark.parametrize(("made", "given", "shape", "names"), OFF)
-def test_one_row_of_one_head_that_is_something_else_is_said(made, given, shape, names, row, head):
+def test_output_mismatch_in_one_row_is_detected(made, given, shape, names, row, head):
     rows = shape[0]
     error = torch.zeros(len(given[0]), 4 if made is modules.softmaxed else 2, *shape)
     error[-1, head, {"first": 0, "middle": rows // 2, "last": rows - 1}[row], -1] = 0.5
@@ -208,7 +208,7 @@ def test_one_row_of_one_head_that_is_something_else_is_said(made, given, shape, 
     assert [site.differs for site in record.sites] == [True]
 
 
-def test_a_fused_pass_whose_rows_differ_is_left_to_the_kernel(monkeypatch):
+def test_fused_pass_with_mismatch_falls_back_to_kernel(monkeypatch):
     model, plain, given = modules.Kernel(), fused_pass.attend, [STATES] * 3
     with torch.inference_mode(), recording(model, fused=FusedPass(shortest=1)) as record:
         model(*given)
@@ -229,7 +229,7 @@ def test_product_of_different_dtype_is_unproved():
 
 
 @pytest.mark.parametrize("wrong", [-1, 0, 1, 3])
-def test_a_layer_of_single_heads_is_as_wrong_as_the_worst_of_them(wrong):
+def test_listed_heads_report_their_largest_mismatch(wrong):
     torch.manual_seed(0)
     module, masks = nn.Sequential(modules.ListedHeads()), []
     observers = [Seeing(check_parts), Seeing(lambda seen: masks.append(seen.allowed(1, 5)))]

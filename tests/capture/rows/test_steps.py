@@ -46,7 +46,7 @@ def agree(joined, whole):
     [(family, False) for family in ("gpt2", "llama", "mistral", "gemma2", "gpt-oss")]
     + [(family, True) for family in ("llama", "gemma2")],
 )
-def test_steps_make_the_map_of_the_whole_text(family, static):
+def test_generation_steps_join_into_full_map(family, static):
     model, ids = FAMILIES[family].build(), torch.randint(4, 99, (2, 11))
     cache = hf.StaticCache(config=model.config, max_cache_len=16) if static else None
     steps, record = grown(model, ids, cache)
@@ -55,7 +55,7 @@ def test_steps_make_the_map_of_the_whole_text(family, static):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_keys_are_held_once_however_many_steps_there_are(family):
+def test_step_keys_are_stored_once(family):
     model, held = FAMILIES[family].build(), []
     for count in (10, 30):
         sites = grown(model, torch.randint(4, 99, (1, count)))[0]._sites.values()
@@ -64,11 +64,11 @@ def test_keys_are_held_once_however_many_steps_there_are(family):
     assert [long - short for short, long in zip(*held, strict=True)] == [20] * len(held[0])
 
 
-def test_any_rows_can_be_read_alone():
+def test_any_rows_of_joined_steps_can_be_read():
     check_parts(grown(FAMILIES["mistral"].build(), torch.randint(4, 99, (1, 9)))[0].joined()[1])
 
 
-def test_steps_behind_the_end_of_a_text_are_forgotten():
+def test_steps_after_the_end_of_text_are_dropped():
     model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 11))
     steps = grown(model, ids)[0]
     steps.drop_behind(8)
@@ -76,7 +76,7 @@ def test_steps_behind_the_end_of_a_text_are_forgotten():
     assert all(len(each.read.shifts) == len(each.read.calls) for each in steps.joined())
 
 
-def test_a_replay_measures_what_one_pass_measures():
+def test_replayed_steps_measure_like_one_pass():
     model = FAMILIES["gemma2"].build()
     ids = torch.randint(4, 20, (1, 11))
     tokens = tuple(Token(str(id_), int(id_)) for id_ in ids[0])
@@ -98,7 +98,7 @@ def test_a_replay_measures_what_one_pass_measures():
             assert other.figures[name].rows == figure.rows
 
 
-def test_cross_attention_grows_by_rows_and_the_encoder_stays():
+def test_generation_adds_cross_attention_rows():
     config = hf.BartConfig(**BART, forced_eos_token_id=None, eos_token_id=None)
     model = hf.BartForConditionalGeneration._from_config(config).eval()
     ids = torch.randint(4, 99, (1, 7))
@@ -108,7 +108,7 @@ def test_cross_attention_grows_by_rows_and_the_encoder_stays():
     agree(steps.joined(), observe(model, input_ids=ids, decoder_input_ids=out[:, :-1])[1])
 
 
-def test_steps_of_weights_are_held_as_they_were_and_go_under_each_other():
+def test_step_weights_are_copied_and_stacked():
     steps = Steps()
     for weights, offset in ((torch.full((1, 2, 2, 2), 0.5), 0), (torch.full((1, 2, 1, 2), 0.25), 1)):
         rows, keys = weights.shape[2:]
@@ -122,7 +122,7 @@ def test_steps_of_weights_are_held_as_they_were_and_go_under_each_other():
 
 
 @pytest.mark.parametrize("errors", [(0.5, 1e-7), (1e-7, 0.5), (None, 0.5, 1e-7), (0.0, 1e-7), (None, None)])
-def test_steps_are_as_far_from_their_kernel_as_the_worst_of_them(errors):
+def test_joined_steps_report_their_largest_difference(errors):
     steps, site = Steps(), Site("layer", 0, "decoder", 0)
     for step, error in enumerate(errors):
         shape = 1, 1, 1, range(1), range(step + 1), step, torch.float32
@@ -142,7 +142,7 @@ def test_steps_of_different_batches_are_refused():
         steps.joined()
 
 
-def test_a_call_that_does_not_go_on_keeps_keys_of_its_own():
+def test_uncached_calls_keep_separate_keys():
     model, steps, texts = FAMILIES["llama"].build(), Steps(), torch.randint(4, 99, (2, 1, 6))
     with torch.inference_mode(), recording(model, [steps]):
         for ids in texts:
@@ -188,7 +188,7 @@ def fill_a_static_cache(model, ids):
 
 @pytest.mark.parametrize("way", [score_candidates, read_two_texts, go_on_in_chunks, fill_a_static_cache])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_passes_are_joined_where_the_keys_of_one_go_on_in_the_next(family, way):
+def test_passes_with_continued_keys_are_joined(family, way):
     model, eager = FAMILIES[family].build(), FAMILIES[family].build("eager")
     with torch.inference_mode(), attnscope.record(model) as run:
         shapes, text = way(model, torch.randint(4, 98, (1, 9)))
@@ -210,7 +210,7 @@ def recorded(model, run):
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2"])
-def test_steps_behind_an_unseen_prefill_stand_at_their_positions(family):
+def test_steps_after_unrecorded_prefill_keep_positions(family):
     model, ids = FAMILIES[family].build(), torch.randint(4, 99, (1, 14))
     cache = hf.DynamicCache(config=model.config)
     with torch.inference_mode():
@@ -230,7 +230,7 @@ def test_steps_behind_an_unseen_prefill_stand_at_their_positions(family):
     assert any("rows begin at position 10" in note for note in run.notes)
 
 
-def test_one_step_has_the_labels_of_its_keys():
+def test_single_step_has_labels_of_all_keys():
     model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 6))
     cache, labels = hf.DynamicCache(config=model.config), tuple("abcdef")
     with torch.inference_mode():
@@ -242,7 +242,7 @@ def test_one_step_has_the_labels_of_its_keys():
     assert any("rows begin at position 5" in note for note in run.notes)
 
 
-def test_a_step_of_more_texts_is_a_pass_of_its_own():
+def test_step_with_larger_batch_is_a_separate_pass():
     model, ids = FAMILIES["llama"].build(), torch.randint(4, 99, (1, 6))
     cache = hf.DynamicCache(config=model.config)
 
@@ -264,7 +264,7 @@ def fork(model, ids, step):
     return texts
 
 
-def test_rows_of_beams_are_those_of_the_texts_that_are_left():
+def test_beam_rows_are_those_of_surviving_texts():
     model, ids = FAMILIES["gemma2"].build(), torch.randint(4, 99, (1, 5))
     cache, left = hf.DynamicCache(config=model.config), []
 
@@ -279,7 +279,7 @@ def test_rows_of_beams_are_those_of_the_texts_that_are_left():
     assert "beams" in note
 
 
-def test_cross_attention_of_beams_follows_their_texts():
+def test_beam_cross_attention_follows_its_texts():
     model, ids, left = FAMILIES["bart"].build(), torch.randint(4, 99, (1, 5)), []
     cache = hf.EncoderDecoderCache(hf.DynamicCache(), hf.DynamicCache())
     with torch.inference_mode():
@@ -296,7 +296,7 @@ def test_cross_attention_of_beams_follows_their_texts():
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_rows_of_rejected_drafts_are_left_out(attention):
+def test_rejected_draft_rows_are_dropped(attention):
     model, ids = FAMILIES["gpt2"].build(attention), torch.randint(4, 99, (1, 12))
     cache, wrong = hf.DynamicCache(config=model.config), torch.tensor([[1, 2]])
 
@@ -312,7 +312,7 @@ def test_rows_of_rejected_drafts_are_left_out(attention):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_generation_with_drafts_is_one_pass(family):
+def test_speculative_generation_is_one_pass(family):
     torch.manual_seed(0)
     made = {"llama": hf.LlamaForCausalLM, "mistral": hf.MistralForCausalLM}[family]
     model, ids, texts = (
@@ -351,7 +351,7 @@ def remember(m, x, start):
         (lambda start, count: torch.tensor([start if start < 4 else 1 + start % 3]), [1] * 9),  # keeps a sink
     ],
 )
-def test_keys_that_overwrite_others_stand_at_their_positions(slots, widths):
+def test_overwritten_cache_keys_keep_positions(slots, widths):
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
     keys, values, positions = *torch.zeros(2, 1, 1, 6, 8), torch.full((6,), -1)
@@ -378,7 +378,7 @@ def evict(m, x):
     return F.scaled_dot_product_attention(m.q(x)[:, None], k[:, None], v[:, None])
 
 
-def test_keys_beside_evicted_ones_stand_at_their_positions():
+def test_keys_after_eviction_keep_positions():
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
     held = dict.fromkeys(("keys", "values"), torch.zeros(1, 0, 8))
@@ -395,7 +395,7 @@ def test_keys_beside_evicted_ones_stand_at_their_positions():
     np.testing.assert_allclose(run.head("L0H0").weights, expected, atol=1e-6)
 
 
-def test_keys_that_a_cache_rewrites_are_named():
+def test_keys_rewritten_by_a_cache_are_named():
     """Positions are turned in the cache, so nothing shows which key is whose."""
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
@@ -471,7 +471,7 @@ def fade(memory, state):
 
 
 @pytest.mark.parametrize(("apart", "change"), [(True, grow), (False, grow), (True, fade), (False, fade)])
-def test_steps_with_other_keys_have_addresses_of_their_own(apart, change):
+def test_recurrent_steps_with_other_keys_have_own_addresses(apart, change):
     torch.manual_seed(0)
     maps = observe(model := Recurrent(apart=apart, change=change), torch.randn(2, 9, 8))[1]
     assert len({(each.site.kind, each.site.layer) for each in maps}) == 5

@@ -34,7 +34,7 @@ def of_folder(folder) -> str:
     return sha256("".join(f"{of_file(path)}  {path.name}\n" for path in files).encode()).hexdigest()
 
 
-def test_an_answer_says_its_version_model_text_and_tokens(run):
+def test_json_input_has_version_model_text_and_tokens(run):
     answer = run.json("stats", TEXT)
     assert [*answer][:3] == ["schema", "attnscope", "input"]
     assert answer["attnscope"] == attnscope.__version__
@@ -52,7 +52,7 @@ def test_an_answer_says_its_version_model_text_and_tokens(run):
 
 
 @pytest.mark.parametrize("length", [1000, 1001])
-def test_a_long_text_is_told_by_its_hash(run, length):
+def test_long_text_is_identified_by_hash(run, length):
     text = ("naïve cats sat on mats " * 99)[: length - 1] + "."
     found = run.json("show", "--head", "L0H0", text)["input"]
     assert len(text) == length
@@ -62,7 +62,7 @@ def test_a_long_text_is_told_by_its_hash(run, length):
     assert "tokens" not in found
 
 
-def test_both_texts_of_a_pair_are_told(run, tmp_path, monkeypatch):
+def test_json_input_has_both_texts_of_a_pair(run, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path))
     for second in ("It slept.", "It slept. " * 120):
         found = run.json("stats", TEXT, "--second-text", second)["input"]
@@ -75,7 +75,7 @@ def test_both_texts_of_a_pair_are_told(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words", ["stats", "check any.self>0", "ablate", "track {own} --measure self", "compare"]
 )
-def test_a_corpus_is_told_by_its_checksum_and_size(run, tmp_path, words, folder):
+def test_json_input_has_corpus_checksum_and_size(run, tmp_path, words, folder):
     texts = [TEXT, "It slept.", "A dog saw it."]
     corpus = tmp_path / ("corpus" if folder else "corpus.txt")
     if folder:
@@ -107,7 +107,7 @@ OTHERS = {  # the files that are told, and the other input
 
 
 @pytest.mark.parametrize("asked", OTHERS)
-def test_files_and_what_is_compared_are_told(run, place, monkeypatch, asked):
+def test_json_input_has_files_and_the_other_side(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)
     if "kept.trace" in asked:
         run("show", TEXT, "--save-trace", "kept.trace")
@@ -124,7 +124,7 @@ def test_files_and_what_is_compared_are_told(run, place, monkeypatch, asked):
         assert found["text"] == "{A} saw a"
 
 
-def test_a_model_of_the_hub_has_its_commit(run, tmp_path, monkeypatch):
+def test_hub_model_has_its_commit_as_revision(run, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     hub, commit = tmp_path / "models--someone--gpt", "0123456789" * 4
@@ -136,7 +136,7 @@ def test_a_model_of_the_hub_has_its_commit(run, tmp_path, monkeypatch):
         assert (found["revision"], found["checksum"]) == (commit, None)
 
 
-def test_code_of_the_users_own_has_no_checksum(run, tmp_path):
+def test_user_code_has_no_checksum(run, tmp_path):
     (tmp_path / "model.py").write_text("from attnscope.models import load\n\nmodel = load('own').module\n")
     found = run.json("stats", TEXT, "-m", f"{tmp_path}/model.py:model")["input"]
     assert (found["revision"], found["checksum"]) == (None, None)
@@ -152,7 +152,7 @@ CLAIMS = {  # operator and threshold, and whether a head decides
 }
 
 
-def test_a_claim_has_its_figure_head_operator_and_threshold(run, tmp_path):
+def test_claim_json_has_score_head_operator_and_threshold(run, tmp_path):
     (tmp_path / "two.txt").write_text(f"{TEXT}\nA dog saw it.\n")
     heads = run.json("stats", "--texts", tmp_path / "two.txt")["heads"]
     figures = {f"encoder L{each['layer']}H{each['head']}": each["figures"] for each in heads}
@@ -169,7 +169,7 @@ def test_a_claim_has_its_figure_head_operator_and_threshold(run, tmp_path):
         assert (each["head"], each["value"], each["error"]) == (head, figure["value"], figure["error"]), claim
 
 
-def test_a_snapshot_tells_versions_texts_roles_and_changes(run, tmp_path):
+def test_snapshot_has_versions_texts_roles_and_changes(run, tmp_path):
     corpus, kept = tmp_path / "corpus.txt", tmp_path / "kept.json"
     corpus.write_text(f"{TEXT}\n")
     run("check", "--texts", corpus, "--save-snapshot", kept)

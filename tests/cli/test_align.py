@@ -15,7 +15,7 @@ def asked(whisper, tone):
     return "align", tone, TEXT, "-m", whisper
 
 
-def test_each_word_has_a_line_with_its_times(run, asked):
+def test_align_prints_a_line_with_times_per_word(run, asked):
     ran = run(*asked)
     assert (ran.code, ran.err) == (0, "")
     assert "6 words in 1.30 seconds" in ran.out
@@ -28,7 +28,7 @@ def test_each_word_has_a_line_with_its_times(run, asked):
     assert [text for *_, text in lines] == TEXT.split()
 
 
-def test_the_map_and_its_path_are_saved_as_a_picture(run, asked, tmp_path):
+def test_align_saves_map_with_path(run, asked, tmp_path):
     ran = run(*asked, "-o", tmp_path / "map.svg")
     assert (ran.code, ran.out) == (0, "")
     assert ran.err.endswith(f"saved {tmp_path / 'map.svg'}\n")
@@ -42,13 +42,13 @@ def spoken(words, seconds):
 
 
 @pytest.mark.parametrize("format", WRITERS)
-def test_other_formats_hold_the_words_of_the_answer(run, asked, format):
+def test_align_formats_hold_the_words_of_the_json(run, asked, format):
     answer = run.json(*asked)
     words = [(word["text"], word["begin"], word["end"]) for word in answer["words"]]
     assert run(*asked, "--format", format).out == WRITERS[format](spoken(words, answer["seconds"]))
 
 
-def test_subtitles_are_numbered_and_count_hours_and_letters_of_any_script():
+def test_srt_numbers_subtitles_and_counts_hours():
     out = write_srt(spoken([("\"it's", 0.0, 0.5), ("猫", 61.25, 3661.5)], 3662.0))
     assert out.split("\n\n") == [
         "1\n00:00:00,000 --> 00:00:00,500\n\"it's",
@@ -63,7 +63,7 @@ def test_subtitles_are_numbered_and_count_hours_and_letters_of_any_script():
         ([("late", 1234.567, 1300.02)], 1300.0, "0 1234.567 1300.02"),  # in the last frame
     ],
 )
-def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(words, seconds, edges):
+def test_textgrid_covers_whole_sound_and_every_word(words, seconds, edges):
     out, edges = write_textgrid(spoken(words, seconds)), edges.split()
     assert out.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n')
     begins, ends = (re.findall(rf"^ {{12}}{name} = (\S+)", out, re.M) for name in ("xmin", "xmax"))
@@ -74,7 +74,7 @@ def test_a_textgrid_fills_the_whole_sound_and_leaves_no_word_out(words, seconds,
 
 
 @pytest.mark.slow
-def test_a_long_sound_is_heard_window_after_window_and_its_times_go_on(run, whisper, tmp_path):
+def test_long_sound_is_aligned_in_consecutive_windows(run, whisper, tmp_path):
     long = speech.sound(tmp_path / "long.wav", 7.0)
     asked = ("align", long, "-m", whisper, "--generate", "9")
     assert "in 7.00 seconds" in run(*asked).out

@@ -145,7 +145,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize(("typed", "sentences"), ANSWERED.items(), ids=ANSWERED)
-def test_it_answers_in_these_words(run, place, monkeypatch, typed, sentences):
+def test_command_prints_the_expected_words(run, place, monkeypatch, typed, sentences):
     monkeypatch.chdir(place)
     ran = run(*(WORDS.get(word, word) for word in shlex.split(typed)))
     said = " ".join((ran.out + ran.err).split())

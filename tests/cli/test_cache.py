@@ -43,7 +43,7 @@ def came_from_there(ran) -> bool:
     return "cached " in " ".join(ran.out.split())
 
 
-def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
+def test_second_command_reads_the_cached_pass(run, looks, folder):
     assert not came_from_there(run("show", TEXT, "-m", folder))
     assert came_from_there(run("stats", TEXT, "-m", folder))
     assert not came_from_there(run("show", TEXT, "-m", folder, "--no-cache"))
@@ -52,7 +52,7 @@ def test_the_second_look_is_at_the_pass_of_the_first(run, looks, folder):
 
 
 @pytest.mark.parametrize("weighting", ["raw", "norm", "gradient"])
-def test_two_texts_of_one_model_load_it_once(run, looks, monkeypatch, weighting):
+def test_two_texts_load_one_model_once(run, looks, monkeypatch, weighting):
     load = Mock(wraps=cli_source.load_model)
     monkeypatch.setattr(cli_source, "load_model", load)
     words = ("compare", TEXT, "--with-text", "The dog sat on the mat.", "--weighting", weighting)
@@ -63,7 +63,7 @@ def test_two_texts_of_one_model_load_it_once(run, looks, monkeypatch, weighting)
 
 
 @pytest.mark.parametrize("look", [("--head", "L0H1"), ()])
-def test_a_second_look_has_the_title_of_the_first_with_what_was_found(run, looks, look):
+def test_cached_command_has_the_same_title(run, looks, look):
     words = ("show", TEXT, *look, "--weighting", "norm-residual")
     first, second = run(*words), run(*words)
     assert came_from_there(second)
@@ -122,7 +122,7 @@ def fill(request):
 
 
 @pytest.mark.parametrize("asked", [f"{one} {more}" for more, of in LOOKS.items() for one in of.split("|")])
-def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, fill, asked):
+def test_every_command_caches_its_pass(run, monkeypatch, looks, fill, asked):
     given = [*fill(asked), "--json"]
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     live = answer(run(*given))
@@ -132,7 +132,7 @@ def test_every_command_keeps_what_it_has_read(run, monkeypatch, looks, fill, ask
     assert answer(run(*given)) == first == live
 
 
-def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long):
+def test_fused_pass_does_not_answer_for_kernel_rows(run, looks, long):
     run("stats", "-f", long, "--truncate")
     assert came_from_there(run("stats", "-f", long, "--truncate", "--top", "2"))
     assert not came_from_there(run("show", "--token", "7", "-f", long, "--truncate"))
@@ -141,7 +141,7 @@ def test_what_the_fused_pass_measured_answers_for_no_kernel(run, looks, long):
     assert len(list(looks.iterdir())) == 2
 
 
-def test_what_is_saved_of_a_cached_pass_does_not_say_when_it_ran(run, monkeypatch, looks, folder, tmp_path):
+def test_files_from_cached_pass_have_no_cache_note(run, monkeypatch, looks, folder, tmp_path):
     given, out = (TEXT, "-m", folder), tmp_path / "out"
     for _ in range(2):
         assert run("export", *given, "-o", out, "--format", "svg", "--head", "0", "--force").code == 0
@@ -153,7 +153,7 @@ def test_what_is_saved_of_a_cached_pass_does_not_say_when_it_ran(run, monkeypatc
 
 
 @pytest.mark.parametrize("limit", ["storage.cache.LARGEST", "models.trace_recording.LARGEST"])
-def test_a_large_pass_is_not_kept(run, monkeypatch, looks, long, limit):
+def test_large_pass_is_not_cached(run, monkeypatch, looks, long, limit):
     monkeypatch.setattr(f"attnscope.{limit}", 1 << 20)
     assert not came_from_there(run("show", "-f", long, "--truncate"))
     assert not looks.exists()
@@ -217,7 +217,7 @@ def source(monkeypatch, looks, folder):
     return SourceInput(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
 
 
-def test_another_file_of_the_model_has_another_key(source, folder):
+def test_cache_key_depends_on_every_model_file(source, folder):
     before = source.key
     for name, change in FILES.items():
         change(folder)
@@ -225,7 +225,7 @@ def test_another_file_of_the_model_has_another_key(source, folder):
         before = source.key
 
 
-def test_the_same_has_the_same_key_and_whatever_else_is_asked_another_one(source):
+def test_cache_key_depends_on_every_input_option(source):
     told = {"text": None, "file": Path("a.txt"), "no_cache": True}
     assert other(source, asked=told).key == source.key is not None
     same = [changes for changes in OTHERWISE if other(source, **changes).key == source.key]
@@ -233,7 +233,7 @@ def test_the_same_has_the_same_key_and_whatever_else_is_asked_another_one(source
 
 
 @pytest.mark.parametrize("name", ["attnscope", "torch", "transformers", "tokenizers"])
-def test_another_version_has_another_key(monkeypatch, source, name):
+def test_cache_key_depends_on_package_versions(monkeypatch, source, name):
     monkeypatch.setattr(identity, "version", lambda name: "1")
     before = source.key
     if name == "attnscope":
@@ -253,7 +253,7 @@ def test_cache_key_depends_on_chat_date_and_visible_devices(monkeypatch, source)
 
 
 @pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
-def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field):
+def test_cache_key_depends_on_input_file_content(source, tmp_path, field):
     file, first = picture(tmp_path / "a.png"), picture(tmp_path / "first.png")
     asked = {"image": [file], "second image": [first, file]}.get(field, file)
     told = other(source, asked={field.removeprefix("second "): asked})
@@ -262,7 +262,7 @@ def test_another_content_of_what_is_read_has_another_key(source, tmp_path, field
     assert told.key not in (before, None)
 
 
-def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
+def test_cache_key_depends_on_image_names_and_order(source, tmp_path):
     one, two = picture(tmp_path / "a.png"), tmp_path / "b.png"
     shutil.copy(one, two)
     asked = [[one], [two], [one, one], [one, two], [two, one]]
@@ -270,7 +270,7 @@ def test_other_images_of_the_same_bytes_have_another_key(source, tmp_path):
     assert len({*keys, source.key, None}) == 7
 
 
-def test_another_weighting_has_another_key(source):
+def test_cache_key_depends_on_weighting(source):
     weighted = WeightedModelOptions(model=source.model.model)
     models = [
         replace(weighted, weighting=weighting) for weighting in ("raw", "norm", "norm-residual", "zeroing")
@@ -288,13 +288,13 @@ def test_cache_key_depends_on_model_path_and_link_target(source, folder, tmp_pat
     assert len(keys) == 5
 
 
-def test_what_nobody_can_tell_apart_has_no_key(source):
+def test_unidentifiable_model_has_no_cache_key(source):
     named = (ModelOptions(model=name) for name in ("mine.py:make", "a.b:make", "nobody/this", "/no/folder"))
     models = [*named, ModelOptions(trust_remote_code=True), WeightedModelOptions(weighting="gradient")]
     assert [model for model in models if replace(source, model=model).key is not None] == []
 
 
-def test_a_folder_that_is_not_all_there_has_no_key(monkeypatch, source, folder):
+def test_incomplete_model_folder_has_no_cache_key(monkeypatch, source, folder):
     with monkeypatch.context() as patched:  # large weights were written a moment ago
         patched.setattr(identity, "SETTLED", 1000)
         assert source.key is None
@@ -303,14 +303,14 @@ def test_a_folder_that_is_not_all_there_has_no_key(monkeypatch, source, folder):
     assert source.key is None
 
 
-def test_a_folder_of_more_files_than_any_model_has_no_key(monkeypatch, source, folder):
+def test_folder_with_too_many_files_has_no_cache_key(monkeypatch, source, folder):
     monkeypatch.setattr(identity, "MOST_MODEL_FILES", sum(path.is_file() for path in folder.rglob("*")))
     assert source.key is not None
     (folder / "added.json").write_text("{}")
     assert source.key is None
 
 
-def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
+def test_cache_off_stores_nothing(run, monkeypatch, looks, folder):
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     run("show", TEXT, "-m", folder)
     assert not came_from_there(run("show", TEXT, "-m", folder))
@@ -318,7 +318,7 @@ def test_nothing_is_kept_where_that_is_said(run, monkeypatch, looks, folder):
     assert "nothing is cached" in run("cache").out
 
 
-def test_what_needs_the_model_runs_it(run, looks, folder):
+def test_ablate_runs_the_model_despite_a_cached_pass(run, looks, folder):
     run("show", TEXT, "-m", "own-causal")
     assert not came_from_there(run("ablate", TEXT, "-m", "own-causal", "--head", "L0H1"))
 
@@ -337,7 +337,7 @@ DAMAGES = {  # tests/storage cuts files anywhere, and flips any bit
 }
 
 
-def test_a_damaged_entry_is_replaced(run, looks, entry):
+def test_damaged_cache_entry_is_replaced(run, looks, entry):
     for name, damage in DAMAGES.items():
         (kept,) = looks.iterdir()
         kept.write_bytes(damage(kept.read_bytes()))
@@ -346,7 +346,7 @@ def test_a_damaged_entry_is_replaced(run, looks, entry):
     assert len(list(looks.iterdir())) == 1
 
 
-def test_an_entry_that_is_no_trace_or_of_another_key_is_removed(looks, entry):
+def test_cache_entry_with_wrong_key_or_content_is_removed(looks, entry):
     assert cache.find_pass(entry.stem.partition("-")[0]) is not None
     for key, content in (("0" * 40, entry.read_bytes()), ("1" * 40, b"no trace")):
         forged = looks / f"{key}-{cache._digest(content)}.trace"
@@ -358,7 +358,7 @@ def test_an_entry_that_is_no_trace_or_of_another_key_is_removed(looks, entry):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "open to others"])
-def test_what_is_no_file_of_ones_own_is_not_believed(run, looks, entry, tmp_path, kind):
+def test_cache_entry_not_private_to_the_user_is_ignored(run, looks, entry, tmp_path, kind):
     moved = tmp_path / "moved.trace"
     if kind == "open to others":
         entry.chmod(0o644)
@@ -374,7 +374,7 @@ def test_what_is_no_file_of_ones_own_is_not_believed(run, looks, entry, tmp_path
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_a_folder_and_its_entries_are_the_users_alone_or_are_not_used(run, looks, entry):
+def test_cache_folder_not_private_to_the_user_is_ignored(run, looks, entry):
     assert looks.stat().st_mode & 0o777 == 0o700
     assert entry.stat().st_mode & 0o777 == 0o600
     looks.chmod(0o777)
@@ -383,7 +383,7 @@ def test_a_folder_and_its_entries_are_the_users_alone_or_are_not_used(run, looks
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere/at/all"])
-def test_a_place_that_cannot_be_written_means_no_cache(run, monkeypatch, tmp_path, folder, place):
+def test_unwritable_cache_folder_disables_cache(run, monkeypatch, tmp_path, folder, place):
     file = tmp_path / "a file"
     file.write_text("")
     monkeypatch.setenv("ATTNSCOPE_CACHE", place.replace("a file", str(file)))
@@ -393,14 +393,14 @@ def test_a_place_that_cannot_be_written_means_no_cache(run, monkeypatch, tmp_pat
     assert run("cache", "--clear").code == 0
 
 
-def test_a_full_disk_means_no_cache(run, monkeypatch, looks, folder):
+def test_full_disk_disables_cache_silently(run, monkeypatch, looks, folder):
     monkeypatch.setattr(cache, "write_whole", Mock(side_effect=OSError(28, "No space left on device")))
     ran = run("show", TEXT, "-m", folder)
     assert (ran.code, ran.err) == (0, "")
 
 
 @pytest.mark.parametrize("limit", ["FULL", "MOST"])
-def test_the_oldest_go_first(monkeypatch, run, looks, entry, limit):
+def test_oldest_cache_entries_are_removed_first(monkeypatch, run, looks, entry, limit):
     trace = cache.find_pass(entry.stem.partition("-")[0])
     monkeypatch.setattr(cache, limit, 3 if limit == "MOST" else int(3.5 * entry.stat().st_size))
     os.utime(entry, (1, 1))
@@ -413,7 +413,7 @@ def test_the_oldest_go_first(monkeypatch, run, looks, entry, limit):
 
 @pytest.mark.nightly
 @pytest.mark.subprocess
-def test_two_processes_at_once_do_no_harm(run, looks, folder):
+def test_two_processes_share_the_cache_safely(run, looks, folder):
     given = [sys.executable, "-m", "attnscope", "show", TEXT, "-m", str(folder), "--head", "L0H0"]
     with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as other:
         while other.poll() is None:  # this process looks, and forgets, as long as the other one works
@@ -425,7 +425,7 @@ def test_two_processes_at_once_do_no_harm(run, looks, folder):
     assert came_from_there(run("show", TEXT, "-m", folder))
 
 
-def test_the_passes_are_listed_and_removed_and_no_text_steers_the_terminal(run, looks, folder):
+def test_cache_lists_and_clears_passes_without_control_codes(run, looks, folder):
     run("show", TEXT, "-m", folder)
     run("show", "[bold]\x1b[2J\x1b]0;owned\x07")
     listed = run("cache").out
@@ -439,7 +439,7 @@ def test_the_passes_are_listed_and_removed_and_no_text_steers_the_terminal(run, 
     assert not came_from_there(run("show", TEXT, "-m", folder))
 
 
-def test_other_files_in_the_folder_are_never_removed(monkeypatch, run, looks, folder):
+def test_foreign_files_in_cache_folder_are_never_removed(monkeypatch, run, looks, folder):
     run("show", TEXT, "-m", folder)
     (looks / "letters.txt").write_text("mine")
     (looks / "mine.trace").write_text("mine")
@@ -449,7 +449,7 @@ def test_other_files_in_the_folder_are_never_removed(monkeypatch, run, looks, fo
     assert sorted(path.name for path in looks.iterdir()) == ["letters.txt", "mine.trace"]
 
 
-def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, source, folder, tmp_path):
+def test_cache_key_of_hub_model_follows_its_snapshot(monkeypatch, source, folder, tmp_path):
     hub, keys = tmp_path / "models--someone--gpt", {None}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (hub / "refs").mkdir(parents=True)
@@ -463,7 +463,7 @@ def test_a_model_of_the_hub_is_the_snapshot_that_its_name_means(monkeypatch, sou
 
 
 @pytest.mark.parametrize("asked", [SAID, HEARD], ids=["said", "heard"])
-def test_the_page_of_a_sound_is_the_same_from_its_trace(run, tmp_path, fill, asked):
+def test_sound_page_is_the_same_from_a_trace(run, tmp_path, fill, asked):
     kept, pages = tmp_path / "a.trace", (tmp_path / "live.html", tmp_path / "there.html")
     run(*fill(asked), "--save-trace", kept)
     for source, page in zip(([*fill(asked), "--no-cache"], ["show", "--from", kept]), pages, strict=True):

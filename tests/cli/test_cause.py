@@ -73,7 +73,7 @@ STATE = ["kind", "layer", "position", "token", *EFFECT[3:]]
         (["patch", TEXT, *OTHER, "--fast", "--exact"], 12, [*EFFECT, "estimate"], "correlation"),
     ],
 )
-def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, columns, words):
+def test_effects_are_printed_saved_and_in_csv(ask, tmp_path, asked, count, columns, words):
     out, answer, rows = ask(*asked, saved=["map.png"])
     assert words in out
     assert ("recovered" in out) == (asked[0] == "patch")
@@ -92,7 +92,7 @@ def test_effects_are_printed_saved_and_written(ask, tmp_path, asked, count, colu
         (["patch", "--pairs", "pairs.tsv"], 12, "2 pairs of texts"),
     ],
 )
-def test_pairs_and_prompts_are_averaged_with_standard_errors(ask, tmp_path, monkeypatch, asked, count, named):
+def test_pairs_and_prompts_average_with_standard_errors(ask, tmp_path, monkeypatch, asked, count, named):
     monkeypatch.chdir(tmp_path)
     Path("words.tsv").write_text("A\tB\ncat\tdog\nman\tcat\n")
     Path("pairs.tsv").write_text(
@@ -105,7 +105,7 @@ def test_pairs_and_prompts_are_averaged_with_standard_errors(ask, tmp_path, monk
     assert named in " ".join(out.split())
 
 
-def test_what_changes_without_a_head_is_printed(run):
+def test_ablate_prints_changed_predictions(run):
     out, model = run("ablate", TIRED, "--head", "L2H1").out, load("own")
     seen = ablate(model, model.prepare(TIRED), "L2H1")
     assert f"mean KL divergence of the predictions: {seen.divergence:.3g} nats" in out
@@ -118,7 +118,7 @@ def test_what_changes_without_a_head_is_printed(run):
 
 
 @pytest.mark.parametrize(("name", "option"), [("importance", ["--importance"]), ("ablation", [])])
-def test_the_heads_that_cost_most_come_first(ask, name, option):
+def test_ablate_lists_costliest_heads_first(ask, name, option):
     model = load("own")
     seen = measure_heads(model, model.prepare(TIRED), Selection(), **{name: True})
     found = {head.address: getattr(head, name).value for head in seen.heads}
@@ -131,7 +131,7 @@ def test_the_heads_that_cost_most_come_first(ask, name, option):
     assert float(rows[0][name]) == pytest.approx(found[worst[0]])
 
 
-def test_the_loss_without_each_head_stands_beside_its_error(ask, run, tmp_path):
+def test_ablate_over_texts_prints_loss_with_standard_error(ask, run, tmp_path):
     (tmp_path / "texts.txt").write_text("The cat sat on the mat.\nA dog ran off with the bone.\n")
     asked = ("ablate", "--texts", tmp_path / "texts.txt")
     out, _, rows = ask(*asked)
@@ -162,7 +162,7 @@ def test_circuit_of_bundled_model_is_printed_drawn_and_saved(ask, tmp_path):
     assert "<script" not in page
 
 
-def test_a_page_holds_a_text_that_looks_like_markup_as_text():
+def test_graph_page_escapes_markup():
     nodes = GraphNode("<i>a</i>", 0, effect=1.0), GraphNode("b", 1)
     edges = (GraphEdge("<i>a</i>", "b", 1.0),)
     page = graph_page(LayerGraph(nodes, edges, title="<b>title</b>", notes=("<u>",)))
@@ -197,7 +197,7 @@ def writer(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("gpt2"), "gpt2")
 
 
-def test_groups_and_parts_each_sum_to_the_score(run, writer):
+def test_logits_groups_and_parts_sum_to_the_score(run, writer):
     out = run("logits", KING, "-m", writer, "--target", "mat", "--against", "cat").out
     groups, parts, *_ = (block.splitlines() for block in out.split("\n\n")[1:])
     values = {line[: line.rindex("  ", 0, 20)].strip(): float(line.split()[-2]) for line in groups}
@@ -211,7 +211,7 @@ def test_groups_and_parts_each_sum_to_the_score(run, writer):
     assert all(each in words for each in ("the prediction: 'mat'", "over 'cat'", "the scale of every norm"))
 
 
-def test_parts_and_words_of_a_head_are_written_printed_and_drawn(run, writer, tmp_path, monkeypatch):
+def test_logits_prints_and_draws_words_of_a_head(run, writer, tmp_path, monkeypatch):
     asked = ("logits", KING, "-m", writer, "--head", "L1H2")
     seen = run.json(*asked)
     (words,) = seen["words"]
@@ -226,7 +226,7 @@ def test_parts_and_words_of_a_head_are_written_printed_and_drawn(run, writer, tm
     assert run(*asked, "-o", tmp_path / "writes.png", "--dpi", "50").code == 0
 
 
-def test_by_layer_prints_a_line_a_layer_with_the_rank_of_the_target(run, writer):
+def test_logits_by_layer_prints_target_rank_per_layer(run, writer):
     asked = ("logits", KING, "-m", writer, "--by", "layer", "--target", "mat")
     lines = [line.split()[:3] for line in run(*asked).out.splitlines() if line.strip()[:1].isdigit()]
     assert lines == [

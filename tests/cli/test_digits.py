@@ -20,7 +20,7 @@ def digits(number: str) -> int:
 
 
 @pytest.mark.parametrize("asked", [f"{one} {of.split('|')[-1]}" for one, of in ASKED.items()])
-def test_a_float_has_at_most_nine_digits_in_json(run, place, monkeypatch, asked):
+def test_json_floats_have_at_most_nine_digits(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)
     out = run(*(WORDS.get(word, word) for word in shlex.split(asked)), "--json").out
     floats = re.findall(r"[\[ ](-?\d+\.\d[-\d.e]*)(?=[,\]}])", out)
@@ -29,7 +29,7 @@ def test_a_float_has_at_most_nine_digits_in_json(run, place, monkeypatch, asked)
         assert max(map(digits, floats)) == 9
 
 
-def test_a_float_has_at_most_nine_digits_in_csv_and_files(run, tmp_path):
+def test_csv_and_file_floats_have_at_most_nine_digits(run, tmp_path):
     for words in (["stats", TEXT], ["find", "sat -> cat", TEXT], ["ablate", TEXT], ["compare", TEXT]):
         cells = [cell for row in csv.reader(run(*words, "--csv").out.splitlines()) for cell in row]
         floats = [cell for cell in cells if NUMBER.fullmatch(cell)]
@@ -43,7 +43,7 @@ def test_a_float_has_at_most_nine_digits_in_csv_and_files(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_weights_in_json_are_exact_in_float32_and_nine_digits_in_float64(tmp_path, kind):
+def test_json_weights_are_exact_in_float32(tmp_path, kind):
     values = np.random.default_rng(0).dirichlet(np.ones(40), (3, 40)).astype(kind)
     values[0, 0, 0] = np.float32(1.7e-9)  # none of them is rounded to 0
     places = tuple(Place(str(at), at, at + 1) for at in range(40))

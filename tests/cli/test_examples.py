@@ -154,7 +154,7 @@ def unattended(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*map(marked, SECTIONS)])
-def test_every_example_can_be_typed_as_it_stands(run, clone, unattended, monkeypatch, place):
+def test_every_documented_example_runs(run, clone, unattended, monkeypatch, place):
     waiting = [word for line in SECTIONS[place] for word in WAITING if f"attnscope {word} " in line]
     for word in waiting:
         pytest.importorskip(WAITING[word][0])
@@ -173,7 +173,7 @@ def test_every_example_can_be_typed_as_it_stands(run, clone, unattended, monkeyp
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_help_is_one_page_and_breaks_no_example(run, name):
+def test_command_help_is_one_page_with_whole_examples(run, name):
     printed = run(name, "--help").out
     examples = examples_of(name)
     assert printed.count("\n") <= LINES
@@ -184,12 +184,12 @@ def test_help_is_one_page_and_breaks_no_example(run, name):
     assert any(f"attnscope {name}" in line for line in examples)
 
 
-def test_the_help_of_the_whole_is_one_page(run):
+def test_main_help_is_one_page(run):
     assert run("--help").out.count("\n") <= LINES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_short_help_lists_each_option_of_its_examples(name):
+def test_short_help_lists_options_of_its_examples(name):
     for line in examples_of(name):
         words = shlex.split(line)
         command = build(words[words.index("attnscope") + 1])
@@ -201,7 +201,7 @@ def test_the_short_help_lists_each_option_of_its_examples(name):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_an_example_of_a_document_is_one_line_of_readable_length(document):
+def test_document_examples_are_single_short_lines(document):
     text = document.read_text("utf-8")
     lines = [*lines_of(text), *(found[1] for found in BLOCK.finditer(text))]
     known = ("attnscope ", "pip install ", "git clone ", "python ", "torchrun ", "cat ")
@@ -213,7 +213,7 @@ ROOMS = [README, *(ROOT / "attnscope").rglob("*.md"), *(ROOT / "sample_inputs").
 
 
 @pytest.mark.parametrize("document", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_document_names_options_of_today(document):
+def test_document_options_exist(document):
     if document.name == "CHANGELOG.md":
         pytest.skip("it says what was")
     text, others = document.read_text("utf-8"), {*OTHERS.split()}

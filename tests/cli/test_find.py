@@ -31,7 +31,7 @@ BEGUN = ("The cat sat on the", "-m", "own-causal")
         "cut 'sat -> cat' --kind cross",
     ],
 )
-def test_every_view_of_cross_attention_says_which_row_writes_what(run, pair_folder, asked):
+def test_cross_attention_views_note_which_token_a_row_predicts(run, pair_folder, asked):
     command, *more = shlex.split(asked)
     questions = [more.pop(0)] if command in ("find", "cut") else []
     pair = "The cat sat.", "--second-text", "A cat sat.", "-m", pair_folder
@@ -39,7 +39,7 @@ def test_every_view_of_cross_attention_says_which_row_writes_what(run, pair_fold
     assert sum("each row has read its own token and writes that of the next" in note for note in notes) == 1
 
 
-def test_json_and_csv_hold_every_head_of_every_question(run):
+def test_find_json_and_csv_have_every_head_per_question(run):
     asked = ("find", "it -> cat", "it <-> mat", TEXT)
     questions = run.json(*asked)["questions"]
     assert [each["question"] for each in questions] == ["it -> cat", "it -> mat", "mat -> it"]
@@ -51,7 +51,7 @@ def test_json_and_csv_hold_every_head_of_every_question(run):
     assert float(rows[0]["weight"]) == first["weight"]
 
 
-def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
+def test_argument_may_start_with_a_minus(run):
     begun = (
         ["--json", "+1 -> cat", TEXT],
         ["-1 -> cat", TEXT, "--json"],
@@ -63,7 +63,7 @@ def test_what_begins_with_a_minus_and_is_no_option_is_an_argument(run):
     assert back[0]["heads"] != ahead[0]["heads"]
 
 
-def test_options_keep_values_that_begin_with_a_minus(run):
+def test_option_value_may_start_with_a_minus(run):
     assert len(run.json("stats", "--sort", "offset=-2", "- a list of cats", "--top", "1")["heads"]) == 1
     assert run("show", "--token", "-1", "-5 degrees").err.startswith("attnscope: no token '-1'")
     assert run("spans", TEXT, "--pair", "-1 -> 2").err.startswith("attnscope: no part '-1'")
@@ -71,7 +71,7 @@ def test_options_keep_values_that_begin_with_a_minus(run):
     assert "No such option: -x" in run("find", "it -> cat", TEXT, "-x").err
 
 
-def test_a_text_with_an_arrow_in_it_is_the_last_argument(run):
+def test_text_with_an_arrow_is_the_last_argument(run):
     (question,) = run.json("find", '"x -> y" -> cat', "The map x -> y of the cat")["questions"]
     assert question["question"] == '"x -> y" -> cat'
 
@@ -85,7 +85,7 @@ def bank(tmp_path):
     return tmp_path / "small.conllu"
 
 
-def test_json_is_what_its_schema_says_and_csv_has_the_same(run, bank, tmp_path):
+def test_gold_json_fits_schema_and_csv_agrees(run, bank, tmp_path):
     (tmp_path / "small.jsonl").write_text(ANSWERS)
     schema = json.loads(run("schema", "find").out)
     for file in (bank, tmp_path / "small.jsonl"):
@@ -116,7 +116,7 @@ def test_rarely_possible_direction_is_only_in_json(run, tmp_path):
     assert "1 direction can be asked too rarely to be compared: --json has it" in ran.out
 
 
-def test_json_and_csv_hold_every_pair_of_parts_of_every_head(run):
+def test_spans_json_and_csv_have_every_pair_of_parts(run):
     numbers = run.json("spans", TWO)
     assert numbers["parts"][0]["name"] == "[CLS]"
     assert len(numbers["heads"]) == 32
@@ -145,13 +145,13 @@ def test_flow_skips_multi_part_image_tower_and_follows_text(run, llava, picture)
     assert told in " ".join(both.split())
 
 
-def test_a_file_of_kilobytes_whose_flow_takes_gigabytes_is_one_sentence(run, tmp_path):
+def test_flow_of_a_huge_map_is_refused_in_one_sentence(run, tmp_path):
     np.save(tmp_path / "a.npy", np.full((1, 1, 120_000), 1 / 120_000, np.float32))
     told = "out of memory: NumPy asked for 114.9 GB; the command may take"
     run("flow", "--from", tmp_path / "a.npy").refuses(told)
 
 
-def test_flow_lists_every_way_with_random_orders_among_them(run):
+def test_flow_faithful_ranks_methods_with_random_orders(run):
     title, prediction, _, header, alone, *lines = run("flow", *BEGUN, "--faithful").out.splitlines()
     assert title.startswith("which tokens the prediction depends on · own-causal · “The cat sat on the”")
     assert prediction.startswith("the prediction: ")
@@ -166,7 +166,7 @@ def test_flow_lists_every_way_with_random_orders_among_them(run):
     assert areas.keys() == weightings | methods
 
 
-def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
+def test_stats_faithful_ranks_heads_by_weighting(run):
     seen = run.json("stats", *BEGUN, "--faithful", "--weighting", "norm", "--layer", "1")
     assert {each["name"] for each in seen["ranked"]} == {"L1H0", "L1H1", "L1H2", "L1H3", "all heads"}
     assert seen["weigh"] == "norm"
@@ -174,7 +174,7 @@ def test_stats_ranks_heads_by_what_they_are_weighed_by(run):
     assert areas == sorted(areas)
 
 
-def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tmp_path):
+def test_layer_with_other_tokens_cannot_be_compared(run, tmp_path):
     even = {f"encoder.0{layer}": np.full((2, n, n), 1 / n, np.float32) for layer, n in enumerate((6, 3))}
     np.savez(tmp_path / "pooled.npz", **even)
     asked = ("compare", "--from", tmp_path / "pooled.npz", "--with-trace", tmp_path / "pooled.npz")
@@ -193,7 +193,7 @@ def test_a_layer_that_sees_other_tokens_than_the_texts_cannot_be_aligned(run, tm
         (["--with-model", "own"], {"heads", "others", "distances", "error", "matches"}),
     ],
 )  # fmt: skip
-def test_arrays_are_saved(run, tmp_path, arguments, names):
+def test_compare_saves_arrays(run, tmp_path, arguments, names):
     path = tmp_path / "found.npz"
     assert run("compare", TEXT, *arguments, "-o", path).code == 0
     with np.load(path) as found:
@@ -203,7 +203,7 @@ def test_arrays_are_saved(run, tmp_path, arguments, names):
             assert np.array_equal(found["difference"], found["one"] - found["other"])
 
 
-def test_the_kind_of_attention_stays_in_the_commands_that_are_offered(run, pair_folder):
+def test_suggested_command_keeps_the_attention_kind(run, pair_folder):
     asked = ("compare", TEXT, "--second-text", "A small tokenizer", "-m", pair_folder, "--kind", "cross")
     (line, *_) = (line for line in run(*asked).out.splitlines() if "attnscope compare" in line)
     assert "--kind cross" in line

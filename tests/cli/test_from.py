@@ -22,7 +22,7 @@ def heads(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--head", "L1H3"], ["--layer", "0"], ["--token", "cat"]])
-def test_a_file_shows_what_the_model_showed(run, heads, arguments):
+def test_show_from_file_equals_show_of_model(run, heads, arguments):
     told = "weights (recomputed from|as the file)|its inputs|attnscope show|… --head"
     there, live = (
         [line for line in run("show", *words, *arguments).out.splitlines() if not re.search(told, line)]
@@ -31,21 +31,21 @@ def test_a_file_shows_what_the_model_showed(run, heads, arguments):
     assert there == live != []
 
 
-def test_its_json_is_that_of_the_model_but_for_its_calls(run, heads):
+def test_json_from_file_equals_model_json_except_sites(run, heads):
     there, live = run.json("show", "--from", heads), run.json("show", TEXT)
     for name in ("sites", "input"):
         del there[name], live[name]
     assert there == live
 
 
-def test_it_can_be_saved_again(run, heads, tmp_path):
+def test_weights_from_file_save_again_unchanged(run, heads, tmp_path):
     assert run("show", "--from", heads, "-o", tmp_path / "again.npz").code == 0
     with np.load(heads) as first, np.load(tmp_path / "again.npz") as second:
         np.testing.assert_array_equal(first["encoder.03"], second["encoder.03"])
 
 
 @pytest.mark.parametrize("arguments", [["--head", "L0H1"], ["--token", "0"], []])
-def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp_path, arguments):
+def test_non_finite_weights_are_null_in_json(run, tmp_path, arguments):
     weights = np.full((2, 3, 3), 1 / 3, np.float32)
     weights[1, 0] = np.nan, np.inf, 0.5
     np.savez(tmp_path / "odd.npz", **{"encoder.00": weights})
@@ -55,7 +55,7 @@ def test_what_is_no_number_is_null_in_json_which_every_program_can_read(run, tmp
     assert "not finite numbers: 2" in ran.out
 
 
-def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
+def test_curve_has_a_gap_at_non_finite_weight(run, tmp_path):
     weights = np.full((1, 2, 60, 60), 1 / 60, np.float32)
     weights[0, 0, 5, 3] = np.inf
     np.savez(tmp_path / "odd.npz", weights)
@@ -66,7 +66,7 @@ def test_a_curve_has_a_gap_where_a_weight_is_no_number(run, tmp_path):
     assert run(*asked).code == 0
 
 
-def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
+def test_two_traces_compare_like_texts_and_models(run, tmp_path):
     one, two, three = (tmp_path / f"{name}.trace" for name in ("one", "two", "three"))
     run("show", TEXT, "--save-trace", one)
     run("show", OTHER, "--save-trace", two)
@@ -79,7 +79,7 @@ def test_two_traces_are_compared_as_two_texts_and_as_two_models(run, tmp_path):
     run("compare", "--from", one, "--with-trace", three).refuses("have no kind of attention in common")
 
 
-def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder, chat_folder):
+def test_two_traces_compare_like_checkpoints(run, tmp_path, causal_folder, chat_folder):
     for name, folder in (("one", causal_folder), ("two", chat_folder)):
         assert run("show", TEXT, "-m", folder, "--save-trace", tmp_path / f"{name}.trace").code == 0
     live = run("compare", TEXT, "-m", causal_folder, "--with-model", chat_folder, "--json")
@@ -88,17 +88,17 @@ def test_two_traces_are_compared_as_two_checkpoints(run, tmp_path, causal_folder
     assert max(json.loads(live.out)["drift"]) > 0
 
 
-def test_a_model_that_is_there_predicts_though_its_pass_is_kept(run, tmp_path):
+def test_importance_is_unchanged_by_saving_a_trace(run, tmp_path):
     ran = run("ablate", TEXT, "--importance", "--save-trace", tmp_path / "a.trace", "--json")
     assert numbers(ran) == numbers(run("ablate", TEXT, "--importance", "--json"))
 
 
-def test_parts_of_what_is_no_plain_text_are_not_cut(run, tmp_path, picture, vit):
+def test_spans_of_an_image_trace_are_refused(run, tmp_path, picture, vit):
     run("show", "--image", picture, "-m", vit, "--save-trace", tmp_path / "a.trace")
     run("spans", "--from", tmp_path / "a.trace").refuses("holds no plain text to cut")
 
 
-def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
+def test_export_manifest_command_repeats_the_export(run, tmp_path):
     arguments = ("export", MAT, "-o", tmp_path, "--layer", "0", "--head", "0", "--dpi", "40")
     run(*arguments)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -108,7 +108,7 @@ def test_the_manifest_has_the_command_which_does_the_same_again(run, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
-def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
+def test_exported_token_pictures_equal_show(run, tmp_path):
     arguments = ("--token", "cat", "--dpi", "40")
     assert run("export", MAT, *arguments, "-o", tmp_path / "out", "--layer", "1", "--head", "0-2").code == 0
     names = [f"L01H0{head}.png" for head in range(3)]
@@ -120,17 +120,17 @@ def test_one_token_is_drawn_in_each_head_as_show_draws_it(run, tmp_path):
 @pytest.mark.parametrize(
     ("spelling", "listed"), [("0-3,7", (0, 1, 2, 3, 7)), ("7, 2,2", (2, 7)), ("05", (5,)), (None, None)]
 )
-def test_numbers_and_ranges(spelling, listed):
+def test_numbers_and_ranges_are_parsed(spelling, listed):
     assert parse_numbers(spelling, "--layer") == listed
 
 
 @pytest.mark.parametrize("spelling", ["", "L5H3", "1-", "-1", "3-1", "1,,2", "0-99999999", "٣", "1.5"])
-def test_what_is_no_list_of_numbers(spelling):
+def test_invalid_number_list_is_refused(spelling):
     with pytest.raises(typer.BadParameter, match="write numbers and ranges, like 0-3,7"):
         parse_numbers(spelling, "--layer")
 
 
-def test_a_token_is_drawn_with_the_keys_that_hold_a_share_alone(run, tmp_path):
+def test_export_draws_only_keys_of_the_kept_mass(run, tmp_path):
     arguments = (MAT, "--token", "cat", "--layer", "2", "--head", "1", "--format", "svg")
     drawn = {}
     for name, more in {"all": (), "few": ("--keep-mass", "0.5")}.items():

@@ -91,7 +91,7 @@ def ask(questions, place):
 
 @pytest.mark.subprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
-def test_no_module_is_imported_before_it_is_needed(run, monkeypatch, tmp_path):
+def test_heavy_modules_are_imported_only_when_needed(run, monkeypatch, tmp_path):
     trace, folder = str(tmp_path / "a.trace"), gpt2(tmp_path / "gpt2")
     assert run("show", TEXT, "-m", minilm(), "--save-trace", trace).code == 0
     assert run("show", TEXT, "-o", tmp_path / "a.npz").code == 0

@@ -33,7 +33,7 @@ def of(name):
 
 
 @of("layers without attention")
-def test_layers_without_attention_are_named_with_what_they_have_instead(run, folder):
+def test_info_names_layers_without_attention(run, folder):
     answer = run.json("info", folder)
     assert [(site["layer"], site["heads"], site["key_heads"]) for site in answer["sites"]] == [(2, 4, 2)]
     assert [hole["layer"] for hole in answer["without"]] == [0, 1, 3]
@@ -41,13 +41,13 @@ def test_layers_without_attention_are_named_with_what_they_have_instead(run, fol
 
 
 @of("sinks")
-def test_rows_with_a_sink_sum_to_less_than_one(run, folder):
+def test_info_reports_row_sums_below_one_with_a_sink(run, folder):
     answer = run.json("info", folder)
     assert all(0 < low < high < 1 for low, high in (site["row_sums"] for site in answer["sites"]))
     assert "a sink that no token owns" in run("info", folder).out
 
 
-def test_the_attention_implementation_is_as_it_was(causal_folder):
+def test_survey_leaves_attention_implementation_unchanged(causal_folder):
     model = load(causal_folder)
     before = model.module.config._attn_implementation
     survey_model(model, model.prepare("The cat sat."))
@@ -82,13 +82,13 @@ def failing(monkeypatch):
 
 
 @pytest.mark.parametrize("asked", ["show", "show --head L0H0", "show --token 0", "stats", "compare"])
-def test_the_sentence_stands_under_the_picture_and_in_the_json(run, failing, causal_folder, asked):
+def test_failed_layer_is_noted_below_picture_and_in_json(run, failing, causal_folder, asked):
     words = (*asked.split(), "the cat sat on the mat", "-m", causal_folder)
     assert SENTENCE in " ".join(run(*words).out.split())
     assert "--token" in asked or SENTENCE in run.json(*words)["notes"]
 
 
-def test_a_missing_layer_is_named_by_info_and_refused_with_the_reason(run, failing, causal_folder):
+def test_failed_layer_is_named_by_info_and_refused_by_show(run, failing, causal_folder):
     assert SENTENCE in " ".join(run("info", causal_folder).out.split())
     answer = run.json("info", causal_folder)
     assert [site["layer"] for site in answer["sites"]] == [0]

@@ -44,7 +44,7 @@ def start(monkeypatch):
         (KeyError("x"), "unexpected KeyError: 'x' (ATTNSCOPE_TRACEBACK=1 shows where"),
     ],
 )
-def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, start, capsys, error, sentence):
+def test_unexpected_error_is_one_sentence(monkeypatch, start, capsys, error, sentence):
     monkeypatch.delenv("ATTNSCOPE_TRACEBACK", raising=False)
     with pytest.raises(SystemExit, match="2"):
         start(Mock(side_effect=error))
@@ -53,7 +53,7 @@ def test_what_nobody_foresaw_is_one_sentence_too(monkeypatch, start, capsys, err
     assert told.count("\n") == 1
 
 
-def test_a_long_sentence_loses_its_middle(start, capsys):
+def test_long_error_is_shortened_in_the_middle(start, capsys):
     with pytest.raises(SystemExit, match="2"):
         start(Mock(side_effect=OSError(36, "File name too long", "x" * 5000)))
     told = capsys.readouterr().err
@@ -61,7 +61,7 @@ def test_a_long_sentence_loses_its_middle(start, capsys):
     assert " ... " in told
 
 
-def test_a_traceback_is_shown_to_those_who_ask(monkeypatch, start):
+def test_traceback_is_shown_on_request(monkeypatch, start):
     monkeypatch.setenv("ATTNSCOPE_TRACEBACK", "1")
     with pytest.raises(KeyError):
         start(Mock(side_effect=KeyError("x")))
@@ -88,7 +88,7 @@ def ctrl_c():
         ),
     ],
 )
-def test_a_ctrl_c_during_an_import_ends_the_process_without_a_word(tmp_path, imported, program, code):
+def test_ctrl_c_during_import_ends_silently(tmp_path, imported, program, code):
     (tmp_path / f"{imported}.py").write_text(
         "import signal\nsignal.raise_signal(signal.SIGINT)\nprint('went on')"
     )
@@ -101,7 +101,7 @@ def test_a_ctrl_c_during_an_import_ends_the_process_without_a_word(tmp_path, imp
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(start):
+def test_ctrl_c_replaced_by_a_library_error_still_interrupts(start):
     def app():
         try:
             signal.raise_signal(signal.SIGINT)
@@ -114,7 +114,7 @@ def test_a_ctrl_c_that_a_library_turned_into_its_own_error_is_still_one(start):
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_ctrl_c_that_python_swallows_comes_again(start, capsys):
+def test_ctrl_c_swallowed_by_python_is_raised_again(start, capsys):
     class Collected:
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
@@ -130,7 +130,7 @@ def test_a_ctrl_c_that_python_swallows_comes_again(start, capsys):
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("pressed", [True, False])
-def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, start, pressed):
+def test_objects_interrupted_by_ctrl_c_print_no_errors(monkeypatch, start, pressed):
     class CutOff:
         def __del__(self):
             raise ValueError("it is open")
@@ -149,7 +149,7 @@ def test_what_a_ctrl_c_cut_off_complains_of_nothing(monkeypatch, start, pressed)
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(start):
+def test_second_ctrl_c_does_not_disturb_cleanup(start):
     cleaned = []
 
     def app():
@@ -165,7 +165,7 @@ def test_a_second_ctrl_c_does_not_disturb_what_the_first_one_cleans_up(start):
 
 
 @pytest.mark.parametrize("columns", ["0", "-5", "many"])
-def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run, columns):
+def test_invalid_columns_use_the_default_width(monkeypatch, run, columns):
     monkeypatch.delenv("COLUMNS")
     wanted = run("show", "The cat sat.").out
     monkeypatch.setenv("COLUMNS", columns)
@@ -176,7 +176,7 @@ def test_a_width_that_says_nothing_is_that_of_a_plain_terminal(monkeypatch, run,
 @pytest.mark.nightly
 @pytest.mark.subprocess
 @pytest.mark.slow
-def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path):
+def test_optimized_python_prints_the_same(tmp_path):
     def ended(*words):
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
         return done.returncode, done.stdout, done.stderr
@@ -191,7 +191,7 @@ def test_python_without_assertions_and_docstrings_works_from_end_to_end(tmp_path
     assert told.endswith("run python without -OO\n")
 
 
-def test_a_docstring_that_python_left_out_is_read_from_the_source(run, monkeypatch):
+def test_missing_docstring_is_read_from_the_source(run, monkeypatch):
     help_of_train = run("train", "--help").out
     monkeypatch.setattr(find_command("train"), "__doc__", None)
     assert run("train", "--help").out == help_of_train
@@ -201,7 +201,7 @@ def test_a_docstring_that_python_left_out_is_read_from_the_source(run, monkeypat
         assert measure.summary == summary != ""
 
 
-def test_what_an_encoding_cannot_write_is_replaced(monkeypatch, start):
+def test_unencodable_characters_are_replaced(monkeypatch, start):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
     start(lambda: print("caf\u00e9 \u2592 \U0001f408"))
@@ -212,7 +212,7 @@ def test_what_an_encoding_cannot_write_is_replaced(monkeypatch, start):
 @pytest.mark.subprocess
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
 @pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])
-def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, redirection, head, code):
+def test_answer_is_unaffected_by_broken_standard_error(run, tmp_path, redirection, head, code):
     trace = tmp_path / "a.trace"  # answers without torch
     assert run("show", "a cat sat", "--save-trace", trace).code == 0
     command = f"{sys.executable} -m attnscope show --from {trace} --head {head} {redirection}"
@@ -224,9 +224,7 @@ def test_answer_and_code_are_right_whatever_standard_error_is(run, tmp_path, red
 @pytest.mark.subprocess
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("asked", ["skill", "check any.previous>0 --from a.trace"])
-def test_whoever_reads_no_further_ends_the_command_without_a_word(
-    run, tmp_path, monkeypatch, asked, unbuffered
-):
+def test_closed_pipe_ends_the_command_silently(run, tmp_path, monkeypatch, asked, unbuffered):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     assert run("show", TEXT, "--save-trace", "a.trace").code == 0
@@ -237,7 +235,7 @@ def test_whoever_reads_no_further_ends_the_command_without_a_word(
     assert process.returncode == 141
 
 
-def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done():
+def test_progress_reports_layers_tokens_and_passes():
     heard, writer, predicting = [], load("own-causal"), load("own", predicting=True)
     with listening(lambda *what: heard.append(what)):
         measure_heads(predicting, predicting.prepare(TEXT), Selection())
@@ -250,7 +248,7 @@ def test_every_layer_token_and_pass_of_predictions_is_told_when_it_is_done():
 
 
 @pytest.mark.parametrize("columns", [40, 80, 160])
-def test_a_terminal_shows_what_is_done_in_one_line(monkeypatch, capsys, columns):
+def test_terminal_progress_is_one_line(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

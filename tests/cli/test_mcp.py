@@ -66,12 +66,12 @@ def ask(server, talk):
         ("cut", {"text": "The cat sat on the", "edge": "on -> cat", "target": "mat"}, "log-probability"),
     ],
 )
-def test_each_question_is_answered_as_in_the_terminal(answers, tool, words, said):
+def test_mcp_tool_answers_like_the_terminal(answers, tool, words, said):
     answer = getattr(answers, tool)(**words)
     assert said in (answer if tool != "show" else answer[0])
 
 
-def test_a_model_and_a_trace_in_the_folder_are_read(answers, tmp_path):
+def test_mcp_reads_models_and_traces_in_its_folder(answers, tmp_path):
     attnscope.load("own").read(TEXT).save(tmp_path / "cat.trace")
     shutil.copytree(BUNDLED, tmp_path / "mine")
     assert "previous" in answers.stats("cat.trace")
@@ -89,7 +89,7 @@ def test_a_model_and_a_trace_in_the_folder_are_read(answers, tmp_path):
         ({"text": "\0.trace", "model": "a\0b"}, "there is no"),
     ],
 )
-def test_what_lies_outside_or_does_not_exist_is_told_in_a_sentence(answers, tmp_path, words, sentence):
+def test_mcp_refuses_paths_outside_or_missing(answers, tmp_path, words, sentence):
     (tmp_path / "link").symlink_to(BUNDLED)
     with pytest.raises(AttnscopeError, match=sentence):
         answers.show(**{"text": TEXT, **words})
@@ -105,7 +105,7 @@ CODES = (
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_a_name_that_is_no_model_is_refused_before_any_is_loaded(answers, tmp_path, monkeypatch, name):
+def test_mcp_refuses_invalid_model_name_before_loading(answers, tmp_path, monkeypatch, name):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("attnscope.notebook.reader.load", lambda *name, **how: pytest.fail(f"loads {name}"))
     (tmp_path / "x:").mkdir()
@@ -118,7 +118,7 @@ def test_a_name_that_is_no_model_is_refused_before_any_is_loaded(answers, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_any_name_that_is_accepted_is_a_folder_here_or_an_id(answers, tmp_path):
+def test_mcp_accepts_only_local_folders_and_ids(answers, tmp_path):
     shutil.copytree(BUNDLED, tmp_path / "mine")
     chance, parts = (
         Random(0),
@@ -138,7 +138,7 @@ def test_any_name_that_is_accepted_is_a_folder_here_or_an_id(answers, tmp_path):
         assert all(word[0].isalnum() and set(word) <= set("ownmie.a-pys") for word in words), each
 
 
-def test_a_model_of_the_hub_is_loaded_by_its_id(answers, monkeypatch):
+def test_mcp_loads_hub_model_by_id(answers, monkeypatch):
     loaded = []
     monkeypatch.setattr("attnscope.notebook.reader.load", lambda name, **how: loaded.append((name, how)))
     with pytest.raises(AttributeError):
@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_is_loaded_by_its_id(answers, monkeypatch):
 
 
 @pytest.mark.parametrize("inside", ["tokenizer.json", "more/notes.txt"])
-def test_a_link_out_of_a_model_folder_is_refused(answers, tmp_path, tmp_path_factory, inside):
+def test_mcp_refuses_link_out_of_a_model_folder(answers, tmp_path, tmp_path_factory, inside):
     shutil.copytree(BUNDLED, tmp_path / "mine")
     link = tmp_path / "mine" / inside
     link.parent.mkdir(exist_ok=True)
@@ -162,7 +162,7 @@ def test_a_link_out_of_a_model_folder_is_refused(answers, tmp_path, tmp_path_fac
     assert answers.load("mine").startswith("./mine has ")
 
 
-def test_links_are_followed_within_the_folder_alone(answers, tmp_path):
+def test_mcp_follows_links_only_within_its_folder(answers, tmp_path):
     shutil.copytree(BUNDLED, tmp_path / "mine")
     (tmp_path / "mine" / "more").symlink_to(tmp_path / "other")
     (tmp_path / "other").mkdir()
@@ -173,7 +173,7 @@ def test_links_are_followed_within_the_folder_alone(answers, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_the_protocol_has_pictures_texts_and_sentences(worker, monkeypatch):
+def test_mcp_protocol_returns_images_texts_and_errors(worker, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # for both processes
 
     async def talk(client):
@@ -221,7 +221,7 @@ def test_endless_question_is_stopped_and_others_refused_meanwhile(worker, slow):
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_a_question_that_the_agent_gives_up_is_stopped(worker, slow):
+def test_cancelled_mcp_request_is_stopped(worker, slow):
     async def talk(client):
         await client.call_tool("load", {"model": "slow"})
         with anyio.move_on_after(0.5):
@@ -233,7 +233,7 @@ def test_a_question_that_the_agent_gives_up_is_stopped(worker, slow):
 
 
 @pytest.mark.subprocess
-def test_a_process_that_is_ended_from_outside_is_told_and_replaced(worker):
+def test_killed_mcp_worker_is_reported_and_replaced(worker):
     async def talk(client):
         await client.call_tool("load", {})
         (process,) = worker.pool._processes.values()
@@ -246,7 +246,7 @@ def test_a_process_that_is_ended_from_outside_is_told_and_replaced(worker):
 
 
 @pytest.mark.subprocess
-def test_the_command_serves_over_standard_input_and_output(tmp_path):
+def test_mcp_serves_over_standard_streams(tmp_path):
     words = ["-m", "attnscope", "mcp", str(tmp_path)]
     server = mcp.StdioServerParameters(command=sys.executable, args=words)
     answer = ask(server, lambda client: client.call_tool("stats", {"text": TEXT, "top": 1}))
@@ -256,7 +256,7 @@ def test_the_command_serves_over_standard_input_and_output(tmp_path):
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_amid_a_question(tmp_path, slow, number):
+def test_signal_ends_mcp_server_during_a_request(tmp_path, slow, number):
     """With its process, though a thread waits for standard input, which stays open."""
     said = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
     call = {"name": "show", "arguments": SLOW}

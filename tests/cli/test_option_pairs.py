@@ -240,7 +240,7 @@ def typed(option) -> list:
 
 
 @pytest.mark.parametrize("command", BASES)
-def test_what_is_accepted_changes_something(answer, command, request):
+def test_every_accepted_option_changes_the_output(answer, command, request):
     base, silent, raised = [command, *BASES[command]], [], []
     options = [
         each for each in build(command).params if each.param_type_name == "option" and each.name not in FREE

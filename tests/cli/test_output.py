@@ -13,7 +13,7 @@ from attnscope.views import Table
 TEXT = "The cat sat on the mat."
 
 
-def test_numbers_are_printed_and_a_picture_saved(run, tmp_path):
+def test_numbers_are_printed_while_a_picture_is_saved(run, tmp_path):
     both = run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "map.svg", "--json")
     assert json.loads(both.out)["heads"]
     assert (tmp_path / "map.svg").read_text("utf-8").startswith("<?xml")
@@ -22,7 +22,7 @@ def test_numbers_are_printed_and_a_picture_saved(run, tmp_path):
 
 
 @pytest.mark.parametrize(("out", "begin"), [("-", b"\x89PNG"), ("-.svg", b"<?xml"), ("-.npz", b"PK")])
-def test_a_minus_is_standard_output(monkeypatch, capfdbinary, tmp_path, out, begin):
+def test_minus_as_output_is_standard_output(monkeypatch, capfdbinary, tmp_path, out, begin):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["attnscope", "show", TEXT, "-o", out])
     with pytest.raises(SystemExit) as ended:
@@ -42,18 +42,18 @@ def test_a_minus_is_standard_output(monkeypatch, capfdbinary, tmp_path, out, beg
         ("--json --latex", "print one of --json and --latex"),
     ],
 )
-def test_two_answers_have_no_one_place(run, typed, sentence):
+def test_conflicting_outputs_are_refused(run, typed, sentence):
     run("show", TEXT, *typed.split()).refuses(sentence)
 
 
-def test_what_was_saved_is_opened(run, monkeypatch, tmp_path):
+def test_open_option_opens_the_saved_file(run, monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr("typer.launch", opened.append)
     assert run("show", TEXT, "--head", "L0H1", "-o", tmp_path / "a.svg", "--open").code == 0
     assert opened == [str(tmp_path / "a.svg")]
 
 
-def test_a_flag_of_the_settings_is_turned_off_for_one_command(run, monkeypatch, tmp_path):
+def test_configured_flag_can_be_turned_off(run, monkeypatch, tmp_path):
     usual = run("show", TEXT, "--head", "L0H1").out
     (tmp_path / "pyproject.toml").write_text("[tool.attnscope]\nhide-special = true")
     (tmp_path / "pyproject.toml").chmod(0o600)
@@ -62,7 +62,7 @@ def test_a_flag_of_the_settings_is_turned_off_for_one_command(run, monkeypatch, 
     assert run("show", TEXT, "--head", "L0H1", "--no-hide-special").out == usual
 
 
-def test_help_and_a_text_alone_mean_a_command(run):
+def test_help_word_and_bare_text_select_commands(run):
     assert run("help", "show").out == run("show", "-h").out
     assert run("help").out == run("--help").out
     alone = run(TEXT)
@@ -72,7 +72,7 @@ def test_help_and_a_text_alone_mean_a_command(run):
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_tab_describes_options_in_a_line_each(run, monkeypatch, shell):
+def test_completion_describes_each_option_in_one_line(run, monkeypatch, shell):
     monkeypatch.setenv("_ATTNSCOPE_COMPLETE", f"complete_{shell}")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "attnscope show --he")
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
@@ -87,13 +87,13 @@ NAMES_OF_OLD = (
 )
 
 
-def test_no_option_has_a_name_of_old():
+def test_no_option_has_a_retired_name():
     assert not {*NAMES_OF_OLD.split()} & {
         name for one in all_commands() for each in one.params for name in each.opts
     }
 
 
-def test_an_option_is_one_field_in_every_command():
+def test_option_is_the_same_field_in_every_command():
     fields = {}
     for one in all_commands():
         for each in one.params:
@@ -122,7 +122,7 @@ def words_of(view):
     return {word for column in view.columns for word in re.split(r"\n|, ", column.name) if word}
 
 
-def test_every_word_of_a_tables_head_is_explained(run, place, monkeypatch):
+def test_every_table_column_is_explained(run, place, monkeypatch):
     monkeypatch.chdir(place)
     seen = []
     monkeypatch.setattr("attnscope.render.terminal.print_views", lambda views, *_, **__: seen.extend(views))

@@ -54,13 +54,13 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("command", CASES)
-def test_what_is_read_is_not_written_over(run, here, command):
+def test_input_files_are_never_overwritten(run, here, command):
     before = contents(here)
     run(*(WORDS.get(word, word) for word in shlex.split(command))).refuses(CASES[command])
     assert contents(here) == before
 
 
-def test_other_files_are_written_where_inputs_are(run, here):
+def test_other_files_beside_inputs_are_written(run, here):
     Path("texts/one.txt").write_text("The cat sat on the mat.\nIt was tired.\n")
     model = ("-m", "model", "--texts", "texts", "--map", "entropy")
     assert run("stats", *model, "-o", "model/new.png").code == 0

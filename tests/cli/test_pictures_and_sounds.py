@@ -25,7 +25,7 @@ from tests.tools import sounds
 ABOUT = "what is on the mat ?"
 
 
-def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
+def test_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
     asked = ("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
     out, answer = run(*asked).out, run.json(*asked)
     assert "1,2 looks at" in out
@@ -39,7 +39,7 @@ def test_a_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
         assert cell == "██"
 
 
-def test_a_terminal_of_any_width_shows_the_picture_where_it_is_looked_at(vit, picture):
+def test_terminal_shows_highlighted_image_at_any_width(vit, picture):
     model, printed = load(vit), {}
     view = one_token(model, model.prepare_image(picture), Selection(Head("L0H1"), token="CLS"))
     for width in (40, 80, 160):
@@ -57,7 +57,7 @@ def test_a_terminal_of_any_width_shows_the_picture_where_it_is_looked_at(vit, pi
     assert printed[80].count("▀") == 2 * 19 * 38
 
 
-def test_a_picture_alone_is_a_prompt_of_a_model_that_writes(run, picture, tmp_path):
+def test_image_alone_prompts_a_generative_model(run, picture, tmp_path):
     folder = vision_encoder_decoder(tmp_path / "model")
     asked = ("--image", picture, "-m", folder, "--generate", "4", "--kind", "cross", "--head", "L0H0")
     shown = run("show", *asked)
@@ -78,7 +78,7 @@ def test_overlay_brightness_follows_attention_weight():
     assert black[0, 1].sum() > 100
 
 
-def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
+def test_resizing_averages_down_and_repeats_up():
     field = np.arange(16.0).reshape(4, 4)
     assert resize(field, 2, 2).tolist() == [[2.5, 4.5], [10.5, 12.5]]
     assert resize(field, 1, 1).item() == field.mean()
@@ -87,7 +87,7 @@ def test_scaling_keeps_a_mean_when_it_shrinks_and_edges_when_it_grows():
     assert resize(np.zeros((5, 7, 3)), 3, 9).shape == (3, 9, 3)
 
 
-def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, llava, drawing):
+def test_two_images_are_drawn_and_listed_with_boxes(run, llava, drawing):
     asked = ["show", ABOUT, "--image", drawing, "--image", drawing, "-m", llava, "--token", "mat"]
     out, answer = run(*asked).out, run.json(*asked)
     assert all(f"image {number}: mat looks at" in out for number in (1, 2))
@@ -97,13 +97,13 @@ def test_two_images_are_drawn_under_each_other_and_listed_with_their_parts(run, 
     assert all(0 <= left < right <= 120 and 0 <= top < bottom <= 90 for left, top, right, bottom in boxes)
 
 
-def test_one_of_two_images_can_be_asked_about(run, llava, drawing):
+def test_question_may_name_one_of_two_images(run, llava, drawing):
     asked = (ABOUT, "--image", drawing, "--image", drawing, "-m", llava)
     both, one = (run.json("find", question, *asked) for question in ("mat -> image", "mat -> image 2"))
     assert one["questions"][0]["heads"][0]["weight"] < both["questions"][0]["heads"][0]["weight"]
 
 
-def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing):
+def test_compare_and_flow_default_to_the_text_decoder(run, llava, drawing):
     given = [ABOUT, "--image", drawing, "-m", llava]
     assert "decoder attention" in run("compare", *given).out
     ran = run("flow", *given, "--token", "mat")
@@ -112,12 +112,12 @@ def test_the_text_leads_in_comparisons_and_flows(run, llava, drawing):
     assert "│" in ran.out  # the picture is lit
 
 
-def test_without_soundfile_it_says_what_to_install(run, hubert, tone, monkeypatch):
+def test_missing_soundfile_error_says_what_to_install(run, hubert, tone, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     run("show", "--audio", tone, "-m", hubert).refuses("pip install 'attnscope[audio]'")
 
 
-def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_path):
+def test_speech_cross_attention_is_shown_first(run, whisper, tone, tmp_path):
     asked, kept = ("show", "The cat sat.", "--audio", tone, "-m", whisper), tmp_path / "sound.trace"
     run(*asked, "--save-trace", kept)
     for looked in (asked, ("show", "--from", kept)):
@@ -125,7 +125,7 @@ def test_what_finds_words_in_the_sound_is_shown_first(run, whisper, tone, tmp_pa
         assert out.index("cross-attention") < out.index("encoder attention")
 
 
-def test_the_spectrogram_stands_above_the_picture(whisper, tone):
+def test_spectrogram_is_drawn_above_the_picture(whisper, tone):
     model = load(whisper)
     prepared = model.prepare_audio(tone, "The cat sat.")
     view = one_head(model, prepared, "cross L0H1").heatmap
@@ -142,7 +142,7 @@ def test_the_spectrogram_stands_above_the_picture(whisper, tone):
     assert one_head(model, prepared, "encoder L0H1").heatmap.bands is None
 
 
-def test_long_sounds_have_round_seconds_along_their_axis():
+def test_long_sound_axis_has_whole_seconds():
     axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
     shown, texts, _ = labels(axis, 0.005)
     assert texts == [f"{second} s" for second in range(20, 50)]
@@ -151,7 +151,7 @@ def test_long_sounds_have_round_seconds_along_their_axis():
     assert texts[:2] == ["20.00 s", "20.02 s"]
 
 
-def test_heads_that_listen_are_found_and_sound_and_text_are_parts(run, tone, tmp_path):
+def test_find_and_spans_treat_sound_as_a_part(run, tone, tmp_path):
     sounds.save(tmp_path, "qwen2_audio")
     asked, question = ("--audio", tone, "-m", tmp_path), "what is the cat"
     (found,) = run.json("find", "cat -> sound", question, *asked)["questions"]
@@ -168,7 +168,7 @@ def test_heads_that_listen_are_found_and_sound_and_text_are_parts(run, tone, tmp
     assert {"sound", "text"} <= {part["name"] for part in parts}
 
 
-def test_a_letter_and_a_moment_both_name_a_frame(run, ctc, noise):
+def test_frame_is_named_by_letter_or_time(run, ctc, noise):
     texts = [token.text for token in load(ctc).prepare_audio(noise).tokens]
     lettered = [number for number, text in enumerate(texts) if re.search(r" · [a-z]$", text)]
     if not lettered:  # random weights are others in each release

@@ -53,18 +53,18 @@ EVERYWHERE = {
 @pytest.mark.parametrize(
     ("option", "names"), [(option, names) for each, names in EVERYWHERE.items() for option in each.split()]
 )
-def test_an_option_stands_in_every_command_where_it_makes_sense(option, names):
+def test_shared_options_are_in_every_applicable_command(option, names):
     assert {name for name, options in OPTIONS.items() if option in options} & (LOOKING | {"train"}) >= names
 
 
 @pytest.mark.parametrize("option", sorted({option for options in OPTIONS.values() for option in options}))
-def test_an_option_means_the_same_in_each_command_that_looks(option):
+def test_option_takes_the_same_value_in_every_command(option):
     words = [OPTIONS[name][option].spelling for name in LOOKING if option in OPTIONS[name]]
     values = {word.split(", ")[-1].partition(" ")[2] for word in words}
     assert len(values) <= 1, f"{option} takes {values}"
 
 
-def test_the_help_begins_with_what_people_use_most():
+def test_help_lists_most_used_options_first():
     often = [option for option, word in OPTIONS["show"].items() if word.panel == "Options"]
     assert often == [
         "-f", "--from", "--image", "--repeat-random", "--truncate", "--generate", "--layer", "--head",
@@ -73,12 +73,12 @@ def test_the_help_begins_with_what_people_use_most():
 
 
 @pytest.mark.parametrize(("file", "text"), [(README, page()), (MANUAL, manual())], ids=["page", "manual"])
-def test_page_and_manual_are_what_the_code_says(file, text):
+def test_reference_page_and_manual_are_current(file, text):
     assert file.read_text("utf-8") == text, "write it anew: python -m tests.tools.command_reference"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_help_all_has_every_option_and_its_text_word_for_word(run, name):
+def test_help_all_lists_every_option(run, name):
     printed = " ".join(run(name, "--help-all").out.split())
     for word in rows(name).values():
         assert word.help, f"{name} {word.spelling} does not say what it does"
@@ -86,7 +86,7 @@ def test_help_all_has_every_option_and_its_text_word_for_word(run, name):
     assert {"--quiet", "--verbose"} <= {*printed.split()}
 
 
-def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
+def test_command_list_starts_with_most_used(run):
     printed = run("--help").out
     assert run().out == printed
     names = re.findall("^│ ([a-z]+) ", printed, re.M)
@@ -95,7 +95,7 @@ def test_the_list_of_commands_begins_with_those_that_people_use_most(run):
     assert {*NAMES} <= {*names}
 
 
-def test_every_measure_and_role_is_offered():
+def test_completion_offers_every_measure_and_role():
     assert set(options.measure_names()) == set(MEASURES)
     assert set(options.explained_names()) >= {*MEASURES, *ROLES}
 
@@ -108,20 +108,20 @@ def test_every_measure_and_role_is_offered():
         ("show", "--kind", "", ["encoder", "decoder", "cross"]),
     ],
 )
-def test_what_begins_as_typed_is_offered(command, option, begun, offered):
+def test_completion_offers_matching_values(command, option, begun, offered):
     found = build(command)
     context = found.make_context(command, [], resilient_parsing=True)
     (parameter,) = (each for each in found.params if option in each.opts)
     assert [each.value for each in parameter.shell_complete(context, begun)] == offered
 
 
-def test_models_of_the_hub_that_are_here_are_offered(tmp_path, monkeypatch):
+def test_completion_offers_downloaded_hub_models(tmp_path, monkeypatch):
     (tmp_path / "models--someone--a-bert").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert list(options.model_names()) == ["own", "own-causal", "someone/a-bert"]
 
 
-def test_layer_and_head_may_come_apart():
+def test_layer_and_head_may_be_separate_options():
     assert parse_head("3", LayerOptions(layers="5")) == parse_head("L5H3") == Head("L5H3")
     assert parse_head("cross L5H3") == Head("cross L5H3")
 
@@ -137,7 +137,7 @@ def test_layer_and_head_may_come_apart():
         ("cross L5H3", {"kind": "encoder"}, "--head cross L5H3 names its kind: leave it out"),
     ],
 )
-def test_a_wrong_spelling_says_what_to_write(head, more, sentence):
+def test_misspelled_head_error_shows_the_form(head, more, sentence):
     with pytest.raises(typer.BadParameter, match=sentence):
         parse_head(head, LayerOptions(**more))
 
@@ -158,7 +158,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("typed", [f"{first} {one}" for first, of in PLACES.items() for one in of.split("|")])
-def test_a_number_that_counts_nothing_ends_in_a_sentence_that_can_be_read(run, typed, tmp_path, monkeypatch):
+def test_invalid_number_is_refused_in_a_readable_sentence(run, typed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(typed.replace("LONG", "9" * 5000).replace("MANY", "9" * 25))
     ended = run(*(TEXT if word == "TEXT" else word for word in words))
@@ -167,7 +167,7 @@ def test_a_number_that_counts_nothing_ends_in_a_sentence_that_can_be_read(run, t
     assert len(ended.err) < 2000
 
 
-def test_a_number_is_a_few_ascii_digits():
+def test_numbers_are_short_ascii_digits():
     assert read_number("007") == 7
     assert [read_number(text) for text in ("", "-1", "+1", "1_0", "٣", "²", "1.0", "1" * 10)] == [None] * 8
     assert Head("L000000001H3") == Head(1, 3)
@@ -197,14 +197,14 @@ def write(monkeypatch, tmp_path):
         ({"project": "quiet = true\nmax-tokens = 5"}, "-q --max-tokens 5"),
     ],
 )
-def test_a_setting_is_a_default_of_its_option(run, write, settings, typed):
+def test_setting_is_the_default_of_its_option(run, write, settings, typed):
     asked = ("show", TEXT, "--head", "L1H1")
     usual, wanted = run(*asked).out, run(*asked, *typed.split()).out
     write(**settings)
     assert run(*asked).out == wanted != usual
 
 
-def test_what_is_typed_comes_before_the_variable_the_project_and_the_user(run, write, monkeypatch):
+def test_typed_option_overrides_variable_project_and_user(run, write, monkeypatch):
     write(users='model = "no/model"')
     assert run("show", TEXT).code == 2
     write(project='model = "own-causal"', users='model = "no/model"')
@@ -214,7 +214,7 @@ def test_what_is_typed_comes_before_the_variable_the_project_and_the_user(run, w
     assert run("show", TEXT, "-m", "own-causal").out.startswith("own-causal ")
 
 
-def test_the_defaults_are_listed_with_their_origin(run, write, tmp_path, monkeypatch):
+def test_info_lists_defaults_with_their_origin(run, write, tmp_path, monkeypatch):
     write(project="words = true", users="dpi = 300")
     monkeypatch.setenv("ATTNSCOPE_MODEL", "own-causal")
     monkeypatch.setenv("COLUMNS", "300")
@@ -224,7 +224,7 @@ def test_the_defaults_are_listed_with_their_origin(run, write, tmp_path, monkeyp
     assert ["--dpi", "300", str(tmp_path / "config.toml")] in lines
 
 
-def test_a_file_of_weights_needs_no_model_whatever_is_set(run, write, tmp_path, monkeypatch):
+def test_show_from_file_ignores_model_settings(run, write, tmp_path, monkeypatch):
     assert run("show", TEXT, "-o", tmp_path / "a.npz").code == 0
     write(users='dtype = "bfloat16"')
     monkeypatch.setenv("ATTNSCOPE_MODEL", "no/model")
@@ -243,7 +243,7 @@ def test_a_file_of_weights_needs_no_model_whatever_is_set(run, write, tmp_path, 
         ("model = [", "cannot be read: "),
     ],
 )
-def test_a_wrong_setting_of_a_project_is_a_sentence_with_its_file(run, write, tmp_path, setting, sentence):
+def test_invalid_project_setting_error_names_its_file(run, write, tmp_path, setting, sentence):
     write(project=setting)
     ran = run("show", TEXT).refuses(sentence)
     assert ran.err.count("\n") == 1
@@ -272,7 +272,7 @@ def test_no_setting_runs_code(run, write, tmp_path, monkeypatch, where, name, co
     assert not list(tmp_path.rglob("ran"))
 
 
-def test_what_a_project_may_not_set_is_told_once_and_left_out(run, write, tmp_path):
+def test_forbidden_project_settings_are_skipped_with_a_note(run, write, tmp_path):
     write(project='out = "x.svg"\ntrust-remote-code = true\nallow_pickle = true\nsave_trace = "x.trace"')
     ran = run("show", TEXT)
     file = tmp_path / "project" / "pyproject.toml"
@@ -283,7 +283,7 @@ def test_what_a_project_may_not_set_is_told_once_and_left_out(run, write, tmp_pa
     assert not run("show", TEXT, "-q").err
 
 
-def test_the_users_own_file_may_write_but_trusts_nobody(run, write, tmp_path):
+def test_user_settings_may_write_but_not_trust(run, write, tmp_path):
     write(project='out = "y.svg"', users='out = "x.svg"\ntrust-remote-code = true')
     assert "left out --trust-remote-code of " in run("show", TEXT).err
     assert [each.name for each in tmp_path.rglob("*.svg")] == ["x.svg"]
@@ -293,7 +293,7 @@ def test_the_users_own_file_may_write_but_trusts_nobody(run, write, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="a system without owners of files")
 @pytest.mark.parametrize("change", ["file", "folder", "group", "owner", "linked"])
-def test_a_file_that_others_own_or_can_write_sets_nothing(run, write, tmp_path, monkeypatch, change):
+def test_settings_writable_by_others_are_ignored(run, write, tmp_path, monkeypatch, change):
     write(project="max-tokens = 5", users="words = true")
     folder = tmp_path / "project"
     file = folder / "pyproject.toml"
@@ -326,7 +326,7 @@ HARMLESS = {
 ACTS = r"\b(save (?!a picture)|files?\b|folder|code|pickle|trust|network|resume|cache|download|checkpoint)"
 
 
-def test_a_project_may_set_what_loads_writes_and_trusts_nothing():
+def test_project_settings_exclude_paths_code_and_trust():
     found = set()
     for name in NAMES:
         declared = inspect.signature(find_command(name)).parameters
@@ -341,7 +341,7 @@ def test_a_project_may_set_what_loads_writes_and_trusts_nothing():
     assert found == HARMLESS
 
 
-def test_every_option_that_names_code_is_known_by_its_name():
+def test_options_naming_code_are_never_settings():
     for name in NAMES:
         for each in build(name).params:
             if re.search("FILE.py|Python code", each.help):
@@ -349,7 +349,7 @@ def test_every_option_that_names_code_is_known_by_its_name():
                 assert not setting.is_taken(True)
 
 
-def test_the_file_of_another_project_is_not_read(run, write, tmp_path, monkeypatch):
+def test_settings_of_another_project_are_not_read(run, write, tmp_path, monkeypatch):
     write(project="max-tokens = 5")
     monkeypatch.chdir(tmp_path)
     assert "cut: the first 5" not in run("show", TEXT).out

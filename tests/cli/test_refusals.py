@@ -297,7 +297,7 @@ def files_below(place):
 
 
 @pytest.mark.parametrize(("typed", "sentence"), REFUSED.items(), ids=REFUSED)
-def test_it_is_refused_in_one_sentence_and_leaves_no_file(run, place, monkeypatch, typed, sentence):
+def test_refusal_is_one_sentence_and_leaves_no_file(run, place, monkeypatch, typed, sentence):
     monkeypatch.chdir(place)
     before = files_below(place)
     ran = run(*(WORDS.get(word, word) for word in shlex.split(typed))).refuses(sentence)
@@ -307,11 +307,11 @@ def test_it_is_refused_in_one_sentence_and_leaves_no_file(run, place, monkeypatc
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_refused(run, tmp_path):
+def test_unwritable_output_folder_is_refused(run, tmp_path):
     tmp_path.chmod(0o500)
     run("show", WORDS["TEXT"], "--head", "L0H0", "-o", tmp_path / "head.png").refuses("cannot be written")
 
 
-def test_so_many_questions_are_not_asked_at_once(run):
+def test_too_many_questions_are_refused(run):
     asked = (f"{number} -> cat" for number in range(501))
     run("find", *asked, "The cat sat.").refuses("501 questions: ask 500 at a time")

@@ -48,20 +48,20 @@ def validate(command, run, *words):
 
 
 @pytest.mark.parametrize("asked", [f"{first} {one}" for first, of in ASKED.items() for one in of.split("|")])
-def test_an_answer_is_what_its_schema_says(run, place, monkeypatch, asked):
+def test_json_answer_fits_its_schema(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)
     command, *words = (WORDS.get(word, word) for word in shlex.split(asked))
     validate(command, run, *words)
 
 
 @pytest.mark.parametrize("text", [WORDS["TEXT"], "It was a mat."])
-def test_claims_and_what_has_changed_too(run, tmp_path, text):
+def test_check_json_fits_its_schema(run, tmp_path, text):
     run("check", WORDS["TEXT"], "--save-snapshot", tmp_path / "before.json")
     validate("check", run, "L0H7.next > 0.9", text, "--with-snapshot", tmp_path / "before.json")
 
 
 @pytest.mark.parametrize("command", printed_records())
-def test_a_schema_is_printed_describes_every_field_and_tells_the_version(run, command):
+def test_schema_describes_every_field_and_its_version(run, command):
     (line,) = run("schema", command).out.splitlines()
     schema = json.loads(line)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -85,12 +85,12 @@ def test_every_command_with_json_has_a_schema():
     assert with_json == set(printed_records())
 
 
-def test_an_audit_that_finds_what_mixes_tokens_too(run, tmp_path):
+def test_audit_json_with_mixers_fits_its_schema(run, tmp_path):
     (tmp_path / "mixing.py").write_text(HALF_SEEN.format("Block"))
     assert validate("info", run, "-m", f"{tmp_path}/mixing.py:Model", "--audit")["mixers"]
 
 
-def test_a_schema_is_indented_in_a_terminal(run, monkeypatch):
+def test_schema_is_indented_in_a_terminal(run, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     shown = run("schema", "show").out
     assert shown.startswith('{\n  "$schema"')
@@ -112,12 +112,12 @@ def fields(shape):
     return set().union(*(fields(each) for each in shape)) if isinstance(shape, list) else set()
 
 
-def test_the_skill_is_printed_as_it_is(run):
+def test_skill_is_printed_unchanged(run):
     assert run("skill").out == SKILL.read_text("utf-8")
 
 
 @pytest.mark.parametrize(("command", "told"), [row[1:] for row in ROWS], ids=lambda text: text[:30])
-def test_each_command_of_the_skill_has_its_options_and_its_fields(command, told):
+def test_skill_options_and_fields_exist(command, told):
     for each in re.findall(r"`([^`]+)`", command):
         name, *words = each.split()
         if not name.startswith("--"):
@@ -147,7 +147,7 @@ def test_each_command_of_the_skill_has_its_options_and_its_fields(command, told)
         ("show --head --json TEXT", None, None),
     ],
 )
-def test_an_error_is_json_where_json_was_typed_as_an_option(run, words, error, suggestion):
+def test_error_is_json_with_json_option(run, words, error, suggestion):
     ran = run(*(WORDS.get(word, word) for word in shlex.split(words)))
     assert ran.code == 2
     assert ran.err.startswith("{") == (error is not None)
@@ -158,7 +158,7 @@ def test_an_error_is_json_where_json_was_typed_as_an_option(run, words, error, s
         assert told["exit_code"] == 2
 
 
-def test_each_text_of_a_corpus_is_a_line_that_its_own_look_gives(run, tmp_path):
+def test_jsonl_lines_equal_the_answers_for_single_texts(run, tmp_path):
     corpus, texts = tmp_path / "corpus.txt", list(WORDS.values())
     corpus.write_text("\n\n".join(texts))
     lines = run("stats", "--texts", corpus, "--jsonl").out.splitlines()

@@ -15,7 +15,7 @@ TEXT = "The cat sat on the mat because it was tired."
 LONG = f"{TEXT} " * 8
 
 
-def test_the_command_beside_a_head_opens_that_head(run):
+def test_suggested_command_opens_its_head(run):
     out = run("show", TEXT, "-m", folders.minilm()).out
     command = next(line for line in out.splitlines() if line.lstrip().startswith("attnscope show"))
     _, *words = shlex.split(command)
@@ -24,7 +24,7 @@ def test_the_command_beside_a_head_opens_that_head(run):
     assert "entropy" in opened
 
 
-def test_a_part_of_a_map_is_shown_with_what_the_rest_takes(run, tmp_path):
+def test_zoomed_map_notes_the_remaining_attention(run, tmp_path):
     all_, part = (run.json("show", LONG, "--head", "L1H0", *zoom) for zoom in ((), ("--zoom", "40-52")))
     whole = np.array(all_["weights"], float)
     np.testing.assert_array_equal(np.array(part["weights"], float), whole[40:53, 40:53])
@@ -60,7 +60,7 @@ class Model(torch.nn.Module):
 """
 
 
-def test_show_and_stats_say_what_attends_and_was_not_captured(run, tmp_path):
+def test_show_and_stats_name_uncaptured_attention(run, tmp_path):
     (tmp_path / "half.py").write_text(HALF_SEEN.format("Attention"))
     name = f"{tmp_path}/half.py:Model"
     told = "layers 0-1, StrangeAttention: tokens also mix here, outside of the attention that is shown"
@@ -72,14 +72,14 @@ def test_show_and_stats_say_what_attends_and_was_not_captured(run, tmp_path):
 
 
 @pytest.mark.parametrize(("count", "listed"), [(13, 13), (14, 10)])
-def test_a_token_lists_all_others_where_few_are_left(run, count, listed):
+def test_token_list_is_complete_when_few_would_remain(run, count, listed):
     words = " ".join(["dog"] * (count - 2))
     ran = run("show", words, "--token", "1")
     assert len(re.findall(r"\d+  0\.\d\d ", ran.out.partition("is looked at by")[0])) == listed
     assert ("more, each" in ran.out) == (listed < count)
 
 
-def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
+def test_token_losses_are_printed_below_the_map(run, tmp_path):
     asked = ("show", "--repeat-random", "8", "-m", "own-causal", "--loss")
     losses = run.json(*asked)["losses"]
     head = (*asked, "--head", "L1H0")
@@ -95,7 +95,7 @@ def test_the_loss_of_each_token_stands_under_the_map(run, tmp_path):
     assert run(*head, "-o", tmp_path / "loss.png").code == 0
 
 
-def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
+def test_json_separates_hidden_from_masked_weights(run):
     asked = ("show", TEXT, "-m", "own-causal", "--head", "L1H0")
     whole, some = (run.json(*asked, *more) for more in ((), ("--min-weight", "0.1")))
     values = np.array(whole["weights"], float)  # not a number where masked
@@ -108,7 +108,7 @@ def test_numbers_tell_a_hidden_weight_from_a_masked_one(run):
     ]
 
 
-def test_a_system_message_comes_first_and_a_reply_is_opened_for_writing(run, chat_folder):
+def test_chat_has_system_message_first_and_opens_a_reply(run, chat_folder):
     asked = ("show", "The cat", "-m", chat_folder, "--chat", "--system", "Be a mat.", "--head", "L0H0")
     read = "".join(run.json(*asked)["queries"])
     assert read.startswith("<|system|>")
@@ -141,7 +141,7 @@ def terminal(monkeypatch):
     monkeypatch.setattr(browse, "has_terminal", lambda: True)
 
 
-def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monkeypatch):
+def test_missing_textual_error_says_what_to_install(run, terminal, monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest, **more):
@@ -156,12 +156,12 @@ def test_without_textual_one_sentence_says_how_to_install_it(run, terminal, monk
     assert ran.err.startswith("attnscope: browsing needs")
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_model_is_loaded(run, terminal, tmp_path):
+def test_browse_refuses_missing_folder_before_loading_model(run, terminal, tmp_path):
     ran = run("browse", TEXT, "-o", tmp_path / "nowhere", "-m", "no-such-folder/at/all")
     ran.refuses("there is no such folder")
 
 
-def test_the_browser_is_given_what_the_command_says(run, terminal, monkeypatch, tmp_path):
+def test_browse_passes_its_options_to_the_browser(run, terminal, monkeypatch, tmp_path):
     app = pytest.importorskip("textual.app", reason="Textual is not installed")
     seen = []
     monkeypatch.setattr(app.App, "run", lambda self: seen.append(self))

@@ -78,7 +78,7 @@ HEADS = {image: (4, 2), random_tokens: (12, 3), tensors: (2, 1), weights: (32, 4
 
 @pytest.mark.parametrize("command", LOOKING)
 @pytest.mark.parametrize("source", HEADS, ids=lambda source: source.__name__)
-def test_whatever_is_read_each_command_answers_of_its_heads(run, tmp_path, source, command):
+def test_every_command_answers_for_every_source(run, tmp_path, source, command):
     ran = run(*LOOKING[command], *source(run, tmp_path))
     assert ran.code == (1 if command == "check" else 0), ran.err
     answer, (count, layers) = json.loads(ran.out), HEADS[source]
@@ -90,7 +90,7 @@ def test_whatever_is_read_each_command_answers_of_its_heads(run, tmp_path, sourc
         assert "generated 3 tokens" in " ".join(answer["notes"])
 
 
-def test_a_warning_of_the_model_for_programmers_is_not_shown(run, tmp_path):
+def test_developer_warnings_of_models_are_hidden(run, tmp_path):
     asked = tensors(run, tmp_path)
     with (tmp_path / "writer.py").open("a") as file:
         file.write("\nimport warnings\nwarnings.warn('a prototype that may change')\n")
@@ -100,11 +100,11 @@ def test_a_warning_of_the_model_for_programmers_is_not_shown(run, tmp_path):
     assert [str(each.message) for each in shown] == []
 
 
-def test_info_names_its_model_first_or_by_the_option(run):
+def test_info_takes_its_model_as_argument_or_option(run):
     assert run("info", "-m", "own", TEXT, "--json").out == run("info", "own", TEXT, "--json").out
 
 
-def test_what_a_file_prints_while_it_writes_text_is_no_part_of_the_answer(run, tmp_path):
+def test_output_of_model_code_is_not_in_the_answer(run, tmp_path):
     ran = run("show", "Once upon a", "-m", writer(tmp_path), "--generate", "3", "--json")
     assert json.loads(ran.out)
     assert "called\n" in ran.err
@@ -127,12 +127,12 @@ def test_offline_refuses_uncached_model_without_connecting(run, reached, typed):
     assert not reached.called
 
 
-def test_without_it_the_hub_is_asked(run, reached):
+def test_hub_is_asked_without_offline(run, reached):
     run("show", "The cat.", "-m", "nobody/nothing").refuses("the hub cannot be reached")
     assert reached.called
 
 
-def test_offline_a_model_that_is_here_works(run, reached, causal_folder):
+def test_offline_accepts_local_models(run, reached, causal_folder):
     for model in ("own", causal_folder):
         assert run("show", "The cat.", "-m", model, "--offline").code == 0
     assert not reached.called
@@ -160,7 +160,7 @@ READ = [  # what is typed, what stands in a file or in a pipe, and what is read 
 
 
 @pytest.mark.parametrize(("typed", "content", "found"), READ)
-def test_a_text_is_typed_piped_or_a_file_or_a_line_of_it(tmp_path, monkeypatch, typed, content, found):
+def test_text_is_read_from_argument_pipe_file_or_line(tmp_path, monkeypatch, typed, content, found):
     (tmp_path / "text.txt").write_bytes(content or b"")
     monkeypatch.setattr("sys.stdin", content and io.TextIOWrapper(io.BytesIO(content)))
     asked = SourceOptions(**typed, file=None if "text" in typed else tmp_path / "text.txt")
@@ -169,12 +169,12 @@ def test_a_text_is_typed_piped_or_a_file_or_a_line_of_it(tmp_path, monkeypatch, 
         assert read_text(asked) == found
 
 
-def test_a_folder_is_no_text(tmp_path):
+def test_folder_as_text_file_is_refused(tmp_path):
     with pytest.raises(InputError, match="is a folder: give a text file"):
         read_text(SourceOptions(file=tmp_path))
 
 
-def test_a_path_that_is_given_as_a_text_asks_whether_the_file_was_meant(tmp_path, monkeypatch):
+def test_path_given_as_text_suggests_the_file_option(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_text("words")
     with pytest.raises(InputError, match=r"is a file: did you mean --file .*text\.txt\?"):

@@ -23,7 +23,7 @@ def heads(run, *arguments):
     return run.json("stats", TEXT, "-m", minilm(), *arguments)["heads"]
 
 
-def test_a_table_in_latex_has_the_cells_of_the_printed_one(run):
+def test_latex_table_has_the_printed_cells(run):
     asked = ("stats", TEXT, "--sort", "[CLS]", "--top", "3")
     out = run(*asked, "--latex").out
     names, *rows = [line.removesuffix(r" \\").split(" & ") for line in out.splitlines() if " & " in line]
@@ -34,7 +34,7 @@ def test_a_table_in_latex_has_the_cells_of_the_printed_one(run):
     assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
 
 
-def test_a_map_in_latex_has_a_row_for_each_layer(run):
+def test_latex_map_has_a_row_per_layer(run):
     lines = run("stats", TEXT, "--map", "entropy", "--latex").out.splitlines()
     figures = {(each["layer"], each["head"]): each["figures"] for each in run.json("stats", TEXT)["heads"]}
     assert [line.partition(" ")[0] for line in lines[5:9]] == ["L0", "L1", "L2", "L3"]
@@ -47,18 +47,18 @@ def test_a_map_in_latex_has_a_row_for_each_layer(run):
      ("\\^~", r"\textbackslash{}\textasciicircum{}\textasciitilde{}"),
      ("<s> – ±", r"\textless{}s\textgreater{} -- $\pm$")],
 )  # fmt: skip
-def test_latex_sets_what_is_written_literally(text, expected):
+def test_latex_special_characters_are_escaped(text, expected):
     assert escape_latex(text) == expected
 
 
-def test_the_largest_of_a_measure_comes_first_and_top_cuts(run):
+def test_stats_sorts_by_measure_and_top_limits_rows(run):
     every, top = (heads(run, *asked) for asked in ((), ("--sort", "distance", "--top", "7")))
     values = sorted((head["figures"]["distance"]["value"] for head in every), reverse=True)
     assert [head["figures"]["distance"]["value"] for head in top] == values[:7]
 
 
 @pytest.mark.parametrize("cell", ["share", "mean", "max"])
-def test_pooled_cells_hold_what_was_asked_for(run, tmp_path, cell):
+def test_pooled_cells_follow_the_cell_option(run, tmp_path, cell):
     text, path = TEXT * 30, tmp_path / "maps.npz"  # more tokens than cells
     run("stats", text, "--pooled", path, "--cell", cell, "--top", "1")
     model = load("own")
@@ -71,7 +71,7 @@ def test_pooled_cells_hold_what_was_asked_for(run, tmp_path, cell):
     assert [pool for pool, each in maps.items() if np.allclose(found, each, atol=1e-6)] == [cell]
 
 
-def test_only_heads_that_meet_the_conditions_are_listed(run):
+def test_where_lists_only_matching_heads(run):
     firsts, others = heads(run, "--where", "role=first"), heads(run, "--where", "role!=first")
     assert {head["role"]["name"] for head in firsts} == {"first"}
     assert len(others) + len(firsts) == 72
@@ -93,19 +93,19 @@ def test_heads_are_sorted_by_role_score_above_baseline(run):
     assert places == sorted(places)
 
 
-def test_one_head_has_the_role_that_it_has_among_all(run):
+def test_single_head_keeps_its_role(run):
     (one,) = heads(run, "--head", "L1H3")
     assert (one["layer"], one["head"]) == (1, 3)
     assert one in heads(run)
 
 
-def test_a_condition_on_a_figure_that_does_not_exist_is_not_met():
+def test_condition_on_absent_score_is_not_met():
     model, (condition,) = load("own"), parse_conditions("segment>=0")
     seen = measure_heads(model, model.prepare(TEXT), Selection(layers=(0,)))
     assert not any(condition.meets(head) for head in seen.heads)
 
 
-def test_conditions_are_read_with_or_without_spaces():
+def test_conditions_parse_with_or_without_spaces():
     spaced = "entropy < 1  and  previous >= 0.5"
     assert parse_conditions("entropy<1 and previous>=0.5") == parse_conditions(spaced)
     with pytest.raises(SelectionError):
@@ -125,7 +125,7 @@ def test_title_and_json_name_the_weighting_and_scores_differ(run, asked):
     assert norm.keys() == raw.keys()
 
 
-def test_a_gradient_is_of_the_prediction_that_is_named(run):
+def test_gradient_weighting_uses_the_named_target(run):
     words = ("show", "The cat sat on the", "-m", "own-causal", "--weighting", "gradient", "--target", "mat")
     seen = run.json(*words)
     assert (seen["weigh"], seen["target"]) == ("gradient", "mat")
@@ -141,14 +141,14 @@ def test_a_corpus_is_weighted_by_the_prediction_of_each_text(run, tmp_path):
     assert len(seen) == 2
 
 
-def test_an_export_says_it_in_its_manifest(run, tmp_path):
+def test_export_manifest_names_the_weighting(run, tmp_path):
     run("export", TEXT, "--weighting", "norm", "--format", "npz", "-o", tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["weigh"] == "norm"
     assert "--weighting norm" in manifest["command"]
 
 
-def test_sums_of_one_weighing_do_not_go_on_with_another(run, tmp_path):
+def test_checkpoint_of_another_weighting_is_refused(run, tmp_path):
     corpus = tmp_path / "texts.txt"
     corpus.write_text(f"{TEXT}\nA dog.\n")
     asked = ("stats", "--texts", corpus, "--checkpoint", tmp_path / "sums.json")
@@ -165,13 +165,13 @@ def corpus(tmp_path):
     return path
 
 
-def test_one_claim_that_fails_ends_with_code_1(run, corpus):
+def test_failed_claim_exits_with_1(run, corpus):
     ran = run("check", "L2H1.previous > 0.8", "L2H1.next > 0.8", "--texts", corpus)
     assert ran.code == 1
     assert [line.split()[0] for line in ran.out.splitlines()] == ["ok", "FAILED"]
 
 
-def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
+def test_snapshot_is_saved_and_compared(run, corpus, tmp_path):
     kept = tmp_path / "kept.json"
     assert run("check", "--texts", corpus, "--save-snapshot", kept).code == 0
     same = run("check", "--texts", corpus, "--with-snapshot", kept, "--tolerance", "0")
@@ -183,7 +183,7 @@ def test_a_snapshot_is_saved_and_compared_with(run, corpus, tmp_path):
     assert other.out.partition("· the texts differ")[0].rstrip().endswith(" more")
 
 
-def test_json_and_csv_have_the_standard_errors(run, corpus):
+def test_json_and_csv_have_standard_errors(run, corpus):
     asked = ("stats", "--texts", corpus, "--sort", "previous", "--top", "1")
     (head,), (row,) = run.json(*asked)["heads"], run.csv(*asked)
     figure = head["figures"]["previous"]
@@ -191,7 +191,7 @@ def test_json_and_csv_have_the_standard_errors(run, corpus):
     assert figure["texts"] == 3
 
 
-def test_a_flood_of_bad_lines_is_counted_not_listed(run, tmp_path):
+def test_many_unreadable_lines_are_counted(run, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "The cat."}\n' + "x\n" * 30)
     ran = run("stats", "--texts", path, "--top", "1")
@@ -199,7 +199,7 @@ def test_a_flood_of_bad_lines_is_counted_not_listed(run, tmp_path):
     assert "30 texts could not be read: line 2, line 3, line 4, ..." in ran.out
 
 
-def test_ctrl_c_says_how_to_go_on(run, corpus, tmp_path, monkeypatch):
+def test_ctrl_c_message_says_how_to_resume(run, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.models.model.Model.run", Mock(side_effect=KeyboardInterrupt))
     ran = run("stats", "--texts", corpus)
     assert (ran.code, ran.err) == (130, "attnscope: stopped; give --checkpoint FILE to resume\n")

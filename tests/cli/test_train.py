@@ -24,7 +24,7 @@ def books(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("books"), files=3, count=40)
 
 
-def test_train_says_what_it_made_and_loss_agrees_with_any_seed_of_64_bits(run, books, tmp_path):
+def test_train_summary_and_loss_agree_for_a_64_bit_seed(run, books, tmp_path):
     seed = ("--seed", 2**64 - 1)
     ran = run("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 4, "--evaluate-every", 2, *seed)
     assert re.search(r"1 layers × 2 heads, width 16, [\d,]+ parameters", ran.out)
@@ -39,7 +39,7 @@ def test_train_says_what_it_made_and_loss_agrees_with_any_seed_of_64_bits(run, b
     assert "15 % of" in measured.out
 
 
-def test_a_stopped_run_says_how_to_go_on(run, books, tmp_path, monkeypatch):
+def test_stopped_training_says_how_to_resume(run, books, tmp_path, monkeypatch):
     asked = ("train", *books, "-o", tmp_path / "m", *TINY, "--steps", 2)
     with monkeypatch.context() as patched:  # as if Ctrl-C was pressed; test_ctrl_c.py does so at each line
         patched.setattr("attnscope.training.train.stop_between_steps", lambda: nullcontext(lambda: True))
@@ -59,7 +59,7 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
+def test_track_writes_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
     asked = ["track", checkpoints, "--texts", checkpoints / "probe.txt", "--measure", "entropy,first"]
     shown = run(*asked).out
     assert "entropy by step" in shown
@@ -75,7 +75,7 @@ def test_curves_tables_json_csv_and_pictures(run, checkpoints, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"curves.png"}
 
 
-def test_a_watch_waits_for_checkpoints_that_are_being_written(run, checkpoints, tmp_path, monkeypatch):
+def test_track_watch_waits_for_unfinished_checkpoints(run, checkpoints, tmp_path, monkeypatch):
     steps = iter(
         [
             lambda: (tmp_path / "checkpoint-1").mkdir(),
@@ -94,7 +94,7 @@ def test_a_watch_waits_for_checkpoints_that_are_being_written(run, checkpoints, 
 
 
 @pytest.mark.parametrize("revisions", ["step10,step20", "step20, step10"])
-def test_revisions_of_a_model_on_the_hub_are_its_steps(run, checkpoints, monkeypatch, revisions):
+def test_hub_revisions_are_tracked_as_steps(run, checkpoints, monkeypatch, revisions):
     loaded = []
 
     def from_the_hub(model):
@@ -108,7 +108,7 @@ def test_revisions_of_a_model_on_the_hub_are_its_steps(run, checkpoints, monkeyp
     assert loaded == [("someone/tiny", "step10"), ("someone/tiny", "step20")]
 
 
-def test_folders_are_found_by_pattern_and_inside_of_a_run(checkpoints):
+def test_checkpoints_are_listed_by_pattern_or_run_folder(checkpoints):
     both = [str(checkpoints / f"checkpoint-{step}") for step in (10, 20)]
     assert find_checkpoints([str(checkpoints)]) == both
     assert find_checkpoints([str(checkpoints / "check*-2?")]) == both[1:]
@@ -116,7 +116,7 @@ def test_folders_are_found_by_pattern_and_inside_of_a_run(checkpoints):
     assert find_checkpoints(["step1", "step2"]) == ["step1", "step2"]
 
 
-def test_the_loss_of_a_causal_model_is_that_of_its_own_labels_in_any_order(run, causal_folder, tmp_path):
+def test_causal_loss_equals_model_loss_in_any_line_order(run, causal_folder, tmp_path):
     lines, turned = tmp_path / "lines.txt", tmp_path / "turned.txt"
     lines.write_text("\n\n".join([*LINES, "A"]))
     turned.write_text("\n".join(reversed(LINES)))
@@ -135,7 +135,7 @@ def test_the_loss_of_a_causal_model_is_that_of_its_own_labels_in_any_order(run, 
 
 
 @pytest.mark.parametrize("model", ["own", "own-causal"])
-def test_a_text_shorter_than_two_sequences_is_measured_whole(run, model, tmp_path):
+def test_loss_of_short_text_uses_all_tokens(run, model, tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("The cat sat on the mat because it was tired. " * 18)
     tokens = load(model).prepare(file.read_text()).tokens

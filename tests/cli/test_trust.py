@@ -27,7 +27,7 @@ HOOKS = (
 
 
 @pytest.mark.skipif(not GUIDE.exists(), reason="an installed package has no guide")
-def test_each_row_of_the_security_guide_names_tests_that_exist():
+def test_security_guide_names_existing_tests():
     rows = [row for row in GUIDE.read_text("utf-8").splitlines() if row.startswith("| ")][2:]
     assert len(rows) > 10
     for row in rows:
@@ -71,7 +71,7 @@ def start(folder, *words, **variables):
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("asked", [["show", TEXT, "-o", "own.svg"], ["stats", TEXT], ["info", "--plugins"]])
-def test_nothing_in_a_foreign_folder_runs_unasked(hostile, asked):
+def test_untrusted_folder_runs_no_code(hostile, asked):
     before = {path.name for path in hostile.iterdir()}
     ran = start(hostile, *asked)
     assert ran.returncode == 0, ran.stderr
@@ -83,7 +83,7 @@ def test_nothing_in_a_foreign_folder_runs_unasked(hostile, asked):
 @pytest.mark.parametrize(
     ("typed", "offered"), [("show --cmap viri", "viridis"), ("show -m own", "own-causal"), ("stat", "stats")]
 )
-def test_tab_offers_words_runs_nothing_and_says_nothing(hostile, typed, offered):
+def test_completion_runs_no_code_and_prints_no_errors(hostile, typed, offered):
     count = str(len(typed.split()))
     words = {"COMP_WORDS": f"attnscope {typed}", "COMP_CWORD": count}
     ran = start(hostile, **words, _ATTNSCOPE_COMPLETE="complete_bash")
@@ -91,7 +91,7 @@ def test_tab_offers_words_runs_nothing_and_says_nothing(hostile, typed, offered)
     assert ran.stderr == ""
 
 
-def test_the_package_has_no_hook_of_pythons():
+def test_package_has_no_startup_hooks():
     package = Path(attnscope.__file__).parent
     assert not [*package.rglob("*.pth"), *package.rglob("sitecustomize.py")]
     assert "import" in (package / "__init__.py").read_text("utf-8")  # the folder that was meant
@@ -107,7 +107,7 @@ def test_the_package_has_no_hook_of_pythons():
         None,
     ],
 )
-def test_a_foreign_manifest_names_no_file_that_is_touched(run, tmp_path, monkeypatch, manifest):
+def test_untrusted_manifest_touches_no_named_file(run, tmp_path, monkeypatch, manifest):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept.txt").write_text("kept")
     (tmp_path / "out").mkdir()

@@ -39,7 +39,7 @@ def planted(form: str, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "safetensors", "json"])
-def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, tmp_path, run, monkeypatch):
+def test_hostile_weights_file_has_no_raw_codes_in_outputs(form, tmp_path, run, monkeypatch):
     path = planted(form, tmp_path)
     show = ("show", "--from", path, "--head", "L0H0")
     assert run("show", "--from", path, "-o", tmp_path / "o.html").code == 0
@@ -60,7 +60,7 @@ def test_nothing_hostile_in_a_file_of_weights_reaches_any_output(form, tmp_path,
 
 
 @pytest.mark.parametrize("asked", ["show --from {}.npz", "stats -f {}", "show a -m {}"])
-def test_what_is_not_there_is_named_without_its_powers(run, asked):
+def test_missing_names_are_cleaned_in_errors(run, asked):
     result = run(*(word.format(NAME) for word in asked.split()))
     assert result.code == 2
     assert not steering(result.err)
@@ -77,7 +77,7 @@ def corpus(tmp_path):
 
 
 @pytest.mark.parametrize("form", [[], ["--csv"], ["--json"], ["--sort", "entropy"]], ids=str)
-def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus, tmp_path, run):
+def test_hostile_corpus_has_no_raw_codes_in_outputs(form, corpus, tmp_path, run):
     asked = ("stats", "--texts", corpus, "--truncate", *form)
     ran = run(*asked, "--checkpoint", tmp_path / "sums.json")
     assert ran.code == 0, ran.err
@@ -90,7 +90,7 @@ def test_nothing_hostile_in_a_corpus_or_its_name_reaches_any_output(form, corpus
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
-def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_path, run, vit):
+def test_hostile_image_metadata_has_no_raw_codes_in_outputs(suffix, tmp_path, run, vit):
     path = tmp_path / f"{NAME[:20]}.{suffix}"
     picture, said, exif = Image.new("RGB", (32, 32), "red"), PngInfo(), Image.Exif()
     latin = NAME.encode("utf-8", "replace").decode("latin-1")
@@ -113,7 +113,7 @@ def test_nothing_that_an_image_says_of_itself_reaches_any_output(suffix, tmp_pat
     assert not steering(ran.err)
 
 
-def test_the_name_of_a_folder_steers_nothing_when_files_are_saved(tmp_path, run, monkeypatch):
+def test_hostile_folder_name_is_cleaned_when_saving(tmp_path, run, monkeypatch):
     folder = tmp_path / "a\x1b[31m\u202e"
     folder.mkdir()
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder))
@@ -155,7 +155,7 @@ def evil(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS.split("|"))
-def test_no_name_and_no_token_steers_a_terminal(run, evil, view):
+def test_hostile_names_and_tokens_are_cleaned_in_terminal(run, evil, view):
     ran = run(*view.split(), "-m", evil, "The cat sat.")
     assert ran.code == 0, ran.err
     assert not steering(ran.out + ran.err)

@@ -132,7 +132,7 @@ def test_gradient_weighting_uses_the_named_target(run):
     assert any("the prediction: 'mat'" in note for note in seen["notes"])
 
 
-def test_a_corpus_is_weighted_by_the_prediction_of_each_text(run, tmp_path):
+def test_gradient_weighting_uses_each_texts_prediction(run, tmp_path):
     corpus, words = tmp_path / "texts.txt", ("stats", "-m", "own-causal", "--weighting", "gradient", "--csv")
     seen = set()
     for animal in ("dog", "cat"):

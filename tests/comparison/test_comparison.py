@@ -36,7 +36,7 @@ def squared(points):
     return squareform(pdist(points)) ** 2
 
 
-def test_heads_that_are_alike_make_a_group_and_one_that_is_not_is_a_loner():
+def test_similar_heads_form_clusters_and_an_outlier_is_alone():
     points, labels = clouds([4, 6, 1])
     found = group_heads(squared(points))
     assert sorted(map(sorted, found.members)) == [
@@ -45,7 +45,7 @@ def test_heads_that_are_alike_make_a_group_and_one_that_is_not_is_a_loner():
     assert found.silhouette > 0.8
 
 
-def test_the_silhouette_is_that_of_its_definition():
+def test_silhouette_follows_its_definition():
     points, labels = clouds([3, 4, 1], far=2.0)
     distances = squareform(pdist(points))
     scores = [0]  # of the last, which is alone
@@ -60,7 +60,7 @@ def test_the_silhouette_is_that_of_its_definition():
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), scale=st.floats(1e-3, 1e3))
-def test_groups_are_nearer_within_than_pairs_are_in_general_at_any_scale(seed, scale):
+def test_clusters_are_scale_invariant_and_separated(seed, scale):
     distances = squared(np.random.default_rng(seed).normal(size=(15, 3)))
     found = group_heads(distances)
     assert group_heads(scale * distances).members == found.members
@@ -92,7 +92,7 @@ def test_shuffled_copy_is_matched_exactly():
     assert match_heads(np.array([[5.0, 1.0], [2.0, 3.0], [1.0, 9.0]])) == ((0, 1), (2, 0))
 
 
-def test_what_is_put_in_left_out_and_replaced_is_told_apart():
+def test_alignment_separates_insertion_deletion_and_replacement():
     whole = *((i, i) for i in range(5)), (None, 5), (None, 6), (5, 7), (None, 8)
     assert align_tokens("abcdaf", "axcdayzf.") == whole
     assert align_tokens("abc", "axyc") == ((0, 0), (1, None), (None, 1), (None, 2), (2, 3))
@@ -101,7 +101,7 @@ def test_what_is_put_in_left_out_and_replaced_is_told_apart():
 
 @settings(max_examples=50, deadline=None)
 @given(one=st.lists(st.sampled_from("abc")), other=st.lists(st.sampled_from("abc")))
-def test_an_alignment_has_every_token_once_and_in_order(one, other):
+def test_alignment_has_every_token_once_in_order(one, other):
     steps = align_tokens(one, other)
     assert [i for i, _ in steps if i is not None] == list(range(len(one)))
     assert [j for _, j in steps if j is not None] == list(range(len(other)))
@@ -112,7 +112,7 @@ def average(*tables):
     return average_over_texts([Distances(table, 0 * table) for table in tables])
 
 
-def test_texts_count_once_each_and_their_agreement_is_a_rank_correlation():
+def test_texts_count_equally_and_stability_is_rank_correlation():
     random = np.random.default_rng(0)
     tables = np.stack([squared(random.normal(size=(6, 3))) for _ in range(4)])
     found, upper = average(*tables), np.triu_indices(6, 1)
@@ -138,7 +138,7 @@ TABLE, FLAT = np.array([[0, 1, 2.0], [1, 0, 3], [2, 3, 0]]), np.ones((3, 3)) - n
         (np.array([[0, 1.0], [2, 3]]), np.array([[0, 2.0], [1, 3]]), 0.8),  # not symmetric: all of it counts
     ],
 )
-def test_texts_that_agree_are_stable_and_those_that_say_nothing_are_not(one, other, stability):
+def test_stability_of_agreeing_and_constant_texts(one, other, stability):
     assert average(one, other).stability == pytest.approx(stability)
 
 
@@ -149,13 +149,13 @@ def test_texts_that_agree_are_stable_and_those_that_say_nothing_are_not(one, oth
         ("a tired . b", "a tired. b", [(0, 1, 0, 1), (1, 3, 1, 2), (3, 4, 2, 3)]),
     ],
 )
-def test_words_in_common_keep_their_places_in_both_texts(one, other, shared):
+def test_shared_words_have_their_places_in_both_texts(one, other, shared):
     found = find_shared_words(one.split(), other.split())
     assert [(*(mine.start, mine.stop), *(their.start, their.stop)) for mine, their in found] == shared
 
 
 @pytest.mark.parametrize("way", [align_tokens, find_shared_words])
-def test_a_word_that_is_everywhere_in_a_long_text_is_aligned_all_the_same(way):
+def test_frequent_word_in_long_text_is_aligned(way):
     # difflib would take it for junk from 200 words on
     words = [word for number in range(150) for word in ("the", f"w{number}")]
     found = way(words, words[2:])
@@ -163,7 +163,7 @@ def test_a_word_that_is_everywhere_in_a_long_text_is_aligned_all_the_same(way):
     assert list(pairs) == [(number + 2, number) for number in range(len(words) - 2)]
 
 
-def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
+def test_non_euclidean_distances_embed_approximately():
     found = embed_in_plane(
         np.array([[0, 1, 9.0], [1, 0, 1], [9, 1, 0]])
     )  # squares of 1, 1 and 3: no triangle
@@ -172,7 +172,7 @@ def test_distances_that_no_space_has_are_shown_as_far_as_they_go():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_few_or_equal_heads_have_a_place_and_a_group(count):
+def test_few_or_equal_heads_embed_and_cluster(count):
     place, group = embed_in_plane(np.zeros((count, count))), group_heads(np.zeros((count, count)))
     assert (place.points.tolist(), place.explained_variance) == ([[0.0, 0.0]] * count, 1.0)
     assert (group.members, group.silhouette) == ((tuple(range(count)),), 0.0)
@@ -187,7 +187,7 @@ def heads(count, rows, keys, seed=0, sharpness=2.0):
 @pytest.mark.parametrize(
     ("count", "rows", "keys", "sharpness"), [(5, 17, 23, 2), (3, 64, 300, 6), (4, 3, 2, 0.5)]
 )
-def test_agrees_with_scipy_in_one_block_or_many(count, rows, keys, sharpness, block, monkeypatch):
+def test_distances_agree_with_scipy_for_any_block_size(count, rows, keys, sharpness, block, monkeypatch):
     monkeypatch.setattr("attnscope.comparison.BLOCK", block)
     weights, others = heads(count, rows, keys, sharpness=sharpness), heads(2, rows, keys, seed=1)
     one, two = weights.double().numpy(), others.double().numpy()
@@ -207,7 +207,7 @@ def test_agrees_with_scipy_in_one_block_or_many(count, rows, keys, sharpness, bl
         ([1.2, 0.4], [0.75, 0.25], 0),  # scaled weights are compared by their shares
     ],
 )
-def test_what_a_row_leaves_to_a_sink_counts_as_a_key(one, other, expected):
+def test_sink_share_counts_as_a_key_in_distances(one, other, expected):
     assert measure_distances(torch.tensor([[one], [other]])).mean[0, 1] == pytest.approx(expected, abs=1e-6)
 
 
@@ -228,7 +228,7 @@ def test_distance_is_symmetric_bounded_and_metric(seed, keys, sharpness):
     assert (root[:, None, :] <= root[:, :, None] + root[None] + 1e-3).all()
 
 
-def test_the_error_of_an_even_sample_of_rows_is_what_samples_scatter():
+def test_sampled_distance_error_equals_spread_of_samples():
     weights = heads(2, 400, 16, sharpness=3)
     weights[1, ::2] = weights[0, ::2]
     whole = measure_distances(weights).mean[0, 1]
@@ -247,7 +247,7 @@ def theirs(cost):
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_cheapest_way_is_that_of_transformers(ties):
+def test_monotone_path_equals_that_of_transformers(ties):
     for seed in range(50):
         random = np.random.default_rng(seed)
         cost = random.normal(size=random.integers(1, 30, 2))

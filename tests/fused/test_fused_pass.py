@@ -114,7 +114,7 @@ SHAPES = [  # a mask, queries and keys, heads of keys, and cells of a map
 
 
 @pytest.mark.parametrize(("name", "queries", "keys", "key_heads", "cells"), SHAPES)
-def test_output_and_statistics_equal_the_full_computation(name, queries, keys, key_heads, cells):
+def test_fused_output_and_statistics_equal_full_computation(name, queries, keys, key_heads, cells):
     call = call_of(name, queries, keys, key_heads)
     ids = torch.randint(0, 9, (keys,)) if queries == keys else None
     done = fused(call, ids, cells)
@@ -123,7 +123,7 @@ def test_output_and_statistics_equal_the_full_computation(name, queries, keys, k
 
 
 @pytest.mark.parametrize("length", [60, 150])
-def test_pairs_of_a_text_say_nothing_of_fewer_queries_than_keys(length):
+def test_token_pairs_are_skipped_with_fewer_queries_than_keys(length):
     call = call_of("causal", 60, 150)
     done = fused(call, torch.randint(0, 9, (length,)))
     check(done, call)
@@ -134,7 +134,7 @@ def test_pairs_of_a_text_say_nothing_of_fewer_queries_than_keys(length):
     ("sharp", "dtype", "atol"),
     [*((sharp, torch.float32, 1e-4) for sharp in (3.0, 10.0, 30.0)), (1.0, torch.float64, 1e-12)],
 )
-def test_sharp_rows_stay_exact_and_float64_agrees_to_the_last_digits(sharp, dtype, atol):
+def test_fused_pass_is_exact_for_sharp_rows_and_float64(sharp, dtype, atol):
     call = call_of(dtype=dtype, scale=sharp * SIZE**-0.5)
     (output, found), weights = fused(call), brute_force(call)
     expected = weights @ spread(call.value, call)
@@ -144,7 +144,7 @@ def test_sharp_rows_stay_exact_and_float64_agrees_to_the_last_digits(sharp, dtyp
 
 @pytest.mark.parametrize("far", [60, 200])  # powers of 2: within the range of float32, and beyond it
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_whose_scores_are_all_far_from_zero_stay_exact(far, dtype):
+def test_fused_pass_is_exact_for_scores_far_from_zero(far, dtype):
     call = call_of("both ways", dtype=dtype, scale=math.log(2))
     call.key.mul_(0.1)[..., 0] = 7
     call.query.mul_(0.1)[..., 0] = (
@@ -181,7 +181,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads(threads):
+def test_fused_bits_do_not_depend_on_threads(threads):
     results = []
     for count in (1, 2):
         torch.set_num_threads(count)
@@ -190,7 +190,7 @@ def test_two_threads_give_the_same_bits_as_one_and_torch_keeps_its_threads(threa
     assert_same_bits(*results)
 
 
-def test_when_one_thread_fails_the_others_end(monkeypatch, threads):
+def test_failure_of_one_thread_ends_the_others(monkeypatch, threads):
     begun = []
 
     def fail(worker, text, number):
@@ -206,7 +206,7 @@ def test_when_one_thread_fails_the_others_end(monkeypatch, threads):
 
 
 @pytest.mark.parametrize("how", ["gone", "broken"])
-def test_without_torchs_interpreter_the_bits_are_the_same(how, monkeypatch):
+def test_fused_bits_do_not_depend_on_torchscript(how, monkeypatch):
     bias, sinks = torch.randn(1, HEADS, 131, 131), torch.randn(HEADS)
     ids, extras = torch.randint(5, (131,)), {"biases": (bias,), "softcap": 3.0, "sinks": sinks}
 
@@ -238,7 +238,7 @@ ALONE = {  # a mask and what else is given; the last two no kernel takes
 @pytest.mark.parametrize("count", [5, 48, 49])  # the last in tiles
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("name", ALONE)
-def test_a_map_alone_and_its_output_equal_the_full_computation(name, key_heads, count, monkeypatch):
+def test_map_only_pass_equals_full_computation(name, key_heads, count, monkeypatch):
     monkeypatch.setattr(fused_pass, "NUMBERS", 5000)  # so that heads come in steps
     mask, extras = ALONE[name]
     call, cells = call_of(mask, 100, key_heads=key_heads, **extras), (0, *range(7, 6 + count), 100)
@@ -250,7 +250,7 @@ def test_a_map_alone_and_its_output_equal_the_full_computation(name, key_heads, 
     assert torch.equal(found.only([1, 3]).map.total, found.map.total[:, [1, 3]])
 
 
-def test_what_layers_share_is_read_once(monkeypatch):
+def test_mask_shared_by_layers_is_read_once(monkeypatch):
     asked, plain = [], fused_pass.open_runs
     monkeypatch.setattr(fused_pass, "open_runs", lambda *args: asked.append(args) or plain(*args))
     call, ids = call_of("whole", diagonal=0), torch.randint(0, 9, (131,))
@@ -260,7 +260,7 @@ def test_what_layers_share_is_read_once(monkeypatch):
     assert len(asked) == 1
 
 
-def test_what_it_cannot_do_is_left_to_the_kernel():
+def test_unsupported_calls_are_left_to_the_kernel():
     engine, call = FusedPass(shortest=100), call_of("whole")
     holes = torch.rand(1, 1, 131, 131) < 0.5
     masked_row = torch.ones(1, 1, 131, 131, dtype=torch.bool)
@@ -283,7 +283,7 @@ def test_what_it_cannot_do_is_left_to_the_kernel():
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_the_fused_pass_and_the_rows_agree_with_brute_force(part, monkeypatch):
+def test_fused_pass_and_rows_agree_with_brute_force(part, monkeypatch):
     for name, size in (("ROWS", 24), ("KEYS", 32)):
         monkeypatch.setattr(weigh, name, size)
     verdict = combinations.Verdict()

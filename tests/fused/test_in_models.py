@@ -38,7 +38,7 @@ def fused_for_cells(cells):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "bert", "t5", "gemma2", "gpt-oss"])
-def test_models_give_the_same_outputs_figures_and_maps(name):
+def test_fused_models_have_equal_outputs_scores_and_maps(name):
     model = build(name)
     beside, pool = Measurement(), WHOLE.coarsen(12, even=True)
     streamed, maps = Measurement(), WHOLE.coarsen(12, even=True)
@@ -63,7 +63,7 @@ def test_models_give_the_same_outputs_figures_and_maps(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_short_texts_are_left_to_the_kernel_bit_for_bit(name):
+def test_short_texts_use_the_kernel_bit_for_bit(name):
     model = build(name)
     with torch.inference_mode():
         expected = model(input_ids=IDS).last_hidden_state
@@ -72,7 +72,7 @@ def test_short_texts_are_left_to_the_kernel_bit_for_bit(name):
     assert torch.equal(output, expected)
 
 
-def test_a_map_of_other_cells_is_pooled_from_rows():
+def test_map_with_other_cells_is_pooled_from_rows():
     model = build("gpt2")
     maps, plain = WHOLE.coarsen(9, even=True), WHOLE.coarsen(9, even=True)
     highest = WHOLE.coarsen(12, even=True, how="max")
@@ -83,7 +83,7 @@ def test_a_map_of_other_cells_is_pooled_from_rows():
     assert highest.maps[0].values.shape[-1] == 12
 
 
-def test_some_heads_of_a_fused_pass_need_no_rows(monkeypatch):
+def test_selected_heads_of_a_fused_pass_need_no_rows(monkeypatch):
     model = build("llama")
     every, every_map = Measurement(), WHOLE.coarsen(12, even=True)
     some, some_maps = Measurement(), WHOLE.coarsen(12, even=True)

@@ -56,7 +56,7 @@ class Rewriting(nn.Module):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("own_heads", [False, True])
 @pytest.mark.parametrize("additive", [False, True])
-def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own_heads, fused):
+def test_layers_sharing_buffers_are_measured_separately(additive, own_heads, fused):
     model = Rewriting(additive, own_heads)
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)
     for call in range(2):  # the same tensors again, with other numbers in them
@@ -81,7 +81,7 @@ def test_layers_that_share_their_buffers_are_measured_on_their_own(additive, own
             assert torch.allclose(kept.weights.double(), wanted, atol=1e-6)
 
 
-def test_a_sink_that_is_rewritten_between_two_calls_is_read_anew():
+def test_rewritten_sink_is_read_again():
     engine, sinks = FusedPass(request_of(), shortest=1), torch.zeros(HEADS)
     call = call_of(sinks=sinks)
     for level in (0.0, 3.0, -2.0):
@@ -146,7 +146,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("tensor", "others"), DIFFERENT)
-def test_equal_tensors_have_one_digest_and_others_have_others(tensor, others):
+def test_digest_is_equal_only_for_equal_tensors(tensor, others):
     made = [digest(tensor), *map(digest, others(tensor))]
     assert len(set(made)) == len(made)
     assert digest(deepcopy(tensor)) == made[0]

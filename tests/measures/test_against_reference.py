@@ -55,12 +55,12 @@ def measure(case, rows, dtype=torch.float32):
     return measured.figures()
 
 
-def test_the_reference_knows_every_measure():
+def test_reference_covers_every_measure():
     assert list(ROWS) == list(MEASURES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_figure_and_baseline_equals_the_reference(name):
+def test_every_score_and_baseline_equals_the_reference(name):
     case = CASES[name]
     known, by_chance = (cache(partial(figure, each)) for each in (case, case.even()))
     for head in (head for rows in (1, 4, LENGTH, 1000) for head in measure(case, rows)):
@@ -80,7 +80,7 @@ def test_every_figure_and_baseline_equals_the_reference(name):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
-def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
+def test_half_precision_rows_are_summed_in_full_precision(dtype, tolerance):
     case = CASES["causal"]
     weights = torch.from_numpy(case.weights).to(dtype).double().numpy()
     rounded = Case(weights, case.allowed, case.keys, case.offset)
@@ -91,7 +91,7 @@ def test_half_precision_rows_are_added_up_in_full_precision(dtype, tolerance):
             assert head.figures[name].value == near(true[0], name, LENGTH, tolerance)
 
 
-def test_nan_in_the_weights_is_never_hidden():
+def test_nan_weights_give_nan_scores():
     case = CASES["bidirectional"]
     weights = case.weights.copy()
     weights[0, 1, 3, 4] = np.nan
@@ -100,7 +100,7 @@ def test_nan_in_the_weights_is_never_hidden():
     assert np.isfinite(whole.figures["entropy"].value)
 
 
-def test_nothing_is_written_into_the_rows():
+def test_measures_do_not_write_into_rows():
     case = CASES["padded"]
     block = Block(torch.from_numpy(case.weights), torch.from_numpy(case.allowed.copy()), 2)
     before, mask = block.rows.clone(), block.allowed.clone()
@@ -111,7 +111,7 @@ def test_nothing_is_written_into_the_rows():
     assert torch.equal(block.allowed, mask)
 
 
-def test_weights_too_small_for_a_logarithm_add_no_entropy():
+def test_subnormal_weights_add_no_entropy():
     rows = torch.tensor([[[[1.0, 0.0, 1e-45, 1e-40]]]])
     block = Block(rows, torch.ones(1, 1, 1, 4, dtype=torch.bool))
     assert block.entropy.item() == pytest.approx(0, abs=1e-37)
@@ -133,7 +133,7 @@ def head_of(weights, allowed=None, ids=None):
 CAUSAL = np.tril(np.ones((SIZE, SIZE), bool))
 
 
-def test_even_rows_are_their_own_baseline_with_figures_of_closed_form():
+def test_uniform_rows_equal_their_baseline_and_closed_forms():
     for allowed in (CAUSAL, np.ones_like(CAUSAL)):
         head = head_of(allowed / allowed.sum(-1, keepdims=True), allowed)
         for found in head.figures.values():
@@ -148,14 +148,14 @@ def test_even_rows_are_their_own_baseline_with_figures_of_closed_form():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_nine_tenths_may_fall_short_by_a_millionth_of_the_row_and_no_more(dtype):
+def test_coverage90_tolerates_a_millionth_of_the_row(dtype):
     part = [[0.9 - short, 0.1 + short] for short in (-1e-5, 0, 5e-7, 2e-6, 1e-5)]
     rows = torch.tensor([[[*part, [each / 3 for each in part[2]]]]], dtype=dtype)  # one with a sink
     found = MEASURES["coverage90"].form.measure_block(Block(rows, rows > 0)).value
     assert found.flatten().tolist() == [1, 1, 1, 2, 2, 1]
 
 
-def test_roles_leave_out_rows_with_one_open_key():
+def test_roles_exclude_rows_with_one_unmasked_key():
     causal = np.tril(np.ones((100, 100), bool))
     weights = causal * 0.504 / np.maximum(np.arange(100), 1)[:, None]
     np.fill_diagonal(weights, [1.0, *[0.496] * 99])
@@ -175,7 +175,7 @@ ONE_HOT = {  # each row on one key; the role, its figure's rows, and other figur
 
 
 @pytest.mark.parametrize("name", ONE_HOT)
-def test_rows_on_one_key_are_named_by_its_place(name):
+def test_one_hot_rows_get_the_role_of_their_key(name):
     weights, rows, others = ONE_HOT[name]
     head = head_of(weights)
     assert (head.figures[name].value, head.figures[name].rows) == (1, rows)
@@ -183,7 +183,7 @@ def test_rows_on_one_key_are_named_by_its_place(name):
     assert (head.role.name, head.role.score) == (name, 1)
 
 
-def test_a_single_token_has_no_entropy_and_no_role():
+def test_single_token_has_no_entropy_and_no_role():
     head = head_of(np.ones((1, 1)))
     assert "entropy" not in head.figures
     assert head.role is None

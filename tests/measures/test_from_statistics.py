@@ -45,7 +45,7 @@ def measure(text, names, asked=None, offset=0):
 TEXT, PAIR = (random_text(np.random.default_rng(3), 97, pair) for pair in (False, True))
 
 
-def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs():
+def test_measures_unsupported_by_fused_pass_are_rejected_first():
     """Such as those of segments, where a text has two."""
     assert None not in (fused_request(DEFAULT, [TEXT]), fused_request(("entropy", "special"), [PAIR]))
     assert fused_request((*DEFAULT, "coverage90"), [TEXT]) is fused_request(("segment",), [PAIR]) is None
@@ -54,7 +54,7 @@ def test_measures_that_the_fused_pass_cannot_tell_are_known_before_it_runs():
         measure(TEXT, ("coverage90",))
 
 
-def test_an_entropy_that_rounding_left_below_zero_is_zero():
+def test_entropy_rounded_below_zero_is_zero():
     query = key = torch.randn(1, HEADS, 97, SIZE)
     statistics = statistics_of(
         AttentionCall(query, key, key, 0.1, diagonal=0), fused_request(DEFAULT, [TEXT])
@@ -137,7 +137,7 @@ def test_max_logit_is_the_largest_score_from_every_row_source(name):
         assert (found[0].baseline, found[0].rows, found[0].texts) == (0.0, LENGTH * BATCH, BATCH)
 
 
-def test_parts_of_a_corpus_keep_the_largest_and_survive_being_written_down():
+def test_max_logit_merges_by_maximum_and_survives_json():
     one, other = CALLS["causal"], CALLS["bidirectional"]
     both = measured(ScoredRows(one))
     both.merge(Measurement.from_state(json.loads(json.dumps(fused(other).state()))))
@@ -146,6 +146,6 @@ def test_parts_of_a_corpus_keep_the_largest_and_survive_being_written_down():
     assert tops == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
-def test_scores_that_do_not_make_the_weights_are_not_believed():
+def test_max_logit_is_absent_if_scores_do_not_match_weights():
     other = replace(held(CALLS["causal"]), weights=held(CALLS["causal"]).weights.sqrt())
     assert "only weights are known" in measured(other).figures()[0].absent["max_logit"]

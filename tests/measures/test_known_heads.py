@@ -31,7 +31,7 @@ def test_planted_heads_get_their_roles_on_words_and_random_tokens(seed, monkeypa
     assert [role.score for role in seen.values()] == pytest.approx([1, 1, 1 - shared, 1], abs=1e-5)
 
 
-def test_heads_that_look_by_content_are_worth_a_look_and_even_ones_are_not():
+def test_content_heads_are_suggested_and_uniform_heads_are_not():
     module = planted.Planted(layers=1, heads=3, noise=0)  # the first head's attention is even
     module.plant_copy((0, 1), 2)
     query, key = module.match()
@@ -55,7 +55,7 @@ def test_heads_that_look_by_content_are_worth_a_look_and_even_ones_are_not():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_tokens_twice_show_induction_on_the_second_half(seed, run):
+def test_induction_of_repeated_tokens_counts_the_second_half(seed, run):
     answer = run.json("stats", "--repeat-random", 8, "--seed", seed, "-m", "own-causal")
     assert any("induction is measured on the second half" in note for note in answer["notes"])
     model, keep = load("own-causal"), Keep()

@@ -76,7 +76,7 @@ def test_merge_equals_one_pass_and_leaves_other_unchanged():
             assert json.dumps(other.state()) == before
 
 
-def test_a_batch_of_texts_equals_the_texts_one_by_one():
+def test_batched_scores_equal_single_texts():
     first, second = (case for case in texts() if case.weights.shape[-1] == 14)
     weights = np.concatenate([first.weights, second.weights])
     batch = Case(weights, first.allowed[:1], [*first.keys, *second.keys])
@@ -91,7 +91,7 @@ def test_a_batch_of_texts_equals_the_texts_one_by_one():
     assert found == near(figure(case, "special", 1)[0], "special", LENGTHS[0])
 
 
-def test_sums_go_through_json_and_come_back_to_the_last_bit():
+def test_measurement_state_survives_json_exactly():
     cases = texts()
     saved = json.dumps(observed(cases[:2]).state())
     resumed = observed(cases[2:], measured=Measurement.from_state(json.loads(saved)))
@@ -113,7 +113,7 @@ def test_unknown_measure_or_unlike_merge_is_refused():
         Measurement(["entropy"]).merge(Measurement(["effective_keys"]))
 
 
-def test_rows_are_read_in_blocks_of_bounded_size_and_keep_no_gradients(monkeypatch):
+def test_rows_are_read_in_bounded_blocks_without_gradients(monkeypatch):
     read, rows = [], HeldRows.rows
 
     def watched(self, start, stop, heads):
@@ -129,7 +129,7 @@ def test_rows_are_read_in_blocks_of_bounded_size_and_keep_no_gradients(monkeypat
     assert not any(sums.numbers.requires_grad for sums in measured._sums.values())
 
 
-def test_baselines_are_not_carried_over_to_other_masks_or_tokens():
+def test_baselines_are_not_reused_for_other_masks_or_tokens():
     rng = np.random.default_rng(11)
     text, other = random_text(rng, 12), random_text(rng, 12)
     pair = tuple(replace(token, segment=int(n > 6)) for n, token in enumerate(text))
@@ -173,7 +173,7 @@ def test_standard_error_for_equal_lengths_and_for_one_text():
     assert figures_of([0], [0])[0] is None
 
 
-def test_rows_without_a_choice_count_unless_they_are_left_out():
+def test_single_key_rows_count_unless_excluded():
     everything, chosen = figures_of([2, 2], [1, 0.5], lone=(1, 1))
     assert (everything.value, everything.baseline, everything.rows) == pytest.approx((3.5 / 6, 0.35 / 6, 6))
     assert (chosen.value, chosen.baseline, chosen.rows) == pytest.approx((1.5 / 4, 0.15 / 4, 4))
@@ -181,7 +181,7 @@ def test_rows_without_a_choice_count_unless_they_are_left_out():
 
 
 @pytest.mark.parametrize("kept", [1 << 22, 0])
-def test_what_hangs_on_a_small_text_alone_is_found_once_for_all_layers(kept, monkeypatch):
+def test_text_only_values_are_computed_once_for_all_layers(kept, monkeypatch):
     monkeypatch.setattr(of_heads, "KEPT", kept)
     made, from_block = [], Setting.from_block
     monkeypatch.setattr(Setting, "from_block", lambda *given: made.append(given) or from_block(*given))

@@ -47,7 +47,7 @@ def eager_means(folder, text):
 
 @pytest.mark.parametrize("text", [LINE, LONG], ids=["a short text", "a long text"])
 @pytest.mark.parametrize("name", ["skip", "median"])
-def test_it_is_measured_sorted_and_printed(run, folder, name, text):
+def test_new_measure_is_measured_sorted_and_printed(run, folder, name, text):
     wanted = eager_means(folder, text)[name]
     asked = "stats", text, "-m", folder, "--sort", name
     values = {head["head"]: head["figures"][name]["value"] for head in run.json(*asked)["heads"]}
@@ -58,7 +58,7 @@ def test_it_is_measured_sorted_and_printed(run, folder, name, text):
     assert name in run(*asked).out
 
 
-def test_only_what_the_fused_pass_can_tell_goes_through_it(run, folder):
+def test_new_measure_without_statistics_skips_the_fused_pass(run, folder):
     assert "fused pass" in run("stats", LONG, "-m", folder, "--sort", "skip").out
     for name in ("median", "coverage90"):
         out = run("stats", LONG, "-m", folder, "--sort", name).out
@@ -79,7 +79,7 @@ def test_new_measure_selects_explains_and_has_standard_error(run, folder, tmp_pa
     assert "skip" in run("explain").out
 
 
-def test_an_offset_is_measured_claimed_explained_and_drawn(run):
+def test_offset_measure_works_in_every_command(run):
     same = {"offset=-1": "previous", "offset=+1": "next", "offset=0": "self"}
     asked = "stats", LINE, "--where", " and ".join(f"{name}>=0" for name in same), "--csv"
     for row in csv.DictReader(io.StringIO(run(*asked).out)):
@@ -106,7 +106,7 @@ def test_every_measure_and_role_has_a_full_explanation():
         explain("normalised_entropy")
 
 
-def test_an_explanation_reads_as_a_whole():
+def test_explanation_of_entropy_is_complete():
     assert explain("entropy") == (
         "entropy: Shannon entropy of the row.\n"
         "  formula   -Σ_j A log A\n"
@@ -124,7 +124,7 @@ def test_an_explanation_reads_as_a_whole():
     )
 
 
-def test_what_counts_as_punctuation():
+def test_punctuation_tokens():
     marks = {".", " ,", "...", "—", "?!", "。", "(", "„"}
     others = {"", " ", "a.", "cat", "$", "😀", "'s", "1"}
     assert {text for text in marks | others if is_punctuation(Token(text, 0))} == marks

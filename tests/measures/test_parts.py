@@ -49,7 +49,7 @@ def monotonic(rows, block=1 << 21, offset=0, allowed=True):
     return [head.figures["monotonic"] for head in measured.figures()]
 
 
-def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepared, weights):
+def test_scores_of_selected_rows_equal_those_of_the_weights(model, prepared, weights):
     seen = measure_heads(model, prepared, Selection(), rows=range(5, 12)).heads
     for head in seen:
         own = weights[head.site.layer][head.head]
@@ -59,7 +59,7 @@ def test_figures_of_some_rows_are_those_of_the_rows_of_the_weights(model, prepar
         assert head.figures["confidence"].value == near(own[5:12].max(-1).mean(), "confidence", len(own))
 
 
-def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
+def test_scores_of_all_parts_average_to_the_whole_text(model, prepared):
     ranges = None, range(9), range(9, len(prepared.tokens))
     heads = [measure_heads(model, prepared, Selection(), rows=rows).heads for rows in ranges]
     for whole, *parts in zip(*heads, strict=True):
@@ -71,7 +71,7 @@ def test_figures_of_all_parts_add_up_to_those_of_the_text(model, prepared):
             assert total == near(whole.figures[name].value, name, len(prepared.tokens))
 
 
-def test_a_curve_has_a_measure_of_each_row(run, weights):
+def test_curve_has_one_value_per_row(run, weights):
     seen = run.json("stats", TEXT, "-m", "own-causal", "--by-position", "previous", "--top", "12")
     curves = {each["head"]: each["values"] for each in seen["curves"]}
     assert len(curves) == 12
@@ -85,7 +85,7 @@ def test_a_curve_has_a_measure_of_each_row(run, weights):
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])
-def test_curves_are_drawn_as_wide_as_the_terminal_at_most(run, monkeypatch, width):
+def test_curves_fit_the_terminal_width(run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     asked = "-m", "own-causal", "--by-position", "distance", "--top", "2"
     lines = run("stats", TEXT * 4, *asked).out.splitlines()
@@ -94,7 +94,7 @@ def test_curves_are_drawn_as_wide_as_the_terminal_at_most(run, monkeypatch, widt
     assert any(line.startswith("baseline") for line in lines)
 
 
-def test_special_tokens_are_told_apart_by_their_names(run):
+def test_special_token_measures_are_separate_by_name(run):
     model = load("own")
     text = model.prepare(TEXT)
     weights = weights_of(model, text)
@@ -113,7 +113,7 @@ def test_special_tokens_are_told_apart_by_their_names(run):
 
 
 @pytest.mark.parametrize("times", [1, 40], ids=["beside the kernel", "fused"])
-def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
+def test_missing_special_token_has_no_score(run, times):
     model = load("own-causal")
     text = model.prepare(TEXT * times, limit=Limit(truncate=True))
     seen = measure_heads(model, text, Selection(), names=("[CLS]", "</s>"))
@@ -124,7 +124,7 @@ def test_a_special_token_that_a_text_lacks_has_no_figure(run, times):
     assert ("fused" in seen.ran) == (times > 1)
 
 
-def test_monotonic_counts_the_rows_whose_largest_key_does_not_go_back():
+def test_monotonic_counts_rows_whose_top_key_does_not_move_back():
     rows = np.eye(6)[[[0, 1, 1, 3, 2, 5], [5, 4, 3, 2, 1, 0]]]
     for block, offset in product((1 << 21, 12, 24), (0, None)):  # blocks of all rows, of one, of two
         one, other = monotonic(rows, block, offset)
@@ -133,7 +133,7 @@ def test_monotonic_counts_the_rows_whose_largest_key_does_not_go_back():
         assert one.baseline == pytest.approx(7 / 12)  # (n + 1) / 2n
 
 
-def test_the_baseline_of_monotonic_is_that_of_keys_drawn_anew_each_row():
+def test_monotonic_baseline_equals_random_keys():
     random = np.random.default_rng(0)
     (found,) = monotonic(random.random((1, 4000, 5)))
     assert found.value == pytest.approx(found.baseline, abs=0.02)

@@ -65,23 +65,23 @@ NAMED = {  # figures, and the role with its sentence
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_a_role_names_the_strongest_pattern(case):
+def test_role_is_the_strongest_pattern(case):
     seen, name, *sentence = NAMED[case]
     found = role(seen)
     assert (found.name, [found.sentence][: len(sentence)]) == (name, sentence)
 
 
-def test_every_pattern_is_named_at_its_threshold_and_not_below():
+def test_role_is_assigned_from_its_threshold():
     for name, pattern in PATTERNS.items():
         for score, told in ((pattern.threshold, name), (pattern.threshold - 1e-6, "none")):
             assert role(figures(chance=0.05, **{name: score})).name == told
 
 
-def test_what_is_no_number_leaves_no_role():
+def test_nan_or_missing_scores_leave_no_role():
     assert role({}) is role(figures(previous=float("nan"))) is None
 
 
-def test_the_heads_most_worth_a_look_are_of_different_roles():
+def test_suggested_heads_have_different_roles():
     scores = [{}, *({"first": 0.99 - n / 100} for n in range(1, 8)), {"previous": 0.6}, {"next": 0.7}]
     scores += [{"normalized_entropy": 0.95}, {"normalized_entropy": 0.2}, {"previous": 0.55}]
     heads = made([figures(**each) for each in scores])  # 0 and 11 have no pattern, and 10 is even
@@ -93,7 +93,7 @@ def test_the_heads_most_worth_a_look_are_of_different_roles():
     assert worth_a_look(heads, 0) == worth_a_look([], 3) == []
 
 
-def test_a_role_carries_the_numbers_of_its_pattern_or_of_the_spread():
+def test_role_has_the_values_of_its_pattern_or_spread():
     found = role(figures(normalized_entropy=(0.7, 0.9)) | {"duplicate": Figure(0.7, 0.1, 7, 1)})
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
     assert found.sentence.startswith("looks at the same token elsewhere in the 7 rows that have one (0.70, ")
@@ -168,7 +168,7 @@ def test_weak_role_needs_contrast_or_a_near_miss(case):
 
 
 @pytest.mark.parametrize(("evenness", "name"), [(SHARP - 0.01, "sharp"), (SHARP, "none"), (0.95, "broad")])
-def test_a_head_without_a_pattern_is_named_by_how_sharp_it_is(evenness, name):
+def test_patternless_head_is_named_by_its_sharpness(evenness, name):
     found = last([*MANY[:9], plain(normalized_entropy=(evenness, 1))])
     assert (found.name, found.score) == (name, evenness)
     assert ("looks at few tokens, in no known pattern" in found.sentence) == (name == "sharp")
@@ -194,7 +194,7 @@ def heads_of(layers, tokens, causal):
 
 
 @pytest.mark.parametrize("longest", [1, 3])
-def test_a_true_induction_head_is_named_where_common_words_repeat(longest):
+def test_true_induction_head_is_named_despite_common_words(longest):
     """It looks at what followed the ``longest`` last tokens earlier, evenly, and else at the first token."""
     model = load("own-causal")
     tokens = model.prepare((SAMPLES / "repeated.txt").read_text("utf-8"), limit=Limit(truncate=True)).tokens
@@ -239,7 +239,7 @@ RESTING = {  # the heads of a model, and the role of the last
 
 
 @pytest.mark.parametrize(("heads", "name"), RESTING.values(), ids=RESTING)
-def test_a_resting_place_is_a_role_where_chance_does_not_put_so_many_heads(heads, name):
+def test_sink_is_a_role_when_too_many_heads_for_chance(heads, name):
     assert last(heads).name == name
 
 
@@ -279,7 +279,7 @@ SWEEP = [(12, 0.3, False), *SIZES, (2048, 0.3, False), (2048, 0.3, True)]
     [pytest.param(*each, marks=MARKS.get(each[0], [pytest.mark.slow])) for each in SWEEP],
 )
 @pytest.mark.sweep
-def test_random_heads_have_no_role_at_any_length(size, sharp, causal):
+def test_random_heads_have_no_role_at_any_text_length(size, sharp, causal):
     """Fifteen times as wide as models are begun a row looks at one key."""
     net = random_net(causal, sharp)
     texts = texts_of(size)[0 if size < 2048 else 2 :]  # the longest once, of words that repeat

@@ -60,7 +60,7 @@ def raised(values):
 @pytest.mark.parametrize("projection", [PROJECTION, None])
 @pytest.mark.parametrize("values", [VALUES, SHARED])
 @pytest.mark.parametrize("way", ["norm", "zeroing", "gradient"])
-def test_a_cell_is_its_share_of_what_moves_its_row(way, values, projection):
+def test_weighted_cell_is_its_share_of_the_row(way, values, projection):
     known, vectors = values_of(values, projection), vectors_of(values, projection)
     amounts, expected = {
         "norm": lambda: (weighting.by_norm(known), lengths(vectors)),
@@ -89,7 +89,7 @@ def check_rows(weighted, expected):
             np.testing.assert_allclose(found, expected[:, heads, rows], atol=1e-7)
 
 
-def test_rows_that_nothing_moves_are_closed_and_their_cells_are_zero():
+def test_weighted_rows_without_contribution_are_masked():
     slopes = SLOPES.copy()
     slopes[0, 1, 3] = slopes[1, :, 2] = 0
     weighted = WeightedRows(
@@ -104,7 +104,7 @@ def test_rows_that_nothing_moves_are_closed_and_their_cells_are_zero():
         assert not rows.isnan().any()
 
 
-def test_a_mask_of_each_head_is_that_of_the_chosen_ones():
+def test_weighted_rows_use_the_mask_of_selected_heads():
     masks = RNG.random((TEXTS, HEADS, COUNT, COUNT)) > 0.5
     held = HeldRows(torch.from_numpy(WEIGHTS), torch.from_numpy(masks))
     few = WeightedRows(held, weighting.by_norm(values_of())).only([2, 0])
@@ -158,7 +158,7 @@ def block(form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("crossed", [False, True])
-def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_own_part(form, crossed):
+def test_residual_weighting_includes_the_tokens_own_part(form, crossed):
     residual, vectors, part, _ = block(form)
     weight = weighting.normed(torch.from_numpy(PROJECTION), residual)
     known = Values.from_projection(torch.from_numpy(VALUES), HEADS, weight)
@@ -178,7 +178,7 @@ def test_a_cell_of_a_block_is_the_length_of_its_vector_with_the_own_part(form, c
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("tile", [1, 1 << 18])
-def test_a_token_contributes_how_much_nearer_its_vector_brings_the_sum(form, crossed, tile, monkeypatch):
+def test_alti_contribution_is_reduction_of_distance(form, crossed, tile, monkeypatch):
     monkeypatch.setattr(weighting, "TILE", tile)
     residual, vectors, part, result = block(form)
     vectors = vectors.sum(1)  # [text, row, key, width]

@@ -41,7 +41,7 @@ def _logits(folder, what, prepared):
         ("Token", "2@3", 3, 2),
     ],
 )
-def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, head, target, at, chosen):
+def test_target_class_is_named_numbered_or_the_largest(tmp_path, head, target, at, chosen):
     model = load(_bert(tmp_path, head), predicting=True)
     prepared = model.prepare(TEXT)
     own = _logits(tmp_path, head, prepared).logits[0].detach()
@@ -55,7 +55,7 @@ def test_a_class_is_meant_by_its_name_or_number_or_is_the_largest(tmp_path, head
     assert prediction.description == f"the prediction: class {LABELS[chosen]!r} ({share:.0%}){where}"
 
 
-def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path):
+def test_class_gradient_equals_autograd_on_eager_copy(tmp_path):
     model = load(_bert(tmp_path, "Sequence"), predicting=True)
     prepared = model.prepare(TEXT)
     own = _logits(tmp_path, "Sequence", prepared)
@@ -69,7 +69,7 @@ def test_the_gradient_of_a_class_is_that_of_autograd_on_an_eager_copy(tmp_path):
         np.testing.assert_allclose(ours, raised / np.where(total > 0, total, 1), atol=1e-4)
 
 
-def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
+def test_causal_classifier_predicts_its_classes(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path))
     config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=400, id2label=LABELS)
     folder = save(tmp_path, transformers.GPT2ForSequenceClassification(config), tokenizer)
@@ -78,7 +78,7 @@ def test_a_causal_model_with_classes_is_asked_for_them(tmp_path):
     assert any("the prediction: class" in note for note in record.notes)
 
 
-def test_a_class_that_is_not_there_and_a_model_without_any_are_refused(tmp_path):
+def test_missing_class_or_classifier_is_refused(tmp_path):
     model = load(_bert(tmp_path, "Sequence"), predicting=True)
     with pytest.raises(SelectionError, match=r"no class 'happy': .*3 apart: O, B-PER, sad"):
         score_prediction(model, model.prepare(TEXT), "happy")

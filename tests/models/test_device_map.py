@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     return gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
-def test_a_layer_that_lives_on_disk_shows_the_same_attention(folder):
+def test_layer_offloaded_to_disk_has_the_same_attention(folder):
     whole, spread = load(folder), load(folder, device_map=SPREAD)
     assert {weights.device.type for weights in spread.module.h[1].parameters()} == {"meta"}
     one, other = (one_head(m, m.prepare(TEXT), "L1H2").heatmap.values for m in (whole, spread))
@@ -52,7 +52,7 @@ WORDS += ["logits", "compare --composition", "info --copying"]
 
 
 @pytest.mark.parametrize("words", WORDS)
-def test_a_model_larger_than_memory_answers_as_one_that_fits(folder, little_memory, run, words):
+def test_offloaded_model_gives_the_same_answers(folder, little_memory, run, words):
     command, *options = words.split()
     asked = [command, TEXT, *options, "-m", folder, "--json"]
     plain, read = (json.loads(run(*asked, *more).out) for more in ([], ["--device-map", "auto"]))
@@ -84,7 +84,7 @@ def test_offloaded_weights_are_unmapped_and_libraries_restored(folder, little_me
         ("safetensors.safe_open", lambda filename, framework: None),
     ],
 )
-def test_a_device_map_without_its_package_names_the_package(tmp_path, monkeypatch, missing, stand_in):
+def test_device_map_without_accelerate_names_the_package(tmp_path, monkeypatch, missing, stand_in):
     monkeypatch.setattr(missing, stand_in)
     with pytest.raises(ModelError, match=r"needs accelerate and .*: pip install 'attnscope\[large\]'"):
         load(gpt2(tmp_path), device_map="auto")
@@ -99,6 +99,6 @@ def test_a_device_map_without_its_package_names_the_package(tmp_path, monkeypatc
         (None, {"device_map": "sideways"}, "cannot be loaded"),
     ],
 )
-def test_what_cannot_be_spread_is_one_sentence(folder, name, options, sentence):
+def test_unsupported_device_map_is_one_sentence(folder, name, options, sentence):
     with pytest.raises(ModelError, match=sentence):
         load(name or folder, **options)

@@ -61,7 +61,7 @@ def ids_of(tokens):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_steps_are_the_likeliest_and_have_the_models_own_attention(folder_of, writer_of, name):
+def test_greedy_steps_are_most_likely_with_eager_attention(folder_of, writer_of, name):
     model = writer_of(name)
     prompt = model.prepare(TEXT)
     text, start = model.generate(prompt, 9), len(prompt.tokens)
@@ -76,7 +76,7 @@ def test_steps_are_the_likeliest_and_have_the_models_own_attention(folder_of, wr
         assert kept.queries == kept.keys == text.tokens
 
 
-def test_a_step_behind_the_end_is_no_row(folder_of, monkeypatch):
+def test_step_after_the_end_token_is_no_row(folder_of, monkeypatch):
     utils = transformers.generation.utils
     late = getattr(utils, "DeferredStopCheck", None)  # which stands for GPUs that are read one step late
     if late is None:
@@ -92,7 +92,7 @@ def test_a_step_behind_the_end_is_no_row(folder_of, monkeypatch):
     assert {len(each.queries) for each in text.replay.attentions} == {len(text.tokens)}
 
 
-def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(writer_of):
+def test_sampling_is_seeded_and_restores_torch_state(writer_of):
     model = writer_of("llama")
     prompt, before = model.prepare(TEXT), torch.random.get_rng_state()
     one, again, other = (model.generate(prompt, 8, Sampling(2.0, seed)) for seed in (1, 1, 2))
@@ -102,7 +102,7 @@ def test_the_same_seed_draws_the_same_text_and_leaves_torch_as_it_was(writer_of)
     assert "temperature 2, seed 1" in one.notes[-1]
 
 
-def test_the_taste_of_a_folder_does_not_make_greedy_something_else(folder_of, writer_of, tmp_path):
+def test_generation_config_does_not_change_greedy_decoding(folder_of, writer_of, tmp_path):
     plain = writer_of("llama")
     writer = transformers.AutoModelForCausalLM.from_pretrained(folder_of("llama"))
     writer.generation_config.update(repetition_penalty=5.0, do_sample=True, temperature=3.0)
@@ -112,7 +112,7 @@ def test_the_taste_of_a_folder_does_not_make_greedy_something_else(folder_of, wr
     assert spiced.generate(spiced.prepare(TEXT), 8).tokens == plain.generate(plain.prepare(TEXT), 8).tokens
 
 
-def test_an_end_token_ends_the_text_and_is_not_shown(folder_of):
+def test_end_token_ends_generation_and_is_hidden(folder_of):
     model = load(folder_of("llama"), generative=True)
     prompt = model.prepare(TEXT)
     start = len(prompt.tokens)
@@ -141,7 +141,7 @@ def test_encoder_decoder_generates_from_start_token_or_target(folder_of, writer_
         assert (cross.queries, cross.keys) == (decoder, text.tokens)
 
 
-def test_a_generated_text_can_be_run_in_one_plain_pass_too(writer_of):
+def test_generated_text_equals_one_plain_pass(writer_of):
     model = writer_of("mistral")
     text = model.generate(model.prepare(TEXT), 7)
     passes = (folders.maps(model, each, 4) for each in (text, replace(text, replay=None)))
@@ -150,7 +150,7 @@ def test_a_generated_text_can_be_run_in_one_plain_pass_too(writer_of):
         assert torch.equal(kept.allowed, plain.allowed)
 
 
-def test_a_model_without_a_cache_is_shown_in_one_pass(tmp_path):
+def test_model_without_cache_is_shown_in_one_pass(tmp_path):
     config = transformers.OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=4, n_positions=64)
     folder = writer_folder(tmp_path, config)
     model = load(folder, generative=True)
@@ -160,7 +160,7 @@ def test_a_model_without_a_cache_is_shown_in_one_pass(tmp_path):
     eager_maps(model, text, eager(folder, input_ids=text.inputs["input_ids"]), 4)
 
 
-def test_the_own_decoder_writes_what_its_scores_say():
+def test_own_causal_generates_its_argmax():
     model = load("own-causal")
     text = model.generate(model.prepare(TEXT), 6)
     encoder, ids = model.module, text.inputs["ids"]
@@ -180,7 +180,7 @@ class Counting(nn.Embedding):
         return nn.functional.one_hot((ids + 1) % self.num_embeddings, self.num_embeddings).float(), None
 
 
-def test_a_module_of_your_own_writes_if_it_returns_scores():
+def test_own_module_generates_if_it_returns_logits():
     reader = load_reader("own")
     size = reader.tokenizer.get_vocab_size()
     model = ModuleModel("count.py:Counting", Counting(size, 8), reader)
@@ -193,7 +193,7 @@ def test_a_module_of_your_own_writes_if_it_returns_scores():
         model.generate(prompt, 4)
 
 
-def test_what_does_not_write_says_so(folder_of, tmp_path):
+def test_generation_without_language_head_is_refused(folder_of, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders.minilm())
     config = transformers.BertConfig(**SIZES | {"vocab_size": len(tokenizer)}, num_hidden_layers=3)
     masked = folders.save(tmp_path, transformers.BertForMaskedLM(config), tokenizer)
@@ -207,7 +207,7 @@ def test_what_does_not_write_says_so(folder_of, tmp_path):
         plain.generate(plain.prepare(TEXT), 3)
 
 
-def test_more_tokens_than_there_are_positions_are_refused(writer_of):
+def test_generation_beyond_positions_is_refused(writer_of):
     model = writer_of("llama")
     prompt = model.prepare(f"{TEXT} " * 4)
     left = 64 - len(prompt.tokens)
@@ -226,14 +226,14 @@ def vocabulary(pieces, special=()):
     )
 
 
-def test_bytes_of_one_character_all_read_as_that_character():
+def test_bytes_of_one_character_show_that_character():
     found = vocabulary({"Ġa": b" a", "Ã": b"\xc3", "©": b"\xa9", "b": b"b"})
     tokens = found.extend((), [0, 1, 2, 3, 1])
     assert [token.text for token in tokens] == ["a", "é", "é", "b", "\N{REPLACEMENT CHARACTER}"]
     assert [token.word for token in tokens] == [0, 0, 0, 0, 0]
 
 
-def test_generated_pieces_go_on_with_the_last_word_and_count_on():
+def test_generated_pieces_continue_word_numbers():
     pieces = {"Ġun": b" un", "tie": b"tie", "d": b"d", "Ġcat": b" cat", "<end>": b"<end>"}
     before = (Token("Un", 0, word=6, segment=1), Token("tie", 1, word=6, segment=1))
     tokens = vocabulary(pieces, special={4}).extend(before, [2, 3, 4, 3])

@@ -89,14 +89,14 @@ def require_sentence(place, said, read="prepare"):
 # time or memory may end in a callback of the garbage collector that the tests' own libraries have
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", CHATS)
-def test_a_chat_template_takes_neither_all_time_nor_all_memory(name, tmp_path):
+def test_hostile_chat_template_is_limited_in_time_and_memory(name, tmp_path):
     template, said = CHATS[name]
     made = changed(tmp_path / "model", "tokenizer_config.json", chat_template=template)
     require_sentence(made, said, "prepare_chat")
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "additional_chat_templates/default.jinja"])
-def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
+def test_chat_template_file_is_limited_in_memory(file, tmp_path):
     path = changed(tmp_path / "model") / file
     path.parent.mkdir(exist_ok=True)
     path.write_text("{{ 'a' * 10**10 }}")
@@ -104,7 +104,7 @@ def test_a_file_with_a_chat_template_takes_no_more(file, tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_that_exceeds_the_memory_is_refused_before_it_is_built(name, tmp_path, monkeypatch):
+def test_config_beyond_memory_is_refused_before_building(name, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
     said = "asks for more than the memory|asks for more than any model has"
     require_sentence(changed(tmp_path / "model", **CONFIGS[name]), said)
@@ -114,13 +114,13 @@ MANY = {"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9
 
 
 @pytest.mark.parametrize("changes", [MANY, {"n_inner": 10**9}], ids=["attention_types", "inner width"])
-def test_a_config_asks_for_no_more_than_the_weights_fill(changes, tmp_path, monkeypatch):
+def test_config_larger_than_its_weights_is_refused(changes, tmp_path, monkeypatch):
     for limit in ("MOST_COUNTED", "MOST_LOOPS"):
         monkeypatch.setattr(untrusted_folder, limit, 10**12)
     require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
 
-def test_every_config_of_the_library_counts_no_more_than_a_model_may():
+def test_library_default_configs_pass_the_size_limits():
     for kind in CONFIG_MAPPING.values():
         try:
             settings = json.loads(kind().to_json_string(use_diff=False))
@@ -139,7 +139,7 @@ def test_every_config_of_the_library_counts_no_more_than_a_model_may():
         ({"architectures": [3]}, "the architectures of its config.json are no names"),
     ],
 )
-def test_a_field_of_the_wrong_type_is_refused_with_the_reason(changes, said, tmp_path):
+def test_config_field_of_wrong_type_is_refused(changes, said, tmp_path):
     if "initializer_range" in changes and not is_dataclass(transformers.GPT2Config):
         pytest.skip("this transformers takes fields of every type")
     require_sentence(changed(tmp_path / "model", **changes), said)
@@ -151,7 +151,7 @@ ADDED = [{"id": 0, "content": "a", "\x1b[2J": 1}]
 @pytest.mark.parametrize(
     ("file", "field"), [("tokenizer.json", "added_tokens"), ("special_tokens_map.json", "pad_token")]
 )
-def test_a_field_that_steers_a_terminal_reaches_no_library_that_prints_it(file, field, tmp_path, capfd):
+def test_field_name_with_control_codes_is_refused(file, field, tmp_path, capfd):
     place = changed(tmp_path / "model", file, **{field: ADDED if field == "added_tokens" else ADDED[0]})
     capfd.readouterr()
     require_sentence(place, f"the {file} of {place} has a field whose name is no text: '{field}.\\x1b[2J'")
@@ -160,7 +160,7 @@ def test_a_field_that_steers_a_terminal_reaches_no_library_that_prints_it(file, 
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", ODD)
-def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path):
+def test_config_that_is_no_regular_json_file_is_refused(name, own, tmp_path):
     place = tmp_path / "model"
     shutil.copytree(PRETRAINED / "own", place) if own else changed(place)
     (place / "config.json").unlink()
@@ -173,7 +173,7 @@ def test_a_config_that_is_no_file_or_no_settings_is_refused(name, own, tmp_path)
     ("own", "put", "said"),
     [(False, lambda path: path.write_text(NESTED), "cannot be loaded"), (True, os.mkfifo, "a named pipe")],
 )
-def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said, tmp_path):
+def test_tokenizer_file_invalid_or_deeply_nested_is_refused(own, put, said, tmp_path):
     place = tmp_path / "model"
     shutil.copytree(PRETRAINED / "own", place) if own else changed(place)
     (place / "tokenizer.json").unlink()
@@ -189,6 +189,6 @@ def test_a_tokenizer_that_is_no_file_or_nested_deeply_is_refused(own, put, said,
         (type("PanicException", (BaseException,), {})(), "it breaks the library that runs it"),
     ],
 )
-def test_what_foreign_work_raises_is_one_sentence(error, said):
+def test_errors_of_foreign_code_are_one_sentence(error, said):
     with pytest.raises(ModelError, match=said), untrusted_folder.foreign_work("it"):
         raise error

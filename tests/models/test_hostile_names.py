@@ -98,7 +98,7 @@ def test_folder_naming_a_repository_is_refused_offline(tmp_path):
             assert sentence.endswith("pass --trust-remote-code if you trust its author")
 
 
-def test_what_the_library_asks_the_network_for_is_refused_before_it_leaves(tmp_path):
+def test_network_request_of_a_folder_is_blocked(tmp_path):
     """A field that nobody thought of reaches the closed network, and that says so."""
     asked = {"backbone": "owner-less", "use_timm_backbone": True, "is_hybrid": True}
     made = changed(tmp_path / "m", model_type="dpt", **asked)
@@ -139,7 +139,7 @@ OUTSIDE = ("../elsewhere.safetensors", "/dev/zero", "a/b.safetensors", 7, None)
         ({"weight_map": []}, "without the objects metadata and weight_map"),
     ],
 )
-def test_an_index_of_weights_stays_in_its_folder(change, sentence, in_parts, tmp_path):
+def test_weight_index_cannot_leave_its_folder(change, sentence, in_parts, tmp_path):
     place = shutil.copytree(in_parts.parent, tmp_path / "model")
     changed(place, in_parts.name, **change)
     with pytest.raises(ModelError, match=f"index.json,? {sentence}"):

@@ -37,7 +37,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("hashed", [52, 10**6])
 @pytest.mark.parametrize("change", CHANGES)
-def test_any_change_of_a_models_files_is_another_identity(folder, change, hashed, monkeypatch):
+def test_identity_depends_on_every_model_file(folder, change, hashed, monkeypatch):
     monkeypatch.setattr(identity, "HASHED_BYTES", hashed)  # the large file's contents count, or its times
     monkeypatch.setattr(identity, "SETTLED", 0)
     before = identify_model(str(folder))
@@ -71,7 +71,7 @@ UNKNOWN = [adapt, lead_elsewhere, put_a_pipe, take_the_config]
 
 
 @pytest.mark.parametrize("change", UNKNOWN)
-def test_a_folder_that_is_not_all_of_a_model_has_no_identity(folder, change):
+def test_incomplete_folder_has_no_identity(folder, change):
     change(folder)
     assert identify_model(str(folder)) is None
 
@@ -86,7 +86,7 @@ def test_identity_is_none_for_recent_large_or_many_files(folder, monkeypatch):
         assert (identify_model(str(folder)) is None) == (most < 3)
 
 
-def test_a_name_stands_for_its_revision_among_the_downloaded_models(folder, tmp_path, monkeypatch):
+def test_identity_of_hub_name_is_that_of_its_revision(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     stored = tmp_path / "models--some--model"
     (stored / "refs").mkdir(parents=True)
@@ -100,7 +100,7 @@ def test_a_name_stands_for_its_revision_among_the_downloaded_models(folder, tmp_
     assert None not in (identify_model("own"), identify_model("own-causal"))
 
 
-def test_another_version_of_a_library_is_another_program(monkeypatch):
+def test_program_identity_depends_on_library_versions(monkeypatch):
     monkeypatch.setattr(identity, "version", lambda name: "1")
     before = identify_programs()
     assert identify_programs() == before

@@ -65,23 +65,23 @@ def test_labels_are_read_from_table_or_plain_lines(table):
         (b"\xff\n", "line 1"),
     ],
 )
-def test_a_file_that_is_none_is_told_with_its_line(table, text, sentence):
+def test_invalid_label_file_error_names_the_line(table, text, sentence):
     table.write_bytes(text)
     with pytest.raises(InputError, match=sentence):
         read_labels(table)
 
 
-def test_equal_labels_are_the_same_token():
+def test_equal_labels_have_the_same_token_id():
     ids = [token.id for token in tokens_of_labels([Label("a"), Label("b"), Label("a"), Label("a", "group")])]
     assert ids == [0, 1, 0, 2]
 
 
-def test_genes_have_their_names_and_groups(genes):
+def test_labelled_tokens_have_names_and_groups(genes):
     assert genes.tokens == ("CLS", "cycle · TP53", "cycle · CDK1", "immune · IL6", "immune · TNF")
     assert "“TP53 CDK1 IL6 TNF”" in repr(genes.head("L0H1"))
 
 
-def test_a_group_is_a_part_that_find_and_spans_know(genes):
+def test_label_group_is_a_part_for_find_and_spans(genes):
     (question,) = genes.find("cycle -> immune").numbers["questions"]
     for each in question["heads"]:
         rows = genes.head(f"L{each['layer']}H{each['head']}").weights
@@ -99,7 +99,7 @@ def test_labels_of_wrong_count_or_axis_are_refused(table):
         pass
 
 
-def test_weights_from_a_file_are_labelled_too(table, tmp_path):
+def test_weights_from_a_file_take_labels(table, tmp_path):
     np.savez(tmp_path / "heads.npz", np.full((2, 5, 5), 0.2, np.float32))
     prepared = open_file(tmp_path / "heads.npz", table).prepared
     assert [token.text for token in prepared.tokens][1] == "cycle · TP53"
@@ -125,7 +125,7 @@ def pair(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["own", "gpt2", "t5"])
-def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
+def test_scores_and_thumbnails_from_file_equal_the_model(pair, name):
     live, saved = (overview(*given, Selection()) for given in pair(name))
     assert list(live.grids) == list(saved.grids)
     for kind, grid in live.grids.items():
@@ -141,7 +141,7 @@ def test_figures_and_thumbnails_are_those_of_the_model(pair, name):
             assert (figure.value, figure.baseline) == pytest.approx((found.value, found.baseline), abs=1e-5)
 
 
-def test_it_says_that_a_file_told_it_which_reads_no_text(pair):
+def test_weights_file_is_named_as_source_and_reads_no_text(pair):
     seen = overview(*pair("own")[1], Selection())
     assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
     with pytest.raises(InputError, match="is a file of weights and reads no text"):
@@ -176,7 +176,7 @@ def test_non_finite_weights_are_drawn_masked_and_noted(odd):
     assert (head.figures.role, other.figures.role is None) == (None, False)
 
 
-def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
+def test_single_head_has_the_shared_mask():
     values, allowed = np.random.default_rng(0).random((3, 4, 4)), np.tril(np.ones((4, 4), bool))
     for mask in (allowed, allowed[None], np.stack([allowed] * 3)):
         one = pick_head(Weights(values, mask, places(range(4)), places(range(4))), 2)
@@ -184,7 +184,7 @@ def test_one_head_is_taken_out_with_the_mask_that_all_of_them_share():
         np.testing.assert_array_equal(one.allowed, allowed)
 
 
-def test_negative_weights_are_drawn_with_0_in_the_middle(odd):
+def test_negative_weights_use_a_signed_scale(odd):
     saved = odd((1, 2), {(0, 1, 2, 3): -0.5})
     picture = one_head(*saved, "L0H1").heatmap
     assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
@@ -193,7 +193,7 @@ def test_negative_weights_are_drawn_with_0_in_the_middle(odd):
 
 
 @pytest.mark.filterwarnings("error")
-def test_weights_of_a_single_token_are_read_without_a_warning(tmp_path):
+def test_single_token_weights_load_without_a_warning(tmp_path):
     np.savez(tmp_path / "few.npz", **{"cross.00": np.ones((1, 1, 1), np.float32)})
     torch.set_warn_always(True)  # else torch says it once in a process
     try:

@@ -34,7 +34,7 @@ def frame(seconds):
 
 
 @pytest.mark.parametrize("name", [*speech.ENCODERS, "sew"])
-def test_each_frame_has_the_letters_that_the_head_reads_there(tmp_path, noise, name):
+def test_frames_have_the_letters_of_the_ctc_head(tmp_path, noise, name):
     folder, width = speech.ctc(tmp_path, name), 2 if name == "sew" else 1  # which joins two frames
     prepared = load(folder).prepare_audio(noise)
     own = transformers.AutoModelForCTC.from_pretrained(folder).eval()
@@ -51,7 +51,7 @@ def test_each_frame_has_the_letters_that_the_head_reads_there(tmp_path, noise, n
 
 
 @pytest.mark.slow
-def test_words_are_those_of_transformers_frame_for_frame(folder, noise):
+def test_ctc_words_and_offsets_equal_transformers(folder, noise):
     """The words and offsets are what its tokenizer says of its own argmax."""
     model = load(folder, generative=True)
     own = transformers.AutoModelForCTC.from_pretrained(folder).eval()
@@ -80,14 +80,14 @@ def test_words_are_those_of_transformers_frame_for_frame(folder, noise):
     assert several > SHAKEN / 2
 
 
-def test_a_part_of_a_sound_keeps_the_times_of_its_file(folder, noise):
+def test_sound_part_keeps_the_times_of_its_file(folder, noise):
     model = load(folder)
     found = align_letters(model, model.prepare_audio(noise, part=SoundPart(1.0, 2.0)))
     assert found.begin == 1.0
     assert all(1.0 <= word.begin < word.end <= 2.0 for word in found.words)
 
 
-def test_joined_moments_read_as_one_word_would():
+def test_joined_frames_merge_their_letters():
     names = ("0.00 s · l", "0.02 s · l", "0.04 s", "0.06 s · l", "0.08 s · |", "0.10 s", "0.12 s")
     axis = places(tuple(Token(name, HEARD + at) for at, name in enumerate(names)))
     joined = join_places(axis[:-1], pooled=True)
@@ -97,7 +97,7 @@ def test_joined_moments_read_as_one_word_would():
     assert join_places([joined, axis[-1]], pooled=True).text == "0.00–0.12 s · ll|"
 
 
-def test_without_a_vocabulary_frames_have_their_times_and_a_note_says_why(tmp_path, noise):
+def test_frames_without_vocabulary_have_times_and_a_note(tmp_path, noise):
     prepared = load(speech.encoder(tmp_path, "wav2vec2")).prepare_audio(noise)
     assert prepared.tokens[1].text == "0.02 s"
     assert prepared.notes == ("no letters: the CTC head has no vocabulary here",)
@@ -115,7 +115,7 @@ def ways(frames, ids, blank):
 
 @pytest.mark.parametrize("ids", [(1,), (1, 2), (1, 1), (2, 1, 1), (1, 2, 1)])
 @pytest.mark.parametrize("frames", range(2, 7))
-def test_a_text_is_aligned_as_the_best_of_all_ways_if_there_is_one(ids, frames):
+def test_ctc_alignment_is_the_best_of_all_paths(ids, frames):
     scores = np.log(np.random.default_rng(frames).dirichlet(np.ones(3), frames))
     found = most_likely_states(scores, ids, 0)
     every = {sum(scores[at, id_] for at, id_ in enumerate(way[1])): way[0] for way in ways(frames, ids, 0)}
@@ -123,7 +123,7 @@ def test_a_text_is_aligned_as_the_best_of_all_ways_if_there_is_one(ids, frames):
     assert best == (None if found is None else [state if state % 2 else -1 for state in found])
 
 
-def test_a_given_text_has_its_words_in_order_wherever_the_head_finds_them(folder, noise):
+def test_ctc_alignment_of_text_keeps_word_order(folder, noise):
     model = load(folder)
     prepared = model.prepare_audio(noise)
     found = align_letters(model, prepared, "ah, ha aha.")

@@ -24,7 +24,7 @@ def causal(tmp_path_factory):
     return gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
-def test_the_own_model_reads_a_text_and_a_pair():
+def test_own_model_reads_text_and_pair():
     model = load("own")
     alone = model.prepare("The cat sat.")
     assert [t.text for t in alone.tokens] == ["[CLS]", "The", "cat", "sat", ".", "[SEP]"]
@@ -32,19 +32,19 @@ def test_the_own_model_reads_a_text_and_a_pair():
     assert pair.inputs["segments"].tolist() == [[0] * 6 + [1] * (len(pair.tokens) - 6)]
 
 
-def test_a_folder_that_attnscope_saved_loads_by_its_path_with_its_weights(tmp_path):
+def test_saved_encoder_loads_from_its_folder(tmp_path):
     tokenizer = load("own").reader.tokenizer
     encoder = Encoder(EncoderConfig(tokenizer.get_vocab_size(), 32, 1, 4, 64))
     save_encoder(tmp_path / "mine", encoder, tokenizer)
     assert torch.equal(load(tmp_path / "mine").module.embedding.weight, encoder.embedding.weight)
 
 
-def test_a_hugging_face_folder_loads_in_the_type_that_was_asked_for(causal):
+def test_folder_loads_in_the_requested_dtype(causal):
     for options, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
         assert load(causal, **options).module.wte.weight.dtype == dtype
 
 
-def test_transformers_says_nothing_but_errors_once_a_folder_was_loaded(causal):
+def test_loading_silences_transformers_except_errors(causal):
     logging = transformers.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     try:
@@ -73,14 +73,14 @@ def test_encoder_decoder_without_target_reads_text_with_a_note(tmp_path):
     [("Flaubert", False), ("XLM", False), ("XLM", True)],
     ids=["another name", "XLM", "causal"],
 )
-def test_a_class_that_writes_in_both_ways_is_asked_as_its_config_says(kind, causal, tmp_path):
+def test_causal_or_masked_objective_follows_config(kind, causal, tmp_path):
     sizes = {"vocab_size": 8192, "emb_dim": 32, "n_layers": 2, "n_heads": 4}
     config = getattr(transformers, f"{kind}Config")(causal=causal, **sizes)
     folder = saved(tmp_path, lambda: getattr(transformers, f"{kind}WithLMHeadModel")(config))
     assert (load(folder, predicting=True).objective.mask is None) == causal
 
 
-def test_every_type_that_writes_text_gets_a_class_that_has_it():
+def test_every_generative_type_gets_its_class():
     automatic = transformers.AutoModelForSeq2SeqLM
     for kind, made in automatic._model_mapping.items():
         with suppress(ImportError, ValueError):  # of types whose default config needs another package
@@ -99,18 +99,18 @@ def test_every_type_that_writes_text_gets_a_class_that_has_it():
         ("BertLMHeadModel", False, "AutoModel"),
     ],
 )
-def test_of_two_heads_that_a_type_may_have_the_saved_one_is_taken(saved_as, predicting, kind):
+def test_saved_head_class_is_preferred(saved_as, predicting, kind):
     config = transformers.BertConfig(architectures=saved_as and [saved_as])
     assert pick_class(config, generative=False, predicting=predicting) is getattr(transformers, kind)
 
 
-def test_a_pair_without_a_separator_is_noted(causal):
+def test_text_pair_without_separator_is_noted(causal):
     assert "without a separator" in load(causal).prepare("The cat", " sat").notes[0]
     assert load(minilm()).prepare("The cat", "sat").notes == ()
 
 
 @pytest.mark.parametrize("name", ["own", "causal"])
-def test_a_text_is_cut_if_asked_and_a_note_says_how_much(name, causal):
+def test_truncated_text_has_a_note_with_lengths(name, causal):
     model = load(causal if name == "causal" else name)
     cut = model.prepare("cat " * 600, limit=Limit(truncate=True))
     assert len(cut.tokens) == model.positions
@@ -124,7 +124,7 @@ def test_too_long_text_error_has_both_lengths(causal, limit):
     assert len(load(causal).prepare("cat " * 200, limit=Limit(50)).tokens) == 50
 
 
-def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path):
+def test_positions_exclude_reserved_padding_rows(tmp_path):
     gpt2(tmp_path)  # for its tokenizer
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.RobertaConfig(**sizes, vocab_size=400, max_position_embeddings=66, pad_token_id=1)
@@ -144,7 +144,7 @@ def test_positions_of_a_padded_table_leave_out_the_reserved_ones(tmp_path):
         ("own", {"dtype": "float8"}, "no dtype 'float8': there are auto, float32"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once(tmp_path, monkeypatch, name, options, sentence):
+def test_invalid_model_name_is_refused_immediately(tmp_path, monkeypatch, name, options, sentence):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "adapted").mkdir()
@@ -163,7 +163,7 @@ def test_what_cannot_be_meant_is_refused_at_once(tmp_path, monkeypatch, name, op
         (None, r"not in the cache, and the hub cannot be reached \(Name or service"),
     ],
 )
-def test_what_the_hub_answers_or_that_it_does_not_is_said_in_one_sentence(monkeypatch, error, sentence):
+def test_hub_errors_are_one_sentence(monkeypatch, error, sentence):
     def answer(self, *arguments, **keywords):
         if error is None:
             raise ConnectionError("Name or service not known")
@@ -182,7 +182,7 @@ def copied(causal, tmp_path):
     return tmp_path, load_file(tmp_path / "model.safetensors")
 
 
-def test_pickled_weights_are_refused_unless_asked_for(copied):
+def test_pickled_weights_need_allow_pickle(copied):
     place, state = copied
     (place / "model.safetensors").unlink()
     torch.save(state, place / "pytorch_model.bin")
@@ -191,7 +191,7 @@ def test_pickled_weights_are_refused_unless_asked_for(copied):
     assert load(place, allow_pickle=True).module.config.n_layer == 2
 
 
-def test_code_in_a_folder_does_not_run_unless_asked_for(tmp_path):
+def test_folder_code_needs_trust_remote_code(tmp_path):
     auto = {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}
     place = changed(tmp_path / "model", model_type="planted", auto_map=auto)
     (place / "planted.py").write_text("import sys\nsys.planted_code_ran = True\nraise SystemExit(9)\n")
@@ -210,14 +210,14 @@ def test_missing_weights_are_noted_and_damaged_file_refused(copied):
         load(place)
 
 
-def test_an_old_transformers_is_one_sentence(copied, monkeypatch):
+def test_old_transformers_is_refused_in_one_sentence(copied, monkeypatch):
     monkeypatch.setattr("transformers.__version__", "4.57.6")
     with pytest.raises(ModelError, match=r"transformers 4\.57\.6 is too old, attnscope needs 5\.0 or newer"):
         load(copied[0])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_limit_of_tokens_counts_special_tokens_too(count, tmp_path):
+def test_token_limit_includes_special_tokens(count, tmp_path):
     for name in ("own", "own-causal", minilm(), t5(tmp_path / "t5"), gpt2(tmp_path / "gpt2")):
         model = load(name)
         prepared = model.prepare("The cat sat on the mat.", limit=Limit(count))

@@ -67,7 +67,7 @@ def test_only_start_of_book_is_read_with_unchanged_tokens(own, watched):
     assert note.startswith("cut: the first 512 of more than 5,885 tokens")
 
 
-def test_a_book_that_is_not_to_be_cut_is_refused_before_there_are_tokens(own, watched):
+def test_too_long_book_is_refused_before_tokenizing(own, watched):
     with pytest.raises(InputError, match=r"has more than 5,885 tokens and own reads at most 512"):
         own.prepare(BOOK)
     (refused,) = own.prepare_all([(BOOK,)])
@@ -76,7 +76,7 @@ def test_a_book_that_is_not_to_be_cut_is_refused_before_there_are_tokens(own, wa
     assert watched.made == []
 
 
-def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch):
+def test_long_texts_are_tokenized_one_at_a_time(own, watched, monkeypatch):
     monkeypatch.setattr(reader, "MOST_CHARACTERS", 1000)
     texts = [(BOOK[:600],), ("A cat.",), (BOOK[:700],), (BOOK[:300],)]
     read = [prepared.tokens for prepared in own.prepare_all(texts)]
@@ -84,7 +84,7 @@ def test_many_books_are_tokenized_one_after_the_other(own, watched, monkeypatch)
     assert watched.sizes[:2] == [1306, 300]
 
 
-def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
+def test_model_without_positions_limits_characters():
     bare = Model("it", torch.nn.Module(), None)
     long = ["a" * 2_000_000]
     assert bare.fit(["a" * 40], Limit())(9) == (None, ())
@@ -95,14 +95,14 @@ def test_a_model_without_positions_reads_no_more_than_can_be_tokenized():
     assert bare.fit(long, Limit(5))(9) == (5, ("cut: the first 5 of more than 9 tokens are shown",))
 
 
-def test_a_chat_is_not_cut_but_refused(own):
+def test_too_long_chat_is_refused_not_cut(own):
     with pytest.raises(InputError, match="the text has 1,700,000 characters: shorten it to 1,048,576"):
         InputRequest(text=BOOK, chat=True).read(own)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(("make", "more"), [(gpt2, []), (t5, []), (None, []), (None, ["sat mat"])])
-def test_a_book_is_tokenized_whole_only_once(make, more, side, monkeypatch, tmp_path):
+def test_whole_book_is_tokenized_only_once(make, more, side, monkeypatch, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(make(tmp_path) if make else minilm(), truncation_side=side)
     texts = ["It was the best of times, it was the worst of times; " * 400, *more]
     expected, count = tokenizer(*texts, truncation=True, max_length=50), len(tokenizer(*texts)["input_ids"])

@@ -106,13 +106,13 @@ def file(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "layers"), [("model", 3), ("Gpt", 2), ("one_layer", 1), ("Holder.inner", 3)]
 )
-def test_an_instance_a_class_and_a_function_all_make_a_model(file, name, layers):
+def test_instance_class_or_function_gives_a_model(file, name, layers):
     model = load(f"{file}:{name}")
     seen = overview(model, model.prepare("The cat sat."), Selection())
     assert [layer.layer for layer in seen.grids["decoder"].layers] == list(range(layers))
 
 
-def test_a_tokenizer_can_be_chosen(file):
+def test_module_takes_a_chosen_tokenizer(file):
     prepared = load(f"{file}:model", tokenizer=minilm()).prepare("The cat sat.")
     assert prepared.arguments[0].tolist() == [[101, 1996, 4937, 2938, 1012, 102]]
 
@@ -130,7 +130,7 @@ def as_numpy(tensors):
         ("inputs.pt", lambda path, tensors: torch.save(tensors, path)),
     ],
 )
-def test_tensors_go_in_by_the_names_of_the_forward_or_by_their_place(file, tmp_path, name, write):
+def test_tensor_inputs_bind_by_name_or_position(file, tmp_path, name, write):
     queries, keys = torch.randn(1, 3, 16), torch.randn(1, 7, 16)
     write(tmp_path / name, {"queries": queries, "keys": keys})
     model = load(f"{file}:Cross")
@@ -140,7 +140,7 @@ def test_tensors_go_in_by_the_names_of_the_forward_or_by_their_place(file, tmp_p
     np.testing.assert_allclose(seen.grids["cross"].layers[0].values, expected[0].detach(), atol=1e-6)
 
 
-def test_tensors_go_into_models_of_every_kind_by_the_names_there_are(file, tmp_path):
+def test_tensor_input_names_must_be_forward_arguments(file, tmp_path):
     with pytest.raises(InputError, match="no input 'query': its forward takes queries, keys"):
         prepare(load(f"{file}:Cross"), tmp_path / "inputs.safetensors", query=torch.zeros(1))
     model = load("own")
@@ -189,12 +189,12 @@ def test_unreadable_tensor_file_is_one_sentence(tmp_path, name):
         ("no_such_package:Model", "no_such_package cannot be imported"),
     ],
 )
-def test_what_is_no_module_says_why(file, name, sentence):
+def test_invalid_module_name_is_explained(file, name, sentence):
     with pytest.raises(ModelError, match=sentence):
         load(name.format(file.parent))
 
 
-def test_a_module_that_fails_is_quoted_with_the_shape_it_was_given(file):
+def test_failing_module_error_has_the_input_shape(file):
     model = load(f"{file}:small")
     with pytest.raises(ModelError, match=r"fails on inputs of shape \[1, 6\]: IndexError"):
         overview(model, model.prepare("The cat sat."), Selection())
@@ -220,7 +220,7 @@ def test_short_context_module_is_probed_within_its_limits(file):
     assert len(feeds) == 3 * 2 * 2
 
 
-def test_ids_in_a_file_of_tensors_are_tokens_whose_repeats_are_known(file):
+def test_input_ids_from_tensors_are_tokens_with_repeats(file):
     model, ids = load(f"{file}:longer"), torch.tensor([[3, 5, 7, 2, 3, 5, 7, 2]])
     heads = measure_heads(model, model.prepare_tensors({"input_ids": ids}), Selection()).heads
     model.module.set_attn_implementation("eager")
@@ -243,7 +243,7 @@ class Letters(nn.Module):
         return self.attend(vectors, vectors, vectors)[0]
 
 
-def test_a_kind_of_model_is_added_by_following_the_readme():
+def test_model_kind_from_the_readme_guide_works():
     text = Path(attnscope.models.__file__).with_name("README.md").read_text("utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     names: dict = {}

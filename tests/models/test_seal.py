@@ -42,7 +42,7 @@ def said(module, *given):
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("unseen", n) for n in UNSEEN), *(("other", n) for n in OTHERS)]
 )
-def test_a_module_that_mixes_is_named_with_its_place(kind, name, place):
+def test_mixing_module_is_named_with_its_place(kind, name, place):
     torch.manual_seed(0)
     assert said(Language(**{place: make(kind, name)}), IDS).startswith(WHERE[place])
 
@@ -56,7 +56,7 @@ POOLED = {pool_by_a_sum, pool_by_an_einsum}
 @pytest.mark.sweep
 @pytest.mark.parametrize("place", BEHIND)
 @pytest.mark.parametrize("way", [way for way in MIXED if way not in POOLED])
-def test_a_mixer_with_nothing_to_show_is_named_wherever_it_is(way, place):
+def test_mixer_without_weights_is_named_in_every_place(way, place):
     torch.manual_seed(0)
     build, paths = PLACES[place]
     model = build(way).eval()
@@ -68,7 +68,7 @@ def test_a_mixer_with_nothing_to_show_is_named_wherever_it_is(way, place):
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_sealed_model_says_nothing(name):
+def test_sealed_model_has_no_note(name):
     torch.manual_seed(0)
     model = Language(before=CLEAN[name](), between=CLEAN[name]()).eval()
     notes = recorded(model, IDS)
@@ -79,7 +79,7 @@ MIXING = {"whisper": ("encoder.conv1", "encoder.conv2")}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_family_is_blamed_for_what_it_does_not_do(family):
+def test_seal_names_only_true_mixers_of_families(family):
     tiny = FAMILIES[family]
     given = inputs(tiny.inputs, batch=1)
     found = seal.look(Model("", tiny.build(), None), ModelInput(given, {}, ()), {9, 6})
@@ -155,13 +155,13 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_modules_are_named_by_layer_and_path(name):
+def test_mixers_are_named_by_layer_and_path(name):
     torch.manual_seed(0)
     build, where = NAMED[name]
     assert said(build(), IDS) == where
 
 
-def test_a_pooler_is_named_by_an_audit_alone():
+def test_pooler_is_named_only_by_an_audit():
     torch.manual_seed(0)
     model = Language(behind=Other(lambda m, x: m.v(x).mean(1))).eval()
     prepared = ModelInput({"input_ids": IDS}, {}, ())
@@ -169,7 +169,7 @@ def test_a_pooler_is_named_by_an_audit_alone():
 
 
 @pytest.mark.parametrize("shape", [(12, 8, SIZE), (8, 40, SIZE)])
-def test_tokens_are_changed_along_their_own_axis(shape):
+def test_seal_changes_tokens_along_their_own_axis(shape):
     """In a large batch, or behind it: nothing mixes from text to text."""
     first = shape[0] == 12
     layer = nn.TransformerEncoderLayer(SIZE, 4, 64, batch_first=not first)
@@ -210,7 +210,7 @@ def module(tmp_path):
     return tmp_path / "mine.py"
 
 
-def test_every_answer_of_a_mixing_model_says_so_and_a_sealed_one_none(run, module, tmp_path):
+def test_every_answer_notes_mixing_outside_attention(run, module, tmp_path):
     note = f"layer 1, inner{SAID}"
     for name, expected in (("model", True), ("sealed", False)):
         given = ["it was the cat", "-m", f"{module}:{name}"]
@@ -228,7 +228,7 @@ def test_every_answer_of_a_mixing_model_says_so_and_a_sealed_one_none(run, modul
         assert (note in attnscope.open(tmp_path / "a.trace").notes) is expected
 
 
-def test_a_recording_warns_of_what_its_run_notes():
+def test_recording_warns_with_the_notes_of_its_run():
     torch.manual_seed(0)
     model = Language(between=make("other", "cumsum")).eval()
     with warnings.catch_warnings(record=True) as told, attnscope.record(model) as run:
@@ -253,7 +253,7 @@ class Counted(Language):
         return super().forward(input_ids)
 
 
-def test_a_module_is_asked_once_with_few_tokens_and_left_as_it_was():
+def test_seal_probes_once_with_few_tokens_and_restores_module():
     torch.manual_seed(0)
     model, ids = Counted(before=make("other", "roll")).eval(), torch.arange(50)[None]
     random = torch.get_rng_state()
@@ -280,7 +280,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_recording_that_asks_nothing_says_why(why):
+def test_recording_without_seal_notes_the_reason(why):
     call, reason = REFUSED[why]
     model = Counted().eval()
     with warnings.catch_warnings():
@@ -290,20 +290,20 @@ def test_a_recording_that_asks_nothing_says_why(why):
     assert NOT_ASKED.format(reason=reason) in run.notes
 
 
-def test_a_recording_may_leave_it_out():
+def test_seal_can_be_switched_off():
     model = Counted(before=make("other", "roll")).eval()
     assert recorded(model, IDS, seal=False) == ()
     assert model.lengths == [12]
 
 
 @pytest.mark.parametrize("limit", ["SEAL_SECONDS", "SEAL_BYTES"])
-def test_what_takes_too_much_is_not_asked(monkeypatch, limit):
+def test_seal_skips_too_expensive_models(monkeypatch, limit):
     monkeypatch.setattr(seal, limit, 0)
     (note,) = recorded(Counted().eval(), IDS)
     assert note.startswith(NOT_ASKED.partition("{")[0])
 
 
-def test_a_folder_is_asked_once_whatever_it_reads(tmp_path, monkeypatch):
+def test_seal_of_a_folder_is_cached_for_all_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "kept"))
     folder, looks, look = gpt2(tmp_path / "model"), [], seal.look
     monkeypatch.setattr(seal, "look", lambda *given: looks.append(given) or look(*given))
@@ -318,7 +318,7 @@ def test_a_folder_is_asked_once_whatever_it_reads(tmp_path, monkeypatch):
     assert len(looks) == 2
 
 
-def test_parts_of_a_table_are_what_they_are_called():
+def test_mixer_tables_of_the_tests_are_correct():
     """Of the unseen nothing is shown, and what is clean attends where it says so."""
     for table, sites in ((UNSEEN, 2), (OTHERS, 2)):
         for name in table:

@@ -113,7 +113,7 @@ def require_all(found, weights):
 @pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("rotary", ["applied", "none"])
 @pytest.mark.parametrize("layout", ["token head size", "head token size", "token width"])
-def test_rows_are_those_of_the_model(served, layout, rotary, names):
+def test_served_rows_equal_the_model(served, layout, rotary, names):
     folder, texts = served
     before, after, weights = texts[0]  # sizes tell which axes are heads, where a config says how many
     states = lay_out(after if rotary == "applied" else before, layout)
@@ -126,7 +126,7 @@ def packed(texts, last=0):
     return {at: np.concatenate([each[at][-last if at[1] == "q" else 0 :] for each in laid]) for at in laid[0]}
 
 
-def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
+def test_packed_request_is_selected_by_number(served):
     folder, texts = served
     ids = {"cu_seqlens": np.array([0, 10, 16], np.int32), "input_ids": np.array([*IDS[0], *IDS[1]])}
     with pytest.raises(InputError, match="it holds 2 requests: choose one with --line, 1 to 2"):
@@ -136,7 +136,7 @@ def test_a_request_of_a_packed_batch_is_chosen_by_its_number(served):
     assert [token.id for token in found.prepared.tokens] == IDS[1]
 
 
-def test_requests_may_have_more_keys_than_queries(served):
+def test_served_requests_may_have_more_keys_than_queries(served):
     folder, texts = served
     ends = {"cu_seqlens_q": np.array([0, 2, 4]), "cu_seqlens_k": np.array([0, 10, 16])}
     for number, (*_, weights) in enumerate(texts, 1):
@@ -144,7 +144,7 @@ def test_requests_may_have_more_keys_than_queries(served):
         require_rows(found, "L1H3", weights[1][3][-2:])
 
 
-def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
+def test_commands_read_served_files_and_note_assumptions(served, parts, tmp_path, run):
     folder, texts = served
     path = write(tmp_path / "qk.safetensors", parts, input_ids=np.array(IDS[0]))
     shown = run("show", "--from", path, "-m", folder, "--head", "L0H1", "--json")
@@ -156,7 +156,7 @@ def test_commands_read_it_and_say_what_is_assumed(served, parts, tmp_path, run):
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 
 
-def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
+def test_check_runs_the_model_against_served_rows(served, parts, tmp_path, run):
     folder, ids = served[0], {"input_ids": np.array(IDS[0])}
 
     def check(*more, **tensors):
@@ -187,7 +187,7 @@ def test_a_model_is_run_to_check_its_rows(served, parts, tmp_path, run):
         (None, {"cu_seqlens": np.array([0, 11])}, "its requests end at row 11"),
     ],
 )
-def test_what_does_not_fit_ends_in_a_sentence(served, parts, change, more, sentence):
+def test_inconsistent_served_file_is_one_sentence(served, parts, change, more, sentence):
     if change is not None:
         keys = change(parts.pop((1, "k")))
         parts |= {} if keys is None else {(1, "k"): keys}
@@ -211,7 +211,7 @@ NOT_ALONE = {"cohere2", "smollm3", "gemma3_text", "stablelm", "llama4_text"}
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path):
+def test_served_rows_of_other_models_are_exact_or_refused(kind, tmp_path):
     model = tiny(kind.split()[0], **TYPES[kind])
     model.config.save_pretrained(tmp_path)
     before, after, weights = seen(model, IDS[0])
@@ -224,13 +224,13 @@ def test_rows_of_other_models_are_their_own_or_refused(kind, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "more"), [("gpt_oss", "sinks"), ("bloom", "ALiBi"), ("falcon", "ALiBi")])
-def test_models_whose_rows_depend_on_more_are_refused(kind, more, parts, tmp_path):
+def test_served_models_with_other_inputs_are_refused(kind, more, parts, tmp_path):
     hf.AutoConfig.for_model(kind, **{"alibi": True} if kind == "falcon" else {}).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=f"depend on .*{more}"):
         opened(tmp_path, parts)
 
 
-def test_names_of_requests_may_hold_numbers(served, tmp_path):
+def test_served_request_names_may_have_numbers(served, tmp_path):
     folder, texts = served
     tensors = {
         f"{name}.{layer}.self_attn.{part}": array
@@ -242,7 +242,7 @@ def test_names_of_requests_may_hold_numbers(served, tmp_path):
         require_all(open_file(tmp_path / "qk.safetensors", None, str(folder), number), weights)
 
 
-def test_a_layout_that_sizes_do_not_tell_is_said_to_be_assumed(served, tmp_path):
+def test_ambiguous_served_layout_is_noted(served, tmp_path):
     _, texts = served
     parts, expected = lay_out(texts[0][1], "head token size"), texts[0][2][0][0]
     require_rows(opened(tmp_path, parts), "L0H0", expected)  # fewer heads of keys tell

@@ -80,7 +80,7 @@ def moments(prepared):
 
 
 @pytest.mark.parametrize("name", speech.ENCODERS)
-def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, model_of, tone, name):
+def test_encoder_frames_are_named_by_time(folder_of, model_of, tone, name):
     folder, model = folder_of(name), model_of(name)
     prepared = model.prepare_audio(tone)
     assert names(prepared.tokens) == times(50)
@@ -96,7 +96,7 @@ def test_the_frames_of_an_encoder_are_named_by_their_time(folder_of, model_of, t
     assert kept.queries == kept.keys == prepared.tokens
 
 
-def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, model_of, tone):
+def test_whisper_reads_sound_and_transcript(folder_of, model_of, tone):
     folder, model = folder_of("whisper"), model_of("whisper")
     prepared = model.prepare_audio(tone, "The cat sat.")
     said, heard = prepared.axes["cross"]
@@ -113,7 +113,7 @@ def test_whisper_hears_the_sound_and_reads_what_is_said(folder_of, model_of, ton
     eager_maps(model, prepared, eager(folder, kind, **speech.extract(folder, tone), decoder_input_ids=ids))
 
 
-def test_a_language_that_the_tokenizer_names_is_not_asked_of_the_model(tmp_path, tone):
+def test_tokenizer_language_is_not_detected_again(tmp_path, tone):
     folder = speech.whisper(tmp_path)
     named = transformers.AutoTokenizer.from_pretrained(folder, language="english", task="translate")
     named.save_pretrained(folder)
@@ -122,7 +122,7 @@ def test_a_language_that_the_tokenizer_names_is_not_asked_of_the_model(tmp_path,
     assert not any("the language is" in note for note in prepared.notes)
 
 
-def test_what_is_said_fits_behind_the_start_or_is_cut_there(model_of, tone):
+def test_transcript_is_cut_to_the_decoder_length(model_of, tone):
     """The tiny decoder reads 48 tokens, of which it starts with four."""
     model = model_of("whisper")
 
@@ -140,7 +140,7 @@ def test_what_is_said_fits_behind_the_start_or_is_cut_there(model_of, tone):
     assert any("cut" in note and "48" in note for note in notes)
 
 
-def test_what_is_written_is_what_transformers_writes(folder_of, tone):
+def test_whisper_generation_equals_transformers(folder_of, tone):
     folder = folder_of("whisper")
     model = load(folder, generative=True)
     prompt = model.prepare_audio(tone)
@@ -159,7 +159,7 @@ def test_what_is_written_is_what_transformers_writes(folder_of, tone):
     ("rate", "channels", "suffix"),
     [(8000, 1, "wav"), (11127, 1, "wav"), (44100, 2, "flac"), (48000, 6, "wav"), (16000, 2, "flac")],
 )
-def test_any_rate_and_any_channels_are_heard_as_the_same_tone(tmp_path, rate, channels, suffix):
+def test_any_rate_and_channels_resample_to_the_same_tone(tmp_path, rate, channels, suffix):
     plain = read_sound(speech.sound(tmp_path / "plain.wav"))
     other = read_sound(speech.sound(tmp_path / f"other.{suffix}", rate=rate, channels=channels))
     assert other.rate == rate
@@ -169,7 +169,7 @@ def test_any_rate_and_any_channels_are_heard_as_the_same_tone(tmp_path, rate, ch
     np.testing.assert_allclose(again.samples[middle], plain.samples[middle], atol=0.02)
 
 
-def test_rates_without_a_common_part_need_no_filter_as_long_as_both():
+def test_resampling_coprime_rates_needs_little_memory():
     """A gigabyte of it: a file chooses its rate."""
     wave = np.sin(2 * np.pi * 50 * np.arange(2 * 767_999) / 767_999).astype(np.float32)
     tracemalloc.start()
@@ -182,7 +182,7 @@ def test_rates_without_a_common_part_need_no_filter_as_long_as_both():
     np.testing.assert_allclose(again[200:-200], expected[200:-200], atol=0.002)
 
 
-def test_the_number_of_samples_that_a_file_claims_is_not_trusted(tmp_path):
+def test_sample_count_in_file_header_is_not_trusted(tmp_path):
     flac = bytearray(speech.sound(tmp_path / "a.flac", 0.5).read_bytes())
     flac[21] |= 0x0F  # its upper bits
     (tmp_path / "long.flac").write_bytes(flac)
@@ -222,14 +222,14 @@ def no_sounds(folder: Path):
         ("wav2vec2", {"sampling_rate": 10**12}, "samples a second"),
     ],
 )
-def test_a_feature_extractor_that_does_not_fit_says_so(folder_of, tmp_path, tone, name, changes, sentence):
+def test_mismatched_feature_extractor_is_refused(folder_of, tmp_path, tone, name, changes, sentence):
     place = shutil.copytree(folder_of(name), tmp_path / "model")
     model = load(folders.changed(place, "preprocessor_config.json", **changes), generative=True)
     with pytest.raises(AttnscopeError, match=sentence):
         model.prepare_audio(tone, "the cat" if name == "whisper" else None)
 
 
-def test_what_is_no_sound_ends_in_a_sentence(model_of, tmp_path):
+def test_unreadable_sound_is_one_sentence(model_of, tmp_path):
     model = model_of("wav2vec2")
     for name, content, sentence in no_sounds(tmp_path):
         if content is not None:
@@ -240,7 +240,7 @@ def test_what_is_no_sound_ends_in_a_sentence(model_of, tmp_path):
         model.prepare_audio(tmp_path)
 
 
-def test_a_part_that_is_none_ends_in_a_sentence(tone):
+def test_invalid_sound_part_is_one_sentence(tone):
     assert read_sound(tone, 0.25, 0.5).seconds == 0.25
     nan, endless = float("nan"), float("inf")
     nothing, behind = "there is no sound", "ends at 1.00 seconds: 7 is behind that"
@@ -254,7 +254,7 @@ def test_a_part_that_is_none_ends_in_a_sentence(tone):
 
 @pytest.mark.parametrize(("dense", "over", "fits"), [(None, 1.5, 1.0), (8000, 0.6, 0.5)])
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
-def test_what_is_too_long_or_too_dense_is_not_decoded(tmp_path, monkeypatch, suffix, dense, over, fits):
+def test_too_long_or_dense_sound_is_not_decoded(tmp_path, monkeypatch, suffix, dense, over, fits):
     monkeypatch.setattr(reading, "LONGEST", 1)
     monkeypatch.setattr(reading, "DENSE", dense or reading.DENSE)
     with pytest.raises(InputError, match="longer than"):
@@ -276,7 +276,7 @@ def test_too_long_sound_is_refused_or_cut_with_a_note(model_of, tmp_path):
     assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
 
 
-def test_what_does_not_go_together_is_told_so(folder_of, model_of, tone, tmp_path):
+def test_incompatible_sound_and_text_inputs_are_refused(folder_of, model_of, tone, tmp_path):
     encoder, whisper = load(folder_of("wav2vec2"), generative=True), model_of("whisper")
     with pytest.raises(InputError, match="takes sound, not text"):
         encoder.prepare_audio(tone, "The cat sat.")
@@ -301,7 +301,7 @@ def test_what_does_not_go_together_is_told_so(folder_of, model_of, tone, tmp_pat
     ("name", "frames", "second"),
     [("speecht5", 99, "0.02 s"), ("speech-encoder-decoder", 99, "0.02 s"), ("cohere_asr", 26, "0.08 s")],
 )
-def test_what_hears_and_writes_is_seen_whole(folder_of, model_of, longer_tone, name, frames, second):
+def test_speech_encoder_decoder_weights_equal_eager(folder_of, model_of, longer_tone, name, frames, second):
     model = model_of(name)
     prepared = model.prepare_audio(longer_tone)
     output = eager(folder_of(name), type(model.module), **prepared.inputs, use_cache=False)
@@ -325,7 +325,7 @@ def test_frames_without_duration_are_numbered_with_a_note(model_of, longer_tone,
 
 
 @pytest.mark.parametrize("name", ["parakeet_encoder", "speech_to_text", "whisper"])
-def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(model_of, tmp_path, name):
+def test_spectrogram_loudness_follows_sound_in_any_layout(model_of, tmp_path, name):
     wave = 0.3 * np.random.default_rng(0).standard_normal(32000)
     wave[:16000] *= 0.001
     soundfile.write(tmp_path / "late.wav", wave, 16000)
@@ -335,7 +335,7 @@ def test_a_spectrogram_is_as_loud_as_the_sound_whichever_way_it_lies(model_of, t
     assert loud[half + 1 :].min() > loud[: half - 1].max()
 
 
-def test_a_wave_with_a_channel_is_a_wave(model_of, longer_tone):
+def test_waveform_with_channel_axis_is_accepted(model_of, longer_tone):
     prepared = model_of("xcodec").prepare_audio(longer_tone)
     assert names(prepared.tokens) == times(100)
     assert prepared.sound.bands.shape[1] == 100
@@ -345,7 +345,7 @@ PREPARED = ["wav2vec2-bert", "parakeet_ctc", "speecht5", "moonshine_streaming", 
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_the_model_is_given_what_its_processor_gives_it(folder_of, model_of, tmp_path, name):
+def test_speech_inputs_equal_those_of_the_processor(folder_of, model_of, tmp_path, name):
     """With its mask of padding, where it has one; and its output is that of transformers' own call."""
     folder, model = folder_of(name), model_of(name)
     kind = transformers.models.auto.processing_auto.PROCESSOR_MAPPING[type(model.module.config)]
@@ -366,7 +366,7 @@ def test_the_model_is_given_what_its_processor_gives_it(folder_of, model_of, tmp
     assert silent.index(True) == 99 if name == "whisper" else sum(silent) <= 1
 
 
-def test_a_step_of_several_stacked_ones_is_as_long_as_they_are():
+def test_stacked_frames_have_their_summed_duration():
     """As an extractor makes 100 steps of two seconds, in hops of a hundredth."""
 
     halving, extractor = torch.nn.Module(), SimpleNamespace(hop_length=160, feature_size=8)
@@ -390,7 +390,7 @@ SECONDS = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SECONDS)
-def test_tokens_of_a_sound_are_named_by_their_time(model_of, longer_tone, name):
+def test_sound_tokens_are_named_by_time(model_of, longer_tone, name):
     prepared, seconds = model_of(name).prepare_audio(longer_tone, "the cat"), SECONDS[name]
     named, ids = moments(prepared), prepared.inputs["input_ids"][0]
     assert list(named.values()) == pytest.approx([n * seconds for n in range(round(2.0 / seconds))])
@@ -401,7 +401,7 @@ def test_tokens_of_a_sound_are_named_by_their_time(model_of, longer_tone, name):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["qwen2_audio", "glmasr"])
-def test_weights_are_the_eager_ones(folder_of, model_of, longer_tone, name):
+def test_sound_and_text_weights_equal_eager(folder_of, model_of, longer_tone, name):
     model = model_of(name)
     prepared = model.prepare_audio(longer_tone, "the cat")
     answer = eager(folder_of(name), type(model.module), **prepared.inputs, use_cache=False)
@@ -415,7 +415,7 @@ def test_weights_are_the_eager_ones(folder_of, model_of, longer_tone, name):
         assert kept.keys == prepared.tokens
 
 
-def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(model_of, tmp_path):
+def test_times_of_per_second_chunks_do_not_drift(model_of, tmp_path):
     """Thirteen in a second of a hundred steps, by stacked halvings: the last has fewer steps."""
     prepared = model_of("qwen3_asr").prepare_audio(speech.sound(tmp_path / "long.wav", 25.3), "the cat")
     named = list(moments(prepared).values())
@@ -424,13 +424,13 @@ def test_tokens_of_seconds_that_are_cut_up_each_for_itself_do_not_drift(model_of
 
 
 @pytest.mark.parametrize("name", ["qwen2_audio", "qwen3_asr"])
-def test_the_shortest_sound_has_its_tokens_too(model_of, tmp_path, name):
+def test_shortest_sound_has_one_token(model_of, tmp_path, name):
     prepared = model_of(name).prepare_audio(speech.sound(tmp_path / "short.wav", 0.06), "the cat")
     assert next(iter(moments(prepared).values())) == 0
     assert prepared.sound.frames == 1
 
 
-def test_a_part_of_a_sound_keeps_the_times_of_its_file(model_of, tmp_path):
+def test_sound_part_keeps_the_times_of_its_file(model_of, tmp_path):
     path = speech.sound(tmp_path / "long.wav", 3.0)
     prepared = model_of("qwen2_audio").prepare_audio(path, "the cat", SoundPart(1.0, 2.0))
     named = list(moments(prepared).values())

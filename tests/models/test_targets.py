@@ -127,7 +127,7 @@ def seen(module, run):
 
 
 @pytest.mark.parametrize("name", PARTED)
-def test_a_long_text_is_scored_in_parts_as_by_one_pass(name):
+def test_long_text_scored_in_parts_equals_one_pass(name):
     model = wrapped(PARTED[name]())
     head, embedding = model.writer.get_output_embeddings(), model.writer.get_input_embeddings()
     prepared, losses, read = model.prepare(words()), [], []
@@ -142,7 +142,7 @@ def test_a_long_text_is_scored_in_parts_as_by_one_pass(name):
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_model_that_would_score_parts_otherwise_scores_all_rows_at_once(kind):
+def test_unsuitable_model_scores_all_rows_at_once(kind):
     config, scores = hf.GPT2Config(**OLDER), HOSTILE[kind]
     model = wrapped(Hostile(config, scores) if scores else Unasked(config))
     prepared, losses = model.prepare(words()), []
@@ -151,7 +151,7 @@ def test_a_model_that_would_score_parts_otherwise_scores_all_rows_at_once(kind):
     assert torch.equal(torch.tensor([each.loss for each in losses]), plain_losses(model, prepared))
 
 
-def test_a_long_text_with_masks_is_scored_at_once(monkeypatch):
+def test_long_masked_text_is_scored_at_once(monkeypatch):
     monkeypatch.setattr(targets, "SCORED_ROWS", 100)
     long = targets.BATCH_TOKENS // 2 + 1
     model = wrapped(hf.BertForMaskedLM(hf.BertConfig(**{**SIZES, "max_position_embeddings": long})))
@@ -168,7 +168,7 @@ def test_a_long_text_with_masks_is_scored_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tied", "projected"])
-def test_heads_are_limited_in_parts_as_at_once(name, monkeypatch):
+def test_cachecost_in_parts_equals_one_pass(name, monkeypatch):
     results = []
     for rows in (64, 100):
         monkeypatch.setattr(targets, "SCORED_ROWS", rows)
@@ -186,7 +186,7 @@ def test_heads_are_limited_in_parts_as_at_once(name, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [None, "head", "trunk"])
-def test_nothing_is_left_on_a_model_that_is_scored_in_parts(fails):
+def test_model_is_restored_after_scoring_in_parts(fails):
     model = wrapped(PARTED["tied"]())
     prepared = model.prepare(words())
     modules = list(model.module.modules())

@@ -57,7 +57,7 @@ def test_words_and_special_tokens_of_a_text_pair_are_numbered(tokens):
     assert [t.word for t in pair] == [None, 0, 1, None, 2, 3, None]
 
 
-def test_byte_level_tokens_are_slices_of_the_text_without_their_space(tokens):
+def test_byte_level_tokens_show_text_without_spaces(tokens):
     shown = tokens(BYTE_LEVEL, "The cat sat")
     assert "".join(t.text for t in shown) == "Thecatsat"
     assert [t.word for t in shown] == sorted(t.word for t in shown)
@@ -84,7 +84,7 @@ def test_byte_pieces_show_their_character_and_white_space_is_visible(tokens):
         "the cat's mat, (sat).",
     ],
 )
-def test_a_run_of_tokens_is_spelled_as_the_text_is_and_once(tokens, make, text):
+def test_token_run_is_spelled_like_its_text(tokens, make, text):
     shown = [token for token in tokens(make, text) if not token.special]
     assert spell_tokens(shown) == clean(text)
     assert join_places(places(tuple(shown)), pooled=True).text.removeprefix(" ") == text
@@ -92,7 +92,7 @@ def test_a_run_of_tokens_is_spelled_as_the_text_is_and_once(tokens, make, text):
     assert "".join(re.sub(r"\s", "", place.text) for place in words) == re.sub(r"\s", "", text)
 
 
-def test_a_text_that_is_written_on_is_spelled_once(tokens, tmp_path):
+def test_continued_text_is_spelled_once(tokens, tmp_path):
     vocabulary = transformers.AutoTokenizer.from_pretrained(gpt2(tmp_path))
     ids = vocabulary(" für 我我, sat")["input_ids"]
     spell = vocabulary.convert_ids_to_tokens
@@ -108,13 +108,13 @@ def test_a_text_that_is_written_on_is_spelled_once(tokens, tmp_path):
     ]
 
 
-def test_sentencepiece_tokens_lose_their_bar(tokens):
+def test_sentencepiece_tokens_show_no_bar(tokens):
     shown = tokens(SENTENCEPIECE, "The cat sat")
     assert "".join(t.text for t in shown).replace(" ", "") == "Thecatsat</s>"
     assert shown[-1].special
 
 
-def test_a_tokenizer_that_never_splits_into_words_is_helped_by_spaces():
+def test_words_without_pre_tokenizer_split_at_spaces():
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     tokenizer.train_from_iterator(LINES, trainers.UnigramTrainer(vocab_size=80, unk_token="<unk>"))
@@ -134,7 +134,7 @@ def test_a_tokenizer_that_never_splits_into_words_is_helped_by_spaces():
         (("the", "▁c", "at", "</s>", "s"), [0, 1, 1, None, 2]),
     ],
 )
-def test_without_offsets_the_spelling_tells_words_apart(spellings, words):
+def test_words_without_offsets_follow_spelling(spellings, words):
     asked = SimpleNamespace(convert_ids_to_tokens=lambda ids: [spellings[i] for i in ids])
     shown = tokens_of_ids(asked, range(5), special_ids={3})
     assert [t.word for t in shown] == words
@@ -144,7 +144,7 @@ def test_without_offsets_the_spelling_tells_words_apart(spellings, words):
 @pytest.mark.parametrize(
     ("spelling", "text"), [("Ġcat", "cat"), ("▁cat", "cat"), ("##ing", "ing"), ("cat</w>", "cat"), ("▁", " ")]
 )
-def test_a_spelling_is_made_readable(spelling, text):
+def test_token_spelling_is_readable(spelling, text):
     assert without_marks(spelling) == text
 
 
@@ -154,7 +154,7 @@ def reads(request, tmp_path_factory):
     return load(request.param if named else request.param(tmp_path_factory.mktemp("folder")))
 
 
-def test_random_tokens_stand_twice_between_the_special_tokens_of_a_text(reads):
+def test_repeated_random_tokens_keep_special_tokens_around(reads):
     prepared = reads.repeat_random(8, seed=3)
     inputs = next(iter(prepared.inputs.values()))
     assert inputs[0].tolist() == [token.id for token in prepared.tokens]
@@ -169,7 +169,7 @@ def test_random_tokens_stand_twice_between_the_special_tokens_of_a_text(reads):
     assert reads.run(prepared, []).sites
 
 
-def test_as_many_random_tokens_are_offered_as_there_is_room_for(reads):
+def test_repeat_random_error_gives_the_maximum(reads):
     if reads.positions is None:
         return
     with pytest.raises(InputError, match=r"pass --repeat-random (\d+)") as refused:
@@ -178,7 +178,7 @@ def test_as_many_random_tokens_are_offered_as_there_is_room_for(reads):
     assert reads.positions - len(reads.repeat_random(most).tokens) in (0, 1)
 
 
-def test_a_tokenizer_that_fails_is_one_sentence(monkeypatch, tmp_path):
+def test_failing_tokenizer_is_one_sentence(monkeypatch, tmp_path):
     model = load(gpt2(tmp_path))
     monkeypatch.setattr(type(model.reader.tokenizer), "__call__", lambda *_, **more: {}["merges"])
     with pytest.raises(ModelError, match=r"^the tokenizer of .* fails: .*merges"):
@@ -224,7 +224,7 @@ def test_folder_without_tokenizer_accepts_ids_alone(tmp_path):
     assert said.startswith(f"the prediction: 'id {best}'")
 
 
-def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path):
+def test_unknown_token_id_is_shown_as_its_number(tmp_path):
     model = load(gpt2(tmp_path, vocab_size=200_000))
     before = model.prepare("The cat").tokens
     tokens = model.reader.vocabulary.extend(before, [128_005, before[0].id])
@@ -233,7 +233,7 @@ def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number(tmp_path)
     assert tokens_of_spellings([7], [None], ())[0].text == "id 7"
 
 
-def test_what_foreign_code_prints_goes_to_standard_error(loud, tmp_path, capsys):
+def test_output_of_foreign_code_goes_to_standard_error(loud, tmp_path, capsys):
     model, writes = load(loud), load(gpt2(tmp_path / "gpt2"), generative=True)
     model.run(model.prepare("The cat"), [Keep(lambda site: range(2))])
     writes.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
@@ -270,7 +270,7 @@ def test_unknown_words_are_marked_and_counted():
     assert model.prepare("The cat").notes == ()
 
 
-def test_a_tokenizers_folder_needs_no_model_beside_it(loud, tmp_path):
+def test_tokenizer_folder_needs_no_model(loud, tmp_path):
     folder, text = gpt2(tmp_path / "whole"), "The cat sat on the mat."
     wanted = load(loud, tokenizer=folder).prepare(text).tokens
     for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
@@ -278,7 +278,7 @@ def test_a_tokenizers_folder_needs_no_model_beside_it(loud, tmp_path):
         assert load(loud, tokenizer=folder).prepare(text).tokens == wanted
 
 
-def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
+def test_unused_tokenizer_option_is_refused(tmp_path):
     for name in ("own", gpt2(tmp_path)):
         with pytest.raises(ModelError, match="reads with its own tokenizer"):
             load(name, tokenizer="own-causal")
@@ -295,14 +295,14 @@ def test_another_tokenizer_is_refused_where_it_would_not_be_used(tmp_path):
         *(("config.json", {"decoder_start_token_id": id_}, None) for id_ in (-1, 1 << 31, 1 << 63, 1 << 70)),
     ],
 )
-def test_unknown_words_and_the_begin_of_a_decoder_are_tokens(file, change, sentence, tmp_path):
+def test_invalid_unknown_or_start_token_is_refused(file, change, sentence, tmp_path):
     t5(tmp_path / "t5")
     with pytest.raises(ModelError, match=sentence):
         load(changed(tmp_path / "t5", file, **change)).prepare("The cat sat.")
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1]])
-def test_a_special_token_with_more_or_fewer_ids_than_names_is_a_sentence(ids):
+def test_special_token_with_wrong_id_count_is_refused(ids):
     tokenizer = Tokenizer.from_file(f"{minilm()}/tokenizer.json")
     damaged = json.loads(tokenizer.to_str())
     damaged["post_processor"]["special_tokens"]["[CLS]"]["ids"] = ids

@@ -44,7 +44,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_patches_are_tokens_row_by_row_behind_the_special_ones(folder_of, picture, name):
+def test_patches_are_tokens_in_row_order_after_special_ones(folder_of, picture, name):
     model = load(folder_of(name))
     prepared = model.prepare_image(picture)
     patches = [f"{row},{column}" for row in range(4) for column in range(4)]
@@ -58,7 +58,7 @@ def test_patches_are_tokens_row_by_row_behind_the_special_ones(folder_of, pictur
 
 
 @pytest.mark.parametrize("name", ["vit", "deit", "dinov2-with-registers", "dinov3", "siglip-vision"])
-def test_the_patch_of_a_name_is_where_the_picture_says(folder_of, picture, name):
+def test_patch_name_matches_its_place_in_the_image(folder_of, picture, name):
     """Changing the pixels under one patch changes the embedding of that patch alone."""
     model = load(folder_of(name))
     prepared = model.prepare_image(picture)
@@ -74,7 +74,7 @@ def test_the_patch_of_a_name_is_where_the_picture_says(folder_of, picture, name)
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2", "clip-vision", "siglip-vision"])
-def test_the_picture_is_what_the_model_saw(folder_of, tmp_path, name):
+def test_shown_image_equals_model_input(folder_of, tmp_path, name):
     gradient = images.picture(tmp_path / "square.png", 64, 64)  # nothing to scale or to crop
     pixels = load(folder_of(name)).prepare_image(gradient).picture.pixels
     assert np.array_equal(pixels, np.asarray(Image.open(gradient)))
@@ -97,7 +97,7 @@ def test_patch_grid_follows_first_large_convolution(cut):
     assert _patch_grid(module[:2], 64, 48) is None
 
 
-def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
+def test_clip_towers_are_shown_alone_or_together(folder_of, picture):
     model = load(folder_of("clip"))
     image, text = model.prepare_image(picture), model.prepare("a tired cat")
     both = model.prepare_image(picture, "a tired cat")
@@ -116,7 +116,7 @@ def test_each_tower_is_shown_alone_or_both_together(folder_of, picture):
     assert kinds["encoder"].keys == image.tokens
 
 
-def test_text_and_images_go_to_the_models_that_read_them(folder_of, picture, tmp_path):
+def test_text_or_image_for_the_wrong_model_is_refused(folder_of, picture, tmp_path):
     seeing = load(folder_of("vit"))
     with pytest.raises(InputError, match="reads images, not text: give it one with --image FILE"):
         seeing.prepare("The cat sat.")
@@ -143,7 +143,7 @@ def bomb(side: int) -> bytes:
     )
 
 
-def test_files_that_are_no_usable_image_are_refused_in_a_sentence(tmp_path):
+def test_unusable_image_file_is_refused(tmp_path):
     whole = images.picture(tmp_path / "whole.png").read_bytes()
     huge = r"has more than [\d,]+ pixels: scale it down"  # Pillow warns of the one and refuses the other
     for name, content, sentence in (
@@ -161,7 +161,7 @@ def test_files_that_are_no_usable_image_are_refused_in_a_sentence(tmp_path):
             open_image(tmp_path / name)
 
 
-def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
+def test_image_is_rotated_by_exif_and_converted_to_rgb(tmp_path):
     pixels = np.zeros((4, 6, 3), np.uint8)
     pixels[0, 0] = 255
     exif = Image.Exif()
@@ -175,7 +175,7 @@ def test_a_photograph_is_turned_upright_and_loses_its_palette(tmp_path):
 
 
 @pytest.mark.parametrize("size", [100_000, 10**9])
-def test_a_folder_that_asks_for_a_huge_image_is_refused(size, tmp_path, little_memory):
+def test_huge_image_size_in_folder_is_refused(size, tmp_path, little_memory):
     images.vision(tmp_path / "vit", "vit")
     huge = {"size": {"height": size, "width": size}}
     folder = folders.changed(tmp_path / "vit", "preprocessor_config.json", **huge)
@@ -187,7 +187,7 @@ DETECTORS = ("Detr", "TableTransformer", "ConditionalDetr", "DabDetr")
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_a_detectors_queries_are_numbered_and_its_keys_lie_on_the_picture(name, tmp_path, picture):
+def test_detector_queries_are_numbered_and_keys_have_places(name, tmp_path, picture):
     body = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
     )

@@ -90,14 +90,14 @@ def moved(model, kept, prepared) -> set[str]:
 
 
 @pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
-def test_the_boxes_of_a_pictures_tokens_tile_it(name, model_of, tmp_path):
+def test_image_token_boxes_tile_the_image(name, model_of, tmp_path):
     assert tiling(model_of(name), tmp_path / "a.png", LONG) == "2 of 2"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families("idefics2", "mllama", "idefics", *NUMBERED))
 @pytest.mark.sweep
-def test_what_is_painted_in_a_box_moves_that_token_most(name, model_of, picture):
+def test_painting_a_box_changes_its_token_most(name, model_of, picture):
     model = model_of(name)
     skip_if_it_cannot_run(model.module, model.prepare_image(picture, TEXT))
     right, _, count = identity(model, picture, 5).partition(" of ")
@@ -116,7 +116,7 @@ def skip_if_it_cannot_run(module, prepared) -> None:
 
 
 @pytest.mark.parametrize("name", families("instructblip"))  # its queries with the text are as many
-def test_weights_are_those_that_the_eager_model_returns(name, model_of, picture):
+def test_vision_language_weights_equal_eager(name, model_of, picture):
     model = model_of(name)
     prepared = model.prepare_image(picture, TEXT)
     skip_if_it_cannot_run(model.module, prepared)
@@ -128,7 +128,7 @@ def test_weights_are_those_that_the_eager_model_returns(name, model_of, picture)
     assert float(eager(model, picture)) <= 1e-5
 
 
-def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(model_of, picture):
+def test_image_tokens_are_named_by_place_apart_from_thumbnail(model_of, picture):
     prepared = model_of("llava_next").prepare_image(picture, TEXT)
     rows = [[f"image 1 · {row},{column}" for column in range(8)] + ["image 1 · row end"] for row in range(6)]
     small = [f"thumbnail 1 · {patch}" for patch in PATCHES]
@@ -138,7 +138,7 @@ def test_tokens_are_named_by_their_place_tiles_and_small_pictures_apart(model_of
 
 
 @pytest.mark.parametrize(("size", "grid"), [((100, 500), (2, 8)), ((500, 100), (8, 2))])
-def test_small_pictures_of_a_panorama_stay_apart_from_it(size, grid, model_of, tmp_path):
+def test_panorama_thumbnail_stays_separate(size, grid, model_of, tmp_path):
     prepared = model_of("llava_next").prepare_image(save_noise(tmp_path / "a.png", *size), TEXT)
     assert prepared.picture.grid == grid
     assert prepared.tokens[15].text == "thumbnail 1 · 3,3"
@@ -154,7 +154,7 @@ def test_whole_picture_token_does_not_end_a_patch_row(tmp_path, picture):
 
 
 @pytest.mark.parametrize("name", ["idefics2", *NUMBERED])
-def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, model_of, picture):
+def test_image_tokens_without_one_region_are_numbered(name, model_of, picture):
     model = model_of(name)
     prepared = model.prepare_image(picture, TEXT)
     count = {"kosmos_2": 64, "chameleon": 784, "emu3": 60, "florence2": 50}.get(name, 8)
@@ -170,7 +170,7 @@ def test_what_stands_for_no_part_alone_is_numbered_and_a_note_says_so(name, mode
 
 
 @pytest.mark.parametrize("name", ["mllama", "idefics"])
-def test_a_picture_that_is_looked_at_across_a_model_has_places_too(name, model_of, picture):
+def test_cross_attended_image_tokens_have_places(name, model_of, picture):
     model = model_of(name)
     prepared = model.prepare_image(picture, TEXT)
     seen = one_token(model, prepared, Selection(token="mat", kind="cross"))
@@ -178,7 +178,7 @@ def test_a_picture_that_is_looked_at_across_a_model_has_places_too(name, model_o
     assert set(names(prepared.axes["cross"][1])) >= {"image 1 · 0,0", "image 1 · 3,3"}
 
 
-def test_a_word_lights_the_patches_that_it_looks_at(model_of, picture):
+def test_word_overlay_equals_its_weights_on_patches(model_of, picture):
     model = model_of("llava_next")
     prepared = model.prepare_image(picture, TEXT)
     view = one_token(model, prepared, Selection(Head("L1H0"), token="mat", kind="decoder"))
@@ -194,7 +194,7 @@ def test_a_word_lights_the_patches_that_it_looks_at(model_of, picture):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["llava", "llava_next", "idefics3"])
-def test_half_precision_finds_the_same_places(name, folder_of, model_of, picture):
+def test_half_precision_locates_the_same_boxes(name, folder_of, model_of, picture):
     models = model_of(name), load(folder_of(name), dtype="bfloat16")
     whole, half = (model.prepare_image(picture, TEXT) for model in models)
     assert names(half.tokens) == names(whole.tokens)
@@ -202,7 +202,7 @@ def test_half_precision_finds_the_same_places(name, folder_of, model_of, picture
         assert half.picture.boxes[id_] == pytest.approx(box, abs=1)  # pixels, of tokens 15 to 60 wide
 
 
-def test_a_message_in_a_chat_has_its_picture_where_the_template_puts_it(folder_of, tmp_path, picture):
+def test_chat_image_stands_where_the_template_puts_it(folder_of, tmp_path, picture):
     folder = folder_of("llava")
     with pytest.raises(InputError, match="has no chat format"):
         load(folder).prepare_image(picture, TEXT, Chat())
@@ -213,7 +213,7 @@ def test_a_message_in_a_chat_has_its_picture_where_the_template_puts_it(folder_o
 
 
 @pytest.mark.parametrize("name", ["llava", "paligemma"])  # the latter reads what is given from both sides
-def test_a_model_writes_on_about_a_picture(name, folder_of, picture):
+def test_generation_continues_after_an_image(name, folder_of, picture):
     model = load(folder_of(name), generative=True)
     prepared = model.prepare_image(picture, TEXT)
     written = model.generate(prepared, 3)
@@ -224,7 +224,7 @@ def test_a_model_writes_on_about_a_picture(name, folder_of, picture):
     assert seen.overlays[0].looks_at.shape == (4, 4)
 
 
-def test_what_the_model_reports_of_its_text_is_not_held_against_its_tower(model_of, picture):
+def test_report_of_text_model_is_not_compared_with_tower(model_of, picture):
     model = model_of("llava")
     seen = survey_model(model, model.prepare_image(picture, TEXT)).sightings
     said = [(each.site.site.kind, each.report) for each in seen]
@@ -257,7 +257,9 @@ GROWN = [  # the same, where memory fills bit by bit
     [*(case(*lie) for lie in LIES), *(pytest.param(*lie, marks=pytest.mark.nightly) for lie in GROWN)],
 )
 @pytest.mark.usefixtures("little_memory")
-def test_sizes_without_end_are_a_sentence(name, pictures, settings, sentence, folder_of, tmp_path, picture):
+def test_excessive_processor_sizes_are_refused(
+    name, pictures, settings, sentence, folder_of, tmp_path, picture
+):
     folder = shutil.copytree(folder_of(name), tmp_path / "model")
     said = json.loads((folder / "processor_config.json").read_text()).get("image_processor")
     settings = {"image_processor": said | settings} if pictures else settings
@@ -270,7 +272,7 @@ ALONE = [case(name, slow=name not in OFTEN) for name in FAMILIES if name not in 
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_of_two_pictures_each_has_its_own_tokens(name, model_of, tmp_path):
+def test_two_images_have_separate_tokens(name, model_of, tmp_path):
     model, sizes = model_of(name), ((90, 120), (120, 70))
     paths = [save_noise(tmp_path / f"{number}.png", *size, number) for number, size in enumerate(sizes)]
     before = model.prepare_image(paths, TEXT)
@@ -284,7 +286,7 @@ def test_of_two_pictures_each_has_its_own_tokens(name, model_of, tmp_path):
         assert {text.split(" · ")[0] for text in own} <= {f"image {number + 1}", f"thumbnail {number + 1}"}
 
 
-def test_pictures_stand_where_the_text_has_their_signs(model_of, two):
+def test_images_stand_at_their_placeholders(model_of, two):
     model = model_of("llava")
     tokens = names(model.prepare_image(two, "left <image> right <image> what").tokens)
     assert tokens[:2] == ["left", "image 1 · 0,0"]
@@ -296,7 +298,7 @@ def test_pictures_stand_where_the_text_has_their_signs(model_of, two):
         model.prepare_image(two[0], "<image> <image> what")
 
 
-def test_a_word_lights_both_pictures_on_one_scale(model_of, two):
+def test_word_overlays_of_two_images_share_a_scale(model_of, two):
     model = model_of("llava")
     prepared = model.prepare_image(two, TEXT)
     seen = one_token(model, prepared, Selection(Head("L1H0"), token="mat"))
@@ -312,7 +314,7 @@ VIDEOS = [case(name, slow=name not in OFTEN) for name, family in FAMILIES.items(
 
 
 @pytest.mark.parametrize("name", VIDEOS)
-def test_the_tokens_of_a_video_are_named_by_their_frames(name, model_of, video):
+def test_video_tokens_are_named_by_frame(name, model_of, video):
     model, merged = model_of(name), name in ("qwen2_vl", "qwen2_5_vl")
     before = model.prepare_image(video, TEXT, video=True)
     assert [picture.name for picture in before.pictures] == [f"frame {n}" for n in range(1, 5)]
@@ -328,7 +330,7 @@ def test_the_tokens_of_a_video_are_named_by_their_frames(name, model_of, video):
 
 
 @pytest.mark.torchvision
-def test_of_a_long_gif_some_frames_are_taken_and_named(model_of, tmp_path):
+def test_long_gif_is_sampled_with_a_note(model_of, tmp_path):
     frames = [Image.fromarray(np.full((56, 56, 3), 10 * i, np.uint8)) for i in range(20)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     prepared = model_of("qwen2_vl").prepare_image(tmp_path / "a.gif", TEXT, video=True)
@@ -336,7 +338,7 @@ def test_of_a_long_gif_some_frames_are_taken_and_named(model_of, tmp_path):
     assert prepared.notes[-1].startswith("of 20 frames, 16 are shown to the model: 1, 2, 4,")
 
 
-def test_a_model_without_a_place_for_videos_says_so(model_of, video):
+def test_video_for_an_image_model_is_refused(model_of, video):
     with pytest.raises(InputError, match="sees no videos"):
         model_of("llava").prepare_image(video, TEXT, video=True)
 
@@ -344,7 +346,7 @@ def test_a_model_without_a_place_for_videos_says_so(model_of, video):
 SAID = "what is on the mat"
 
 
-def test_what_a_decoder_writes_of_a_picture_looks_at_its_patches(tmp_path, picture):
+def test_image_decoder_cross_attends_to_patches(tmp_path, picture):
     folder = vision_encoder_decoder(tmp_path / "model")
     model = load(folder, generative=True)
     prepared = model.prepare_image(picture, SAID)
@@ -364,7 +366,7 @@ def test_what_a_decoder_writes_of_a_picture_looks_at_its_patches(tmp_path, pictu
 
 
 @pytest.mark.usefixtures("unlisted")
-def test_two_models_of_text_that_are_joined_are_a_sentence(tmp_path):
+def test_joined_text_models_are_refused(tmp_path):
     words = transformers.BertConfig(vocab_size=9, is_decoder=True, add_cross_attention=True, **LAYERS)
     reads = transformers.BertModel(transformers.BertConfig(vocab_size=9, **LAYERS))
     model = transformers.EncoderDecoderModel(encoder=reads, decoder=transformers.BertLMHeadModel(words))
@@ -376,13 +378,13 @@ def test_two_models_of_text_that_are_joined_are_a_sentence(tmp_path):
 
 
 @pytest.mark.torchvision
-def test_tokens_of_a_picture_that_stand_before_the_text_have_its_patches(made, picture):
+def test_image_tokens_before_the_text_have_patch_names(made, picture):
     prepared = made("git").prepare_image(picture, SAID)
     assert names(prepared.axes["decoder"][0]) == ["[CLS]", *PATCHES, *SAID.split()]
 
 
 @pytest.mark.torchvision
-def test_of_two_classes_of_a_type_the_one_that_was_saved_is_loaded(made, picture):
+def test_saved_class_of_two_is_loaded(made, picture):
     model = made("blip")
     assert not model.notes  # no weight is missing
     queries, keys = model.prepare_image(picture, SAID).axes["cross"]
@@ -432,14 +434,14 @@ def test_image_tokens_tile_picture_with_eager_weights(name, made, picture):
     ],
 )
 @pytest.mark.torchvision
-def test_its_tokens_have_places_wherever_the_picture_enters(name, made, picture):
+def test_image_tokens_have_places_at_any_entry_layer(name, made, picture):
     prepared = made(name).prepare_image(picture, TEXT)
     assert prepared.picture.grid is not None
     assert "image 1 · 0,1" in names(prepared.tokens, special=False)
 
 
 @pytest.mark.torchvision
-def test_a_model_is_given_how_many_tiles_its_processor_made(made, tmp_path):
+def test_tile_count_of_processor_reaches_the_model(made, tmp_path):
     model = made("unlimited_ocr")
     prepared = model.prepare_image(save_noise(tmp_path / "a.png", 300, 400), TEXT)
     assert prepared.settings["num_local_patches"] == [4]
@@ -448,13 +450,13 @@ def test_a_model_is_given_how_many_tiles_its_processor_made(made, tmp_path):
 
 
 @pytest.mark.torchvision
-def test_the_times_of_frames_are_no_tokens_of_the_video(made, video):
+def test_frame_timestamps_are_not_video_tokens(made, video):
     prepared = made("qwen3_omni_moe_thinker").prepare_image(video, TEXT, video=True)
     assert len(prepared.pictures) == 4
     assert "frames 1-2 · 0,1" in names(prepared.tokens, special=False)
 
 
 @pytest.mark.torchvision
-def test_a_form_of_images_that_is_not_made_is_a_sentence(made, picture):
+def test_unsupported_image_input_form_is_refused(made, picture):
     with pytest.raises(InputError, match="takes images in a form that attnscope does not make: give"):
         made("kosmos-2.5").prepare_image(picture, TEXT)

@@ -73,7 +73,7 @@ def _sum_of_states(output):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ALL)
-def test_a_gradient_is_that_of_autograd_on_an_eager_copy(name):
+def test_gradient_weighting_equals_autograd_on_eager_copy(name):
     family = ALL[name]
     model, eager = family.build(), family.build("eager")
     eager.load_state_dict(model.state_dict())
@@ -133,7 +133,7 @@ def test_norm_weighting_of_minilm_lowers_special_tokens():
     assert means["norm-residual", "self"] > 0.4 > 2 * means["norm", "self"]
 
 
-def test_where_no_values_were_seen_a_sentence_says_so():
+def test_weighting_without_values_is_refused():
     model = load("own")
     weighted, run = with_weighting(model, "norm"), model.run
 
@@ -295,7 +295,7 @@ def test_residual_vectors_sum_to_block_output(name):
         np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
-def test_a_block_that_cannot_be_followed_is_named():
+def test_norm_residual_names_an_unfollowed_block():
     module = OTHERS["granite"].build()
     model = with_weighting(ModuleModel("granite", module, load("own").reader), "norm-residual")
     with pytest.raises(ModelError, match=r"layer 0 of .* what its output is added to was not found"):

@@ -69,7 +69,7 @@ def padding_mask(kind, batch, keys, additive):
     [("batch first", True), ("batch first", False), ("sequence first", True), ("unbatched", False)],
 )
 @pytest.mark.parametrize("sizes", SIZES)
-def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias):
+def test_attention_equals_torch_for_all_options_and_masks(layout, sizes, bias):
     torch.manual_seed(0)
     kdim, vdim = SIZES[sizes]
     batch = 1 if layout == "unbatched" else BATCH
@@ -112,7 +112,7 @@ def test_every_combination_of_options_and_masks_equals_torch(layout, sizes, bias
 
 
 @pytest.mark.parametrize("need", [True, False])
-def test_a_row_with_every_key_closed_is_what_torch_makes_of_it(need):
+def test_fully_masked_row_equals_torch(need):
     torch.manual_seed(2)
     ours, theirs = modules(batch_first=True)
     x = torch.randn(BATCH, KEYS, WIDTH, requires_grad=True)  # gradients keep torch off its fast path
@@ -145,7 +145,7 @@ def seeded(make, *given, **how):
 
 
 @pytest.mark.parametrize("need", [True, False])
-def test_dropout_drops_the_same_weights_from_the_same_seed(need):
+def test_seeded_dropout_equals_torch(need):
     ours, theirs = modules(dropout=0.5, batch_first=True)
     x = torch.randn(BATCH, KEYS, WIDTH)
     how = {"need_weights": need, "average_attn_weights": False}
@@ -156,7 +156,7 @@ def test_dropout_drops_the_same_weights_from_the_same_seed(need):
 
 
 @pytest.mark.parametrize("options", [{}, {"kdim": 7}, {"add_bias_kv": True}, {"bias": False}])
-def test_one_seed_draws_the_weights_that_torch_draws(options):
+def test_seeded_initialization_equals_torch(options):
     ours = seeded(network.MultiHeadAttention, WIDTH, HEADS, **options)
     theirs = seeded(nn.MultiheadAttention, WIDTH, HEADS, **options)
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
@@ -167,7 +167,7 @@ def test_one_seed_draws_the_weights_that_torch_draws(options):
 EACH = WIDTH // HEADS
 
 
-def test_the_formula_written_in_numpy_agrees():
+def test_attention_agrees_with_numpy_formula():
     torch.manual_seed(1)
     module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
     nn.init.normal_(module.in_proj_bias)
@@ -194,7 +194,7 @@ class Nearer(network.MultiHeadAttention):
         return super().scores(q, k) - distance
 
 
-def test_an_overridden_score_function_rules_with_and_without_weights():
+def test_overridden_score_function_applies_with_and_without_weights():
     torch.manual_seed(3)
     module, plain = Nearer(WIDTH, HEADS), network.MultiHeadAttention(WIDTH, HEADS)
     plain.load_state_dict(module.state_dict(), strict=True)
@@ -205,7 +205,7 @@ def test_an_overridden_score_function_rules_with_and_without_weights():
     torch.testing.assert_close(module(x, x, x, need_weights=False)[0], expected[0], rtol=0, atol=1e-6)
 
 
-def test_rotary_equals_multiplying_by_complex_numbers():
+def test_rotary_equals_complex_multiplication():
     torch.manual_seed(5)
     module = network.RotaryAttention(16, 2, length=50, base=100.0)
     x = torch.randn(1, 2, 50, 8)
@@ -226,7 +226,7 @@ def test_rotary_has_the_parameters_of_plain_attention():
         network.RotaryAttention(12, 4, length=9)
 
 
-def test_sizes_that_do_not_fit_are_named():
+def test_mismatched_sizes_are_named():
     with pytest.raises(ValueError, match="5 heads do not divide a width of 12"):
         network.MultiHeadAttention(12, 5)
     module = network.MultiHeadAttention(WIDTH, HEADS, batch_first=True)
@@ -253,7 +253,7 @@ def tiny(**changes):
     return disturbed(network.Encoder(dataclasses.replace(TINY, **changes)))
 
 
-def test_sinusoids_are_the_formula():
+def test_sinusoidal_positions_follow_the_formula():
     position, column = np.indices((7, 6))
     angle = position / 10000 ** (2 * (column // 2) / 6)
     expected = np.where(column % 2, np.cos(angle), np.sin(angle))
@@ -263,7 +263,7 @@ def test_sinusoids_are_the_formula():
 
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_only_a_bidirectional_encoder_sees_the_future(positions, causal):
+def test_only_bidirectional_encoder_attends_to_later_tokens(positions, causal):
     encoder = tiny(positions=positions, causal=causal)
     ids = torch.randint(0, 30, (1, 9))
     changed = ids.clone()
@@ -276,7 +276,7 @@ def test_only_a_bidirectional_encoder_sees_the_future(positions, causal):
 
 
 @pytest.mark.parametrize("positions", KINDS)
-def test_order_matters_unless_there_are_no_positions(positions):
+def test_token_order_matters_only_with_positions(positions):
     encoder = tiny(positions=positions)
     ids = torch.arange(8)[None]
     turned = encoder(ids.flip(1)).flip(1)
@@ -284,7 +284,7 @@ def test_order_matters_unless_there_are_no_positions(positions):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_changes_nothing_for_the_real_tokens(causal):
+def test_encoder_padding_does_not_change_real_tokens(causal):
     encoder = tiny(causal=causal)
     ids = torch.randint(0, 30, (2, 9))
     mask = torch.ones(2, 9, dtype=torch.int64)
@@ -294,7 +294,7 @@ def test_padding_changes_nothing_for_the_real_tokens(causal):
     torch.testing.assert_close(padded[:1], encoder(ids[:1]), rtol=0, atol=1e-5)
 
 
-def test_segments_are_told_apart_where_there_are_any():
+def test_segments_change_the_output_if_supported():
     ids = torch.randint(0, 30, (1, 6))
     segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
     encoder = tiny()
@@ -304,7 +304,7 @@ def test_segments_are_told_apart_where_there_are_any():
     assert torch.equal(none(ids), none(ids, segments))
 
 
-def test_the_head_ends_in_the_token_embedding():
+def test_output_head_is_tied_to_the_token_embedding():
     encoder = tiny()
     hidden = torch.randn(5, 16)
     dense, _, norm = encoder.head
@@ -324,7 +324,7 @@ def test_post_norm_has_no_final_norm_and_long_text_is_refused():
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_layer_equals_torch(norm_first, activation, batch_first):
+def test_encoder_layer_equals_torch(norm_first, activation, batch_first):
     torch.manual_seed(0)
     options = {"activation": activation, "norm_first": norm_first, "batch_first": batch_first}
     theirs = disturbed(nn.TransformerEncoderLayer(12, 3, dim_feedforward=20, **options))
@@ -342,7 +342,7 @@ def test_a_layer_equals_torch(norm_first, activation, batch_first):
             torch.testing.assert_close(ours(x, **given), theirs(x, **given), rtol=0, atol=1e-5)
 
 
-def test_training_drops_what_torch_drops():
+def test_encoder_layer_dropout_equals_torch():
     how = {"dim_feedforward": 20, "dropout": 0.3, "batch_first": True}
     theirs = nn.TransformerEncoderLayer(12, 3, **how).train()
     ours = network.EncoderLayer(12, 3, **how).train()
@@ -370,11 +370,11 @@ def test_training_drops_what_torch_drops():
         ({"depth": 4}, "unknown field 'depth': there are activation, causal, "),
     ],
 )
-def test_a_value_that_makes_no_sense_is_named(changes, message):
+def test_invalid_config_value_is_named(changes, message):
     with pytest.raises(ModelError, match=message):
         network.EncoderConfig.from_dict({**FIELDS, **changes})
 
 
-def test_a_missing_size_is_named():
+def test_missing_config_size_is_named():
     with pytest.raises(ModelError, match="the field 'layers' is missing"):
         network.EncoderConfig.from_dict({"vocabulary": 30, "width": 16})

@@ -20,7 +20,7 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def test_what_was_saved_is_loaded(folder):
+def test_saved_encoder_loads_unchanged(folder):
     torch.manual_seed(0)
     original = network.Encoder(CONFIG).eval()
     state = torch.random.get_rng_state()
@@ -34,7 +34,7 @@ def test_what_was_saved_is_loaded(folder):
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
-def test_half_precision_is_loaded_as_float32(tmp_path):
+def test_half_precision_weights_load_as_float32(tmp_path):
     original = network.Encoder(CONFIG)
     network.save_encoder(tmp_path, original, train_tokenizer(["a bare cat"], 64), torch.float16)
     assert {x.dtype for x in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
@@ -42,7 +42,7 @@ def test_half_precision_is_loaded_as_float32(tmp_path):
     torch.testing.assert_close(dict(network.load_encoder(tmp_path)[0].state_dict()), rounded, rtol=0, atol=0)
 
 
-def test_a_folder_without_a_model_says_so(tmp_path, folder):
+def test_folder_without_encoder_is_refused(tmp_path, folder):
     assert network.is_encoder_folder(folder)
     assert not network.is_encoder_folder(tmp_path)
     with pytest.raises(ModelError, match=r"nowhere holds no model: there is no config\.json"):
@@ -68,7 +68,7 @@ def test_a_folder_without_a_model_says_so(tmp_path, folder):
         ({"vocabulary": 8}, r"the tokenizer has \d+ tokens, but the model only 8"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(folder, changes, message):
+def test_config_that_contradicts_weights_is_refused(folder, changes, message):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=message):
@@ -90,7 +90,7 @@ def test_weights_must_be_floats_in_safetensors(folder):
             network.load_encoder(folder)
 
 
-def test_a_place_that_cannot_be_written_says_so(tmp_path):
+def test_saving_to_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         network.save_encoder(tmp_path / "file", network.Encoder(CONFIG), train_tokenizer(["a cat"], 64))

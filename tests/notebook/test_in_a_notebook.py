@@ -39,7 +39,7 @@ def outputs():
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("cell", ["run", "run.head('L2H1')", "run.compare()"])
-def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
+def test_notebook_output_is_an_image_with_text(outputs, cell):
     (shown,) = outputs[cell]
     assert shown.output_type == "execute_result"
     page = shown.data.get("text/html", "")
@@ -50,7 +50,7 @@ def test_a_picture_is_an_image_and_the_text_of_it(outputs, cell):
 
 
 @pytest.mark.subprocess
-def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
+def test_notebook_shows_tables_pages_and_plots(outputs):
     assert outputs["run.stats()"][0].data["text/html"].startswith("<table>")
     assert "previous" in outputs["run.stats().frame()"][0].data["text/html"]
     page = outputs["run.page()"][0].data["text/html"]
@@ -59,7 +59,7 @@ def test_tables_pages_and_figures_are_shown_as_notebooks_show_them(outputs):
 
 
 @pytest.mark.subprocess
-def test_a_mistake_is_the_packages_sentence(outputs):
+def test_notebook_error_is_one_sentence(outputs):
     (error,) = outputs["run.head('L9H9')"]
     assert error.ename == "SelectionError"
     assert error.traceback == [f"SelectionError: {error.evalue}"]

@@ -114,14 +114,14 @@ def seen(request, ran):
     return [one[request.param] for one in ran]
 
 
-def test_heads_that_are_split_over_processes_are_refused(ran):
+def test_watching_tensor_parallel_heads_is_refused(ran):
     for one in ran:
         assert one["tp"]["batch"]["stopped"].startswith("tensor parallelism splits the heads over processes")
         assert one["tp"]["batch"]["figures"] == {}
 
 
 @pytest.mark.parametrize("watched", ["batch", "texts"])
-def test_the_first_process_has_the_figures_of_all_batches_or_probe_texts(seen, folder, watched):
+def test_first_process_has_scores_of_all_processes(seen, folder, watched):
     assert [list(one[watched]["figures"]) for one in seen] == [["0", "2"], []]
     model, tokenizer = (each.from_pretrained(folder) for each in (hf.AutoModelForCausalLM, hf.AutoTokenizer))
     texts = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
@@ -131,12 +131,12 @@ def test_the_first_process_has_the_figures_of_all_batches_or_probe_texts(seen, f
         assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_every_process_learns_what_it_learns_unwatched(seen):
+def test_training_of_every_process_is_unchanged_by_watching(seen):
     for one in seen:
         assert one["batch"]["learned"] == one["texts"]["learned"] == one["nothing"]["learned"]
 
 
-def test_an_alarm_stops_all_processes_in_one_step(seen):
+def test_alarm_stops_all_processes_in_one_step(seen):
     assert [one["stop"]["steps"] for one in seen] == [1, 1]
     assert all(one["stop"]["stopped"].startswith("step 0: L0H0 has entropy") for one in seen)
 

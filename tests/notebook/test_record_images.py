@@ -70,7 +70,7 @@ def as_bytes(image):
 
 
 @pytest.mark.parametrize("how", [lambda each: each, as_bytes, lambda each: Image.fromarray(as_bytes(each))])
-def test_each_camera_lies_under_what_an_action_looks_at(policy, how):
+def test_action_overlays_cover_each_camera_image(policy, how):
     joints, front, wrist = seen()
     images = {"front": how(front), "wrist": how(wrist)}
     with attnscope.record(policy, LABELS, images=images) as run:
@@ -86,7 +86,7 @@ def test_each_camera_lies_under_what_an_action_looks_at(policy, how):
     assert "front: 3 × 4 patches" in run.notes
 
 
-def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy, recorded):
+def test_action_tokens_default_to_cross_attention(policy, recorded):
     own = policy.own_weights(*seen())[:, 4, 3:15]
     shown = recorded.token("t+4").numbers["patches"][0]["looks_at"]
     np.testing.assert_allclose(np.ravel(shown), own.mean(0), atol=1e-6)
@@ -97,7 +97,7 @@ def test_actions_are_shown_by_what_they_see_unless_another_head_is_named(policy,
     assert question["heads"][0]["weight"] == pytest.approx(own.sum(-1).max(), abs=1e-6)
 
 
-def test_each_call_of_the_policy_has_its_own_images(policy):
+def test_each_recorded_call_has_its_own_images(policy):
     fronts = []
     with attnscope.record(policy, LABELS, images={"front": fronts, "wrist": seen()[2]}) as run:
         for step in range(3):
@@ -112,7 +112,7 @@ def test_each_call_of_the_policy_has_its_own_images(policy):
         np.testing.assert_array_equal(each._pass.prepared.pictures[0].pixels, as_bytes(fronts[step]))
 
 
-def test_a_saved_recording_keeps_what_the_cameras_saw(recorded, tmp_path):
+def test_saved_recording_has_its_images(recorded, tmp_path):
     recorded.save(tmp_path / "a.trace")
     again = attnscope.open(tmp_path / "a.trace")
     assert again.token("t+1").numbers["patches"] == recorded.token("t+1").numbers["patches"]
@@ -128,7 +128,7 @@ def test_a_saved_recording_keeps_what_the_cameras_saw(recorded, tmp_path):
         (LABELS, {"front": [torch.zeros(3, 8, 8)] * 2}, "front has 2 images, and there was 1 pass"),
     ],
 )
-def test_images_that_do_not_fit_are_refused(policy, tokens, images, sentence):
+def test_mismatched_recording_images_are_refused(policy, tokens, images, sentence):
     with pytest.raises(InputError, match=sentence), attnscope.record(policy, tokens, images=images):
         policy(*seen())
 
@@ -146,7 +146,7 @@ class Denoiser(nn.Module):
         return self.across(self.cut(picture).flatten(2).mT, words, words, average_attn_weights=False)
 
 
-def test_a_picture_lies_on_the_axis_that_has_its_name_on_either_side():
+def test_image_belongs_to_the_axis_labelled_with_its_name():
     words, (picture, ids) = (
         ["a", "small", "cat", "on", "the", "mat"],
         (torch.rand(1, 3, 24, 32), torch.arange(6)[None]),

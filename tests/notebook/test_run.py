@@ -59,13 +59,13 @@ SAME = [
 
 
 @pytest.mark.parametrize(("call", "command"), SAME, ids=[" ".join(command) for _, command in SAME])
-def test_every_answer_has_the_numbers_of_the_command(cat, own, run, call, command):
+def test_run_methods_return_the_numbers_of_the_commands(cat, own, run, call, command):
     read = own.read(LONGER) if LONGER in command else cat
     numbers = json.loads(json.dumps(call(read).numbers))
     assert answer(run(*command, "--json")) == rounded(numbers, len(TEXT.split()))  # tokens, at least
 
 
-def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(run, tmp_path):
+def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
     name = gpt2(tmp_path)
     transformers.GPT2LMHeadModel.from_pretrained(name).save_pretrained(name)
     reader = attnscope.load(name)
@@ -91,7 +91,7 @@ def test_an_edge_is_cut_and_a_head_patched_as_the_commands_do(run, tmp_path):
         attnscope.open(tmp_path / "cat.trace").cut("sat -> A")
 
 
-def test_claims_are_judged_as_by_the_command(cat, run):
+def test_run_check_equals_the_command(cat, run):
     claims = ("L0H7.next > 0.9", "any.induction > 5", "all.coverage90 > 0")
     expected = answer(run("check", *claims, TEXT, "--json"))["claims"]
     assert [plain(verdict) for verdict in cat.check(*claims)] == expected
@@ -105,14 +105,14 @@ def answer(ran):
     }
 
 
-def test_a_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
+def test_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert repr(cat.head("L2H1")) == run("show", TEXT, "--head", "L2H1", "--plain").out.rstrip("\n")
     assert 'run.head("L0H7")' in repr(cat)
     assert repr(cat.stats()).splitlines()[0].startswith("own · “The cat sat on the mat because…” · 4 layers")
 
 
-def test_a_head_knows_its_figures_its_role_and_its_labels(cat):
+def test_head_has_scores_role_and_labels(cat):
     head = cat.head("L2H1")
     assert head.weights.shape == (13, 13)
     assert head.role.name == "previous"
@@ -121,7 +121,7 @@ def test_a_head_knows_its_figures_its_role_and_its_labels(cat):
     np.testing.assert_array_equal(cat.head("L2H1", words=True).weights, head.weights)
 
 
-def test_a_head_is_drawn_on_axes_of_ones_own(cat):
+def test_head_is_drawn_on_given_axes(cat):
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2)
@@ -136,7 +136,7 @@ def test_a_head_is_drawn_on_axes_of_ones_own(cat):
     plt.close(figure)
 
 
-def test_figures_come_as_a_frame_as_rows_and_as_a_table_that_is_no_picture(cat, tmp_path):
+def test_stats_are_a_frame_rows_and_a_table(cat, tmp_path):
     table = cat.stats()
     frame = table.frame()
     assert isinstance(frame, pandas.DataFrame)
@@ -154,7 +154,7 @@ def test_figures_come_as_a_frame_as_rows_and_as_a_table_that_is_no_picture(cat, 
         table.save(tmp_path / "figures.png")
 
 
-def test_a_notebook_gets_an_image_or_text(cat, tmp_path):
+def test_mime_bundle_has_image_and_text(cat, tmp_path):
     assert set(cat._repr_mimebundle_()) == {"text/plain", "text/html"}
     for shown in (cat.head("L2H1"), cat.token("cat")):
         bundle = shown._repr_mimebundle_()
@@ -164,7 +164,7 @@ def test_a_notebook_gets_an_image_or_text(cat, tmp_path):
     assert (tmp_path / "head.svg").read_text().startswith("<?xml")
 
 
-def test_a_word_of_several_byte_tokens_is_named_as_it_is_written(tmp_path):
+def test_word_of_several_byte_tokens_matches_as_written(tmp_path):
     text = "für ins Café, 我我 def f(x):\n  x"
     read = attnscope.load(gpt2(tmp_path / "m")).read(text)
     assert f"“{text[:40]}" in str(read.overview()).replace("⏎", "\n")
@@ -186,7 +186,7 @@ def test_a_word_of_several_byte_tokens_is_named_as_it_is_written(tmp_path):
     assert attnscope.open(tmp_path / "maps.npz").token("Café", words=True).numbers["token"]["text"] == "Café"
 
 
-def test_several_kinds_of_attention_are_one_picture(tmp_path):
+def test_attention_kinds_are_saved_as_one_picture(tmp_path):
     both = attnscope.load(t5(tmp_path)).read("The cat sat.", "It slept.")
     (out := tmp_path / "out").mkdir()
     both.save(out / "both.png")
@@ -199,7 +199,7 @@ def test_several_kinds_of_attention_are_one_picture(tmp_path):
     assert cross.weights.shape == (len(cross.queries), len(cross.keys))
 
 
-def test_a_run_is_saved_and_opened_and_shows_the_same(cat, tmp_path):
+def test_saved_run_opens_unchanged(cat, tmp_path):
     cat.save(tmp_path / "cat.trace")
     again = attnscope.open(tmp_path / "cat.trace")
     assert again.tokens == cat.tokens
@@ -238,7 +238,7 @@ class Around(torch.nn.Module):
 
 
 @pytest.mark.parametrize("form", ["beside", "given", "parallel"])
-def test_the_one_model_inside_of_a_module_reads_the_text(tmp_path, form):
+def test_wrapped_module_reads_text_with_its_inner_model(tmp_path, form):
     folder = gpt2(tmp_path)
     model, tokenizer = (
         each.from_pretrained(folder) for each in (transformers.AutoModel, transformers.AutoTokenizer)
@@ -251,7 +251,7 @@ def test_the_one_model_inside_of_a_module_reads_the_text(tmp_path, form):
     np.testing.assert_array_equal(run.head("L1H2").weights, weights)
 
 
-def test_a_module_of_several_models_names_them_and_still_reads_tensors(tmp_path):
+def test_wrapped_module_with_several_models_names_them(tmp_path):
     folder = gpt2(tmp_path)
     towers = {name: transformers.AutoModel.from_pretrained(folder) for name in ("seen", "read")}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -261,7 +261,7 @@ def test_a_module_of_several_models_names_them_and_still_reads_tensors(tmp_path)
         attnscope.wrap(Around(**towers)).read(TEXT)
 
 
-def test_a_module_without_one_reads_by_a_tokenizer_of_either_library(tmp_path):
+def test_wrapped_module_takes_tokenizer_of_either_library(tmp_path):
     slow = transformers.AutoTokenizer.from_pretrained(minilm())
     shown = [attnscope.wrap(ReadsWords(), each).read(TEXT) for each in (slow, slow.backend_tokenizer)]
     assert shown[0].tokens == shown[1].tokens == ("[CLS]", *TEXT[:-1].split(), ".", "[SEP]")
@@ -278,7 +278,7 @@ class ReadsWords(torch.nn.Module):
         return self.attend(*[self.embed(ids)] * 3)[0]
 
 
-def test_a_bare_module_reads_tensors_and_says_so():
+def test_wrapped_module_without_tokenizer_reads_tensors():
     module = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     reader, given = attnscope.wrap(module), torch.randn(1, 5, 16, generator=torch.manual_seed(0))
     read = reader.read({"src": given})
@@ -318,11 +318,11 @@ def test_training_mode_returns_after_last_of_two_threads(order):
     assert [part.training for part in module.modules()] == before
 
 
-def test_a_module_reads_text_with_a_tokenizer_of_its_own():
+def test_wrapped_module_takes_a_custom_tokenizer():
     assert attnscope.wrap(KeepsATable(), of_numbers()).read("2 3 2").head("L0H1").keys == ("2", "3", "2")
 
 
-def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
+def test_training_step_inside_record_block_is_recorded():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     module = torch.nn.TransformerEncoder(layer, 2)
@@ -346,7 +346,7 @@ def test_what_a_module_runs_inside_a_block_is_recorded_while_it_learns():
     assert "duplicate" in run.stats().heads[0].figures
 
 
-def test_a_loop_that_writes_with_a_cache_is_one_text(tmp_path):
+def test_recorded_generation_loop_is_one_text(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(gpt2(tmp_path)).eval()
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad(), attnscope.record(model) as run:
@@ -367,7 +367,7 @@ def test_block_without_attention_is_refused_and_own_errors_pass():
         raise ZeroDivisionError
 
 
-def test_an_image_is_read_and_a_sound_with_what_is_said_in_it(tmp_path):
+def test_reader_takes_image_and_sound_with_transcript(tmp_path):
     dinov2 = attnscope.load(vision(tmp_path / "dinov2", "dinov2"))
     assert "patches" in dinov2.read(image=picture(tmp_path / "a.png")).token("1,1").numbers
     whisper = attnscope.load(speech.whisper(tmp_path / "whisper"))
@@ -390,14 +390,14 @@ def test_an_image_is_read_and_a_sound_with_what_is_said_in_it(tmp_path):
         (lambda _: attnscope.load("own").read("The cat", " "), "the text is empty: give at least one word"),
     ],
 )
-def test_a_wrong_call_is_one_sentence_without_a_traceback(cat, call, sentence):
+def test_invalid_call_is_one_sentence_without_traceback(cat, call, sentence):
     with pytest.raises(attnscope.AttnscopeError) as raised:
         call(cat)
     (line,) = raised.value._render_traceback_()
     assert sentence in line
 
 
-def test_some_measures_alone_are_had_of_a_recording_and_are_those_of_all(cat):
+def test_selected_measures_equal_those_of_all(cat):
     few = cat.stats(measures=["previous", "entropy"])
     every = {head.address: head.figures for head in cat.stats().heads}
     assert all(set(head.figures) == {"previous", "entropy"} for head in few.heads)

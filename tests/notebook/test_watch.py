@@ -48,7 +48,7 @@ def learn(model, steps, accumulate=1, dtype=None):
             optimizer.zero_grad()
 
 
-def test_only_passes_in_training_mode_count_and_nothing_is_left_behind():
+def test_watch_counts_training_passes_and_restores_the_model():
     model = build()
     before = dict(model.__dict__)
     with attnscope.watch(model, every=1) as log:
@@ -59,7 +59,7 @@ def test_only_passes_in_training_mode_count_and_nothing_is_left_behind():
     assert model.__dict__ == before
 
 
-def test_reports_frames_and_curves(tmp_path):
+def test_watch_reports_frame_and_curves(tmp_path):
     model, told = build(), []
     with attnscope.watch(model, every=2, report=told.append) as log:
         learn(model, 5)
@@ -70,7 +70,7 @@ def test_reports_frames_and_curves(tmp_path):
     assert (tmp_path / "curves.png").read_bytes() == log._repr_png_()
 
 
-def test_an_alarm_warns_or_calls(tmp_path):
+def test_alarm_warns_or_calls_back(tmp_path):
     model, told, alarm = build(), [], "entropy > 0.1"
     named = r"step 0: L\dH\d has entropy"
     with pytest.warns(UserWarning, match=named), attnscope.watch(model, alarm=alarm):
@@ -145,7 +145,7 @@ def test_compiled_model_is_watched_uncompiled_with_one_warning(how):
     assert len(ran) == 5  # it is compiled still
 
 
-def test_probe_texts_have_the_figures_of_the_model_at_that_step(tmp_path):
+def test_probe_text_scores_are_of_the_model_at_that_step(tmp_path):
     model, tokenizer = saved(tmp_path)
     texts = ["The cat sat on the mat.", "Words look back, and heads look at words."]
     then = copy.deepcopy(model)
@@ -159,7 +159,7 @@ def test_probe_texts_have_the_figures_of_the_model_at_that_step(tmp_path):
     assert all(part.training for part in model.modules())
 
 
-def test_a_probe_longer_than_positions_is_cut_and_says_so(tmp_path):
+def test_long_probe_text_is_cut_with_a_note(tmp_path):
     model, tokenizer = saved(tmp_path, n_positions=16)
     with attnscope.watch(model, texts=["word " * 40, "a cat"], tokenizer=tokenizer) as log:
         model(input_ids=batches(1)[0])
@@ -173,7 +173,7 @@ def of_numbers():
     return tokenizer
 
 
-def test_what_a_probe_leaves_in_a_model_is_fit_for_training():
+def test_probe_pass_leaves_no_inference_tensors():
     """A tensor of inference mode would end the training with an error of torch."""
     model = KeepsATable()
     with attnscope.watch(model, texts=["2 3 4 5"], tokenizer=of_numbers()) as log:
@@ -181,7 +181,7 @@ def test_what_a_probe_leaves_in_a_model_is_fit_for_training():
     assert list(log.figures) == [0]
 
 
-def test_a_wrong_call_is_one_sentence():
+def test_invalid_watch_option_is_one_sentence():
     for options, error, sentence in (
         ({"every": 0}, AttnscopeError, "every is 0"),
         ({"measures": ["entropie"]}, SelectionError, "entropy"),
@@ -283,7 +283,7 @@ HOW |= {"probe texts": {"bf16": True}}
 
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", HOW)
-def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, name, steps):
+def test_training_is_bit_identical_under_watch(framework, name, steps):
     how, every, model = HOW[name], 2 if steps == STEPS else 20, build()
     options = {"every": every, "path": framework.folder / "log.jsonl"}
     if name == "checkpointing":
@@ -302,7 +302,7 @@ def test_weights_and_random_numbers_are_those_of_an_unwatched_run(framework, nam
     assert ("dropout was on: the weights are those before it" in log.notes) == in_training
 
 
-def test_figures_are_those_of_the_first_batch_of_a_step(framework):
+def test_watch_measures_the_first_batch_of_a_step(framework):
     options = {"every": 2, "measures": ["entropy", "induction"]}
     _, log = framework.run(options, accumulate=2, model=build(dropout=0.0))
     for head in log.figures[0]:
@@ -311,13 +311,13 @@ def test_figures_are_those_of_the_first_batch_of_a_step(framework):
     assert any("induction" in head["figures"] for head in log.figures[0])  # ids say which tokens come again
 
 
-def test_an_alarm_stops_a_run_after_its_step(framework):
+def test_alarm_stops_training_after_its_step(framework):
     _, log = framework.run({"every": 2, "alarm": "entropy > 0.1", "on_alarm": "stop"})
     assert list(log.figures) == [0]
     assert log.stopped.startswith("step 0: L0H0 has entropy")
 
 
-def test_a_run_that_fails_leaves_nothing_behind(framework):
+def test_model_is_restored_after_failed_training(framework):
     model = build()
     before = dict(vars(model))
 
@@ -334,7 +334,7 @@ def test_a_run_that_fails_leaves_nothing_behind(framework):
 
 
 @pytest.mark.parametrize("first", ["outer", "inner"])
-def test_watches_of_one_model_end_in_any_order_and_each_sees_its_steps(tmp_path, first):
+def test_overlapping_watches_may_end_in_any_order(tmp_path, first):
     model, tokenizer = saved(tmp_path)
     outer, inner = (
         attnscope.watch(model, every=1),
@@ -353,7 +353,7 @@ def test_watches_of_one_model_end_in_any_order_and_each_sees_its_steps(tmp_path,
 
 
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])
-def test_two_callbacks_of_one_trainer_see_what_each_sees_alone(trainer, tmp_path):
+def test_two_callbacks_of_one_trainer_are_independent(trainer, tmp_path):
     framework = trainer(tmp_path)
     alone = framework.run({"every": 1})[1]
     model, other = build(), attnscope.callback(every=2)
@@ -368,7 +368,7 @@ def test_two_callbacks_of_one_trainer_see_what_each_sees_alone(trainer, tmp_path
 
 
 @pytest.mark.parametrize("where", ["a full disk", "no folder"])
-def test_a_log_that_cannot_be_written_is_a_warning_and_no_end(framework, where):
+def test_unwritable_log_warns_without_ending_training(framework, where):
     full = Path("/dev/full")
     path = full if where == "a full disk" else framework.folder / "gone" / "log.jsonl"
     if where == "a full disk" and not full.exists():
@@ -402,14 +402,14 @@ def test_trainer_logger_gets_every_score_and_folder_last_run(trainer, tmp_path):
     assert told[1][1]["L1H0/entropy"] == log.figures[2][2]["figures"]["entropy"][0]
 
 
-def test_a_trainer_that_compiles_runs_the_watched_steps_uncompiled(tmp_path):
+def test_compiling_trainer_runs_watched_steps_uncompiled(tmp_path):
     compiles = {"torch_compile": True, "torch_compile_backend": "eager"}
     with pytest.warns(UserWarning, match="run uncompiled"):
         _, log = Transformers(tmp_path).run({"every": 2}, model=KeepsATable(), **compiles)
     assert list(log.figures) == [0, 2]
 
 
-def test_copies_on_several_devices_are_refused(tmp_path, monkeypatch):
+def test_data_parallel_copies_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(hf.TrainingArguments, "n_gpu", 2)
     with pytest.raises(ModelError, match="torchrun"):
         attnscope.callback().on_train_begin(hf.TrainingArguments(tmp_path, use_cpu=True), None, None)

@@ -36,7 +36,7 @@ def roles_of(heads, least):
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_the_files_are_small_half_precision_and_trained(name):
+def test_bundled_encoders_are_small_half_precision_and_trained(name):
     folder = folder_of(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     assert {x.dtype for x in load_file(folder / "model.safetensors").values()} == {torch.float16}
@@ -65,7 +65,7 @@ def test_default_encoder_has_at_least_four_roles():
         ("I do not [MASK] what you mean.", "know"),
     ],
 )
-def test_a_hidden_word_is_among_the_first_five_guesses(text, word):
+def test_masked_word_is_in_the_top_five(text, word):
     encoder, tokenizer = load_encoder(folder_of("own"))
     ids = torch.tensor([tokenizer.encode(text).ids])
     place = int((ids[0] == tokenizer.token_to_id("[MASK]")).nonzero())

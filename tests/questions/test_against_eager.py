@@ -61,9 +61,7 @@ def test_single_and_side_by_side_heads_equal_eager_on_one_scale(minilm, prepared
 
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("words", [False, True])
-def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
-    minilm, prepared, labelled, words, hide
-):
+def test_head_merges_words_and_hides_special_tokens(minilm, prepared, labelled, words, hide):
     expected, share = grouped(labelled, words=words, hide_special=hide)
     found = one_head(minilm, prepared, Selection(Head("L2H5"), words=words, hide_special=hide)).heatmap
     assert found.weights.keys == expected.keys
@@ -72,7 +70,7 @@ def test_words_are_merged_and_special_tokens_hidden_as_the_views_define_it(
     assert (f"special tokens hidden: they take {share:.0%} of its attention" in found.notes) == hide
 
 
-def test_a_head_too_large_to_keep_is_pooled_and_says_so(minilm, prepared, labelled, monkeypatch):
+def test_very_large_head_is_pooled_with_a_note(minilm, prepared, labelled, monkeypatch):
     monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
     expected = fit(labelled, 8, 8)
     found = one_head(minilm, prepared, "L2H5").heatmap
@@ -82,7 +80,7 @@ def test_a_head_too_large_to_keep_is_pooled_and_says_so(minilm, prepared, labell
 
 
 @pytest.mark.parametrize("layers", [None, (4,)])
-def test_the_overview_has_every_head_in_its_place(minilm, prepared, eager, layers):
+def test_overview_has_every_head_in_order(minilm, prepared, eager, layers):
     seen = overview(minilm, prepared, Selection(layers=layers))
     (grid,), wanted = seen.grids.values(), list(layers or range(6))
     assert [layer.layer for layer in grid.layers] == wanted
@@ -125,7 +123,7 @@ def test_token_without_head_is_mean_and_word_averages_pieces(minilm, prepared, e
     assert weights_of(seen.looks_at).get(0, 0) == pytest.approx(eager[0, 0][word].mean(0)[0], abs=1e-5)
 
 
-def test_an_encoder_decoder_has_three_kinds_and_says_which_is_shown(tmp_path):
+def test_encoder_decoder_has_three_kinds_with_a_note(tmp_path):
     model = load(t5(tmp_path))
     prepared = model.prepare("The cat sat.", "It was tired.")
     seen = overview(model, prepared, Selection())
@@ -162,7 +160,7 @@ def test_head_scores_follow_word_axes_of_its_picture(own):
     assert "the figures count every token" in hidden.heatmap.notes
 
 
-def test_a_text_that_a_model_wrote_on_is_shown_and_measured_over_all_rows(tmp_path):
+def test_generated_text_is_shown_and_measured_over_all_rows(tmp_path):
     folder = writer_folder(tmp_path, DECODERS["gemma3"]())  # of a sliding window
     model = load(folder, generative=True)
     text = model.generate(model.prepare("The cat sat on the mat"), 9)
@@ -237,7 +235,7 @@ def test_long_text_pools_to_256_cells_like_eager_weights(reader, book, whole, po
     assert layers[0].keys[1].label.startswith("2-4 ")
 
 
-def test_figures_are_the_same_with_maps_and_without(reader, book):
+def test_scores_are_equal_with_and_without_maps(reader, book):
     plain, pooled = (measure_heads(reader, book, Selection(), pool=pool) for pool in (None, "share"))
     for one, other in zip(plain.heads, pooled.heads, strict=True):
         assert (one.site, one.head, list(one.figures)) == (other.site, other.head, list(other.figures))
@@ -247,7 +245,7 @@ def test_figures_are_the_same_with_maps_and_without(reader, book):
 
 
 @pytest.mark.parametrize(("tokens", "sizes"), [(TOKENS, {2, 3}), (300, {1, 2})])
-def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, sizes):
+def test_pooled_maps_survive_a_file_with_their_ranges(reader, tmp_path, tokens, sizes):
     text = reader.prepare(WORDS, limit=Limit(tokens))
     maps = measure_heads(reader, text, Selection(), pool="share").maps
     maps.save(tmp_path / "maps.npz")
@@ -268,7 +266,7 @@ def test_what_was_saved_is_read_back_with_its_ranges(reader, tmp_path, tokens, s
 
 
 @pytest.mark.parametrize("exact_kernel", [False, True])
-def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, book, whole, exact_kernel):
+def test_overview_of_a_book_equals_eager_weights(reader, book, whole, exact_kernel):
     result = overview(reader, book, Selection(), exact_kernel=exact_kernel)
     assert {site.kernel for site in result.record.sites} == {"sdpa" if exact_kernel else "fused pass"}
     coarse = coarsen_axis(book.tokens, most=CELLS, even=True)
@@ -282,7 +280,7 @@ def test_its_maps_and_figures_are_those_of_the_models_own_eager_weights(reader, 
     np.testing.assert_allclose(figures, entropies, atol=1e-4)
 
 
-def test_words_and_special_tokens_are_read_beside_the_kernel():
+def test_merged_words_do_not_use_the_fused_pass():
     text = "the cat sat on the mat because it was tired " * 60
     run = attnscope.load("own-causal").read(text, truncate=True)
     assert "fused" not in repr(run.overview(words=True))

@@ -49,7 +49,7 @@ def said(prepared, ids, spell):
 
 
 @pytest.mark.slow
-def test_times_are_those_of_transformers_frame_for_frame(folder, tone, monkeypatch, request):
+def test_align_times_equal_transformers_frame_by_frame(folder, tone, monkeypatch, request):
     model = load(folder, generative=True)
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
     original, calls = WhisperGenerationMixin._extract_token_timestamps, []
@@ -165,12 +165,12 @@ def test_alignment_heads_rank_by_weight_at_spoken_words(heard):
 @pytest.mark.parametrize(
     "written", ["", "The cat", "1 0.5 The", "nan 1 The", '{"words": [{"text": "The"}]}', "{"]
 )
-def test_times_of_no_known_form_are_refused(written):
+def test_invalid_times_file_is_refused(written):
     with pytest.raises(InputError, match="begin, end and word"):
         read_times(written)
 
 
-def test_the_picture_holds_the_map_its_path_and_where_words_begin(heard):
+def test_alignment_picture_has_map_path_and_word_starts(heard):
     result = align_words(*heard, [Head(1, 1)])
     picture = result.picture
     assert picture.values.shape == (len(result.tokens), speech.FRAMES)
@@ -201,7 +201,7 @@ def test_alignment_heads_are_the_chosen_or_upper_half_of_layers(heard):
         align_words(*heard, [Head("L7H0")])
 
 
-def test_one_token_and_silence_have_times_too(model, tmp_path):
+def test_single_token_and_silence_have_times(model, tmp_path):
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
     for text in ("a", "The cat sat."):
         seen = align_words(model, model.prepare_audio(tmp_path / "silence.wav", text))
@@ -209,7 +209,7 @@ def test_one_token_and_silence_have_times_too(model, tmp_path):
         assert " ".join(word.text for word in seen.words) == text
 
 
-def test_what_says_nothing_cannot_be_aligned(model, tone, tmp_path):
+def test_empty_transcript_or_encoder_cannot_be_aligned(model, tone, tmp_path):
     with pytest.raises(InputError, match="the transcript is empty"):
         align_words(model, model.prepare_audio(tone))
     encoder = load(speech.encoder(tmp_path, "hubert"))
@@ -230,7 +230,7 @@ def test_what_says_nothing_cannot_be_aligned(model, tone, tmp_path):
     ],
     ids=["pieces and punctuation", "scripts without spaces: a word a letter", "bytes of one letter"],
 )
-def test_tokens_are_joined_into_words(spelled, decode, words):
+def test_spoken_tokens_join_into_words(spelled, decode, words):
     spelled = spelled.split()
 
     def plain(ids):
@@ -241,7 +241,7 @@ def test_tokens_are_joined_into_words(spelled, decode, words):
     assert [(word.text, word.begin, word.end) for word in join_words(tokens, vocabulary)] == words
 
 
-def test_a_pause_is_no_part_of_a_word(planted, tmp_path):
+def test_pauses_are_excluded_from_words(planted, tmp_path):
     """The path of the tokens has no gaps; the sound begins at 0.15 s, and pauses in the last word's end."""
     samples = 0.1 * np.random.default_rng(0).standard_normal(32000)
     for begin, end in ((0.0, 0.15), (0.68, 0.90)):
@@ -258,7 +258,7 @@ def test_a_pause_is_no_part_of_a_word(planted, tmp_path):
     assert {edge for word in others for edge in (word.begin, word.end)} <= times
 
 
-def test_a_word_is_as_sure_as_the_model_finds_its_tokens_likely(model, folder, tone):
+def test_word_confidence_is_the_model_probability(model, folder, tone):
     prepared = model.prepare_audio(tone, LONG)
     seen = align_words(model, prepared)
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()

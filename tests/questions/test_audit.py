@@ -69,7 +69,7 @@ CALLS = {"bert": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_model_that_mixes_by_attention_alone_is_said_to(name):
+def test_audit_confirms_models_that_mix_by_attention_alone(name):
     assert of_family(name).sentences == (f"{ALL_SHOWN}: {CALLS[name]} attention calls",)
 
 
@@ -78,7 +78,7 @@ NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("vit", "t5
 
 @pytest.mark.parametrize("name", ["bert", *NIGHTLY])
 @pytest.mark.slow
-def test_one_layer_that_the_capture_misses_is_named_exactly(name):
+def test_audit_names_exactly_the_uncaptured_layer(name):
     path = of_family(name).sites[-1].name
     seen = of_family(name, path)
     assert [mixer.path for mixer in seen.mixers] == [path]
@@ -113,7 +113,7 @@ OTHERS = {  # more of the config, the layers that attend, and what mixes tokens 
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_layers_that_mix_beside_attention_or_without_any_are_named_once(name):
+def test_audit_names_each_other_mixer_once(name):
     more, attend, said = OTHERS[name]
     config = getattr(hf, f"{name}Config")(**SIZES | {"vocab_size": 99} | more)
     seen = audited(getattr(hf, f"{name}Model")(config), input_ids=IDS)
@@ -225,7 +225,7 @@ def test_audit_names_the_mixing_operation(name):
 
 
 @pytest.mark.parametrize("name", ["merge_sizes", "timesteps", "t_cond"])
-def test_what_is_said_of_all_tokens_is_no_token(name):
+def test_audit_ignores_inputs_that_are_not_per_token(name):
     model = Reader(lambda m, ids, states, sizes: states * sizes.float().sum())
     seen = audited(model, input_ids=IDS, **{name: torch.tensor([2, 3])})
     assert seen.complete, seen.sentences
@@ -256,7 +256,7 @@ MIXING = {
     [*((attending, "convolution") for attending in ATTENDING)]
     + [("softmax", mixing) for mixing in ("layer", "sum", None)],
 )
-def test_what_mixes_behind_attention_is_named_and_nothing_else(attending, mixing):
+def test_audit_names_only_the_mixer_after_attention(attending, mixing):
     torch.manual_seed(0)
     (attend, run), (behind, way) = ATTENDING[attending], MIXING[mixing]
     layers = nn.Embedding(99, 16), Of(run, attend=attend()), nn.LayerNorm(16), behind()
@@ -332,7 +332,7 @@ BUILT = {  # how many attention calls there are, and which modules mix besides, 
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_states_as_numbers_are_audited_like_ids(name):
+def test_float_states_are_audited_like_ids(name):
     torch.manual_seed(0)
     build, calls, mixers = BUILT[name]
     seen = audited(build().eval(), STATES)
@@ -341,13 +341,13 @@ def test_states_as_numbers_are_audited_like_ids(name):
 
 
 @pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
-def test_what_mixes_inside_of_each_token_mixes_no_tokens(way, monkeypatch):
+def test_audit_ignores_mixing_within_tokens(way, monkeypatch):
     monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
     torch.manual_seed(0)
     assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
 
 
-def test_attention_from_channel_to_channel_is_not_shown_and_so_mixes():
+def test_audit_names_channel_attention():
     layer = Stream(test_pieces.between_channels)
     seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
     assert seen.sentences == (
@@ -360,7 +360,7 @@ class Layer(nn.Linear):
 
 
 @pytest.mark.parametrize(("much", "little", "blamed"), [(2e-6, 2e-6, []), (1e-4, 1e-7, ["leak"])])
-def test_what_is_less_than_rounding_mixes_nothing_though_a_layer_sums_it(much, little, blamed):
+def test_audit_ignores_differences_below_rounding(much, little, blamed):
     """Behind attention the last token gets a little of what two others hold, each in its own feature."""
     torch.manual_seed(0)
     shares = torch.full((2, 64), little)
@@ -381,7 +381,7 @@ def test_what_is_less_than_rounding_mixes_nothing_though_a_layer_sums_it(much, l
     assert [mixer.path for mixer in audited(model, IDS).mixers] == blamed
 
 
-def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
+def test_audit_restores_the_model():
     model = FAMILIES["bert"].build()
     with torch.inference_mode():
         before = model(IDS).last_hidden_state
@@ -390,7 +390,7 @@ def test_nothing_is_left_on_the_model_and_its_outputs_are_as_before():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_an_input_without_tokens_and_a_recorded_pass_are_refused(tmp_path):
+def test_audit_refuses_inputs_without_tokens_and_recorded_passes(tmp_path):
     with pytest.raises(InputError, match="a text of several tokens"):
         audited(nn.Linear(3, 3), x=torch.ones(1, 3))
     model = load(gpt2(tmp_path), generative=True)
@@ -398,7 +398,7 @@ def test_an_input_without_tokens_and_a_recorded_pass_are_refused(tmp_path):
         audit(model, model.generate(model.prepare("The cat"), 2))
 
 
-def test_own_models_mix_by_attention_alone(own, causal):
+def test_bundled_models_mix_by_attention_alone(own, causal):
     assert audit(own, own.prepare("The cat sat.")).complete
     assert audit(causal, causal.prepare("The cat sat.")).complete
 
@@ -407,7 +407,7 @@ class Parts(tuple):
     """A tuple that torch does not know."""
 
 
-def test_tensors_in_classes_of_a_model_are_found_and_put_as_in_lists():
+def test_tensors_in_custom_containers_are_replaced():
     first, second, third = torch.rand(3, 2)
     value = Parts([first, UserDict({"states": [second]}), 7])
     assert [id(each) for each in find_tensors(value)] == [id(first), id(second)]

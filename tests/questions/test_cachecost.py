@@ -41,7 +41,7 @@ def planted():
     return model, [model.prepare(text) for text in texts]
 
 
-def test_exactly_the_heads_that_need_the_far_past_are_named(planted):
+def test_cachecost_names_exactly_the_long_range_heads(planted):
     result = cachecost(*planted, SINK, RECENT, keep=[2 / 6])
     first, second, *others = result.heads
     assert sorted((each.layer, each.head) for each in (first, second)) == NEEDED
@@ -86,7 +86,7 @@ def by_masks(module, ids, heads, limited=()):
     ("name", "tokens", "attention"),
     [("gpt2", 48, "eager"), ("grouped", 48, "sdpa"), ("grouped", 48, "eager"), ("gpt2", 540, "sdpa")],
 )
-def test_losses_and_masses_are_those_of_masks_written_by_hand(tmp_path, name, tokens, attention):
+def test_cachecost_losses_equal_hand_written_masks(tmp_path, name, tokens, attention):
     """With 540 tokens masses come from the fused pass, and fewer copies than heads go through together."""
     model = load(saved(tmp_path, made(name, tokens)), predicting=True)
     for weights in model.writer.parameters():  # heads with large weights look at something
@@ -141,7 +141,7 @@ def test_needles_are_recalled_only_with_unlimited_heads(causal):
     assert all((each.role == "retrieval") == (each.retrieval >= 0.1) for each in result.heads)
 
 
-def test_no_head_retrieves_where_the_whole_cache_recalls_no_needle(causal):
+def test_no_retrieval_head_without_recall_by_the_full_cache(causal):
     model = load("own-causal", predicting=True)
     with torch.no_grad():
         model.module.head_bias[7] = 1e4  # it writes one token whatever its heads look at
@@ -155,7 +155,7 @@ def test_no_head_retrieves_where_the_whole_cache_recalls_no_needle(causal):
     assert not any("recalls no needle" in note for note in same.notes)
 
 
-def test_texts_that_fit_the_window_are_left_out_and_counted(planted):
+def test_texts_within_the_window_are_skipped_and_counted(planted):
     model, texts = planted
     short = model.prepare("word1 word2 word3")
     both, one = (cachecost(model, each, SINK, RECENT, keep=[]) for each in ([*texts, short], texts))

@@ -59,14 +59,14 @@ HEADS = (
         ("count(previous > 0.5) != 2", False, "2: L0H1, L1H0"),
     ],
 )
-def test_a_claim_is_judged_by_the_figures(text, holds, found):
+def test_claim_verdict_follows_the_scores(text, holds, found):
     verdict = claim(text).judge(HEADS)
     assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
-def test_a_figure_that_is_no_number_fails_all_heads_and_helps_none(sign, at):
+def test_nan_score_fails_all_claims_and_is_ignored_by_any(sign, at):
     values = [2.0, 2.5]
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
@@ -79,7 +79,7 @@ def test_a_figure_that_is_no_number_fails_all_heads_and_helps_none(sign, at):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_heads_whose_figure_is_no_number_come_last_in_a_table(at):
+def test_heads_with_nan_scores_come_last_in_a_table(at):
     values = [1.5, 2.5]
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
@@ -101,12 +101,12 @@ def test_heads_whose_figure_is_no_number_come_last_in_a_table(at):
         ("L1H0.entropy < 1", r"which L1H0\? write encoder.L1H0 or cross.L1H0"),
     ],
 )
-def test_what_is_no_claim_or_of_no_head_is_refused(text, sentence):
+def test_invalid_claim_is_refused(text, sentence):
     with pytest.raises(SelectionError, match=sentence):
         claim(text).judge(HEADS)
 
 
-def test_a_claim_says_which_measures_it_needs():
+def test_claim_lists_the_measures_it_needs():
     several = claim("count(previous > 0.5 and role=none and effective_keys<3) >= 2")
     assert several.names == ("previous", "effective_keys")
     assert claim("L0H0.role = none").names == ()
@@ -116,7 +116,7 @@ def stats(*heads):
     return Stats(tuple(heads), "a title", "", ())
 
 
-def test_a_snapshot_tells_what_changed_and_nothing_else(tmp_path):
+def test_snapshot_lists_only_changes(tmp_path):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, previous=0.2, effective_keys=20.0), head(0, 1, entropy=1.0)), path)
     now = stats(head(0, 0, previous=0.24, effective_keys=20.9, next=0.5), head(0, 2, entropy=1.0))
@@ -137,7 +137,7 @@ def test_a_snapshot_tells_what_changed_and_nothing_else(tmp_path):
     assert nan.largest is None
 
 
-def test_a_role_that_changed_is_a_change_within_any_tolerance(tmp_path):
+def test_changed_role_exceeds_any_tolerance(tmp_path):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, previous=0.2)), path)
     found = changes(stats(head(0, 0, previous=0.2, role="previous")), path, 1e9)
@@ -159,14 +159,14 @@ OTHERS = (
         *((1.04, 0.99, False), (-20.0, -21.04, True), (-21.04, -20.0, False), (0.04, -0.02, True)),
     ],
 )
-def test_a_tolerance_is_a_share_of_the_snapshots_figure_from_1_on(tmp_path, was, is_, differs):
+def test_tolerance_is_relative_for_scores_above_one(tmp_path, was, is_, differs):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, max_logit=was)), path)
     assert bool(changes(stats(head(0, 0, max_logit=is_)), path, 0.05).changes) == differs
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", *OTHERS, b"\xff"])
-def test_a_file_that_is_no_snapshot_is_refused(tmp_path, content):
+def test_invalid_snapshot_file_is_refused(tmp_path, content):
     path = tmp_path / "before.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not a snapshot that attnscope check saved"):

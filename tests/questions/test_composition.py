@@ -45,7 +45,7 @@ def test_induction_head_gets_keys_from_previous_token_head(causal):
     assert fed[0].lift > 0.02
 
 
-def test_all_pairs_are_those_of_each_head_whatever_the_text(causal):
+def test_composition_does_not_depend_on_the_text(causal):
     every = measure_composition(causal, causal.prepare("A cat.")).feeds
     assert len(every) == 3 * (4 * 4 + 4 * 8)
     named = measure_composition(causal, causal.prepare("The cat sat on the mat. " * 12), Head("L2H3"))
@@ -65,7 +65,7 @@ class ByHand(Attends):
         return self.output((weights @ value).transpose(1, 2).flatten(-2))
 
 
-def test_a_softmax_by_hand_leaves_v_alone_for_its_true_reason():
+def test_hand_written_softmax_has_only_v_composition():
     module = Planted()
     fused = measure_composition(wrap_planted(module), wrap_planted(module).prepare("ash bay cod"))
     for layer in module.layers:
@@ -98,7 +98,7 @@ def test_composition_refuses_missing_or_first_layer_heads_and_traces(causal):
 
 
 @pytest.mark.parametrize(("name", "told"), [("llama", True), ("gpt2", False)])
-def test_turned_positions_and_shared_keys_are_said(tmp_path, name, told):
+def test_rotary_positions_and_shared_keys_are_noted(tmp_path, name, told):
     model = load(saved(tmp_path, name))
     notes = " ".join(measure_composition(model, model.prepare("A cat sat.")).notes)
     assert ("layers 0, 1: positions turn queries and keys" in notes) == told
@@ -126,7 +126,7 @@ def matrices(name, writer, layer, head):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama", "gemma2"])
-def test_figures_are_those_of_the_whole_matrix(name, tmp_path):
+def test_copying_scores_equal_those_of_the_full_matrix(name, tmp_path):
     model = load(writer_folder(tmp_path, DECODERS[name]()), predicting=True)
     between = getattr(model.writer.base_model, "word_embeddings_layernorm", None)
     if between is not None:
@@ -157,7 +157,7 @@ def test_figures_are_those_of_the_whole_matrix(name, tmp_path):
             assert each.eigenvalues == pytest.approx(float(values.real.sum() / values.abs().sum()), abs=1e-4)
 
 
-def test_an_output_head_that_is_more_than_a_matrix_is_refused(tmp_path, causal):
+def test_copying_refuses_output_heads_beyond_one_matrix(tmp_path, causal):
     bert = writer_folder(tmp_path / "bert", transformers.BertConfig(**{**SIZES, "is_decoder": True}))
     for model in (causal, load(bert, predicting=True)):
         with pytest.raises(ModelError, match="behind its last layer"):
@@ -168,7 +168,7 @@ def test_an_output_head_that_is_more_than_a_matrix_is_refused(tmp_path, causal):
 
 
 @pytest.mark.parametrize(("place", "known"), [((0, 1), 12), ((1, 2), 6)])
-def test_a_planted_head_of_a_module_of_ones_own_copies_alone(place, known):
+def test_only_the_planted_head_copies(place, known):
     module = Planted(seed=3, noise=0.001)
     module.plant_copy(place, at=1, copies=torch.diag((torch.arange(12) < known).float()))
     model = wrap_planted(module)
@@ -199,7 +199,7 @@ def test_composition_score_is_normalized_product_norm():
             assert float(scores[way][other, one]) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_random_weights_stand_at_the_baseline():
+def test_random_composition_scores_equal_the_baseline():
     """The mean over many pairs of random heads, about one over the root of the width."""
     earlier, later = layer(60, 3, 2), layer(60, 3, 3)
     baseline, scatter = compose_random(earlier, later)

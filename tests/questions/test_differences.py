@@ -30,9 +30,7 @@ SAID = {
 
 @pytest.mark.parametrize("difference", SAID)
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_of_weights_that_miss_the_output_says_not_to_trust_them(
-    view, difference, monkeypatch, run
-):
+def test_every_view_warns_of_weights_that_miss_the_output(view, difference, monkeypatch, run):
     monkeypatch.setattr("attnscope.capture.rows.capture.compare_rows", lambda *parts: difference)
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     ran = run(*VIEWS[view])

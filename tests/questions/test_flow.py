@@ -108,7 +108,7 @@ def _check(seen, expected, lost=1.0):
 
 
 @over(ALL)
-def test_rollout_is_the_product_of_eager_attention(name):
+def test_rollout_equals_product_of_eager_attention(name):
     model, text = _asked(name)
     expected = _followed(_means(model, text), lambda made, _, rows, full: _share(rows, full, 0.5) @ made)
     _check(follow_flow(model, text, "rollout", Selection()), expected)
@@ -182,7 +182,7 @@ def programmed(edges, source, sink):
 
 
 @over(ALL)
-def test_the_largest_flow_of_a_token_is_that_of_linear_programming(name):
+def test_max_flow_equals_linear_programming(name):
     model, text = _asked(name)
     layers, calls = [], _means(model, text)
     _followed(calls, lambda made, _, rows, full: layers.append(_share(rows, full, 0.5)) or made)
@@ -222,7 +222,7 @@ DENSE = {
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_alti_where_attention_and_feed_forward_read_the_same_states(name):
+def test_alti_with_parallel_attention_and_feed_forward(name):
     """The sum that attention makes with the residual, which such a model never has by itself."""
     model, text = _random(name)
     eager = (ALL | OTHERS)[name].build("eager")
@@ -248,12 +248,12 @@ def test_alti_where_attention_and_feed_forward_read_the_same_states(name):
             np.testing.assert_allclose(ours.values, expected, atol=1e-5)
 
 
-def test_a_block_that_alti_cannot_follow_is_named():
+def test_alti_names_an_unfollowed_block():
     with pytest.raises(ModelError, match="what its output is added to was not found"):
         follow_flow(*_random("granite"), "alti", Selection())
 
 
-def test_relevance_is_that_of_the_prediction_that_is_asked_for(causal):
+def test_relevance_depends_on_the_target(causal):
     mat, floor = (_follow(causal, "relevance", target=word) for word in ("mat", "floor"))
     assert any("the prediction: 'mat'" in note for note in mat.notes)
     assert np.abs(mat.map(None, None)[2].values - floor.map(None, None)[2].values).max() > 1e-3
@@ -275,7 +275,7 @@ def test_max_flow_of_one_token_is_its_row_of_full_map(tmp_path):
         follow_flow(model, text, "flow", Selection(), token="dog")
 
 
-def test_words_are_averaged_down_and_summed_across(own):
+def test_flow_words_average_rows_and_sum_columns(own):
     whole = _follow(own).map(None, None)[2]
     words = _follow(own, selection=Selection(words=True)).map(None, None)[2]
     assert len(words.queries) == len(TEXT.replace(".", " .").split()) + 2
@@ -283,7 +283,7 @@ def test_words_are_averaged_down_and_summed_across(own):
     assert whole.values.shape == (13, 13)
 
 
-def test_one_token_is_a_row_and_a_column(own):
+def test_flow_of_one_token_is_a_row_and_a_column(own):
     seen = _follow(own)
     values = seen.map(None, None)[2].values
     focus = focus_token(seen, None, None, "it")
@@ -292,7 +292,7 @@ def test_one_token_is_a_row_and_a_column(own):
     assert focus.looked_at_by.bars[0].weight == pytest.approx(values[:, 8].max())
 
 
-def test_what_cannot_be_followed_or_is_not_there_is_refused(own):
+def test_flow_refuses_missing_selections_and_long_texts(own):
     long = own.prepare("cat " * 100)
     with pytest.raises(SelectionError, match="name one with --token"):
         follow_flow(own, long, "flow", Selection())
@@ -306,7 +306,7 @@ def test_what_cannot_be_followed_or_is_not_there_is_refused(own):
         focus_token(seen, None, None, "dog")
 
 
-def test_a_row_without_attention_keeps_its_token():
+def test_row_without_attention_keeps_its_own_token():
     np.testing.assert_allclose(as_shares([[0.2, 0.2], [0, 0]]), [[0.5, 0.5], [0, 1]])
     across = np.pad([[0.2, 0.2], [0.0, 0.0]], ((0, 0), (0, 2)))  # the last columns are its own tokens
     np.testing.assert_allclose(as_shares(across), [[0.5, 0.5, 0, 0], [0, 0, 0, 1]])

@@ -58,7 +58,7 @@ def seen(shown):
     [("L0H1", name, "[CLS]", 0) for name in ("CLS", "[CLS]", "cls", "0")]
     + [("L1H1", "2,3", "2,3", 16), ("L0H0", "patch 1,2", "1,2", 11), (None, "REG2", "[REG2]", 3)],
 )
-def test_a_token_is_drawn_over_the_picture_both_ways_by_any_of_its_names(seen, head, name, label, place):
+def test_token_overlay_works_for_any_name_of_the_token(seen, head, name, label, place):
     model, prepared, weights = seen
     weights = weights[int(head[1]), int(head[3])] if head else weights.mean((0, 1))
     for hide in (False, True) if "," in label else (False,):
@@ -73,7 +73,7 @@ def test_a_token_is_drawn_over_the_picture_both_ways_by_any_of_its_names(seen, h
         assert ("mean of 4 heads of 2 layers" in focus.title) == (head is None)
 
 
-def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
+def test_trace_has_the_model_input_image(seen, tmp_path):
     model, prepared, _ = seen
     write_trace(record_trace(model, prepared), tmp_path / "a.trace")
     (kept,) = TracedModel(read_trace(tmp_path / "a.trace")).prepared.pictures
@@ -81,7 +81,7 @@ def test_a_trace_holds_the_picture_as_the_model_sees_it(seen, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "side"), [("distance2d", 1), ("distance2d=16", 16)])
-def test_the_distance_of_patches_leaves_special_tokens_out(seen, name, side):
+def test_patch_distance_excludes_special_tokens(seen, name, side):
     model, prepared, weights = seen  # [CLS] and four registers before 4 × 4 patches
     place = np.array(list(itertools.product(range(4), range(4))), float)
     apart = np.linalg.norm(place[:, None] - place, axis=-1)  # [patch, patch]
@@ -104,7 +104,7 @@ def test_head_axes_have_patch_labels_and_missing_patch_is_refused(seen):
         one_token(model, prepared, Selection(token="9,9"))
 
 
-def test_windows_are_drawn_at_their_places_in_the_picture(shown):
+def test_shifted_windows_are_drawn_in_image_order(shown):
     model, prepared, weights = shown("swin")
     last, merged = (  # of a stage, and in the next stage
         images.put_in_place(torch.from_numpy(weights[at]), 4, shift).numpy() for at, shift in ((0, 2), (1, 0))
@@ -126,7 +126,7 @@ def test_windows_are_drawn_at_their_places_in_the_picture(shown):
         one_token(model, prepared, Selection(Head("L1H0"), token="16,3"))
 
 
-def test_detection_tokens_stand_behind_the_patches(shown):
+def test_detection_tokens_follow_the_patches(shown):
     model, prepared, _ = shown("yolos")
     assert [token.text for token in prepared.tokens][-4:] == ["3,3", "[DET0]", "[DET1]", "[DET2]"]
     assert len({token.id for token in prepared.tokens}) == len(prepared.tokens)
@@ -136,7 +136,7 @@ def test_detection_tokens_stand_behind_the_patches(shown):
         assert focus.overlays[0].looked_at_by.shape == (4, 4)
 
 
-def test_every_axis_of_stages_of_other_sizes_lies_on_the_picture(shown):
+def test_axes_of_all_stage_sizes_map_to_the_image(shown):
     model, prepared, _ = shown("segformer")
     every = overview(model, prepared, Selection())
     assert "sizes: 256 × 16 in layer 0, 64 × 16 in layer 1" in every.notes
@@ -148,7 +148,7 @@ def test_every_axis_of_stages_of_other_sizes_lies_on_the_picture(shown):
         assert overlay.looks_at.shape == looks
 
 
-def test_what_a_grid_holds_moves_with_the_picture(shown):
+def test_grid_positions_respond_to_their_image_region(shown):
     """The oracle: a bright square at one place changes the position there, and those beside it, the most."""
     model, prepared, _ = shown("swin")
     seen = prepared.inputs["pixel_values"]
@@ -167,7 +167,7 @@ def test_what_a_grid_holds_moves_with_the_picture(shown):
             assert divmod(int(moved.argmax()), columns) == (row, column)
 
 
-def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
+def test_token_is_looked_up_in_its_own_tower(tmp_path, picture):
     model = load(images.vision(tmp_path, "siglip"))
     both, alone = (
         one_token(model, model.prepare_image(picture, *text), Selection(token="0"))
@@ -177,7 +177,7 @@ def test_a_token_is_looked_up_in_the_tower_that_it_is_of(tmp_path, picture):
     np.testing.assert_allclose(both.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
 
 
-def test_a_text_and_an_image_in_one_sequence_need_each_other(tmp_path, picture):
+def test_joint_text_image_model_needs_both(tmp_path, picture):
     model = load(images.vision(tmp_path, "vilt"))
     seen = overview(model, model.prepare_image(picture, "a tired cat"), Selection())
     assert seen.grids["encoder"].size == (5 + 1 + 16, 5 + 1 + 16)
@@ -210,7 +210,7 @@ def test_picture_patches_are_equal_parts_in_row_order(shown, own):
     assert find_scene(own.prepare("the cat")) is None
 
 
-def test_parts_of_a_picture_in_a_text_tile_what_the_model_saw(tmp_path):
+def test_scene_parts_of_image_tokens_tile_the_image(tmp_path):
     model = load(vision_language(tmp_path, "llava_next"))
     noise = images.save_noise(tmp_path / "a.png", 90, 120)
     scene = find_scene(model.prepare_image(noise, "what is on the mat ?"))
@@ -220,7 +220,7 @@ def test_parts_of_a_picture_in_a_text_tile_what_the_model_saw(tmp_path):
     assert len(scene.parts) - len(fine) == 16  # the thumbnail shows all of it once more
 
 
-def test_boxes_lie_in_the_part_of_the_picture_that_is_shown():
+def test_scene_boxes_are_relative_to_the_shown_part():
     tokens = tuple(Token(f"image 1 · 0,{n}", PICTURED + n) for n in range(2))
     boxes = {PICTURED: (10.0, 20.0, 30.0, 40.0), PICTURED + 1: (30.0, 20.0, 50.0, 40.0)}
     picture = Picture(np.zeros((20, 40, 3), np.uint8), (1, 2), tokens, boxes)
@@ -228,7 +228,7 @@ def test_boxes_lie_in_the_part_of_the_picture_that_is_shown():
     assert [part[:4] for part in scene.parts.values()] == [(0, 0, 0.5, 1), (0.5, 0, 1, 1)]
 
 
-def test_moments_of_a_sound_follow_each_other_and_padding_has_no_part(tmp_path):
+def test_sound_scene_has_consecutive_moments_without_padding(tmp_path):
     prepared = load(speech.whisper(tmp_path / "model")).prepare_audio(speech.sound(tmp_path / "a.wav"), "cat")
     scene, frames = find_scene(prepared), prepared.sound.frames
     assert scene.heard
@@ -254,7 +254,7 @@ def test_waveform_model_spectrogram_shows_tones_in_place(tmp_path):
     assert np.all(np.abs(loudest[half + 1 : frames - 1] - 6000) < 150)
 
 
-def test_several_pictures_stand_beside_each_other_each_with_its_parts():
+def test_scene_places_several_images_side_by_side():
     def one(first: int, grey: int) -> Picture:
         tokens = tuple(Token("", PICTURED + first + n) for n in range(2))
         return Picture(np.full((20, 40, 3), grey, np.uint8), (1, 2), tokens, name=f"image {grey}")

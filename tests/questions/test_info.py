@@ -39,7 +39,7 @@ def cost_of(tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weights_are_counted_as_a_model_that_is_built_has_them(name, cost_of):
+def test_estimated_parameters_equal_the_built_model(name, cost_of):
     config = CONFIGS[name]
     cost = cost_of(config, 100)
     built = AutoModel.from_config(config, dtype=config.dtype or torch.float32)
@@ -48,13 +48,13 @@ def test_weights_are_counted_as_a_model_that_is_built_has_them(name, cost_of):
     assert all(each.passes >= 1 for each in cost.commands)
 
 
-def test_operations_are_those_of_the_products_in_a_closed_form(cost_of):
+def test_estimated_operations_equal_the_closed_form(cost_of):
     config, tokens = CONFIGS["gpt2"], 100
     layer = 2 * tokens * 12 * config.n_embd**2 + 4 * tokens**2 * config.n_embd
     assert cost_of(config, tokens).operations == 2 * layer
 
 
-def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(cost_of):
+def test_estimated_gradient_memory_covers_activations_and_logits(cost_of):
     config, tokens = CONFIGS["gpt2"], 200
     cost = cost_of(config, tokens)
     assert cost.activations > cost_of(config, 50).activations
@@ -64,11 +64,11 @@ def test_gradients_keep_what_each_layer_gave_and_the_scores_of_all_tokens(cost_o
     assert more > config.n_layer * layer + tokens * 4 * config.vocab_size
 
 
-def test_a_text_longer_than_the_positions_is_said_to_be_refused(cost_of):
+def test_cost_notes_texts_longer_than_the_positions(cost_of):
     assert any("256 positions" in note for note in cost_of(CONFIGS["gpt2"], 300).notes)
 
 
-def test_seventy_billion_weights_are_counted_without_one(cost_of):
+def test_seventy_billion_parameters_are_counted_unbuilt(cost_of):
     sizes = {"hidden_size": 32768, "intermediate_size": 114688, "num_hidden_layers": 5}
     config = LlamaConfig(**sizes, num_attention_heads=256, num_key_value_heads=32, dtype="bfloat16")
     cost = cost_of(config, 512)
@@ -82,17 +82,17 @@ def test_seventy_billion_weights_are_counted_without_one(cost_of):
     assert "GB" in of_cost(cost).views[0].rows[0][2]
 
 
-def test_the_pace_of_this_machine_is_measured():
+def test_machine_speed_is_measured():
     assert measure_pace(torch.float32, size=64, seconds=0.01) > 1e6
 
 
-def test_a_model_of_pictures_is_refused_in_a_sentence(tmp_path):
+def test_cost_of_an_image_model_is_refused(tmp_path):
     ViTConfig(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="reads no tokens: --cost is of models of text"):
         estimate_cost(ModelSource(str(tmp_path), None, False), 10)
 
 
-def test_what_a_model_reports_in_place_of_its_weights_is_told_apart():
+def test_faults_of_reported_attentions_are_named():
     weights = torch.softmax(torch.randn(2, 4, 5, 5), -1)
     call = weights, torch.ones(1, 1, 5, 1, dtype=torch.bool)
     assert fault(weights, *call) is None
@@ -106,7 +106,7 @@ def test_what_a_model_reports_in_place_of_its_weights_is_told_apart():
 
 
 @pytest.mark.parametrize("error", [None, MemoryError])
-def test_a_models_own_pass_has_the_limits_of_a_pass_that_is_shown(error):
+def test_report_pass_has_the_limits_of_a_shown_pass(error):
     sizes = {"hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.AlbertConfig(vocab_size=99, num_hidden_layers=3000, **sizes)
     module = transformers.AlbertModel(config)

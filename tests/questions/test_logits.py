@@ -167,7 +167,7 @@ def test_direct_effect_equals_score_change_without_the_part(name, tmp_path):
             assert seen.effects.feed_forward[layer] == missing
 
 
-def test_a_word_is_moved_by_what_the_head_writes_to_it(made):
+def test_word_effect_is_the_projection_of_the_head_output(made):
     model = made("gemma2")
     prepared = model.prepare(TEXT)
     head = Head(1, 2, "decoder")
@@ -184,7 +184,7 @@ def test_a_word_is_moved_by_what_the_head_writes_to_it(made):
         assert effect == pytest.approx(word.moved, abs=1e-5)
 
 
-def test_a_space_is_named():
+def test_space_tokens_are_visible():
     word = Word(" ", 0.5), Word("the", 0.4), Word("  ", 0.3)
     effects = Effects(heads={Head(0, 0): 1.0}, embeddings=0.0)
     result = Writes(effects, (Favours(Head(0, 0), word, ()),), 1.0, 0.0, "", "", ())
@@ -192,14 +192,14 @@ def test_a_space_is_named():
     assert [term.label for term in moved.raised] == ["␣", "the", "␣␣"]
 
 
-def test_words_of_the_largest_heads_are_told_unless_one_is_named(tmp_path, causal):
+def test_words_are_of_the_largest_heads_by_default(tmp_path, causal):
     seen = direct_effects(causal, causal.prepare(TEXT), None, None)
     assert [each.head for each in seen.words] == seen.effects.largest_heads(5)
     with pytest.raises(SelectionError, match="layers 0-2 have heads 0-3"):
         direct_effects(causal, causal.prepare(TEXT), None, None, Head("L1H7"))
 
 
-def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
+def test_other_mixers_are_separate_contributions(tmp_path):
     mamba = {"mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, "num_experts": 2}
     jamba = network("JambaForCausalLM", **GROUPED, attn_layer_period=2, attn_layer_offset=1, **mamba)
     model = load(saved(tmp_path, jamba), predicting=True)
@@ -214,11 +214,11 @@ def test_mixers_beside_attention_are_parts_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     "name", ["cohere2_moe", "gemma3n_text", "jetmoe", "ctrl", "zamba2", "xlstm", "biogpt"]
 )
-def test_the_table_of_families_is_made_again(name):
+def test_surveyed_causal_families_are_followed(name):
     assert try_type(name)[0] in ("followed", "no heads")
 
 
-def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path):
+def test_logits_refuses_unknown_words_and_models_without_gradients(tmp_path):
     model = load(saved(tmp_path, "gpt2"), predicting=True)
     with pytest.raises(SelectionError, match="no token 'xyzzyx'"):
         direct_effects(model, model.prepare(TEXT), "mat", "xyzzyx")
@@ -232,7 +232,7 @@ LAYERS = {"gpt2": "transformer.h", "llama": "model.layers"}
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("text", [TEXT, "cat"])
-def test_each_layer_is_read_as_if_the_model_ended_there(name, text, tmp_path):
+def test_logit_lens_equals_the_truncated_model(name, text, tmp_path):
     model = load(saved(tmp_path, CAUSAL[name]), predicting=True)
     prepared = model.prepare(text)
     at = 1 if text == "cat" else 2
@@ -294,7 +294,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> None:
+def test_neurons_account_for_softcap_bias_and_sink(name, tmp_path) -> None:
     torch.manual_seed(1)
     model = load(saved(tmp_path, EXTRAS[name]))
     prepared = model.prepare(TEXT)
@@ -312,7 +312,7 @@ def test_caps_biases_and_sinks_have_their_part_in_the_weight(name, tmp_path) -> 
     assert (seen.weight, weight) == (pytest.approx(shown, abs=1e-6), pytest.approx(shown, abs=1e-6))
 
 
-def test_the_picture_lists_the_largest_products_and_maps_them_all(causal) -> None:
+def test_neurons_picture_lists_largest_and_maps_all_products(causal) -> None:
     result = take_apart(causal, causal.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
     terms, map_ = of_neurons(result).views
     products = [each.product for each in result.dimensions]
@@ -323,13 +323,13 @@ def test_the_picture_lists_the_largest_products_and_maps_them_all(causal) -> Non
     assert [*map_.rows, *map_.columns] == ["0", "8", "16", "24", *(f"+{at}" for at in range(8))]
 
 
-def test_a_head_whose_queries_nobody_saw_is_not_taken_apart(made) -> None:
+def test_neurons_refuse_heads_without_captured_queries(made) -> None:
     model = made("bloom")
     with pytest.raises(ModelError, match=r"the queries and keys of L1H2 \(softmax\) are unknown"):
         take_apart(model, model.prepare(TEXT), CHOSEN, "sat -> cat")
 
 
-def test_a_token_that_stands_twice_is_told(causal) -> None:
+def test_repeated_token_in_neurons_is_noted(causal) -> None:
     seen = take_apart(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
     assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)
 
@@ -360,7 +360,7 @@ LOSSES = {"gpt2": next_tokens, "bert": masked_tokens, "t5": next_tokens}
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_each_token_has_the_loss_of_a_plain_pass(name, made):
+def test_token_losses_equal_a_plain_pass(name, made):
     model = made(name)
     prepared = model.prepare(LONGER, LONGER if name == "t5" else None)
     tokens = prepared.axes["decoder"][0]
@@ -373,7 +373,7 @@ def test_each_token_has_the_loss_of_a_plain_pass(name, made):
     assert sum(each.loss is not None for each in losses) > 6
 
 
-def test_a_column_has_the_mean_loss_of_its_tokens(causal):
+def test_loss_strip_averages_tokens_of_a_word(causal):
     prepared = causal.prepare(LONGER)
     losses = token_losses(causal, prepared)
     view = one_head(causal, prepared, Selection(words=True).of("L1H0"), losses).heatmap
@@ -387,7 +387,7 @@ def test_a_column_has_the_mean_loss_of_its_tokens(causal):
         assert heights == pytest.approx([each or 0 for each in view.strip])
 
 
-def test_other_tokens_than_those_that_are_predicted_have_no_strip(made):
+def test_loss_strip_needs_the_predicted_axis(made):
     model = made("t5")
     prepared = model.prepare(LONGER, "A dog")
     losses = token_losses(model, prepared)

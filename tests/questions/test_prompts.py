@@ -15,7 +15,7 @@ TEMPLATE = "The {A} saw the {B} and the {A} saw the"
 TABLE = "A\tB\tC\nking\tqueen\tman\nhouse\triver\tgarden\nhorse\ttable\tdoor\n"
 
 
-def test_rows_fill_the_slots_of_the_text_and_of_both_words():
+def test_prompt_rows_fill_slots_of_text_and_targets():
     found = read_prompts(TEMPLATE, TABLE, "{B}", "door")
     slots = (("{A}", 4, 9), ("{B}", 18, 23), ("{A}", 32, 37))
     assert found[1][:4] == ("The house saw the river and the house saw the", "river", "door", slots)
@@ -34,12 +34,12 @@ def test_rows_fill_the_slots_of_the_text_and_of_both_words():
         ("{A}", "", "no rows below"),
     ],
 )
-def test_what_cannot_be_filled_is_said(template, table, sentence):
+def test_unfillable_prompt_is_refused(template, table, sentence):
     with pytest.raises(InputError, match=sentence):
         read_prompts(template, table)
 
 
-def test_means_are_those_of_the_prompts_one_by_one(causal):
+def test_mean_effects_equal_prompts_one_by_one(causal):
     prompts = read_prompts(TEMPLATE, TABLE, "{B}", "{C}")
     asked = [(causal, causal.prepare(each.text), each.target, each.against) for each in prompts]
     alone = [direct_effects(*each) for each in asked]
@@ -77,13 +77,13 @@ def test_mean_map_of_prompts_merges_slot_tokens(causal):
     assert seen.figures.figures["first"].error == pytest.approx(abs(alone[0] - alone[1]) / 2)
 
 
-def test_prompts_with_other_tokens_between_their_slots_have_no_mean_map(causal):
+def test_mean_map_refuses_prompts_with_other_tokens(causal):
     prompts = [Prompt("The cat sat", None, None), Prompt("The dog sat down", None, None)]
     with pytest.raises(SelectionError, match="prompt 2 has other tokens"):
         mean_head(causal, [(each, causal.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))
 
 
-def test_effects_are_means_over_prompts_whose_edges_are_filled_as_they_are(causal):
+def test_cut_over_prompts_fills_slots_in_edges(causal):
     prompts = read_prompts("The {A} saw the {B} and the", TABLE, "{A}", "{B}")
     alone = []
     for each in prompts:

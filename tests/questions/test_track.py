@@ -44,7 +44,7 @@ def followed(run):
     return follow(run)
 
 
-def test_each_checkpoint_has_the_figures_of_its_own_eager_pass(run, followed):
+def test_checkpoint_scores_equal_their_eager_pass(run, followed):
     assert followed.steps == (100, 200, 300)
     course = next(each for each in followed.of("entropy") if each.head == "L1H2")
     tokenizer = hf.AutoTokenizer.from_pretrained(run / "plain")
@@ -64,14 +64,14 @@ def test_tracked_heads_sort_by_change_and_appear_past_midpoint(followed):
         assert course.appears == (200 if way[1] / way[2] >= 0.5 else 300)
 
 
-def test_a_figure_that_stays_at_even_attention_never_appears(run):
+def test_score_that_stays_at_baseline_never_appears(run):
     courses = follow(run, [str(run / "checkpoint-100")]).of("entropy")
     even = [abs(course.values[0] - course.baseline[0]) < 0.005 for course in courses]
     assert [course.appears is None for course in courses] == even
     assert any(even)
 
 
-def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, followed, tmp_path):
+def test_track_log_skips_measured_checkpoints(run, followed, tmp_path):
     log, names = tmp_path / "log.jsonl", [str(run / f"checkpoint-{step}") for step in (100, 200)]
     follow(run, names, log=log)
     loaded = []
@@ -80,7 +80,7 @@ def test_a_log_is_taken_up_and_its_checkpoints_are_not_run_again(run, followed, 
     assert [json.loads(line)["checkpoint"] for line in log.read_text().splitlines()] == [*names, *loaded]
 
 
-def test_another_file_or_a_log_of_other_texts_is_refused(run, tmp_path):
+def test_invalid_or_foreign_track_log_is_refused(run, tmp_path):
     log, names = tmp_path / "log.jsonl", [str(run / "checkpoint-100")]
     for content in ("[]", "no json", '{"checkpoint": 1}'):
         log.write_text(content)
@@ -93,7 +93,7 @@ def test_another_file_or_a_log_of_other_texts_is_refused(run, tmp_path):
         track(names, load, ListedTexts(TEXTS), ["self"], log=log)
 
 
-def test_what_cannot_be_read_is_left_out_and_named(run, tmp_path):
+def test_unreadable_checkpoint_is_skipped_and_named(run, tmp_path):
     broken = hf.GPT2Model.from_pretrained(run / "checkpoint-100")
     with torch.no_grad():
         broken.h[0].mlp.c_fc.weight[3, 3] = torch.nan
@@ -122,7 +122,7 @@ def test_checkpoints_of_same_step_or_other_shape_are_kept_apart(run, tmp_path):
     assert next(each for each in result.of("entropy") if each.head == "L2H0").values[0] is None
 
 
-def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):
+def test_cut_texts_note_survives_the_track_log(tmp_path):
     names, log = [gpt2(tmp_path / "checkpoint-1", n_positions=16)], tmp_path / "log.jsonl"
     for _ in range(2):
         texts, run = ListedTexts(["word " * 40, "a cat"]), CorpusRun(truncate=True)
@@ -133,5 +133,5 @@ def test_texts_longer_than_positions_are_cut_and_a_log_still_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("name", "step"), [("run/checkpoint-500", 500), ("step1000", 1000), ("main", 7), ("v2/last", 7)]
 )
-def test_the_step_is_the_last_number_of_a_name(name, step):
+def test_step_is_the_last_number_of_a_name(name, step):
     assert step_of(name, 7) == step

@@ -47,14 +47,14 @@ def test_head_distances_agree_with_scipy_on_eager_attention(text, words, minilm)
 @pytest.mark.parametrize(
     ("selection", "part"), [(Selection(layers=(2,)), slice(16, 24)), (Selection(number=5), slice(5, None, 8))]
 )
-def test_one_layer_and_one_head_number_are_parts_of_the_whole(own, selection, part):
+def test_selected_heads_are_a_part_of_all_distances(own, selection, part):
     prepared = own.prepare(TEXT)
     whole, some = compare_all_heads(own, prepared), compare_all_heads(own, prepared, selection)
     assert some.heads == whole.heads[part]
     assert some.distances == pytest.approx(whole.distances[part, part], abs=1e-7)
 
 
-def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch):
+def test_long_texts_compare_on_an_even_sample_with_a_note(own, monkeypatch):
     prepared = own.prepare(TEXT + " " + OTHER)
     exact = compare_all_heads(own, prepared)
     monkeypatch.setattr(compare, "FEWEST", 8)
@@ -68,7 +68,7 @@ def test_long_texts_are_compared_on_an_even_sample_that_is_told(own, monkeypatch
     assert (off < 2 * told).mean() > 0.9
 
 
-def test_a_sample_is_even():
+def test_row_sample_is_evenly_spaced():
     assert even_sample(10, 5) == list(range(10))
     assert even_sample(8, 8, cells=4 * 8) == list(range(8)), "few rows are all compared"
     rows = even_sample(1000, 512)
@@ -87,7 +87,7 @@ def copied(model, change):
 
 
 @pytest.mark.parametrize("models", [1, 2])
-def test_over_texts_distances_average_with_their_error(own, models):
+def test_distances_average_over_texts_with_errors(own, models):
     noise, texts = torch.Generator(), (TEXT, OTHER, "Heads look at words.")
     other = copied(own, lambda w: w + 0.02 * torch.randn(w.shape, generator=noise.manual_seed(1)))
 
@@ -105,7 +105,7 @@ def test_over_texts_distances_average_with_their_error(own, models):
     assert any(note.startswith("rank correlation") for note in seen.notes)
 
 
-def test_groups_are_named_in_the_order_of_the_table(own):
+def test_clusters_follow_the_table_order(own):
     seen = compare_all_heads(own, own.prepare(TEXT))
     view = seen.view
     order = [head for group in seen.groups.members for head in group]
@@ -117,7 +117,7 @@ def test_groups_are_named_in_the_order_of_the_table(own):
         assert pair.distance == np.sort(row)[1]
 
 
-def test_kinds_of_attention_are_never_mixed(pair):
+def test_attention_kinds_are_compared_separately(pair):
     prepared = pair.prepare(TEXT, OTHER)
     seen, cross = (compare_all_heads(pair, prepared, Selection(kind=kind)) for kind in (None, "cross"))
     assert [(each.kind, len(each.heads)) for each in (seen, cross)] == [("encoder", 8), ("cross", 8)]
@@ -125,7 +125,7 @@ def test_kinds_of_attention_are_never_mixed(pair):
     assert cross.distances != pytest.approx(seen.distances, abs=1e-3)
 
 
-def test_two_heads_and_where_they_part(minilm):
+def test_two_heads_are_compared_row_by_row(minilm):
     model, eager = minilm, np.concatenate(eager_minilm(TEXT))
     seen = compare_two_heads(model, model.prepare(TEXT), "L0H2", "L3H4")
     one, other = eager[2], eager[40]
@@ -144,7 +144,7 @@ def test_two_heads_and_where_they_part(minilm):
     assert any("special tokens hidden" in note for note in hidden.view.notes)
 
 
-def test_what_cannot_be_compared_is_refused(own, monkeypatch):
+def test_invalid_comparison_is_refused(own, monkeypatch):
     text = own.prepare("The cat sat.")
     with pytest.raises(InputError, match="there is no text"):
         compare_all_heads(own, [])
@@ -173,7 +173,7 @@ def of_heads(*heads):
     return [block * 32 + head * 8 + i for head in heads for block in range(3) for i in range(8)]
 
 
-def test_a_shuffled_copy_is_matched_head_by_head(small):
+def test_model_with_shuffled_heads_is_matched_exactly(small):
     orders, other = [[2, 0, 3, 1], [1, 3, 2, 0]], copy.deepcopy(small)
     with torch.no_grad():
         for layer, order in zip(other.module.h, orders, strict=True):
@@ -191,7 +191,7 @@ def test_a_shuffled_copy_is_matched_head_by_head(small):
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 1), (1, 2)])
-def test_one_head_that_was_trained_on_drifted_most(small, layer, head):
+def test_changed_head_has_the_largest_drift(small, layer, head):
     other = copy.deepcopy(small)
     with torch.no_grad():
         columns = of_heads(head)[:8]  # its query
@@ -203,7 +203,7 @@ def test_one_head_that_was_trained_on_drifted_most(small, layer, head):
     assert (seen.drift[: 4 * layer] == pytest.approx(0, abs=1e-9)) if layer else True
 
 
-def test_other_shapes_are_matched_and_agree_with_scipy(own, minilm):
+def test_models_of_other_shape_are_matched_as_by_scipy(own, minilm):
     seen = compare_models(minilm, own, [(minilm.prepare(TEXT), own.prepare(TEXT))])
     assert (len(seen.heads), len(seen.others), len(seen.matches)) == (72, 32, 32)
     assert seen.drift is None
@@ -214,7 +214,7 @@ def test_other_shapes_are_matched_and_agree_with_scipy(own, minilm):
     assert (np.diff(table.values.diagonal()) >= 0).all()
 
 
-def test_words_are_compared_where_tokenizers_differ(small, pair):
+def test_models_with_other_tokenizers_compare_words(small, pair):
     read, others = small.prepare(TEXT), pair.prepare(TEXT)
     seen = compare_models(small, pair, [(read, others)])
     assert (seen.units, seen.kind) == ("words", "decoder")
@@ -237,7 +237,7 @@ def test_small_drift_is_in_thousandths_and_other_heads_empty(own):
     assert np.isnan(seen.view.values[:, :2]).all()
 
 
-def test_the_change_of_a_text_agrees_with_scipy(minilm):
+def test_text_change_agrees_with_scipy(minilm):
     seen = compare_texts(minilm, minilm.prepare(TEXT), minilm.prepare(LONGER), Selection(Head("L1H3")))
     one, other = (np.concatenate(eager_minilm(text)) for text in (TEXT, LONGER))
     theirs = [*range(6), *range(8, 15)]  # "very old" was put in
@@ -257,7 +257,7 @@ def test_the_change_of_a_text_agrees_with_scipy(minilm):
     assert len([mine for mine, _ in seen.aligned.steps if mine is not None]) == 13
 
 
-def test_a_text_is_at_no_distance_from_itself(own):
+def test_text_has_distance_zero_from_itself(own):
     seen = compare_texts(own, own.prepare(TEXT), own.prepare(TEXT))
     assert seen.change == pytest.approx(np.zeros(32), abs=1e-9)
     assert seen.difference is None

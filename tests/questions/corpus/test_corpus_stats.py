@@ -67,7 +67,7 @@ def alone(own):
 
 
 @pytest.mark.parametrize("make", [gpt2, t5])
-def test_every_figure_is_that_of_the_texts_one_by_one(tmp_path, make):
+def test_corpus_scores_equal_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))
     seen = corpus_stats(model, ListedTexts(TEXTS), run=CorpusRun(truncate=True))
     assert_same(seen.heads, one_by_one(model, TEXTS))
@@ -85,7 +85,7 @@ def test_short_texts_in_fused_pass_agree_with_float64(name):
     assert_same(seen.heads, exact.heads)
 
 
-def test_a_call_that_is_computed_by_its_rows_says_of_no_kernel_that_it_ran(own):
+def test_call_computed_by_rows_is_reported_as_fused_pass(own):
     keep = list[Attention]()
     observer = SimpleNamespace(observe=keep.append)
     own.run(own.prepare(TEXTS[0]), [observer], FusedPass(rows=True))
@@ -101,7 +101,7 @@ def test_kernel_output_is_used_where_rows_disagree(own, monkeypatch):
     assert seen.heads == exact.heads
 
 
-def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
+def test_long_texts_of_equal_length_share_a_fused_pass(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
     seen = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True))
@@ -117,9 +117,7 @@ def test_long_texts_of_one_length_go_through_a_single_pass_together(tmp_path):
     ("asked", "window", "every", "stop"),
     [("stats", 4, 20.0, 10), ("stats", 8192, 0.0, 2), ("stats", 8192, 0.0, 11), ("gold", 8192, 0.0, 7)],
 )
-def test_a_stopped_run_goes_on_to_the_very_same_bits(
-    own, alone, monkeypatch, tmp_path, asked, window, every, stop
-):
+def test_resumed_corpus_run_is_bit_identical(own, alone, monkeypatch, tmp_path, asked, window, every, stop):
     """Sums are saved after a window, and inside of one when the time has come."""
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
@@ -188,7 +186,7 @@ def sums(kept, tmp_path):
         ({"exact_kernel": True, "limit": 5}, "another limit and kernel:"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(sums, change, sentence):
+def test_checkpoint_of_another_run_is_refused(sums, change, sentence):
     asked = {"model": "own", "corpus": FOUR, "limit": None} | change
     model, run = load(asked.pop("model")), CorpusRun(checkpoint=sums, limit=asked.pop("limit"))
     with pytest.raises(InputError, match=f"belongs to a run with {sentence}"):
@@ -196,7 +194,7 @@ def test_a_checkpoint_of_another_run_is_refused(sums, change, sentence):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"attnscope checkpoint": 9}', None])
-def test_a_damaged_checkpoint_is_refused(own, sums, content):
+def test_damaged_checkpoint_is_refused(own, sums, content):
     if content is None:  # one number was changed
         content = sums.read_bytes().replace(b'"texts": 4', b'"texts": 3')
     sums.write_bytes(content)
@@ -230,13 +228,13 @@ def test_cut_texts_and_unknown_tokens_are_counted_in_notes(own, tmp_path):
 
 
 @pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])
-def test_a_corpus_in_which_nothing_is_predicted_has_no_loss_and_says_so(tmp_path, asked):
+def test_corpus_without_predictions_is_refused_for_loss(tmp_path, asked):
     both = load(t5(tmp_path), predicting=True)
     with pytest.raises(InputError, match=r"the list holds nothing that .* predicts: give longer texts, or"):
         corpus_stats(both, ListedTexts(TEXTS[:2]), **asked)
 
 
-def test_a_limit_stops_after_so_many_texts(own):
+def test_text_limit_stops_the_corpus(own):
     seen = corpus_stats(own, ListedTexts(TEXTS), run=CorpusRun(limit=5))
     assert_same(seen.heads, one_by_one(own, TEXTS[:5]))
 
@@ -296,7 +294,7 @@ def test_tampered_checkpoint_with_valid_checksum_is_refused(own, sums, part, nam
     assert sums.read_bytes() == content
 
 
-def test_a_checkpoint_that_memory_cannot_hold_is_not_called_foreign(own, sums, monkeypatch):
+def test_memory_error_in_checkpoint_is_not_a_format_error(own, sums, monkeypatch):
     def exhausted(state):
         raise MemoryError
 
@@ -321,7 +319,7 @@ def test_hostile_checkpoint_text_and_counts_have_no_effect(own, kept, sums):
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "bert", "llama", "gpt2", "t5", "own", "own-causal"])
 @pytest.mark.slow
-def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, name):
+def test_one_token_texts_have_all_heads(tmp_path, name):
     model = load(name if name.startswith("own") else family(tmp_path, name))
 
     def heads(*texts, **options):
@@ -333,14 +331,14 @@ def test_texts_of_one_token_have_the_heads_of_a_long_text(tmp_path, name):
     assert heads("T", TEXTS[0]) == heads(TEXTS[0], "T") == heads(TEXTS[0], max_tokens=1) == expected
 
 
-def test_windows_hold_so_many_texts_or_characters(monkeypatch):
+def test_corpus_windows_are_limited_in_texts_and_characters(monkeypatch):
     entries = [CorpusText("", "x" * size, "", 0) for size in (1, 1, 1, 50, 1, 1)]
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 3)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_CHARACTERS", 40)
     assert [len(window) for window in windows(entries)] == [3, 1, 2]
 
 
-def test_only_texts_of_one_length_go_together_and_none_is_lost(monkeypatch, own):
+def test_batches_hold_texts_of_equal_length_and_lose_none(monkeypatch, own):
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 12)
     texts = ["a cat", "it", "the dog", "a long story of a cat", "on it", "so what", "no", "off"]
     made = batches(own.prepare_all([(text,) for text in texts]))

@@ -67,7 +67,7 @@ def count(out, checkpoint, dies=None):
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_path, monkeypatch, capfd, own):
+def test_two_processes_equal_one_and_resume_after_a_crash(tmp_path, monkeypatch, capfd, own):
     out, kept = tmp_path / "out", tmp_path / "sums.json"
     assert in_two(count, out, kept, 16) == [1, 1]
     assert "the power went out" in capfd.readouterr().err
@@ -81,7 +81,7 @@ def test_two_processes_find_what_one_finds_and_go_on_when_one_of_them_died(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_the_command_prints_one_table_whatever_the_number_of_processes(tmp_path, run):
+def test_command_prints_one_table_for_any_process_count(tmp_path, run):
     path = tmp_path / "texts.txt"
     path.write_text("\n".join([*TEXTS, "too long " * 600]), "utf-8")
     shared = launch("attnscope", "stats", "--texts", path, "--sort", "previous", "--top", "5")
@@ -109,7 +109,7 @@ def counts(two_threads, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
-def test_two_processes_give_bit_identical_figures(name, counts):
+def test_two_processes_give_bit_identical_scores(name, counts):
     model = load(name)
     together = corpus_stats(model, ListedTexts(TEXTS))
     torch.set_num_threads(1)
@@ -118,7 +118,7 @@ def test_two_processes_give_bit_identical_figures(name, counts):
     assert counts == [2, 1]
 
 
-def test_a_text_that_is_longer_than_a_batch_has_all_threads(counts, monkeypatch, own):
+def test_text_longer_than_a_batch_uses_all_threads(counts, monkeypatch, own):
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 40)
     corpus_stats(own, ListedTexts(TEXTS))
     assert counts == [1]
@@ -151,7 +151,7 @@ def test_results_of_two_processes_keep_item_order():
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("fails_here", [True, False], ids=["of this process", "of the other process"])
-def test_an_error_comes_out_where_its_result_would_and_ends_the_work(fails_here):
+def test_worker_error_is_raised_in_place_of_its_result(fails_here):
     here, meet, before = os.getpid(), meeting(), multiprocessing.active_children()
 
     def work(item: int) -> int:
@@ -170,7 +170,7 @@ def test_an_error_comes_out_where_its_result_would_and_ends_the_work(fails_here)
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_process_that_the_system_ended_is_reported_with_what_to_do():
+def test_killed_worker_is_reported_with_advice():
     here, meet = os.getpid(), meeting()
 
     def work(item: int) -> int:
@@ -181,7 +181,7 @@ def test_a_process_that_the_system_ended_is_reported_with_what_to_do():
         list(in_order(work, range(9), 2))
 
 
-def test_processes_share_the_memory_that_the_limit_leaves():
+def test_processes_share_the_memory_limit():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_DATA)
     most = 64 << 30

@@ -72,7 +72,7 @@ def test_faithful_methods_rank_planted_token_first(compared):
     assert compared.alone.first[0] == "cat 3"
 
 
-def test_random_orders_fall_evenly_on_average_as_the_closed_form_says(one_token, compared):
+def test_random_deletion_order_agrees_with_closed_form(one_token, compared):
     """Of one token that counts among N, a share k / N of all orders has taken it away after k steps."""
     model, prepared = one_token
     deletion = open_deletion(model, prepared, "mat")
@@ -94,7 +94,7 @@ def test_random_orders_fall_evenly_on_average_as_the_closed_form_says(one_token,
     np.testing.assert_allclose(curves[1].mean(0), expected[::-1], atol=0.02 * first)
 
 
-def test_an_order_is_measured_as_by_hand_with_mask_tokens(own):
+def test_deletion_with_mask_tokens_equals_by_hand(own):
     prepared = own.prepare("The [MASK] sat on the mat.")
     deletion = open_deletion(own, prepared, None)
     assert deletion.said == "a mask token takes its place"
@@ -112,7 +112,7 @@ def test_an_order_is_measured_as_by_hand_with_mask_tokens(own):
             assert curve[step] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_causal_model_looks_at_no_token_that_was_taken_away(tmp_path):
+def test_causal_deletion_masks_removed_tokens(tmp_path):
     model = load(saved(tmp_path, "gpt2"), predicting=True)
     deletion = open_deletion(model, model.prepare(TEXT), None)
     ids, at = deletion.prepared.inputs["input_ids"], deletion.prediction.at
@@ -133,7 +133,7 @@ def require_share(deletion, gone, logits):
     assert deletion.shares(kept)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_patch_that_was_taken_away_is_grey(tmp_path):
+def test_removed_patch_is_grey(tmp_path):
     network = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
     model = load(save_images(tmp_path, network, "ViTImageProcessor", WHOLE), predicting=True)
     prepared = model.prepare_image(picture(tmp_path / "cat.png"))
@@ -149,14 +149,14 @@ def test_a_patch_that_was_taken_away_is_grey(tmp_path):
     assert seen.ranked[0].first[0].count(",") == 1
 
 
-def test_rows_of_a_classifier_are_those_that_its_head_reads(tmp_path):
+def test_classifier_counts_only_the_row_its_head_reads(tmp_path):
     model = load(saved(tmp_path, "classifier"), predicting=True)
     counts = rows_of_prediction(model, model.prepare(TEXT), None, None)
     assert counts[0] == 1
     assert not counts[1:].any()
 
 
-def test_a_model_that_reads_two_texts_is_refused(tmp_path):
+def test_faithful_refuses_model_of_two_texts(tmp_path):
     model = load(saved(tmp_path, "t5"), predicting=True)
     with pytest.raises(ModelError, match="reads several texts: --faithful removes tokens from one"):
         open_deletion(model, model.prepare(TEXT, "A cat."), "2")

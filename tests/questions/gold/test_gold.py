@@ -140,14 +140,14 @@ def assert_same(seen, wanted, ways):
                 assert getattr(scored, name) == value, (each.label, each.way, name, at)
 
 
-def test_every_relation_has_the_figures_of_the_plain_script(model, bank):
+def test_gold_scores_equal_a_plain_script(model, bank):
     file = read_gold(bank)
     seen = find_gold(model, file)
     assert_same(seen, expected(model, range(len(treebank.SENTENCES))), file.ways)
     assert all(each.heads[0].accuracy == max(head.accuracy for head in each.heads) for each in seen.labels)
 
 
-def test_heads_are_ranked_on_one_half_and_scored_on_the_other(model, bank):
+def test_held_out_half_scores_the_ranked_heads(model, bank):
     file = read_gold(bank)
     seen = find_gold(model, file, held_out=True)
     chosen, scored = expected(model, range(0, 5, 2)), expected(model, range(1, 5, 2))
@@ -165,7 +165,7 @@ def test_heads_are_ranked_on_one_half_and_scored_on_the_other(model, bank):
         assert ranked == sorted(ranked, reverse=True)
 
 
-def test_a_relation_is_asked_for_with_its_kinds(bank, own):
+def test_relation_option_includes_subtypes(bank, own):
     seen = find_gold(own, read_gold(bank), relations=("nsubj", "obl"))
     assert {each.label for each in seen.labels} == {"nsubj", "nsubj:pass", "obl"}
     with pytest.raises(InputError, match=r"no foo in .*: it has advmod, amod, "):
@@ -173,7 +173,7 @@ def test_a_relation_is_asked_for_with_its_kinds(bank, own):
 
 
 @pytest.mark.parametrize(("which", "ahead"), [("predicting", 1), ("reading", 0)])
-def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_path, which, ahead):
+def test_alignment_scores_and_error_rate_equal_a_plain_script(tmp_path, which, ahead):
     pairs = [
         ("The cat sat on the mat", "A small cat sat on mats", "0-0 1-2 2-3 3-4 4?4 5-5 0?1"),
         ("words look back", "look back words", "0-2 1-0 2?1 2-1"),
@@ -211,7 +211,7 @@ def test_alignments_have_the_figures_of_the_plain_script_and_an_error_rate(tmp_p
         assert scored.head.kind == "cross"
 
 
-def test_words_and_characters_of_json_lines_mean_the_same(tmp_path, minilm):
+def test_word_and_character_spans_agree_in_json_lines(tmp_path, minilm):
     text, model = "The cat sat on the mat.", minilm
     words = ask(model, tmp_path, text, [[1, 2, "subject"], [5, 2]])
     assert words == ask(model, tmp_path, text, [[[4, 7], [8, 11], "subject"], [[19, 23], [8, 11]]])
@@ -224,7 +224,7 @@ def test_words_and_characters_of_json_lines_mean_the_same(tmp_path, minilm):
         assert scored.weight == pytest.approx(weights[scored.head.layer, scored.head.head], abs=1e-6)
 
 
-def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path, minilm):
+def test_phrase_answers_accept_any_of_its_words(tmp_path, minilm):
     text = "The cat sat on the mat"
     weights, found = weights_of(minilm, minilm.prepare(text))[:, :, 1:-1, 1:-1], []
     there, _ = ask(minilm, tmp_path, text, [[[0, 7], [15, 22]]])
@@ -239,7 +239,7 @@ def test_a_phrase_is_asked_word_by_word_and_any_of_its_words_is_right(tmp_path, 
 
 
 @pytest.mark.parametrize(("layers", "block"), [(None, 1), ((1,), 1 << 22)])
-def test_blocks_of_rows_and_a_choice_of_layers_change_no_figure(bank, own, monkeypatch, layers, block):
+def test_gold_scores_do_not_depend_on_blocks_or_layers(bank, own, monkeypatch, layers, block):
     every = find_gold(own, read_gold(bank))
     monkeypatch.setattr("attnscope.questions.gold_reading.BLOCK", block)
     seen = find_gold(own, read_gold(bank), Selection(layers=layers))
@@ -260,7 +260,7 @@ def test_alignments_need_a_model_of_two_texts(tmp_path, own):
         find_gold(own, read_gold(tmp_path / "texts", alignments=tmp_path / "links"))
 
 
-def test_a_checkpoint_of_another_run_is_refused(own, tmp_path):
+def test_checkpoint_of_another_run_is_refused(own, tmp_path):
     kept, file = tmp_path / "sums.json", tmp_path / "bank.conllu"
     file.write_text(treebank.conllu(), "utf-8")
     find_gold(own, read_gold(file), run=CorpusRun(checkpoint=kept))
@@ -298,7 +298,7 @@ def test_tampered_checkpoint_with_valid_checksum_is_refused(own, bank, tmp_path,
 
 @pytest.mark.nightly
 @pytest.mark.subprocess
-def test_two_processes_print_the_table_of_one(bank, run):
+def test_gold_table_of_two_processes_equals_one(bank, run):
     asked = ("find", "--gold", bank, "--relation", "nsubj,obj", "--json")
     shared = launch("attnscope", *asked)
     assert shared.returncode == 0, shared.stderr

@@ -96,7 +96,7 @@ def losses(model, gate):
     return torch.stack(found)
 
 
-def test_importance_is_what_finite_differences_find(model):
+def test_importance_equals_finite_differences(model):
     found = asked(model, "importance")
     layers = list(dict.fromkeys((head.layer, head.kind) for head in found))
 
@@ -142,7 +142,7 @@ def test_ablation_equals_zeroed_output_projection_columns(model, heads):
         assert one.right == pytest.approx(right[one.position])
 
 
-def test_a_gate_of_one_changes_no_bit(model):
+def test_gate_of_one_is_bit_identical(model):
     prepared = model.prepare(TEXT)
     for predictions in batch_predictions(model, prepared, [prepared.tokens]):
         with torch.no_grad():
@@ -155,7 +155,7 @@ def test_a_gate_of_one_changes_no_bit(model):
 
 
 @OVER_TEXTS
-def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
+def test_corpus_importance_is_the_mean_over_texts(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
     alone = [asked(model, "importance", text) for text in TEXTS if predicted(model, text)]
     for key, figure in seen.items():
@@ -167,7 +167,7 @@ def test_importance_over_a_corpus_is_the_mean_over_its_texts(model):
 
 @pytest.mark.slow
 @OVER_TEXTS
-def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
+def test_corpus_ablation_equals_removal_by_hand(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), ablation="zero"), "ablation")
     before, heads = [losses for text in TEXTS if (losses := predicted(model, text))], sorted(seen)
     sizes, count = np.array([len(losses) for losses in before]), len(before)
@@ -186,7 +186,7 @@ def test_every_head_over_a_corpus_is_what_its_removal_by_hand_gives(model):
     assert max(abs(found.value) for found in seen.values()) > 1e-4
 
 
-def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
+def test_mean_ablation_uses_the_mean_output(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
     seen = by_head(corpus_stats(causal, ListedTexts(TEXTS), ablation="mean"), "ablation")
     projection, outputs = causal.module.h[1].attn.c_proj, []
@@ -207,7 +207,7 @@ def test_the_mean_of_a_head_stands_in_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["own-causal", "gpt2"], indirect=True)
-def test_the_loss_of_tokens_read_twice_is_that_of_the_second_half(model):
+def test_loss_of_repeated_tokens_counts_the_second_half(model):
     text = " the cat sat on the mat because it slept" * 2
     prepared = model.prepare(text)
     places = torch.tensor([at for at, token in enumerate(prepared.tokens) if not token.special])
@@ -243,7 +243,7 @@ def same(found, expected):
     assert values == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path):
+def test_stateful_model_reruns_fully_for_each_head(tmp_path):
     causal = load(gpt2(tmp_path), predicting=True)
     exact, kept = asked(causal, "ablation"), []
     first, last = causal.module.h
@@ -262,7 +262,7 @@ def test_a_model_whose_layers_keep_something_is_run_anew_for_each_head(tmp_path)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped, everywhere):
+def test_zeroed_heads_at_tokens_equal_zeroed_columns(shaped, everywhere):
     side = shaped.edge.split(" -> ")[0]
     asked = parse_questions("* -> *" if everywhere else f"{side} -> *")
     found = cut(shaped.model, shaped.clean, asked, how="zero")
@@ -275,12 +275,12 @@ def test_heads_at_some_tokens_are_columns_of_zeros_before_the_projection(shaped,
     heads_are(shaped, found, zeroed, hooked.score(shaped.clean))
 
 
-def test_some_layers_alone_are_taken_away(causal):
+def test_ablation_of_selected_layers_equals_all(causal):
     every, some = asked(causal, "ablation"), asked(causal, "ablation", layers=(1,))
     same(some, {head: found for head, found in every.items() if head.layer == 1})
 
 
-def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_path):
+def test_encoder_decoder_ablation_covers_all_kinds(tmp_path):
     pair = load(t5(tmp_path), predicting=True)
     prepared = pair.prepare("The cat sat.", "It was tired.")
     found = measure_heads(pair, prepared, Selection(), importance=True, ablation=True)
@@ -293,7 +293,7 @@ def test_all_kinds_of_an_encoder_decoder_are_asked_for_its_targets_tokens(tmp_pa
     assert all(tokens[one.position].text == one.token for one in seen.changed)
 
 
-def test_sums_of_two_halves_merge_and_come_back_from_a_file(causal):
+def test_ablation_sums_merge_and_survive_a_file(causal):
     whole = by_head(corpus_stats(causal, ListedTexts(TEXTS), ablation="zero"), "ablation")
     assert whole[Head(0, 0, "decoder")].texts == len(TEXTS)
     halves = []
@@ -359,7 +359,7 @@ class Small(nn.Module):
     ],
     ids=["packed", "packed, not causal", "batch first", "batch second", "encoder layer"],
 )
-def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, several, own):
+def test_module_heads_are_removed_before_the_output_projection(layer, several, own):
     module = Small(layer, several).eval()
     made, last = wrap_module(module, own.reader.tokenizer, None, "small"), module.layers[1]
     assert (made.objective.mask is None) == getattr(last, "causal", True)
@@ -381,7 +381,7 @@ def test_heads_of_a_module_are_taken_away_before_its_last_projection(layer, seve
     assert alone.losses[1] - alone.losses[0] == pytest.approx(rise, abs=1e-5)
 
 
-def test_a_model_that_cannot_be_asked_for_a_head_says_why(tmp_path, causal):
+def test_unsuitable_model_for_ablation_is_explained(tmp_path, causal):
     with pytest.raises(ModelError, match="predicts no tokens: it has no language-model head"):
         load(minilm(), predicting=True)
     model = load(gpt2(tmp_path), predicting=True)

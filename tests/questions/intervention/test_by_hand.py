@@ -139,13 +139,13 @@ def expected():
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_softmax_by_hand_is_changed_as_the_kernel_is(way, asked, expected):
+def test_hand_written_softmax_is_edited_like_the_kernel(way, asked, expected):
     model = planted(way)
     assert ASKED[asked](model, pair_of(model)) == pytest.approx(expected[asked], abs=1e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_head_removed_is_a_projection_without_its_columns(way):
+def test_removed_hand_written_head_equals_zeroed_columns(way):
     model, zeroed = planted(way), planted(way)
     block = zeroed.module.layers[0]
     with torch.no_grad():
@@ -171,7 +171,7 @@ def capped(block, x):
 
 
 @pytest.mark.parametrize("way", [relative, capped])
-def test_queries_that_do_more_than_meet_keys_are_not_exchanged(way):
+def test_queries_with_a_second_use_are_not_patched(way):
     model = planted(way)
     for block in model.module.layers:
         block.places = nn.Embedding(12, block.size)

@@ -34,7 +34,7 @@ from tests.questions.planted import WORDS, Planted, wrap_planted
 CORPUS = ["the cat sat on it.", "it was the cat and it was the mat.", "the mat was red.", "the cat sat"]
 
 
-def test_layers_that_mask_the_edge_are_named_and_have_no_effect(tmp_path):
+def test_layers_masking_the_edge_have_no_effect(tmp_path):
     window = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}
     model = load(
         saved(tmp_path, network("Gemma2ForCausalLM", **GROUPED, **window, head_dim=8)), predicting=True
@@ -46,7 +46,7 @@ def test_layers_that_mask_the_edge_are_named_and_have_no_effect(tmp_path):
 
 @pytest.mark.parametrize("shaped", SHAPES, indirect=True)
 @pytest.mark.parametrize("how", ["renormalize", "zero", "mean"])
-def test_a_cut_in_every_shape_of_model_is_that_of_attention_written_out(shaped, how, monkeypatch):
+def test_cut_equals_written_out_attention(shaped, how, monkeypatch):
     network = shaped.model
     second = ["the cat sat"] if len(shaped.stacks) > 1 else []
     pictured = bool(shaped.clean.pictures)
@@ -122,7 +122,7 @@ def seeds(*by_day):
 
 
 @seeds(1, 3, 5)
-def test_a_head_that_is_planted_to_copy_is_the_only_one_named(seed):
+def test_only_the_planted_copy_head_has_an_effect(seed):
     module, (layer, head) = Planted(seed), divmod(seed % 6, 3)
     module.plant_copy((layer, head), at=2)
     model, pairs, name = wrap_planted(module), [], f"L{layer}H{head}"
@@ -169,7 +169,7 @@ def test_cut_and_patch_identify_planted_induction_heads(seed):
 
 
 @seeds(1, 5, 6)
-def test_a_backup_head_shows_in_no_head_alone_but_in_both_together(seed):
+def test_backup_head_shows_only_in_joint_effects(seed):
     module, (first, backup) = Planted(seed), ((0, seed % 3), (1, seed // 3 % 3))
     module.plant_copy(first, at=3)
     module.plant_backup(backup, at=3)
@@ -188,7 +188,7 @@ def test_a_backup_head_shows_in_no_head_alone_but_in_both_together(seed):
     assert circuit.completeness < 0.3  # without the circuit, the backup brings most of it back
 
 
-def test_a_target_and_a_rival_make_a_logit_difference(causal):
+def test_target_and_against_give_a_logit_difference(causal):
     prepared, words = causal.prepare("The cat sat on the"), {"target": "mat", "against": "door"}
     result = cut(causal, prepared, parse_questions("the -> cat"), **words)
     assert result.unit == "logit difference"
@@ -212,7 +212,7 @@ FINE = [(asked, "no attention|no list of layers") for asked in ("effects", "loss
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [e for e in product(ASKED, NOT_ASKED) if e not in FINE])
-def test_a_model_that_cannot_be_asked_says_so(asked, sentence, tmp_path):
+def test_unsuitable_model_for_cut_and_patch_is_explained(asked, sentence, tmp_path):
     model = NOT_ASKED[sentence](tmp_path / "model")
     with pytest.raises(ModelError, match=sentence):
         ASKED[asked](model, model.prepare("The cat sat"))

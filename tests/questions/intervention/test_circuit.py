@@ -29,7 +29,7 @@ def contrast(model, clean, corrupt):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "classifier"])
-def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, tmp_path):
+def test_all_edges_give_the_clean_score_and_none_the_corrupt(name, tmp_path):
     model = load(saved(tmp_path, name), predicting=True)
     made = contrast(model, model.prepare(CLEAN), model.prepare(CORRUPT))
     last = 1 + len(made.places)
@@ -39,7 +39,7 @@ def test_all_edges_are_the_model_on_one_text_and_none_is_it_on_the_other(name, t
         assert made.restored(frozenset()) == pytest.approx(made.score(made.there), abs=1e-5)
 
 
-def test_heads_of_several_kinds_have_one_name_in_edges_lists_and_the_graph(tmp_path):
+def test_head_names_agree_in_edges_and_graph(tmp_path):
     one = {"num_heads": 2, "num_layers": 1, "num_decoder_layers": 1}
     model = load(saved(tmp_path, network("T5ForConditionalGeneration", **T5 | one)), predicting=True)
     answer = circuit_answer(find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5))
@@ -84,7 +84,7 @@ class ByHand:
 
 
 @LIKE
-def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, monkeypatch):
+def test_edge_score_is_gradient_times_source_difference(shaped, monkeypatch):
     monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)  # half-way between the texts
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # some T5s take their softmax in float32
     made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
@@ -112,7 +112,7 @@ def test_an_edge_is_the_slope_along_it_times_what_its_source_differs(shaped, mon
 
 
 @pytest.mark.parametrize("shaped", ["llama"], indirect=True)
-def test_the_parts_of_an_edge_are_what_queries_keys_and_values_carry(shaped, monkeypatch):
+def test_edge_parts_are_gradients_through_query_key_and_value(shaped, monkeypatch):
     monkeypatch.setattr("attnscope.questions.circuit.STEPS", 1)
     made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
     edges = (0, 6), (1, 5), (2, 8), (4, 7)
@@ -141,7 +141,7 @@ def test_the_parts_of_an_edge_are_what_queries_keys_and_values_carry(shaped, mon
     assert not scores[1:, :, [1, 2, 3, 4, hand.last]].any()  # of no other target
 
 
-def test_parts_that_cannot_be_told_apart_are_blank_and_said(own):
+def test_inseparable_edge_parts_are_blank_with_a_note(own):
     module = Small(lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), several=False).eval()
     model = wrap_module(module, own.reader.tokenizer, None, "small")  # torch projects inside of one function
     found = find_circuit(model, [pair_of(model, CLEAN, CORRUPT)], keep=0.5)
@@ -151,7 +151,7 @@ def test_parts_that_cannot_be_told_apart_are_blank_and_said(own):
 
 
 @LIKE
-def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
+def test_circuit_runs_each_head_on_its_edges_alone(shaped):
     made, hand = contrast(shaped.model, shaped.clean, shaped.corrupt), ByHand(shaped)
     edges = frozenset(
         {(0, 1), (0, 3), (1, 6), (3, 6), (0, 7), (6, hand.last), (7, hand.last), (3, hand.last)}
@@ -167,7 +167,7 @@ def test_a_circuit_is_run_head_by_head_with_what_its_edges_carry(shaped):
         assert made.without([1, 6]) == pytest.approx(hand.run(gone)[0], abs=1e-9)
 
 
-def test_edges_that_lead_nowhere_are_no_part_of_a_circuit():
+def test_circuit_drops_dead_end_edges():
     edges = [(0, 1), (1, 5), (0, 2), (3, 5), (1, 3), (4, 5)]
     assert connected(edges, 5) == {(0, 1), (1, 5), (3, 5), (1, 3)}
 
@@ -184,24 +184,24 @@ TOO_MUCH = {(0, 1): 0, (1, 4): 2.5, (0, 2): 0, (2, 4): -1.5}
         (TOO_MUCH, 0.8, TOO_MUCH.keys()),  # what brings back too much is no circuit
     ],
 )
-def test_of_several_ways_the_fewest_edges_that_keep_the_share_are_left(worth, keep, left):
+def test_circuit_is_the_fewest_edges_with_the_kept_share(worth, keep, left):
     order = sorted(worth, key=lambda edge: -abs(worth[edge]))
     assert prune(order, 4, lambda edges: sum(map(worth.get, edges)), keep, lambda: 0) == left
 
 
 @pytest.mark.parametrize("shaped", ["vit"], indirect=True)
-def test_pictures_have_no_circuit_as_they_embed_no_tokens(shaped):
+def test_circuit_of_an_image_is_refused(shaped):
     with pytest.raises(ModelError, match="has no embedding of tokens: circuits are of texts"):
         find_circuit(shaped.model, [shaped.pair])
 
 
-def test_texts_that_cannot_be_compared_are_refused(causal):
+def test_circuit_of_incomparable_texts_is_refused(causal):
     for corrupt, sentence in (("The dog sat", "needs the same number"), (CLEAN, "give the same score")):
         with pytest.raises(InputError, match=sentence):
             find_circuit(causal, [pair_of(causal, CLEAN, corrupt)])
 
 
-def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
+def test_pairs_file_has_two_texts_and_own_targets():
     pairs = read_pairs("a\tb\n\nc\td\te\nf\tg\th\ti\n", str.upper, "x", "y")
     assert [tuple(vars(each).values()) for each in pairs] == [
         ("A", "B", "x", "y"),
@@ -213,7 +213,7 @@ def test_pairs_are_lines_of_two_texts_with_the_words_of_their_own():
             read_pairs(text, str)
 
 
-def test_a_search_that_ends_early_says_so(monkeypatch):
+def test_circuit_search_limit_is_noted(monkeypatch):
     module = Planted(0)
     module.plant_copy((0, 1), at=2)
     model = wrap_planted(module)

@@ -28,7 +28,7 @@ WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
 @NOISE
-def test_a_heads_output_patched_is_its_columns_before_the_projection(shaped, noise):
+def test_patched_output_equals_exchanged_columns(shaped, noise):
     result = patch(shaped.model, [shaped.pair], noise=noise)
     hooked, heads = Hooked(shaped), max(each.head.head for each in result.heads) + 1
     donor, base, there, here = hooked.sides(noise)
@@ -73,7 +73,7 @@ def test_patched_part_is_the_same_in_eager_and_sdpa(shaped, what):
 
 
 @pytest.mark.parametrize("shaped", ["llama"], indirect=True)
-def test_a_pattern_patched_has_the_biases_that_come_from_the_other_text(shaped, monkeypatch):
+def test_patched_pattern_includes_the_donor_bias(shaped, monkeypatch):
     def bias(module, args, given):
         states = given["hidden_states"]
         closed = states.new_full((states.shape[1],) * 2, -torch.inf).triu(1)
@@ -106,7 +106,7 @@ def test_a_pattern_patched_has_the_biases_that_come_from_the_other_text(shaped, 
 
 
 @NOISE
-def test_a_token_traced_is_its_row_of_a_layers_output(shaped, noise):
+def test_traced_token_equals_exchanged_row(shaped, noise):
     result = trace_tokens(shaped.model, shaped.pair, noise=noise)
     hooked = Hooked(shaped)
     donor, base, there, here = hooked.sides(noise)
@@ -132,7 +132,7 @@ PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) 
 
 
 @pytest.mark.parametrize(("shaped", "part"), PATHS, indirect=["shaped"])
-def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, part):
+def test_path_patching_holds_all_other_heads_fixed(shaped, part):
     last = len(shaped.stacks[-1]) - 1
     to = Receiver.parse("logits" if part is None else f"L{last}H1:{part}")
     result = patch(shaped.model, [shaped.pair], to=to)
@@ -158,7 +158,7 @@ def test_a_path_is_a_head_of_the_other_text_with_all_other_heads_held(shaped, pa
     heads_are(shaped, result, by_hand, here, there - here, None if part is None else last)
 
 
-def test_over_pairs_an_effect_is_a_ratio_of_sums_with_its_standard_error(causal):
+def test_effect_over_pairs_is_ratio_of_sums_with_error(causal):
     lines = [
         ("The cat sat on the", "The dog sat on the", "mat"),
         ("The man is on the", "The cat is on the", "floor"),
@@ -200,7 +200,7 @@ def long(tmp_path_factory):
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
+def test_patch_of_n_heads_costs_about_n_passes(asked, long):
     """Layers that are run, in passes of all layers, of a model that was asked how it mixes tokens."""
     model, pair = long
     model.run(pair.clean, [])
@@ -216,7 +216,7 @@ def test_n_heads_take_few_more_than_n_passes_and_an_estimate_four(asked, long):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("asked", ASKED)
-def test_memory_is_flat_in_the_number_of_heads(asked, long):
+def test_memory_does_not_grow_with_the_number_of_heads(asked, long):
     most = []
     for heads in ([Head("L0H0"), Head("L2H0")], ()):
         gc.collect()
@@ -230,7 +230,7 @@ class Adds(nn.Sequential):
     """A layer that returns what it adds to the stream."""
 
 
-def test_a_layer_that_returns_less_than_the_stream_is_not_traced():
+def test_layer_without_full_stream_is_not_traced():
     module = Planted(0)
     module.plant_induction((0, 0), (1, 0))
     model = wrap_planted(module)
@@ -291,7 +291,7 @@ def test_fast_patch_is_slope_of_exact_patch(model, monkeypatch):
         ("The dog sat on the", "xylophone", "'xylophone' in the vocabulary: it is 6 tokens .*name one token"),
     ],
 )
-def test_a_word_of_several_pieces_is_named(ask, other, target, sentence, causal):
+def test_pair_with_a_word_of_several_tokens_is_refused(ask, other, target, sentence, causal):
     pair = TextPair(causal.prepare("The cat sat on the"), causal.prepare(other), target)
     fine = TextPair(pair.clean, causal.prepare("The dog sat on the"))
     with pytest.raises((InputError, SelectionError), match=f"^pair 2: .*{sentence}"):

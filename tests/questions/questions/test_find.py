@@ -59,7 +59,7 @@ def test_masked_direction_of_a_question_is_explained(causal):
     assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
 
 
-def test_words_on_axes_that_never_meet_are_not_called_masked(tmp_path):
+def test_words_on_separate_axes_are_not_called_masked(tmp_path):
     model = load(folders.t5(tmp_path))
     prepared = model.prepare("the cat sat", "the mat is red")
     with pytest.raises(
@@ -70,7 +70,7 @@ def test_words_on_axes_that_never_meet_are_not_called_masked(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [[0], [3], [1, 2], [0, 1, 2, 3]])
-def test_heads_whose_share_is_no_number_come_last_in_the_models_order(broken):
+def test_heads_with_nan_shares_come_last_in_order(broken):
     model, prepared, _ = made("gpt2")
     size = len(model.module.h[2].attn.c_attn.weight) // 4
     with torch.no_grad():
@@ -125,7 +125,7 @@ ARROWS = 'He wrote "a -> b" twice: the a <-> b, and a -> b of the cat.'
     ],
 )
 @pytest.mark.parametrize("way", ["{} -> cat", "cat -> {}", "{0} <-> {0}"])
-def test_quotes_are_read_before_arrows_and_numbers(minilm, part, spelled, way):
+def test_quotes_take_precedence_over_arrows_and_numbers(minilm, part, spelled, way):
     prepared = minilm.prepare(ARROWS)
     question = parse_questions(way.format(part))[0]
     side = question.right if question.left.text == "cat" else question.left
@@ -135,7 +135,7 @@ def test_quotes_are_read_before_arrows_and_numbers(minilm, part, spelled, way):
 
 
 @pytest.mark.parametrize("text", ["'tis -> cat", "don't -> 'the dog's mat'", "' -> '", "/ -> /", "a/b -> c"])
-def test_a_quote_that_does_not_close_is_a_letter(text):
+def test_unclosed_quote_is_a_character(text):
     (question,) = parse_questions(text)
     assert str(question) == text
 
@@ -150,12 +150,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("asked", REFUSED)
-def test_what_is_no_question_or_no_expression_is_refused(asked):
+def test_invalid_question_or_expression_is_refused(asked):
     with pytest.raises(SelectionError, match=REFUSED[asked]):
         parse_questions(asked)
 
 
-def test_several_places_are_averaged_and_summed_and_said(own):
+def test_repeated_word_averages_queries_and_sums_keys(own):
     questions = [parse_questions(f"it -> {name}")[0] for name in ("cat", "cat#1", "cat#2")]
     both, *ones = find_heads(own, own.prepare(TEXT), questions).answers
     weights, one, two = ({each.head: each.weight for each in found.heads} for found in (both, *ones))
@@ -163,13 +163,13 @@ def test_several_places_are_averaged_and_summed_and_said(own):
     assert both.notes == ("cat stands at 2 places (2, 14): summed",)
 
 
-def test_an_expression_that_tries_every_way_is_stopped(monkeypatch):
+def test_backtracking_expression_is_stopped(monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_DEADLINE", "0.2")
     with pytest.raises(SelectionError, match="takes longer than"):
         TextPart("/(a+)+$/").tokens((Token("a" * 60 + "b", 0),))
 
 
-def test_a_phrase_of_special_tokens_alone_is_nowhere():
+def test_phrase_never_matches_special_tokens():
     axis = (Token("[CLS]", 0, special=True), Token("cat", 1, word=0), Token("[SEP]", 2, special=True))
     assert TextPart("[SE P]").tokens(axis) == ()
     assert TextPart('"[ SEP ]"').tokens(axis) == ()
@@ -277,7 +277,7 @@ def brute(weights, rows, keys, step, words):
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*FAMILIES, *IMAGES])
-def test_random_questions_have_the_answers_of_brute_force(name, tmp_path):
+def test_random_questions_equal_brute_force(name, tmp_path):
     if name in IMAGES:
         model = load(vision(tmp_path / name, name))
         prepared = model.prepare_image(picture(tmp_path / "picture.png"))

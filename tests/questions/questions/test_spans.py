@@ -52,7 +52,7 @@ def rows_of(model, prepared):
     return np.concatenate([kept.weights[0].double().numpy() for kept in folders.maps(model, prepared, heads)])
 
 
-def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
+def test_sentences_split_before_capitals_and_quotes():
     assert list(cut_text(TEXT, "sentence")) == [
         ("1 The cat sat on the mat.", 0),
         ("2 It was tired because it…", 24),
@@ -62,7 +62,7 @@ def test_sentences_begin_where_one_ends_and_a_capital_or_a_quote_follows():
 
 
 @pytest.mark.parametrize(("way", "count"), [("line", 2), ("paragraph", 2), ("sentence", 4)])
-def test_every_token_stands_in_one_part_and_special_tokens_in_their_own(way, count):
+def test_every_token_is_in_one_part(way, count):
     prepared, spans, _ = looks_of("own", way)
     assert len(spans) == count + 2
     assert (spans[0].name, spans[-1].name) == ("[CLS]", "[SEP]")
@@ -73,7 +73,7 @@ def test_every_token_stands_in_one_part_and_special_tokens_in_their_own(way, cou
         assert TEXT[begin:].lstrip().startswith(first)
 
 
-def test_marks_name_parts_and_are_not_read_by_the_model(own):
+def test_marks_name_parts_and_are_removed_from_the_text(own):
     text, parts = read_marks("[[fact: The cat slept.]] It rained. [[question: Who slept?]]")
     assert text == "The cat slept. It rained. Who slept?"
     spans = spans_of(own.prepare(text).tokens, text, parts)
@@ -87,14 +87,14 @@ def test_marks_name_parts_and_are_not_read_by_the_model(own):
             read_marks(unmarked)
 
 
-def test_the_texts_of_a_pair_are_parts(minilm):
+def test_texts_of_a_pair_are_parts(minilm):
     prepared = minilm.prepare("The cat sat.", "The dog barked.")
     names = [span.name for span in segments(prepared.tokens)]
     assert names == ["[CLS]", "first text", "[SEP]", "second text", "[SEP]#2"]
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_weights_and_baselines_equal_brute_force(name):
+def test_span_weights_and_baselines_equal_brute_force(name):
     prepared, spans, seen = looks_of(name)
     rows = rows_of(load(name), prepared)
     size = len(prepared.tokens)
@@ -108,7 +108,7 @@ def test_weights_and_baselines_equal_brute_force(name):
     np.testing.assert_allclose(seen.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
+def test_pair_of_parts_ranks_heads_and_parts():
     _, _, seen = looks_of("own", selection=Selection(layers=(1, 2)))
     answer = seen.pair(parse_questions("'It was tired' -> 1")[0])
     weights = seen.weights[:, 2, 1]
@@ -119,7 +119,7 @@ def test_a_pair_of_parts_ranks_the_heads_and_the_parts():
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_heads_whose_share_is_no_number_come_last(at):
+def test_span_heads_with_nan_shares_come_last(at):
     spans = Span("one", 0, 1), Span("two", 1, 2)
     shares = np.insert([0.25, 0.75], at, np.nan)
     weights = np.full((3, 2, 2), shares[:, None, None])
@@ -137,14 +137,14 @@ def test_heads_whose_share_is_no_number_come_last(at):
         ("1 -> 2", "'1' cannot look at '2': those keys are masked"),  # what comes later
     ],
 )
-def test_a_pair_that_cannot_be_ranked_is_refused(pair, why):
+def test_invalid_pair_of_parts_is_refused(pair, why):
     _, _, seen = looks_of("own-causal", "line")
     with pytest.raises(SelectionError, match=why):
         seen.pair(parse_questions(pair)[0])
 
 
 @pytest.mark.parametrize("name", ["own", "minilm"])
-def test_lines_in_scripts_that_a_vocabulary_lacks_are_still_parts(name):
+def test_lines_of_unknown_scripts_are_parts(name):
     text = Path("sample_inputs/languages.txt").read_text("utf-8")
     model = load(folders.minilm() if name == "minilm" else name)
     prepared = model.prepare(text, limit=Limit(truncate=True))
@@ -156,13 +156,13 @@ def test_lines_in_scripts_that_a_vocabulary_lacks_are_still_parts(name):
         assert line.startswith(first), (span, line)
 
 
-def test_a_deep_indent_leaves_no_token_behind(own):
+def test_deep_indent_stays_in_its_part(own):
     text = "one two\n" + " " * 60 + "three four"
     spans = spans_of(own.prepare(text).tokens, text, cut_text(text, "line"))
     assert spans[1:3] == (Span("1 one two", 1, 3), Span("2 three four", 3, 5))
 
 
-def test_marks_and_files_of_parts_without_end_are_refused(monkeypatch):
+def test_excessive_marks_and_parts_files_are_refused(monkeypatch):
     monkeypatch.setattr("attnscope.questions.parts.MOST_MARKED", 100)
     for read, many in ((read_marks, "[[a: b]] " * 20), (read_parts, json.dumps({"a" * 100: [0, 1]}))):
         with pytest.raises(InputError, match=r"has 1\d\d characters.*: shorten it to 100"):
@@ -240,7 +240,7 @@ ANSWER = {"role": "assistant", "content": "A cat."}
 ANSWERED = [*SAID[:2], ANSWER]
 
 
-def test_messages_are_parts_by_their_roles():
+def test_chat_messages_are_parts_by_role():
     chat = "<s> You are a cat . <u> Who slept ? <t> the mat <a> A cat . <u> Who slept ? </s>"
     words = chat.split()
     tokens = [Token(word, number, word.startswith("<")) for number, word in enumerate(words)]
@@ -285,7 +285,7 @@ def test_chat_is_read_from_messages_or_served_answer(text, messages):
         ('[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]', "not a text"),
     ],
 )
-def test_a_damaged_line_of_a_log_is_not_taken_for_a_message(text, sentence):
+def test_damaged_chat_log_line_is_refused(text, sentence):
     with pytest.raises(InputError, match=sentence):
         read_chat(text)
 
@@ -295,7 +295,7 @@ def chat(tmp_path_factory):
     return folders.chat(tmp_path_factory.mktemp("chat") / "chat")
 
 
-def test_roles_come_from_the_chat_template(run, chat):
+def test_role_parts_follow_the_chat_template(run, chat):
     read = ("spans", json.dumps(SAID), "-m", chat, "--chat", "--parts", "role", "--generate", "3")
     parts = [part["name"] for part in run.json(*read)["parts"] if "template" not in part["name"]]
     assert parts[:5] == ["system", "user", "tool", "assistant", "user#2"]
@@ -309,7 +309,7 @@ def test_roles_come_from_the_chat_template(run, chat):
 SERVED = [json.dumps({"messages": SAID[:2], "response": answer}) + "\n" for answer in ("A cat.", "The mat.")]
 
 
-def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
+def test_served_answer_equals_model_weights(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"messages": SAID[:1]}) + "\n" + SERVED[0])
     asked = ("-f", log, "--line", "2", "--chat", "-m", chat)
@@ -327,7 +327,7 @@ def test_an_answer_that_was_served_looks_as_the_model_does(run, chat, tmp_path):
     bare.refuses("wrote nothing")
 
 
-def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
+def test_chat_log_is_a_corpus(run, chat, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text("".join([*SERVED, '{"text": "no chat"}\n["broken"]\n', SERVED[0][:-30]]))
     asked = ("--chat", "-m", chat)
@@ -345,7 +345,7 @@ def test_a_log_of_chats_is_a_corpus(run, chat, tmp_path):
     assert run("show", "-f", log, "--line", "5", *asked).code == 2
 
 
-def test_tools_and_documents_reach_the_template(run, tmp_path):
+def test_chat_tools_and_documents_reach_the_template(run, tmp_path):
     given = (
         "{% for t in tools or [] %}tool {{ t['name'] }} {% endfor %}"
         "{% for d in documents or [] %}document {{ d['text'] }} {% endfor %}"
@@ -366,7 +366,7 @@ def test_tools_and_documents_reach_the_template(run, tmp_path):
     ]  # the user asks what the document says
 
 
-def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
+def test_span_shares_of_written_tokens_are_printed(run, monkeypatch):
     asked = ("spans", KING, "-m", "own-causal", "--generate", "6", "--written")
     for width in ("50", "80", "160"):
         monkeypatch.setenv("COLUMNS", width)
@@ -378,7 +378,7 @@ def test_written_tokens_are_drawn_and_printed(run, monkeypatch):
     assert run(*asked[:4], "--written").code == 2
 
 
-def test_a_file_names_parts_by_their_characters(run, tmp_path):
+def test_parts_file_names_parts_by_character_range(run, tmp_path):
     file = tmp_path / "parts.json"
     file.write_text(json.dumps({"fact": [0, 16], "rest of it": [18, 45]}))
     parts = run.json("spans", KING, "-m", "own-causal", "--parts", file)["parts"]
@@ -390,7 +390,7 @@ def test_a_file_names_parts_by_their_characters(run, tmp_path):
             read_parts(wrong)
 
 
-def test_parts_of_a_long_text_equal_brute_force(tmp_path):
+def test_long_text_parts_equal_brute_force(tmp_path):
     size, count = 1200, 12
     folder = folders.gpt2(tmp_path, n_positions=size)
     model = load(folder)
@@ -410,7 +410,7 @@ def test_parts_of_a_long_text_equal_brute_force(tmp_path):
         np.testing.assert_allclose(found, sums / np.diff(edges)[:, None], atol=1e-6)
 
 
-def test_an_image_and_its_text_are_parts(run, tmp_path):
+def test_image_and_text_are_modality_parts(run, tmp_path):
     folder, image = vision_language(tmp_path / "llava", "llava"), picture(tmp_path / "picture.png")
     asked = ("spans", "--image", image, "what is on the mat ?", "-m", folder, "--parts", "modality")
     numbers = run.json(*asked)
@@ -423,7 +423,7 @@ def test_an_image_and_its_text_are_parts(run, tmp_path):
     assert run(*asked[:5], "-m", folder).code == 2
 
 
-def test_the_tiles_of_a_picture_are_one_part_and_two_pictures_are_two(run, tmp_path):
+def test_tiles_of_one_image_are_one_part(run, tmp_path):
     image = ("--image", picture(tmp_path / "picture.png"))
     folder = vision_language(tmp_path / "idefics3", "idefics3")
     given = ("what is on the mat ?", *image, *image, "-m", folder)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-PICTURED = 1 << 20  # the first id of tokens that stand for a part of a picture; above any vocabulary's size
-SEPARATOR = PICTURED // 2  # the first id of separator tokens of a picture
-HEARD = PICTURED << 1  # the first id of tokens that stand for a moment of a sound
-GROUPED = " · "  # separates the group of a position, a camera or a column from its own label
-READ = " s · "  # separates the time of a moment from its text, as in ``0.42 s · h``
+PICTURE_ID = 1 << 20  # the first id of tokens that stand for a part of a picture; above any vocabulary's size
+SEPARATOR_ID = PICTURE_ID // 2  # the first id of separator tokens of a picture
+SOUND_ID = PICTURE_ID << 1  # the first id of tokens that stand for a moment of a sound
+GROUP_MARK = " · "  # separates the group of a position, a camera or a column from its own label
+TIME_MARK = " s · "  # separates the time of a moment from its text, as in ``0.42 s · h``
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ class Place:
     @property
     def pictured(self) -> bool:
         """Whether it stands for a part of a picture."""
-        return self.id is not None and PICTURED <= self.id < HEARD
+        return self.id is not None and PICTURE_ID <= self.id < SOUND_ID
 
     @property
     def heard(self) -> bool:
         """Whether it stands for one moment of a sound, or several in a row."""
-        return self.id is not None and self.id >= HEARD
+        return self.id is not None and self.id >= SOUND_ID
 
     @property
     def moment(self) -> str:
         """When its moment of a sound begins."""
-        return self.text.partition(READ)[0].partition("–")[0].removesuffix(" s") + " s"
+        return self.text.partition(TIME_MARK)[0].partition("–")[0].removesuffix(" s") + " s"
 
     @property
     def letters(self) -> str:
         """The text read at its moment of a sound."""
-        return self.text.partition(READ)[2] if self.heard else ""
+        return self.text.partition(TIME_MARK)[2] if self.heard else ""
 
     @property
     def label(self) -> str:
@@ -98,11 +98,11 @@ def join_places(group: Sequence[Place], *, pooled: bool, count: int = 1) -> Plac
     text, adds = first.text + rest, None if first.adds is None else first.adds + rest
     heard, pictured = all(place.heard for place in group), all(place.pictured for place in group)
     if heard and len(group) > 1:  # from one moment to another
-        last, reads, _ = group[-1].text.partition(READ)
+        last, reads, _ = group[-1].text.partition(TIME_MARK)
         end = last.rpartition("–")[-1].removesuffix(" s")
         read = "".join(letters for letters, _ in groupby(place.letters for place in group))
         seconds = " s" * bool(reads or last.endswith(" s"))
-        text = f"{first.moment.removesuffix(' s')}–{end}{READ + read if read else seconds}"
+        text = f"{first.moment.removesuffix(' s')}–{end}{TIME_MARK + read if read else seconds}"
     special, word = all(place.special for place in group), None if pooled else first.word
     id = first.id if heard or pictured else None
     return Place(text, first.start, group[-1].stop, special, word, pooled, id, count, adds)
@@ -367,9 +367,9 @@ def find_senses(tokens: Sequence[Token]) -> list[str | None]:
 
 def _name(token: Token) -> str | None:
     """The name of a token's picture ("image 1" for "thumbnail 1 · 0,0") or sound."""
-    if token.id < SEPARATOR:
+    if token.id < SEPARATOR_ID:
         return None
-    if token.id >= HEARD:
+    if token.id >= SOUND_ID:
         return "sound"
     word, _, number = token.text.partition(" · ")[0].rpartition(" ")
     return f"image {number}" if word in ("image", "thumbnail") else f"{word} {number}" if word else "image"

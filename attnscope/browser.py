@@ -84,7 +84,7 @@ def after(one: T, options: Sequence[T]) -> T:
     return options[(options.index(one) + 1) % len(options)] if one in options else options[0]
 
 
-BESIDE = 110  # from this many columns on, a pinned token's lists stand beside the map instead of below it
+WIDE_COLUMNS = 110  # from here on, a pinned token's lists stand beside the map instead of below it
 
 
 class Browser(App[None]):
@@ -154,7 +154,7 @@ class Browser(App[None]):
 
     def on_resize(self, event: Resize) -> None:
         """Choose the arrangement for this width."""
-        self.screen.set_class(event.size.width < BESIDE, "narrow")
+        self.screen.set_class(event.size.width < WIDE_COLUMNS, "narrow")
 
     @property
     def layers(self) -> list[int]:

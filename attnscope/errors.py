@@ -18,10 +18,10 @@ import re
 
 from attnscope.text import clean
 
-NO_MEMORY = re.compile(r"DefaultCPUAllocator|std::bad_alloc|can't start new thread|failed to map segment")
+OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|std::bad_alloc|can't start new thread|failed to map segment")
 """What libraries say in out-of-memory errors of other types."""
 
-AMOUNT = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]iB)")
+ALLOCATED = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]iB)")
 
 
 class AttnscopeError(Exception):
@@ -64,10 +64,10 @@ def out_of_memory(error: BaseException | None) -> str:
     while error is not None:
         text, kind = str(error), type(error)
         lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if lacking or kind.__name__ == "OutOfMemoryError" or NO_MEMORY.search(text):
+        if lacking or kind.__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(text):
             modules = {"numpy": "NumPy", "torch": "torch"}
             library = "torch" if "DefaultCPUAllocator" in text else kind.__module__.partition(".")[0]
-            amount = AMOUNT.search(text)
+            amount = ALLOCATED.search(text)
             size = float(amount[1]) * 1024 ** "bKMGTPE".index(amount[2][0]) if amount else 0
             much = f"for {readable(size)}" if size else "for more memory than there is"
             return f"out of memory: {modules.get(library, 'Python')} asked {much}"

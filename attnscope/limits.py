@@ -24,26 +24,24 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, SizeError, out_of_memory, readable
 
-LARGEST_CONFIG = 8 << 20  # most bytes of a settings file or chat template; the largest known have a quarter
-LARGEST_STATE = 64 << 20  # most bytes of JSON that attnscope wrote and reads again: a checkpoint, a manifest
-LARGEST_VOCABULARY = 128 << 20  # most bytes of any other file except weights; the largest have a quarter
+CONFIG_BYTES = 8 << 20  # most bytes of a settings file or chat template; the largest known have a quarter
+STATE_BYTES = 64 << 20  # most bytes of JSON that attnscope wrote and reads again: a checkpoint, a manifest
+VOCABULARY_BYTES = 128 << 20  # most bytes of any other file except weights; the largest have a quarter
 HASHED_BYTES = 16 << 20  # bytes of a model's files, smallest first, that are hashed to identify it: 20 ms
 MOST_MODEL_FILES = 2000  # most files of a folder that are hashed; no model has as many
 MEASURED_WEIGHTS = 1 << 26  # weights of a short pass that are measured in advance: 256 heads of 512 tokens
 MOST_VIDEO_FRAMES = 16  # most frames of a video shown to a model; longer videos are sampled evenly
 HUB_SECONDS = 10.0  # seconds to wait for the hub's first answer
-DEADLINE = 30.0  # seconds of thread processor time that foreign work may take; a normal file takes a few
-TICK = 0.1  # seconds of processor time between two checks of the clock
-SHARE = 0.9  # the share of free memory that a command may take
-LEAST_MEMORY = 1 << 29  # bytes that a command may always take: torch reserves some that it never uses
-SEAL_SECONDS = (
-    5.0  # seconds of thread processor time in which a model is asked whether it mixes beside attention
-)
+DEADLINE_SECONDS = 30.0  # of thread processor time for foreign work; a normal file takes a few
+TICK_SECONDS = 0.1  # of processor time between two checks of the clock
+MEMORY_SHARE = 0.9  # the share of free memory that a command may take
+LEAST_MEMORY_BYTES = 1 << 29  # bytes that a command may always take: torch reserves some that it never uses
+SEAL_SECONDS = 5.0  # of thread processor time in which a model is asked whether it mixes beside attention
 SEAL_BYTES = 1 << 30  # most bytes that its modules may pass on meanwhile
 MOST_CALLS = 1000  # most attention calls of one module in one pass: no real model repeats a layer as often
 
-SIZE = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
-SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+SIZE_PATTERN = re.compile(r"(\d{1,15}) ?([kMGT]?)B?", re.IGNORECASE)
+SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @contextmanager
@@ -99,10 +97,10 @@ def memory_shared(count: int) -> Iterator[None]:
 def most_memory() -> int | None:
     """The most bytes that this process may take; ``None`` for no limit. Raises ``InputError``."""
     asked = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
-    given = SIZE.fullmatch(asked)
-    size = int(given[1]) * SIZES[given[2].lower()] if given else 0
-    if asked and asked != "off" and size < LEAST_MEMORY:
-        least = readable(LEAST_MEMORY)
+    given = SIZE_PATTERN.fullmatch(asked)
+    size = int(given[1]) * SIZE_UNITS[given[2].lower()] if given else 0
+    if asked and asked != "off" and size < LEAST_MEMORY_BYTES:
+        least = readable(LEAST_MEMORY_BYTES)
         raise InputError(f"ATTNSCOPE_MEMORY is {asked!r:.40}: give at least {least}, such as 4G, or off")
     try:
         import resource
@@ -115,7 +113,7 @@ def most_memory() -> int | None:
         return None  # not Linux
     if asked == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
         return None
-    return size or taken + max(LEAST_MEMORY, int(SHARE * free))
+    return size or taken + max(LEAST_MEMORY_BYTES, int(MEMORY_SHARE * free))
 
 
 def free_memory() -> int | None:
@@ -151,12 +149,12 @@ def _container(own: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") 
             # in a container, the path may be of outside: the groups that are here still limit
             inside = root / group.strip().lstrip("/")
             around = [each for each in (inside, *inside.parents) if each.is_relative_to(root)]
-            left += [_left_by(each, *(VERSION_1 if controllers else VERSION_2)) for each in around]
+            left += [_left_by(each, *(CGROUP_1 if controllers else CGROUP_2)) for each in around]
     return min(left)
 
 
-VERSION_1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file "
-VERSION_2 = "max", "current", "inactive_file "
+CGROUP_1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file "
+CGROUP_2 = "max", "current", "inactive_file "
 
 
 def _left_by(group: Path, most: str, taken: str, cached: str) -> float:
@@ -178,7 +176,7 @@ def deadline() -> Iterator[None]:
 
     Counts this thread's processor time. Raises ``InputError``.
     """
-    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE)
+    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE_SECONDS)
     if asked != "off" and not (re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) and float(asked)):
         raise InputError(f"ATTNSCOPE_DEADLINE is {asked!r:.40}: give seconds, such as 60, or off")
     main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -198,7 +196,7 @@ def deadline() -> Iterator[None]:
 
     before = signal.signal(signal.SIGPROF, stop)
     # repeatedly: an exception raised in a garbage collector callback is lost
-    signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
+    signal.setitimer(signal.ITIMER_PROF, TICK_SECONDS, TICK_SECONDS)
     try:
         yield
     finally:
@@ -236,8 +234,8 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-EVENTS = {f"socket.{name}": 1 for name in ("connect", "sendto", "sendmsg")}
-EVENTS |= {f"socket.{name}": 0 for name in ("getaddrinfo", "gethostbyname")}
+HOST_ARGUMENTS = {f"socket.{name}": 1 for name in ("connect", "sendto", "sendmsg")}
+HOST_ARGUMENTS |= {f"socket.{name}": 0 for name in ("getaddrinfo", "gethostbyname")}
 """Audit events of a connection, and which argument holds the host (the first), or an address: for other
 machines a tuple with the host first."""
 
@@ -275,11 +273,11 @@ def _watch() -> None:
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """The audit hook: raise for a connection to another machine while the network is closed."""
-    if event not in EVENTS:
+    if event not in HOST_ARGUMENTS:
         return
     reason = next(iter((*_here.get(), *_everywhere)), None)
-    address = arguments[EVENTS[event]] if len(arguments) > EVENTS[event] else None
-    if reason is None or (EVENTS[event] and not isinstance(address, tuple)):
+    address = arguments[HOST_ARGUMENTS[event]] if len(arguments) > HOST_ARGUMENTS[event] else None
+    if reason is None or (HOST_ARGUMENTS[event] and not isinstance(address, tuple)):
         return  # such as a Unix socket, whose address is a path
     host = address[0] if isinstance(address, tuple) and address else address
     host = host.decode("utf-8", "replace") if isinstance(host, bytes) else host

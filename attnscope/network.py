@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
-from attnscope.limits import LARGEST_CONFIG, LARGEST_VOCABULARY
+from attnscope.limits import CONFIG_BYTES, VOCABULARY_BYTES
 from attnscope.storage.files import read_json, read_regular, write_whole
 from attnscope.storage.tensors import read_safetensors
 
 POSITIONS = ("rotary", "sinusoidal", "none")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
-SIZES = {
+SIZE_LIMITS = {
     "vocabulary": (1, 2**31), "width": (1, 2**16), "layers": (1, 1024), "heads": (1, 2**16),
     "hidden": (1, 2**20), "max_positions": (1, 2**20), "segments": (0, 2),
 }  # fmt: skip
@@ -60,7 +60,7 @@ class EncoderConfig:
     trained: bool = False
 
     def __post_init__(self) -> None:
-        for name, (low, high) in SIZES.items():
+        for name, (low, high) in SIZE_LIMITS.items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ModelError(f"{name} is a whole number from {low} to {high}, not {value!r}")
@@ -453,7 +453,7 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json`` that holds the five special tokens; raises ``ModelError`` otherwise."""
     try:
-        tokenizer = Tokenizer.from_buffer(read_regular(path, LARGEST_VOCABULARY))
+        tokenizer = Tokenizer.from_buffer(read_regular(path, VOCABULARY_BYTES))
     except AttnscopeError as error:
         raise ModelError(str(error)) from None
     except Exception as error:  # the library raises bare Exception for every kind of bad file
@@ -483,7 +483,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
     if not path.is_file():
         raise ModelError(f"{folder} holds no model: there is no {CONFIG} in it")
     try:
-        values = read_json(path, LARGEST_CONFIG)
+        values = read_json(path, CONFIG_BYTES)
     except (OSError, ValueError, InputError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
@@ -500,7 +500,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether ``save_encoder`` wrote this folder, judged by its config alone."""
     try:
-        values = read_json(Path(folder) / CONFIG, LARGEST_CONFIG)
+        values = read_json(Path(folder) / CONFIG, CONFIG_BYTES)
     except (OSError, ValueError, InputError):
         return False
     return isinstance(values, dict) and values.get("format") == FORMAT

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from attnscope.text import clean
 
-VARIABLE = "ATTNSCOPE_CACHE"  # the environment variable that sets another folder, or ``off``
+CACHE_VARIABLE = "ATTNSCOPE_CACHE"  # the environment variable that sets another folder, or ``off``
 
 
 def private_path(name: str) -> Path | None:
     """The folder of this name, whether or not it exists; ``None`` if nothing is to be kept."""
-    named = os.environ.get(VARIABLE, "")
+    named = os.environ.get(CACHE_VARIABLE, "")
     if named.strip().lower() == "off":
         return None
     if named:
@@ -41,7 +41,7 @@ def private_folder(name: str, *, make: bool = False) -> Path | None:
     if not stat.S_ISDIR(found.st_mode) or not is_private(found):
         open_to_others.append(folder)
     for each in open_to_others[:1]:
-        _say(f"nothing is kept between runs: {each} is open to others; {VARIABLE}=FOLDER names another place")
+        _say(f"nothing is cached: {each} is open to others; {CACHE_VARIABLE}=FOLDER names another place")
     return None if open_to_others else folder
 
 

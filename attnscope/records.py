@@ -28,17 +28,17 @@ Shape = dict[str, Any]
 Class = TypeVar("Class", bound=type)
 Value = TypeVar("Value")
 
-NUMBER: Shape = {"type": ["number", "null"], "description": "null where it is not a finite number"}
-PLAIN: Mapping[Any, Shape] = {
+NUMBER_SHAPE: Shape = {"type": ["number", "null"], "description": "null where it is not a finite number"}
+BASIC_SHAPES: Mapping[Any, Shape] = {
     str: {"type": "string"},
     Head: {"type": "string"},
     bool: {"type": "boolean"},
     int: {"type": "integer", "minimum": 0},
-    float: NUMBER,
+    float: NUMBER_SHAPE,
     type(None): {"type": "null"},
     Any: {},
 }
-LARGEST = 1 << 40  # the largest whole number that is read
+LARGEST_INTEGER = 1 << 40  # the largest whole number that is read
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ Address = Annotated[Head, ADDRESS]
 """A ``Head`` that is replaced in data by its numbers and its kind."""
 
 
-PRINTED: dict[str, list[Any]] = {}
+RECORDS_BY_COMMAND: dict[str, list[Any]] = {}
 """The records that each command may print with ``--json``, from imported modules."""
 
 
@@ -90,7 +90,7 @@ def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], C
         made: Any = dataclass(frozen=True, **options)(cls)
         made.__sentence__ = sentence
         for command in commands:
-            PRINTED.setdefault(command, []).append(made)
+            RECORDS_BY_COMMAND.setdefault(command, []).append(made)
         return made  # type: ignore[no-any-return]
 
     return make
@@ -153,8 +153,8 @@ def schema(kind: Any) -> Shape:
     origin, inside = get_origin(kind), get_args(kind)
     if isinstance(kind, dict):
         return kind
-    if kind in PLAIN:
-        return dict(PLAIN[kind])
+    if kind in BASIC_SHAPES:
+        return dict(BASIC_SHAPES[kind])
     if origin is Annotated:
         return shaped(inside[0], inside[1]) if isinstance(inside[1], Meaning) else schema(inside[0])
     if origin is Literal:
@@ -226,7 +226,7 @@ def read(kind: Any, value: Any, where: str = "it") -> Any:
         return {name: read(inside[1], each, f"{where}.{name:.40}") for name, each in value.items()}
     if kind is float and type(value) in (int, float):
         return float(value)
-    if kind is int and type(value) is int and abs(value) <= LARGEST:
+    if kind is int and type(value) is int and abs(value) <= LARGEST_INTEGER:
         return value
     if kind in (str, bool, type(None)) and type(value) is kind:
         return value

@@ -13,18 +13,18 @@ from functools import cache
 from itertools import groupby
 from typing import TypeAlias
 
-LONGEST = 1000  # most characters of a token's label
-LONGEST_SENTENCE = 500  # most characters of a printed error
+MOST_LABEL_CHARACTERS = 1000  # most characters of a token's label
+MOST_SENTENCE_CHARACTERS = 500  # most characters of a printed error
 
 MOST_CHARACTERS = 1 << 20
 """Most characters of one text that are read: more than a book, and more tokens than any pass takes."""
 
 MOST_DIGITS = 9  # most digits of a number that counts something
-LARGEST = 10**MOST_DIGITS - 1  # the largest number of that many digits
+LARGEST_COUNT = 10**MOST_DIGITS - 1  # the largest number of that many digits
 LARGEST_SEED = 2**64 - 1  # the largest seed: any number of 64 bits, as torch takes it
 
-ISOLATE, END = "\u2068", "\u2069"  # first strong isolate: keeps right-to-left text from moving its neighbours
-FINEST = 0.5  # how much narrower a line of a title must become to be tried: half a column or letter
+ISOLATE, ISOLATE_END = "\u2068", "\u2069"  # they keep right-to-left text from moving its neighbours
+LINE_STEP = 0.5  # how much narrower a line of a title must become to be tried: half a column or letter
 _JOINERS = "\u200c\u200d"  # joiners shape letters and emoji; harmless inside a text
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format, surrogate and private characters, line and paragraph separators."""
@@ -113,8 +113,8 @@ def visible(text: str) -> str:
     """
     if not text:
         return "∅"
-    if len(text) > LONGEST:
-        text = text[: LONGEST - 1] + "…"
+    if len(text) > MOST_LABEL_CHARACTERS:
+        text = text[: MOST_LABEL_CHARACTERS - 1] + "…"
     if not text.strip(" "):
         return "␣" * len(text)
     label = clean(text.removeprefix(" "))
@@ -128,14 +128,14 @@ def read_number(text: str) -> int | None:
 
 def shorten(sentence: str) -> str:
     """A sentence of readable length: long quotations lose their middle."""
-    half = LONGEST_SENTENCE // 2
+    half = MOST_SENTENCE_CHARACTERS // 2
     return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def isolate(text: str) -> str:
     """The text; right-to-left text is wrapped in isolates."""
     turns = any(unicodedata.bidirectional(character) in ("R", "AL", "AN") for character in text)
-    return f"{ISOLATE}{text}{END}" if turns else text
+    return f"{ISOLATE}{text}{ISOLATE_END}" if turns else text
 
 
 def isolate_quotes(title: str) -> str:
@@ -153,8 +153,8 @@ def isolate_lines(lines: Iterable[str]) -> list[str]:
     done, open_ = [], False
     for line in lines:
         line = f"{ISOLATE if open_ else ''}{line}"
-        open_ = line.rfind(ISOLATE) > line.rfind(END)
-        done.append(f"{line}{END if open_ else ''}")
+        open_ = line.rfind(ISOLATE) > line.rfind(ISOLATE_END)
+        done.append(f"{line}{ISOLATE_END if open_ else ''}")
     return done
 
 
@@ -188,7 +188,7 @@ def balance_lines(text: str, room: float, measure: Measure, words: Sequence[str]
         if len(in_parts) <= len(lines):
             items, gap, lines = parts, " · ", in_parts
     low, high = max(map(measure, items), default=0.0), room
-    while len(lines) > 1 and high - low > FINEST:
+    while len(lines) > 1 and high - low > LINE_STEP:
         middle = (low + high) / 2
         narrower = fill_lines(items, middle, gap, measure)
         if len(narrower) == len(lines):

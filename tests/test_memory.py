@@ -70,7 +70,7 @@ def test_memory_limit_is_the_setting_or_most_of_free_memory(monkeypatch):
     taken = limits._bytes("/proc/self/status", "VmData")
     assert 2 << 30 < limits.most_memory() - taken < 4 << 30
     monkeypatch.setattr(limits, "_container", lambda: 0)
-    assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY, rel=0.1)
+    assert limits.most_memory() - taken == pytest.approx(limits.LEAST_MEMORY_BYTES, rel=0.1)
 
 
 GROUPS = {  # by what /proc/self/cgroup says: limit and use of groups, and what they leave

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Head
-from attnscope.records import NUMBER, Meaning, Parts, derived, plain, read, record, schema
+from attnscope.records import NUMBER_SHAPE, Meaning, Parts, derived, plain, read, record, schema
 
 
 @record("a figure")
@@ -23,7 +23,7 @@ class Place:
     kind: Literal["encoder", "decoder"]
 
 
-MATRIX = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+MATRIX = {"type": "array", "items": {"type": "array", "items": NUMBER_SHAPE}}
 
 
 @record("a head")

@@ -37,7 +37,7 @@ from attnscope.cli.messages import notify, set_verbosity
 from attnscope.cli.settings import SETTINGS, defaults_of, read_settings
 from attnscope.errors import AttnscopeError
 from attnscope.registry import dataclass_transform
-from attnscope.text import LARGEST
+from attnscope.text import LARGEST_COUNT
 
 MOST_USED = "Options"  # the panel that --help lists
 EVERYWHERE = "Every command"
@@ -119,7 +119,7 @@ def parameters_of(group: Any) -> tuple[inspect.Parameter, ...]:
             if kind is bool:
                 declared.metavar = ""  # Typer 0.29 shows a flag as "--words <bool>"
             if {int, float} & {kind, *get_args(kind)}:
-                declared.callback = declared.callback or up_to(LARGEST)
+                declared.callback = declared.callback or up_to(LARGEST_COUNT)
         default = inspect.Parameter.empty if each.default is MISSING else each.default
         shown: Any = Annotated[kind, declared]
         parameters.append(

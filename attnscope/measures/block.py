@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD, PICTURED
+from attnscope.axes import PICTURE_ID, SOUND_ID
 from attnscope.lazy import torch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TokenFacts(NamedTuple):
         names = torch.full_like(ids, -1)
         for text, place in special.nonzero().tolist():
             names[text, place] = number_of(texts[text][place].text)
-        pictured = bool(((ids >= PICTURED) & (ids < HEARD)).any())
+        pictured = bool(((ids >= PICTURE_ID) & (ids < SOUND_ID)).any())
         patches = gather(find_patch) if pictured else torch.full((*ids.shape, 3), -1)
         return cls(ids, special, gather(is_punctuation), gather(attrgetter("segment")), names, patches)
 
@@ -56,12 +56,12 @@ def number_of(name: str) -> int:
     return crc32(name.encode("utf-8", "surrogatepass"))
 
 
-_PATCH = re.compile(r"(.*?)(\d{1,6}),(\d{1,6})", re.ASCII)
+_PATCH_NAME = re.compile(r"(.*?)(\d{1,6}),(\d{1,6})", re.ASCII)
 
 
 def find_patch(token: Token) -> tuple[int, int, int]:
     """Picture, row and column of a patch, from its name: "3,4", "image 2 · 3,4"; -1 for any other token."""
-    match = _PATCH.fullmatch(token.text) if PICTURED <= token.id < HEARD else None
+    match = _PATCH_NAME.fullmatch(token.text) if PICTURE_ID <= token.id < SOUND_ID else None
     return (-1, -1, -1) if match is None else (number_of(match[1]), int(match[2]), int(match[3]))
 
 

@@ -13,7 +13,7 @@ from attnscope.measures.roles import ROLES, explain_role
 from attnscope.measures.weighting import METHODS, WEIGHTINGS
 from attnscope.registry import load_plugins, nearest_name
 
-NEEDS = {
+NEED_WORDS = {
     "positions": "queries and keys on one sequence",
     "queries": "token labels",
     "keys": "token labels",
@@ -21,11 +21,11 @@ NEEDS = {
 }
 """What a measure needs, in words."""
 
-TERMS = Path(__file__).with_name("terms.txt")
+TERMS_FILE = Path(__file__).with_name("terms.txt")
 """Other words of the screen, each with its formula and source: a block a word, as it is printed."""
 
 
-FAMILIES = (
+FAMILY_ROWS = (
     ("offset=K", "share", "A[i, i+K], for any K: offset=-2"),
     ("window=S+R", "share", "Σ A[i, j] over j < S and |i - j| < R: window=4+256"),
     ("distance2d=P", "pixels", "distance2d, of patches P pixels wide: distance2d=16"),
@@ -39,7 +39,7 @@ def list_words() -> str:
     load_plugins("measures")
     rows = [(name, measure.unit, measure.formula) for name, measure in MEASURES.items()]
     width = max(len(name) for name in MEASURES)
-    lines = [f"{name:{width}}  {unit:6}  {meaning}" for name, unit, meaning in (*rows, *FAMILIES)]
+    lines = [f"{name:{width}}  {unit:6}  {meaning}" for name, unit, meaning in (*rows, *FAMILY_ROWS)]
     for kind, names in _others().items():
         lines += ["", *wrap(f"{kind}: {', '.join(names)}", 80)]
     return "\n".join(lines)
@@ -47,8 +47,8 @@ def list_words() -> str:
 
 @cache
 def _terms() -> dict[str, str]:
-    """The blocks of ``TERMS`` by their words."""
-    blocks = TERMS.read_text("utf-8").strip().split("\n\n")
+    """The blocks of ``TERMS_FILE`` by their words."""
+    blocks = TERMS_FILE.read_text("utf-8").strip().split("\n\n")
     return {re.split(r":| \(", block)[0]: block for block in blocks}
 
 
@@ -75,7 +75,7 @@ def _measure(name: str) -> str:
     if name not in MEASURES:
         return ""
     measure = MEASURES[name]
-    needs = list(dict.fromkeys(NEEDS[need] for need in measure.form.needs))
+    needs = list(dict.fromkeys(NEED_WORDS[need] for need in measure.form.needs))
     lines = [
         f"{name}: {measure.summary}.",
         f"  formula   {measure.formula}",

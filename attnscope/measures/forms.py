@@ -244,7 +244,7 @@ class ByGap(Form):
 
 
 LEAST_PEAK = 0.3  # a row's weight on an attention sink is larger than this
-ROUNDING = 1e-6  # the share of a weight, or of a row, that rounding may cost
+ROUNDING_SHARE = 1e-6  # the share of a weight, or of a row, that rounding may cost
 
 
 class IsPeak(AtKey):
@@ -266,7 +266,7 @@ class IsPeak(AtKey):
 
     @staticmethod
     def _is_peak(weight: Tensor, largest: Tensor) -> Tensor:
-        return (weight >= largest * (1 - ROUNDING)) & (weight > LEAST_PEAK)
+        return (weight >= largest * (1 - ROUNDING_SHARE)) & (weight > LEAST_PEAK)
 
 
 class InWindow(Form):
@@ -398,7 +398,7 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
     return Total(value, (runs.count > 0)[:, None].expand_as(baseline[:, None]), baseline[:, None], lone)
 
 
-LACKING = {
+REASONS = {
     "positions": "compares positions of one sequence, and here there are two sequences",
     "queries": "needs tokens, and this axis holds bare positions",
     "keys": "needs tokens, and this axis holds bare positions",
@@ -432,7 +432,7 @@ class Measure:
     def missing(self, offered: Iterable[str]) -> str | None:
         """Why this measure does not exist for an attention that offers only this; ``None`` if it does."""
         lacking = [need for need in self.form.needs if need not in offered]
-        return f"{self.name} {LACKING[lacking[0]]}" if lacking else None
+        return f"{self.name} {REASONS[lacking[0]]}" if lacking else None
 
 
 MEASURES: Registry[Measure] = Registry(

@@ -197,10 +197,10 @@ DEFAULT = (
 )
 """Measured by default: every measure that neither needs every row nor is specialised."""
 
-BLOCK_ELEMENTS = 1 << 21
+BLOCK_WEIGHTS = 1 << 21
 """Weights that a CPU takes at a time: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
-KEPT = 1 << 22  # numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32
+CACHED = 1 << 22  # numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
@@ -213,7 +213,7 @@ class Measurement(RowObserver):
 
     rows: range | None = None  # limits each call to some rows
 
-    def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_ELEMENTS) -> None:
+    def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_WEIGHTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
         self.block_elements = block_elements
         self._sums: dict[Site, Sums] = {}
@@ -273,9 +273,9 @@ class Measurement(RowObserver):
             return known
         made = Setting.from_block(block, measures)
         kept = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
-        if block.start in self._settings or kept > KEPT:
+        if block.start in self._settings or kept > CACHED:
             self._settings.clear()  # it belongs to another text
-        if made.factors.numel() <= KEPT:
+        if made.factors.numel() <= CACHED:
             self._settings[block.start] = made
         return made
 

@@ -6,7 +6,7 @@ The strongest pattern is the one with the greatest lift, score minus baseline: [
 special one, and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline.
 Ties go to the pattern named first below. Rows with one open key have no choice and are left out, so that a
 role's score can differ a little from the figure of the same name. `sharp` is a head without a pattern whose
-normalized entropy is below ``SHARP``: it looks at few keys that no measure describes.
+normalized entropy is below ``SHARP_BAR``: it looks at few keys that no measure describes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from attnscope.attention import Head
 from attnscope.figures import WEAK, Figure, HeadFigures, Role
 from attnscope.text import round_short
 
-POSITION = 0.5  # threshold of previous, next and self
-TARGET = 0.6  # threshold of first, special and punctuation: attention sinks, for which the bar is higher
-REPEAT = 0.4  # threshold of duplicate and induction
-BROAD = 0.9  # a head without a pattern is broad when its normalized entropy exceeds this
+POSITION_BAR = 0.5  # threshold of previous, next and self
+SINK_BAR = 0.6  # threshold of first, special and punctuation: attention sinks, for which the bar is higher
+REPEAT_BAR = 0.4  # threshold of duplicate and induction
+BROAD_BAR = 0.9  # a head without a pattern is broad when its normalized entropy exceeds this
 
-SHARP, SHARP_ROLE = 0.25, "sharp"
+SHARP_BAR, SHARP_ROLE = 0.25, "sharp"
 """A head without a pattern is sharp when its normalized entropy is below this; even attention has 1."""
 
 LEAST_LIFT = 0.1  # a pattern's score must stand this far above its baseline
@@ -36,11 +36,11 @@ is at most sqrt(b (1 - b) / rows)."""
 
 FEWEST_ROWS = 3  # a pattern must count in at least this many rows
 
-SHOULDER = 3
+LARGEST_RATIO = 3
 """A head's pattern must hold a third of its largest weights; otherwise the head does something else that is
 not measured: a head on the next token but two is not a `previous` head."""
 
-RETRIEVES, STREAMS, RECALLED = 0.1, 0.95, 0.5
+RETRIEVAL_SCORE, STREAMING_SHARE, RECALLED_SHARE = 0.1, 0.95, 0.5
 """``cachecost``: a retrieval head copies from a needle at least this often, of the needles of which the model
 recalls this share with its whole cache; a streaming head keeps this much of its weight in the window."""
 
@@ -56,24 +56,24 @@ class Pattern:
 
 
 PATTERNS: Mapping[str, Pattern] = {
-    "previous": Pattern(POSITION, "looks at the previous token"),
-    "next": Pattern(POSITION, "looks at the next token"),
-    "self": Pattern(POSITION, "looks at the token itself"),
-    "induction": Pattern(REPEAT, "looks at what followed the same token earlier"),
-    "duplicate": Pattern(REPEAT, "looks at the same token elsewhere"),
-    "first": Pattern(TARGET, "looks at the first token"),
-    "punctuation": Pattern(TARGET, "looks at punctuation"),
-    "special": Pattern(TARGET, "looks at special tokens"),
+    "previous": Pattern(POSITION_BAR, "looks at the previous token"),
+    "next": Pattern(POSITION_BAR, "looks at the next token"),
+    "self": Pattern(POSITION_BAR, "looks at the token itself"),
+    "induction": Pattern(REPEAT_BAR, "looks at what followed the same token earlier"),
+    "duplicate": Pattern(REPEAT_BAR, "looks at the same token elsewhere"),
+    "first": Pattern(SINK_BAR, "looks at the first token"),
+    "punctuation": Pattern(SINK_BAR, "looks at punctuation"),
+    "special": Pattern(SINK_BAR, "looks at special tokens"),
 }
 """Every pattern, by the name of its measure."""
 
 POSITIONAL = "positional"  # the role of a head at another fixed distance, if measured: ``offset=-2``
 ROLE_MEASURES = (*PATTERNS, "normalized_entropy")  # the measures that make up roles
 
-SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == TARGET)
+SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == SINK_BAR)
 """The patterns of an attention sink: all rows look at one place."""
 
-WORTH = 5  # how many heads are recommended
+WORTH_COUNT = 5  # how many heads are recommended
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
@@ -91,10 +91,10 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     if evenness is None:
         return None
     even = f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
-    if evenness.value > BROAD:
+    if evenness.value > BROAD_BAR:
         return Role.from_figure("broad", evenness, f"spreads over all tokens {even}")
     words = "no pattern stands out"
-    if evenness.value < SHARP:
+    if evenness.value < SHARP_BAR:
         words = f"looks at few tokens, in no known pattern {even}"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
@@ -105,7 +105,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
 
 def _name_none(evenness: Figure) -> str:
     """The role of a head without a pattern."""
-    return SHARP_ROLE if evenness.value < SHARP else NONE
+    return SHARP_ROLE if evenness.value < SHARP_BAR else NONE
 
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
@@ -124,7 +124,8 @@ def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
     known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
     away = {name: f"{abs(step):,} tokens {'ahead' if step > 0 else 'back'}" for name, step in steps.items()}
-    return known | {name: Pattern(POSITION, f"looks {away[name]}") for name in steps if abs(steps[name]) > 1}
+    far = [name for name, step in steps.items() if abs(step) > 1]
+    return known | {name: Pattern(POSITION_BAR, f"looks {away[name]}") for name in far}
 
 
 def role_name(measure: str) -> str:
@@ -141,12 +142,12 @@ def is_beyond_chance(figure: Figure) -> bool:
 def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
     """Whether enough of the largest weights goes to what the measure looks at."""
     confidence = figures.get("confidence")
-    return confidence is None or SHOULDER * figures[name].value >= confidence.value
+    return confidence is None or LARGEST_RATIO * figures[name].value >= confidence.value
 
 
 def sentence_of(pattern: Pattern, figure: Figure) -> str:
     """What the head does, in how many rows if not in all, and its score with the baseline."""
-    rows = f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT else ""
+    rows = f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT_BAR else ""
     return f"{pattern.words}{rows} {score(figure)}"
 
 
@@ -156,7 +157,7 @@ def score(figure: Figure) -> str:
 
 
 def worth_a_look(
-    heads: Iterable[HeadFigures], count: int = WORTH, apart: Callable[[Head], float] = lambda head: 0.0
+    heads: Iterable[HeadFigures], count: int = WORTH_COUNT, apart: Callable[[Head], float] = lambda head: 0.0
 ) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
@@ -195,15 +196,14 @@ ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)  # every
 PATTERNLESS = (SHARP_ROLE, "broad", NONE)
 """The roles of heads without a pattern; their figure is the normalized entropy."""
 
-NEAR = 0.75  # from this share of the threshold on a head is weak at a pattern, however many others are
-PART = 0.25  # a weak head reaches at least this share of a pattern's threshold
-TIMES = 3  # and this many times its baseline
-OUTLYING = 7  # and this many median deviations above the median head. A deviation is at least ``FINEST``.
-
-FINEST = 0.01
+NEAR_SHARE = 0.75  # from this share of the threshold on a head is weak at a pattern, however many others are
+WEAK_SHARE = 0.25  # a weak head reaches at least this share of a pattern's threshold
+WEAK_RATIO = 3  # and this many times its baseline
+DEVIATIONS = 7  # and this many median deviations above the median head
+LEAST_DEVIATION = 0.01  # the least that counts as a deviation
 
 FEWEST_HEADS = 8  # with fewer heads, none is called an outlier
-BEST = 0.1  # at most this share of the heads may be weak at one pattern, but always at least one
+WEAK_HEADS = 0.1  # at most this share of the heads may be weak at one pattern, but always at least one
 
 
 def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
@@ -218,8 +218,8 @@ def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
             name = max(known, key=lambda name: head.figures[name].lift)
             pattern, figure = patterns[name], head.figures[name]
             if (
-                (figure.value >= NEAR * pattern.threshold or figure.lift > least[name])
-                and figure.value >= max(PART * pattern.threshold, TIMES * figure.baseline)
+                (figure.value >= NEAR_SHARE * pattern.threshold or figure.lift > least[name])
+                and figure.value >= max(WEAK_SHARE * pattern.threshold, WEAK_RATIO * figure.baseline)
                 and is_beyond_chance(figure)
                 and is_no_shoulder(head.figures, name)
             ):
@@ -235,9 +235,9 @@ def _least(lifts: Sequence[float]) -> float:
     if len(lifts) < FEWEST_HEADS:
         return float("inf")
     middle = median(lifts)
-    deviation = max(median(abs(lift - middle) for lift in lifts), FINEST)
-    few = max(1, int(BEST * len(lifts)))
-    return max(middle + OUTLYING * deviation, sorted(lifts)[-few - 1])
+    deviation = max(median(abs(lift - middle) for lift in lifts), LEAST_DEVIATION)
+    few = max(1, int(WEAK_HEADS * len(lifts)))
+    return max(middle + DEVIATIONS * deviation, sorted(lifts)[-few - 1])
 
 
 def _ordinal(number: int) -> str:
@@ -245,8 +245,8 @@ def _ordinal(number: int) -> str:
     return f"{number:,}{ending}"
 
 
-LEVEL = 0.05  # one of twenty models
-HARDLY = 0.01  # one of a hundred heads
+SINK_MODELS = 0.05  # one of twenty models
+SINK_HEADS = 0.01  # one of a hundred heads
 
 
 def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
@@ -277,17 +277,17 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
 
 
 def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
-    """Whether chance puts so many heads there in at most ``LEVEL`` of all models, or hardly any at all."""
+    """Whether chance puts so many heads there in at most ``SINK_MODELS`` of models, or hardly any at all."""
     if len(heads) < FEWEST_HEADS:
         return True  # among so few, no chance can be told
     having = [head.figures for head in heads if name in head.figures]
-    resting = sum(figures[name].value >= TARGET for figures in having)
+    resting = sum(figures[name].value >= SINK_BAR for figures in having)
     if not resting:
         return False
     largest = [max(figures[name].value, figures.get("confidence", figures[name]).value) for figures in having]
-    able = sum(value >= TARGET for value in largest)
+    able = sum(value >= SINK_BAR for value in largest)
     chance = fmean(figures[name].baseline for figures in having)
-    return able * chance <= HARDLY * len(heads) or _tail(able, resting, chance) <= LEVEL
+    return able * chance <= SINK_HEADS * len(heads) or _tail(able, resting, chance) <= SINK_MODELS
 
 
 def _tail(count: int, least: int, chance: float) -> float:
@@ -299,23 +299,23 @@ def _tail(count: int, least: int, chance: float) -> float:
     return sum(map(exp, logs))
 
 
-CROWD = (
+SINK_CONDITION = (
     f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
-    f"            {LEVEL:.0%} of models, or at most {HARDLY:.0%} of the heads"
+    f"            {SINK_MODELS:.0%} of models, or at most {SINK_HEADS:.0%} of the heads"
 )
 """The additional condition for an attention sink."""
 
 
-EXPLAINED = {
+EXPLANATIONS = {
     POSITIONAL: (
-        f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION}; two "
+        f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION_BAR}; two "
         "are always measured, farther ones when asked for, such as --sort offset=-3."
     ),
-    "broad": f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD}.",
-    SHARP_ROLE: f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP}.",
+    "broad": f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD_BAR}.",
+    SHARP_ROLE: f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP_BAR}.",
     NONE: (
         "none: no pattern passes its threshold or is rare among the heads;\n"
-        f"  normalized entropy at most {BROAD}."
+        f"  normalized entropy at most {BROAD_BAR}."
     ),
 }
 """The roles that are no pattern with a name."""
@@ -330,12 +330,13 @@ def explain_role(name: str) -> str:
             f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
             f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
             "above its baseline"
-        ) + (CROWD if name in SINK_PATTERNS else "")
+        ) + (SINK_CONDITION if name in SINK_PATTERNS else "")
     if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
         what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"
         return (
-            f"{name}: below the threshold of {what}, but at least {PART:g} of it and "
-            f"{TIMES} times the baseline,\n  and either {NEAR:g} of the threshold, or {OUTLYING} median "
-            f"deviations above the model's median head\n  and among its best {BEST:.0%}."
+            f"{name}: below the threshold of {what}, but at least {WEAK_SHARE:g} of it and "
+            f"{WEAK_RATIO} times the baseline,\n  and either {NEAR_SHARE:g} of the threshold, or "
+            f"{DEVIATIONS} median deviations above the model's median head\n  and among its best "
+            f"{WEAK_HEADS:.0%}."
         )
-    return EXPLAINED.get(name, "")
+    return EXPLANATIONS.get(name, "")

@@ -21,7 +21,7 @@ SINKS = "attention sinks: Xiao et al. 2023; Gu et al. 2024"
 OFF_KEYS = "sink logits: gpt-oss; softmax plus one: Miller 2023, Attention Is Off By One"
 MEAN_DISTANCE = "mean attention distance: Dosovitskiy et al. 2021, An Image is Worth 16x16 Words"
 
-COVERED = 0.9  # the share of a row that ``coverage90`` counts up to
+COVERED_SHARE = 0.9  # the share of a row that ``coverage90`` counts up to
 NO_TOKEN = -(1 << 63)  # the label of a key that follows no token; not a valid id
 
 
@@ -72,7 +72,7 @@ def coverage90(block: Block) -> Tensor:
     """
     rows = block.rows.to(finest(block.rows.device))
     reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
-    short = reached < (COVERED - forms.ROUNDING) * reached[..., -1:]
+    short = reached < (COVERED_SHARE - forms.ROUNDING_SHARE) * reached[..., -1:]
     return (short.sum(-1) + 1).to(block.rows.dtype)
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnscope.capture.projections import Norm, Residual
 
 
-STILL = 1e-6  # a cosine distance below this is rounding
+LEAST_TURN = 1e-6  # a cosine distance below this is rounding
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def by_zeroing(values: Values) -> Amounts:
     """The cosine distance between a head's output with and without v_j, after the output projection.
 
     Needs no vector per row and key: with ``o`` of length 1, the rest has the squared length ``1 - 2 A o·v
-    + A² v·v`` and the product ``1 - A o·v`` with ``o``. Distances below ``STILL`` count as 0: where all
+    + A² v·v`` and the product ``1 - A o·v`` with ``o``. Distances below ``LEAST_TURN`` count as 0: where all
     values are parallel, removing one changes no direction.
     """
     measured, lengths = values.measured(), values.lengths()
@@ -214,7 +214,7 @@ def by_zeroing(values: Values) -> Amounts:
         left = rows.mul_(lengths[:, head, None]).div_(length).square_().sub_(along, alpha=2).add_(1)
         turned = along.neg_().add_(1).div_(left.clamp_(min=0).sqrt_()).neg_().add_(1)
         turned = turned.where(left > 0, 1.0)  # nothing is left
-        return turned.where((weights > 0) & (turned > STILL), 0.0)
+        return turned.where((weights > 0) & (turned > LEAST_TURN), 0.0)
 
     return amounts
 
@@ -229,9 +229,9 @@ def by_gradient(values: Values, slopes: Tensor) -> Amounts:
     return amounts
 
 
-ROWS = 32  # rows that are computed at a time
+BLOCK_ROWS = 32  # rows that are computed at a time
 
-TILE, LARGE_TILE = 1 << 18, 1 << 24
+CPU_TILE, GPU_TILE = 1 << 18, 1 << 24
 """Numbers in a tile of vectors: 1 MB of float32 stays in a processor's cache, 64 MB keep a GPU busy."""
 
 
@@ -306,8 +306,8 @@ class Contributions:
                 weights, before = weights * spread, norm.of(before) * spread
             whole = self.residual.result[0, which].to(weights)  # [row, width]
             brought = weights.new_zeros(weights.shape[1], weights.shape[2] + self.crossed)
-            for start in range(0, len(whole), ROWS):
-                part = slice(start, start + ROWS)
+            for start in range(0, len(whole), BLOCK_ROWS):
+                part = slice(start, start + BLOCK_ROWS)
                 first = which.start + start
                 own = range(0) if self.crossed else range(first, first + len(whole[part]))
                 self._add(brought[part], weights[:, part], before[part], whole[part], own)
@@ -326,8 +326,8 @@ class Contributions:
         moving[range(len(own)), own] = True
         looked = moving.any(0)  # [key]
         weights = weights.permute(2, 1, 0).contiguous()  # [key, row, head]
-        numbers = TILE if weights.device.type == "cpu" else LARGE_TILE
-        step = max(1, numbers // (ROWS * self.weight.shape[-1]))  # keys of a tile
+        numbers = CPU_TILE if weights.device.type == "cpu" else GPU_TILE
+        step = max(1, numbers // (BLOCK_ROWS * self.weight.shape[-1]))  # keys of a tile
         for start in range(0, len(weights), step):
             stop = min(start + step, len(weights))
             if not bool(looked[start:stop].any()):

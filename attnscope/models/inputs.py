@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes import GROUPED, HEARD, PICTURED, Array
+from attnscope.axes import GROUP_MARK, PICTURE_ID, SOUND_ID, Array
 from attnscope.errors import InputError
 from attnscope.figures import HeadFigures
 from attnscope.lazy import torch
@@ -176,10 +176,10 @@ class ModelInput:
         """The kind of attention to show first: with a picture or sound in its text, or among its keys."""
         found = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
-        heard = found and not isinstance(found, range) and found[0].id >= HEARD
+        heard = found and not isinstance(found, range) and found[0].id >= SOUND_ID
         if heard or (inside and found == self.tokens):
             return "cross"
-        inside |= self.sound is not None and any(token.id < HEARD for token in self.tokens)
+        inside |= self.sound is not None and any(token.id < SOUND_ID for token in self.tokens)
         return "decoder" if inside else None
 
 
@@ -292,7 +292,7 @@ def read_labels(path: Path) -> tuple[Label, ...]:
 def tokens_of_labels(labels: Sequence[Label]) -> tuple[Token, ...]:
     """Labels as tokens; equal ones are the same token; a group precedes its labels."""
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    names = [f"{label.group}{GROUPED}{label.text}" if label.group else label.text for label in labels]
+    names = [f"{label.group}{GROUP_MARK}{label.text}" if label.group else label.text for label in labels]
     return tuple(
         Token(name, numbers[label], special=label.special, word=place)
         for place, (name, label) in enumerate(zip(names, labels, strict=True))
@@ -326,7 +326,7 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
 
 def with_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> ModelInput:
     """A picture with the grids of axes by length, the first of them its tokens; ``None``: its own grid."""
-    (picture,), begin = prepared.pictures, PICTURED + len(prepared.tokens)
+    (picture,), begin = prepared.pictures, PICTURE_ID + len(prepared.tokens)
     pictures = [picture] if len(picture.tokens) in grids else []
     for grid in filter(None, grids.values()):
         special = (Token("[special]", number, special=True) for number in range(grid.special))
@@ -353,7 +353,7 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
     The grid is the one nearest to the image's shape. Raises ``InputError``.
     """
     known = dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple))
-    pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURED
+    pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURE_ID
     for name, image in images.items():
         pixels = _read_image(name, image)
         count = max((sum(token.text == name for token in axis) for axis in known), default=0)
@@ -364,7 +364,7 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
         rows = min(able, key=lambda rows: abs(np.log(rows * rows * wide / (count * high))))
         grid = rows, count // rows
         patches[name] = tuple(
-            Token(f"{name}{GROUPED}{at // grid[1]},{at % grid[1]}", first + at) for at in range(count)
+            Token(f"{name}{GROUP_MARK}{at // grid[1]},{at % grid[1]}", first + at) for at in range(count)
         )
         pictures.append(Picture(pixels, grid, patches[name], name=name))
         first += count

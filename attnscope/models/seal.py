@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 from attnscope.attention import Site
-from attnscope.axes import HEARD, PICTURED
+from attnscope.axes import PICTURE_ID, SOUND_ID
 from attnscope.capture import recording
 from attnscope.capture.freeze import (
     A_CHOICE,
@@ -200,7 +200,7 @@ def _ordinary(field: Field, prepared: ModelInput) -> list[int]:
     tokens, length = prepared.tokens, field.places
     if len(tokens) != length:
         return list(range(length))
-    inside = min(PICTURED, HEARD)
+    inside = min(PICTURE_ID, SOUND_ID)
     return [place for place, token in enumerate(tokens) if not token.special and token.id < inside]
 
 

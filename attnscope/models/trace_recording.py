@@ -30,7 +30,7 @@ from attnscope.measures.measurement import measure_words
 from attnscope.models import inputs
 from attnscope.models.model import Model, find_device, require_attention
 from attnscope.models.trace_model import TracedModel, has_short_text, is_short
-from attnscope.storage.cache import LARGEST
+from attnscope.storage.cache import ENTRY_BYTES
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
 
@@ -162,7 +162,7 @@ def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = Fals
     run, most = partial(model.run, prepared), float(MEASURED_WEIGHTS)
     if not has_short_text(prepared):
         size = _trace_size(model.module, len(prepared.tokens))
-        if size is None or size > LARGEST:
+        if size is None or size > ENTRY_BYTES:
             return None
         request = fused_request(Measurement().measures, [prepared.tokens]) if fused else None
         run = partial(model.run, prepared, fused=None if request is None else FusedPass(request))

@@ -108,7 +108,7 @@ def require_plain_files(folder: Path) -> None:
         if file.exists() and not file.is_file():
             raise ModelError(f"{folder} holds {file.name}, which is not a regular file: take it away")
         small = file.name in CONFIGS or file.suffix == ".jinja"
-        most = limits.LARGEST_CONFIG if small else limits.LARGEST_VOCABULARY
+        most = limits.CONFIG_BYTES if small else limits.VOCABULARY_BYTES
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
             size = readable(file.stat().st_size)
             raise ModelError(f"{folder} holds {file.name} of {size}: at most {readable(most)} are read")

@@ -32,7 +32,7 @@ from attnscope.storage.corpus import Corpus, ListedTexts, read_corpus
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MEASURED = ("entropy", "confidence", "first", "previous", "self")
+DEFAULT = ("entropy", "confidence", "first", "previous", "self")
 
 FRAMEWORKS = {"transformers": "TrainerCallback"}  # the callback class of each
 FRAMEWORKS |= dict.fromkeys(("lightning.pytorch", "pytorch_lightning"), "Callback")
@@ -53,7 +53,7 @@ class TrainingLog(Display):
     """
 
     every: int = 100
-    measures: Sequence[str] = MEASURED
+    measures: Sequence[str] = DEFAULT
     texts: str | Path | Sequence[str] | None = None
     tokenizer: Any = None
     path: str | Path | None = None
@@ -200,7 +200,7 @@ def watch(
     model: nn.Module,
     *,
     every: int = 100,
-    measures: Sequence[str] = MEASURED,
+    measures: Sequence[str] = DEFAULT,
     texts: str | Path | Sequence[str] | None = None,
     tokenizer: Any = None,
     path: str | Path | None = None,

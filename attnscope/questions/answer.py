@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.axes import Array
 from attnscope.models.identity import Input
-from attnscope.records import PRINTED, Meaning, plain, record, schema, shaped
+from attnscope.records import RECORDS_BY_COMMAND, Meaning, plain, record, schema, shaped
 from attnscope.views import Drawable, Panels, View
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def printed_records() -> dict[str, list[Any]]:
     """The records that each command may print with ``--json``; imports every question."""
     for module in iter_modules([str(Path(__file__).parent)]):
         import_module(f"attnscope.questions.{module.name}")
-    return dict(sorted(PRINTED.items()))
+    return dict(sorted(RECORDS_BY_COMMAND.items()))
 
 
 def schema_of(command: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from attnscope.capture.hooks.torch_functions import edited
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement
-from attnscope.measures.roles import RECALLED, RETRIEVES, STREAMS
+from attnscope.measures.roles import RECALLED_SHARE, RETRIEVAL_SCORE, STREAMING_SHARE
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions, note_repeats
@@ -59,9 +59,9 @@ class LimitedHead:
 
     @derived("retrieval, streaming, or null")
     def role(self) -> str | None:
-        if self.retrieval is not None and self.retrieval >= RETRIEVES:
+        if self.retrieval is not None and self.retrieval >= RETRIEVAL_SCORE:
             return "retrieval"
-        return "streaming" if 1 - self.missed >= STREAMS else None
+        return "streaming" if 1 - self.missed >= STREAMING_SHARE else None
 
 
 @record("some heads unlimited")
@@ -228,7 +228,7 @@ def cachecost(
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
     for needle, (prepared, recalls) in zip(needles, probes, strict=True):
         with torch.no_grad(), model.threads(prepared):
-            if float(recalls().mean()) < RECALLED:  # whatever a head looks at, the model copies nothing
+            if float(recalls().mean()) < RECALLED_SHARE:  # whatever a head looks at, the model copies nothing
                 continue
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
         sought.rows = range(end - NEEDLE // 2, end)

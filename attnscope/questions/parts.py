@@ -10,7 +10,7 @@ from string import punctuation
 from typing import Annotated, TypeAlias
 
 from attnscope.attention import Axis, Token
-from attnscope.axes import GROUPED, SEPARATOR, Place, coarsen_axis, continue_text, find_senses, places
+from attnscope.axes import GROUP_MARK, SEPARATOR_ID, Place, coarsen_axis, continue_text, find_senses, places
 from attnscope.errors import InputError, SelectionError
 from attnscope.limits import OutOfTime, deadline
 from attnscope.measures.block import all_punctuation
@@ -80,7 +80,7 @@ def _classes(place: Place) -> set[str]:
     """What a place is part of: a class of tokens, a picture or a sound, a group (image 2, frame 1, genes)."""
     classes = {"special"} if place.special else {"punctuation"} if all_punctuation(place.text) else set()
     classes |= {"image", "video"} if place.pictured else {"sound"} if place.heard else set()
-    return classes | ({place.text.partition(GROUPED)[0]} - CLASSES if GROUPED in place.text else set())
+    return classes | ({place.text.partition(GROUP_MARK)[0]} - CLASSES if GROUP_MARK in place.text else set())
 
 
 def word_groups(axis: Axis) -> tuple[tuple[Place, Group], ...]:
@@ -137,7 +137,7 @@ def place_names(place: Place) -> tuple[str, ...]:
     name = _known(place.text).casefold()
     if place.heard:
         return name, place.moment, place.letters.casefold() or name
-    alone = FIRST.sub("", name) if place.pictured else name.partition(GROUPED)[2] or name
+    alone = FIRST.sub("", name) if place.pictured else name.partition(GROUP_MARK)[2] or name
     return name, name.strip(punctuation), name.removeprefix("patch "), alone
 
 
@@ -367,14 +367,14 @@ def cut_input(prepared: ModelInput, by: str, begins: Begins | None = None) -> tu
         raise InputError(
             f"a text is cut by {', '.join(CUTS)}, segment, modality, role or group, not by {by!r}"
         )
-    if by == "modality" and all(token.id < SEPARATOR for token in read):
+    if by == "modality" and all(token.id < SEPARATOR_ID for token in read):
         raise InputError("the input is text only: --parts modality needs a picture or a sound, too")
     if by in ("segment", "modality"):
         cut = segments(read)
     elif by == "group":
-        if not any(GROUPED in token.text for token in read):
+        if not any(GROUP_MARK in token.text for token in read):
             raise InputError("no position has a group: give --labels FILE with columns label and group")
-        cut = _runs([(0, token.text.partition(GROUPED)[0]) for token in read])
+        cut = _runs([(0, token.text.partition(GROUP_MARK)[0]) for token in read])
     elif by == "role":
         if not prepared.messages:
             raise InputError("the input holds no chat: give the text with --chat")

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TypeVar
 
 from attnscope.attention import Kind, Site
-from attnscope.axes import GROUPED, Weights
+from attnscope.axes import GROUP_MARK, Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import CoarseMap, How
 from attnscope.errors import SelectionError
@@ -48,7 +48,9 @@ def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.sound is not None
     known = [] if pictured else prepared.tokens[: 2 * QUOTED]
-    words = (replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUPED)[2])) for token in known)
+    words = (
+        replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2])) for token in known
+    )
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:
         text = text[: QUOTED - 1].rstrip(" ⏎") + "…"

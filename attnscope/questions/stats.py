@@ -29,7 +29,7 @@ from attnscope.questions.sentences import kind_title, name_pass, provenance, req
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
-from attnscope.views import CELLS as GRID_CELLS
+from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import Column, Curve, Curves, Grid, HeadMap, Ranked, Ranking, Table, grid, maps_by_kind
 from attnscope.views.charts import Cell
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnscope.attention import Attention, Head, Site, Token
-from attnscope.axes import HEARD, Array, Place, group_places
+from attnscope.axes import SOUND_ID, Array, Place, group_places
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Axes, CoarseMap, Coarsen, SharedRows
 from attnscope.errors import SelectionError
@@ -97,7 +97,7 @@ def pictures_of(prepared: ModelInput) -> tuple[Picture, ...]:
         return prepared.pictures
     shown = heard.bands[::-1, : heard.frames]  # [band, frame], low frequencies at the bottom, loud ones white
     grey = np.rint(255 * loudness(shown)).astype(np.uint8)
-    tokens = tuple(Token("", HEARD + frame) for frame in range(heard.frames))
+    tokens = tuple(Token("", SOUND_ID + frame) for frame in range(heard.frames))
     return (Picture(np.repeat(grey[..., None], 3, -1), (1, heard.frames), tokens),)
 
 

@@ -29,7 +29,7 @@ TWO_SIDED = (
 """Diverging maps: both ends stand out from a neutral middle, which only suits differences."""
 
 # lightness of the two ends (of a diverging map: ends and middle), and (chroma, hue in degrees) at equal steps
-_OWN = {
+_OWN_MAPS = {
     SEQUENTIAL: (
         (0.21, 0.96),
         ((0.06, 285), (0.13, 300), (0.18, 335), (0.20, 15), (0.18, 45), (0.15, 75), (0.07, 100)),
@@ -41,10 +41,10 @@ _OWN = {
 }
 
 # OKLab to linear sRGB, from the definition of OKLab
-_TO_CONES = np.array(
+_LAB_TO_CONES = np.array(
     [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]]
 )
-_TO_LIGHT = np.array(
+_CONES_TO_RGB = np.array(
     [
         [4.0767416621, -3.3077115913, 0.2309699292],
         [-1.2684380046, 2.6097574011, -0.3413193965],
@@ -57,20 +57,20 @@ _TO_LIGHT = np.array(
 def table(name: str) -> Array:
     """The colours of a map from low to high, uint8 sRGB; ``SelectionError`` if unknown.  -> [256, 3]"""
     at = np.linspace(0, 1, STEPS)
-    if name not in _OWN:
+    if name not in _OWN_MAPS:
         check_name(name)
         import matplotlib
 
         drawn: Array = matplotlib.colormaps[name](at, bytes=True)[:, :3]
         return drawn
-    (low, high), anchors = _OWN[name]
+    (low, high), anchors = _OWN_MAPS[name]
     rise = 1 - np.abs(2 * at - 1) if name in TWO_SIDED else at
     chroma, hue = np.array(anchors).T
     stops = np.linspace(0, 1, len(chroma))
     a = np.interp(at, stops, chroma * np.cos(np.radians(hue)))
     b = np.interp(at, stops, chroma * np.sin(np.radians(hue)))
     lab = np.stack([low + (high - low) * rise, a, b], -1)  # [step, L a b]
-    light = np.clip((lab @ _TO_CONES.T) ** 3 @ _TO_LIGHT.T, 0, 1)
+    light = np.clip((lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T, 0, 1)
     srgb = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     rounded: Array = np.round(255 * srgb).astype(np.uint8)
     return rounded
@@ -94,7 +94,7 @@ def _lab(srgb: Array) -> Array:
     """OKLab of sRGB from 0 to 255.  [..., 3] -> [..., 3]"""
     part = srgb / 255
     light = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
-    lab: Array = np.cbrt(light @ np.linalg.inv(_TO_LIGHT).T) @ np.linalg.inv(_TO_CONES).T
+    lab: Array = np.cbrt(light @ np.linalg.inv(_CONES_TO_RGB).T) @ np.linalg.inv(_LAB_TO_CONES).T
     return lab
 
 
@@ -112,15 +112,15 @@ def is_light(colours: Array) -> Array:
 
 def check_name(name: str) -> None:
     """Raise ``SelectionError`` for a map that is neither ours nor matplotlib's."""
-    if name in _OWN:
+    if name in _OWN_MAPS:
         return
     import matplotlib
 
-    names: Sequence[str] = (*_OWN, *matplotlib.colormaps)
+    names: Sequence[str] = (*_OWN_MAPS, *matplotlib.colormaps)
     if name not in names:
         raise SelectionError(
-            f"no colour map {name!r}: {nearest_name(name, names)}there are {', '.join(_OWN)} and those of "
-            "matplotlib, such as viridis"
+            f"no colour map {name!r}: {nearest_name(name, names)}there are {', '.join(_OWN_MAPS)} and "
+            "those of matplotlib, such as viridis"
         )
 
 
@@ -136,7 +136,7 @@ def choose_map(asked: str | None, *, signed: bool) -> str:
     return name
 
 
-DIMMED = 0.3  # the share of a picture's brightness that a patch without attention keeps
+DARKEST_SHARE = 0.3  # the share of a picture's brightness that a patch without attention keeps
 GLOW = 0.3  # the share of the colour map's brightness that full attention adds, to show on dark patches
 
 
@@ -144,7 +144,7 @@ def blend(pixels: Array, levels: Array, cmap: str) -> Array:
     """A picture under levels from 0 to 1.  [row, column, 3], [row, column] -> [row, column, 3], uint8"""
     glow = table(cmap)[np.rint(levels * (STEPS - 1)).astype(int)]  # [row, column, 3]
     level = levels[..., None]
-    own = pixels * (DIMMED + (1 - DIMMED) * level)
+    own = pixels * (DARKEST_SHARE + (1 - DARKEST_SHARE) * level)
     shown: Array = np.clip(np.rint(own * (1 - GLOW * level) + glow * GLOW * level), 0, 255).astype(np.uint8)
     return shown
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from attnscope.text import END, ISOLATE, clean
+from attnscope.text import ISOLATE, ISOLATE_END, clean
 from attnscope.views import Cell, HeadMap, Table
 
-NAMED = ("less", "greater", "bar", "asciitilde", "asciicircum", "backslash")
-ESCAPED = str.maketrans(
+ESCAPE_NAMES = ("less", "greater", "bar", "asciitilde", "asciicircum", "backslash")
+ESCAPES = str.maketrans(
     {
         **{each: f"\\{each}" for each in "&%$#_{}"},
-        **{each: f"\\text{name}{{}}" for each, name in zip("<>|~^\\", NAMED, strict=True)},
+        **{each: f"\\text{name}{{}}" for each, name in zip("<>|~^\\", ESCAPE_NAMES, strict=True)},
         "−": "$-$",
         "±": r"$\pm$",
         "×": r"$\times$",
@@ -20,7 +20,7 @@ ESCAPED = str.maketrans(
         "–": "--",
         "…": r"\ldots{}",
         ISOLATE: "",
-        END: "",
+        ISOLATE_END: "",
     }
 )
 """Characters with a meaning in LaTeX, or missing from pdfLaTeX's text fonts."""
@@ -28,7 +28,7 @@ ESCAPED = str.maketrans(
 
 def escape_latex(text: str) -> str:
     """The text escaped, so that LaTeX sets it literally."""
-    return clean(text).translate(ESCAPED)
+    return clean(text).translate(ESCAPES)
 
 
 def latex_of_table(view: Table) -> str:

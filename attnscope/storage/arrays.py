@@ -30,7 +30,7 @@ from attnscope.storage.files import open_whole, reading
 from attnscope.storage.tensors import DESCRIPTION, READERS, read_arrays
 from attnscope.text import Untrusted, csv_cell
 
-OVER = 5e-3  # how far a row's sum may exceed 1; half precision needs it
+SUM_TOLERANCE = 5e-3  # how far a row's sum may exceed 1; half precision needs it
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -41,8 +41,8 @@ MOST_LAYERS, MOST_HEADS = 1000, 1 << 15
 Layers = Iterable[tuple[int, Weights]]
 
 FORMAT = 1
-LONGEST = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
-FARTHEST = 1 << 31  # the largest token number or vocabulary id in a description
+MOST_PLACES = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
+LARGEST_NUMBER = 1 << 31  # the largest token number or vocabulary id in a description
 
 
 @dataclass(eq=False)
@@ -87,13 +87,13 @@ StoredPlace = tuple[str, int, int, bool, tuple[int, int] | None, int | None, str
 
 
 def _restore_axis(stored: Any) -> tuple[Place, ...]:
-    if not isinstance(stored, list) or len(stored) > LONGEST:
-        raise ValueError(f"an axis is a list of at most {LONGEST:,} places")
+    if not isinstance(stored, list) or len(stored) > MOST_PLACES:
+        raise ValueError(f"an axis is a list of at most {MOST_PLACES:,} places")
     places = []
     for one in stored:
         try:
             text, start, stop, special, word, number, adds = read(StoredPlace, one)
-            if not 0 <= start < stop <= FARTHEST:
+            if not 0 <= start < stop <= LARGEST_NUMBER:
                 raise ValueError
         except ValueError:
             described = f"a row or column is described by {str(one)[:60]!r}"
@@ -103,7 +103,7 @@ def _restore_axis(stored: Any) -> tuple[Place, ...]:
     return tuple(places)
 
 
-def _is_number(value: Any, most: int = FARTHEST) -> bool:
+def _is_number(value: Any, most: int = LARGEST_NUMBER) -> bool:
     return type(value) is int and -most <= value <= most
 
 
@@ -112,7 +112,7 @@ Kinds = Mapping[str, Layers]
 FORMATS: Registry[Callable[[Kinds, LayersDescription, IO[bytes]], None]] = Registry("data format")
 """The formats of attention weights, by suffix."""
 
-PADDED = 1 << 24  # most characters in the array of tokens: every token takes the space of the longest
+MOST_TOKEN_CHARACTERS = 1 << 24  # in the array of tokens, where each takes the space of the longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +206,8 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     if len(found) == 1:
         alone = first[None] if first.ndim == 3 else first[None, None] if first.ndim == 2 else first
         found = {f"layer {number}": values for number, values in enumerate(alone[: MOST_LAYERS + 1])}
-    if len(found) > MOST_LAYERS or max(max(values.shape[-2:]) for values in found.values()) > LONGEST:
-        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {LONGEST:,} rows or columns")
+    if len(found) > MOST_LAYERS or max(max(values.shape[-2:]) for values in found.values()) > MOST_PLACES:
+        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {MOST_PLACES:,} rows or columns")
     layers = [
         _weights_of(name, values[0] if values.ndim == 4 and len(values) == 1 else values)  # of one text
         for name, values in found.items()
@@ -242,7 +242,7 @@ def _name_oddities(saved: Saved) -> Iterator[str]:
         for layer, weights in layers:
             finite = np.where(np.isfinite(weights.values), weights.values, 0)
             negative, sums = int((finite < 0).sum()), finite.sum(-1, dtype=np.float64)
-            over = int((sums > 1 + OVER).sum())
+            over = int((sums > 1 + SUM_TOLERANCE).sum())
             if negative:
                 yield f"negative weights in {kind} layer {layer}: {negative:,}; entropies say nothing there"
             if over:
@@ -275,7 +275,7 @@ def _write_npz(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
             for name, array in _arrays(description.add(kind, layer, weights), weights):
                 _add(archive, name, array)
         tokens = description.tokens()
-        if tokens and max(map(len, tokens)) * len(tokens) <= PADDED:
+        if tokens and max(map(len, tokens)) * len(tokens) <= MOST_TOKEN_CHARACTERS:
             _add(archive, "tokens", np.array(tokens, np.str_))
         _add(archive, DESCRIPTION, np.array(description.text()))
 

@@ -23,15 +23,17 @@ from attnscope.records import read
 from attnscope.storage.files import write_whole
 from attnscope.storage.trace.file import SUFFIX, Trace, read_trace, trace_bytes
 
-LARGEST, FULL = 64 << 20, 300 << 20  # most bytes of an entry, and of all together; the oldest go first
-MOST = 1000  # most entries, so that listing them takes no noticeable time
-LOOKS = "looks"  # the folder of the entries, inside the configured one
-SEALS, LARGEST_SEAL = "seals", 1 << 20  # the folder of what is known of models, and most bytes of one
-KEY = "attnscope cache key"  # the metadata field with an entry's key
+ENTRY_BYTES, CACHE_BYTES = 64 << 20, 300 << 20  # most of an entry, and of all; the oldest go first
+MOST_ENTRIES = 1000  # most entries, so that listing them takes no noticeable time
+PASSES_FOLDER = "looks"  # the folder of the entries, inside the configured one
+SEALS_FOLDER, SEAL_BYTES = "seals", 1 << 20  # the folder of what is known of models, and most bytes of one
+KEY_FIELD = "attnscope cache key"  # the metadata field with an entry's key
 
 Paths: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
-_OURS = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}")
+_ENTRY_NAME = re.compile(
+    rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}{re.escape(SUFFIX)}|\.attnscope-\w+{re.escape(SUFFIX)}"
+)
 """Names of entries, and of unfinished ones: no other file of the folder is touched."""
 
 
@@ -46,7 +48,7 @@ class CachedPass(NamedTuple):
 
 def cache_folder() -> Path | None:
     """The folder of cached passes, whether or not it exists; ``None`` if caching is off."""
-    return private_path(LOOKS)
+    return private_path(PASSES_FOLDER)
 
 
 def hash_key(key: Mapping[str, Any]) -> str:
@@ -56,7 +58,7 @@ def hash_key(key: Mapping[str, Any]) -> str:
 
 def find_pass(key: str) -> Trace | None:
     """The pass of a key. Damaged entries, and those of another key, are removed."""
-    for path, _, _ in list(_files(private_folder(LOOKS), f"{key}-")):
+    for path, _, _ in list(_files(private_folder(PASSES_FOLDER), f"{key}-")):
         found = _open(path)
         with suppress(OSError):
             path.unlink() if found is None else os.utime(path)
@@ -67,8 +69,8 @@ def find_pass(key: str) -> Trace | None:
 
 def store_pass(key: str, trace: Trace) -> None:
     """Store a small pass; removes older ones of its key, and the oldest of all if space runs out."""
-    content = trace_bytes(trace, {KEY: key})
-    folder = None if len(content) > LARGEST else private_folder(LOOKS, make=True)
+    content = trace_bytes(trace, {KEY_FIELD: key})
+    folder = None if len(content) > ENTRY_BYTES else private_folder(PASSES_FOLDER, make=True)
     if folder is None:
         return
     path = folder / f"{key}-{_digest(content)}{SUFFIX}"
@@ -77,20 +79,20 @@ def store_pass(key: str, trace: Trace) -> None:
         for other, _, _ in list(_files(folder, f"{key}-")):
             if other != path:
                 other.unlink()
-        room = FULL
+        room = CACHE_BYTES
         for count, (each, size, used) in enumerate(sorted(_files(folder), key=lambda file: -file[2]), 1):
             room -= size
             abandoned = each.name.startswith(".") and time.time() - used > 3600  # seconds
-            if room < 0 or count > MOST or abandoned:
+            if room < 0 or count > MOST_ENTRIES or abandoned:
                 each.unlink(missing_ok=True)
 
 
 def find_seal(key: str) -> Paths | None:
     """The lists of modules that were stored for a key."""
-    folder = private_folder(SEALS)
+    folder = private_folder(SEALS_FOLDER)
     with suppress(OSError, ValueError, RecursionError):
         found = None if folder is None else (folder / f"{key}.json").lstat()
-        if folder and found and stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_SEAL:
+        if folder and found and stat.S_ISREG(found.st_mode) and found.st_size <= SEAL_BYTES:
             stored: Paths = read(Paths, json.loads((folder / f"{key}.json").read_bytes()))
             return stored
     return None
@@ -98,7 +100,7 @@ def find_seal(key: str) -> Paths | None:
 
 def store_seal(key: str, *paths: Sequence[str]) -> None:
     """Store what is known of how a model mixes tokens: lists of its modules."""
-    folder = private_folder(SEALS, make=True)
+    folder = private_folder(SEALS_FOLDER, make=True)
     with suppress(OSError, AttnscopeError):
         if folder is not None:
             write_whole(folder / f"{key}.json", json.dumps(paths).encode(), private=True)
@@ -106,18 +108,18 @@ def store_seal(key: str, *paths: Sequence[str]) -> None:
 
 def list_passes() -> list[CachedPass]:
     """All cached passes, the latest first."""
-    files = sorted(_files(private_folder(LOOKS)), key=lambda file: -file[2])
+    files = sorted(_files(private_folder(PASSES_FOLDER)), key=lambda file: -file[2])
     return [CachedPass(*file, trace) for file in files if (trace := _open(file[0])) is not None]
 
 
 def clear_passes() -> int:
     """Remove every entry; returns their number."""
     count = 0
-    for path, _, _ in _files(private_folder(LOOKS)):
+    for path, _, _ in _files(private_folder(PASSES_FOLDER)):
         with suppress(OSError):
             path.unlink()
             count += 1
-    if (folder := private_folder(SEALS)) is not None:
+    if (folder := private_folder(SEALS_FOLDER)) is not None:
         for path in folder.glob("*.json"):
             path.unlink(missing_ok=True)
     return count
@@ -130,13 +132,13 @@ def _open(path: Path) -> Trace | None:
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > LARGEST:
+            if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > ENTRY_BYTES:
                 return None
-            content = file.read(LARGEST)
+            content = file.read(ENTRY_BYTES)
         trace = read_trace(path, content) if _digest(content) == digest else None
     except (OSError, AttnscopeError):
         return None
-    return trace if trace is not None and trace.metadata.get(KEY) == key else None
+    return trace if trace is not None and trace.metadata.get(KEY_FIELD) == key else None
 
 
 def _digest(content: bytes) -> str:
@@ -149,7 +151,7 @@ def _files(folder: Path | None, prefix: str = "") -> Iterator[tuple[Path, int, f
         return
     with suppress(OSError), os.scandir(folder) as found:
         for each in found:
-            ours = each.name.startswith(prefix) and _OURS.fullmatch(each.name)
+            ours = each.name.startswith(prefix) and _ENTRY_NAME.fullmatch(each.name)
             with suppress(OSError):
                 if ours and not each.is_dir(follow_symlinks=False):
                     facts = each.stat(follow_symlinks=False)

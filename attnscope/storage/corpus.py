@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.errors import InputError
-from attnscope.storage.files import LONGEST, Line, parse_json, read_lines
+from attnscope.storage.files import MOST_LINE_BYTES, Line, parse_json, read_lines
 from attnscope.text import decode_file
 
-HASHED = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
-FEW = 20  # most fields of a line that a message names
-ROWS = 1024  # rows of a Parquet file that are read together
+HASHED_BYTES = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
+MOST_NAMED_FIELDS = 20  # most fields of a line that a message names
+PARQUET_ROWS = 1024  # rows of a Parquet file that are read together
 
 Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one after the last
 
@@ -115,7 +115,7 @@ class _File(Corpus):
 
     def fingerprint(self) -> str:
         with self.path.open("rb") as file:
-            return f"{self.path.stat().st_size} {_hash(file.read(HASHED))} {self.field or ''}"
+            return f"{self.path.stat().st_size} {_hash(file.read(HASHED_BYTES))} {self.field or ''}"
 
 
 class _Lines(_File):
@@ -132,7 +132,7 @@ class _Lines(_File):
         fields = read_object(content)
         fields = fields if isinstance(fields, dict) else {}
         if self.field not in fields:
-            has = f": it has {', '.join(islice(fields, FEW))}" if fields else ""
+            has = f": it has {', '.join(islice(fields, MOST_NAMED_FIELDS))}" if fields else ""
             raise ValueError(f"no field {self.field!r}{has}")
         return super().read(fields[self.field])
 
@@ -156,7 +156,7 @@ class _Parquet(_File):
         self.size = self.file.metadata.num_rows
 
     def contents(self) -> Iterator[tuple[str, int, object]]:
-        batches = self.file.iter_batches(batch_size=ROWS, columns=[self.field])
+        batches = self.file.iter_batches(batch_size=PARQUET_ROWS, columns=[self.field])
         texts = (text for rows in batches for text in rows.column(0).to_pylist())
         return ((f"row {number:,}", number, text) for number, text in enumerate(texts, 1))
 
@@ -177,9 +177,9 @@ class _Folder(Corpus):
     def read(self, content: Path) -> CorpusText:
         try:
             with content.open("rb") as opened:
-                written = opened.read(LONGEST + 1)
-            if len(written) > LONGEST:
-                raise ValueError(f"it has more than {LONGEST:,} bytes")
+                written = opened.read(MOST_LINE_BYTES + 1)
+            if len(written) > MOST_LINE_BYTES:
+                raise ValueError(f"it has more than {MOST_LINE_BYTES:,} bytes")
             return super().read(decode_file(written))
         except UnicodeDecodeError as error:
             raise ValueError(f"byte {error.start:,} is not UTF-8 text") from None

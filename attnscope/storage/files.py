@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.errors import AttnscopeError, InputError, OutputError, first_line, out_of_memory
-from attnscope.limits import LARGEST_STATE
+from attnscope.limits import STATE_BYTES
 from attnscope.text import clean
 
 if TYPE_CHECKING:
     from torch import nn
 
-LONGEST = 1 << 23  # most bytes of a line: more than any text with all its annotations
-PART = 1 << 20  # bytes of a file that are hashed at once
+MOST_LINE_BYTES = 1 << 23  # most bytes of a line: more than any text with all its annotations
+HASH_BYTES = 1 << 20  # bytes of a file that are hashed at once
 
 
 class Line(NamedTuple):
@@ -36,11 +36,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a UTF-8 file, without line ends; overlong lines are not stored."""
     done = number = 0
     with path.open("rb") as file:
-        while line := file.readline(LONGEST + 1):
+        while line := file.readline(MOST_LINE_BYTES + 1):
             number, done, text, fault = number + 1, done + len(line), "", ""
-            if len(line) > LONGEST:
-                fault = f"it has more than {LONGEST:,} bytes"
-                while not line.endswith(b"\n") and (line := file.readline(LONGEST)):
+            if len(line) > MOST_LINE_BYTES:
+                fault = f"it has more than {MOST_LINE_BYTES:,} bytes"
+                while not line.endswith(b"\n") and (line := file.readline(MOST_LINE_BYTES)):
                     done += len(line)
             else:
                 try:
@@ -50,7 +50,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             yield Line(number, text, done, fault)
 
 
-KINDS = {
+FILE_KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -66,7 +66,7 @@ def name_other(path: Path) -> str | None:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = path.lstat().st_mode if path.is_symlink() else stat.S_IFREG
-    return None if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no file")
+    return None if stat.S_ISREG(mode) else FILE_KINDS.get(stat.S_IFMT(mode), "no file")
 
 
 def require_regular(path: Path) -> None:
@@ -105,7 +105,7 @@ def read_regular(path: Path, most: int) -> bytes:
     return content
 
 
-def read_json(path: Path, most: int = LARGEST_STATE) -> Any:
+def read_json(path: Path, most: int = STATE_BYTES) -> Any:
     """The data of a JSON file. Raises ``ValueError`` for other content, and what ``read_regular`` raises."""
     return parse_json(read_regular(path, most))
 
@@ -131,7 +131,7 @@ def hash_file(path: Path) -> str:
     """The SHA-256 of a file. Raises ``OSError``."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(PART):
+        while part := file.read(HASH_BYTES):
             digest.update(part)
     return digest.hexdigest()
 
@@ -178,13 +178,13 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
         file.write(content)
 
 
-CHECKPOINT = 3  # the version of a checkpoint
-SAMPLED = 64  # numbers taken from each weight for a model's fingerprint
+CHECKPOINT_VERSION = 3  # the version of a checkpoint
+SAMPLED_NUMBERS = 64  # numbers taken from each weight for a model's fingerprint
 
 
 def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the sums so far as JSON, whole or not at all. Raises ``OutputError``."""
-    content = {"attnscope checkpoint": CHECKPOINT, "of": identity, "state": state}
+    content = {"attnscope checkpoint": CHECKPOINT_VERSION, "of": identity, "state": state}
     write_whole(path, json.dumps({**content, "sha256": _checksum(identity, state)}).encode())
 
 
@@ -192,7 +192,7 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     """Read what ``write_checkpoint`` wrote, if it exists; ``InputError`` for another file or identity."""
     try:
         content = read_json(path)
-        if content["attnscope checkpoint"] != CHECKPOINT:
+        if content["attnscope checkpoint"] != CHECKPOINT_VERSION:
             raise KeyError
         of, state = dict(content["of"]), dict(content["state"])
         if content["sha256"] != _checksum(of, state):
@@ -222,6 +222,6 @@ def fingerprint(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
         known = weights.device.type != "meta"
-        few = weights.detach().reshape(-1)[:SAMPLED].double().tolist() if known else []
+        few = weights.detach().reshape(-1)[:SAMPLED_NUMBERS].double().tolist() if known else []
         digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
     return digest.hexdigest()

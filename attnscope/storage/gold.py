@@ -18,7 +18,7 @@ from attnscope.storage.corpus import Corpus, CorpusText, GoldPair, Span, full_li
 from attnscope.storage.files import Line, hash_file, read_lines
 from attnscope.text import MOST_CHARACTERS, read_number
 
-LONGEST_LABEL = 60
+MOST_LABEL_CHARACTERS = 60
 
 
 @dataclass
@@ -51,13 +51,13 @@ def words_of(text: str) -> tuple[Span, ...]:
 
 def clean_label(label: str) -> str:
     """A printable label. Raises ``ValueError``."""
-    if not label or len(label) > LONGEST_LABEL or not label.isprintable():
-        raise ValueError(f"a label is 1 to {LONGEST_LABEL} characters that can be printed")
+    if not label or len(label) > MOST_LABEL_CHARACTERS or not label.isprintable():
+        raise ValueError(f"a label is 1 to {MOST_LABEL_CHARACTERS} characters that can be printed")
     return label
 
 
-MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
-NAMES = ("eid", "GRP")  # the name of the entity field in ``# global.Entity``
+ENTITY_MARK = re.compile(r"\((?P<opened>[^()]*)(?P<alone>\))?|(?P<closed>[^()]+)\)")
+ENTITY_FIELDS = ("eid", "GRP")  # the name of the entity field in ``# global.Entity``
 
 Mention: TypeAlias = tuple[str, int]  # its entity, and its head word: the one whose own head lies outside it
 
@@ -71,10 +71,10 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
     opened: dict[str, list[int]] = {}
     mentions: list[Mention] = []
     for word, marks in enumerate(column):
-        if MARK.sub("", marks):
+        if ENTITY_MARK.sub("", marks):
             said = f"the Entity of word {word + 1} is {marks[:20]!r}"
             raise ValueError(f"{said}: write (e1-person, e1) or (e1)")
-        for match in MARK.finditer(marks):
+        for match in ENTITY_MARK.finditer(marks):
             name = match["closed"]
             if name is None:
                 name = next(iter(match["opened"].split("-")[place : place + 1]), "")
@@ -96,11 +96,11 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
 COLUMNS = 10
 FORM, HEAD, RELATION, MISC = 1, 6, 7, 9
 
-WORDS = 128  # words of a document that are read together for coreference, as in Clark et al. 2019.
+DOCUMENT_WORDS = 128  # words of a document that are read together for coreference, as in Clark et al. 2019.
 
 COREFERENCE = "coreference"
 
-LONGEST = 2000  # most words of a sentence
+MOST_SENTENCE_WORDS = 2000  # most words of a sentence
 
 
 class Sentence(NamedTuple):
@@ -137,8 +137,8 @@ def _columns(lines: Sequence[Line]) -> list[list[str]]:
             raise ValueError(f"{where}: {line.fault}")
         if len(rows[-1]) != COLUMNS:
             raise ValueError(f"{where}: it has {len(rows[-1])} columns, not {COLUMNS}")
-        if len(rows) > LONGEST or size > MOST_CHARACTERS:
-            limits = f"{LONGEST:,} lines, and {MOST_CHARACTERS:,} characters in them"
+        if len(rows) > MOST_SENTENCE_WORDS or size > MOST_CHARACTERS:
+            limits = f"{MOST_SENTENCE_WORDS:,} lines, and {MOST_CHARACTERS:,} characters in them"
             raise ValueError(f"a sentence may have {limits}")
     return rows
 
@@ -160,9 +160,9 @@ class Conllu(GoldFile):
                 opens |= name.split()[:1] == ["newdoc"]
                 if name.strip() == "global.Entity":
                     names = value.strip().split("-")
-                    entity = next((names.index(each) for each in NAMES if each in names), 0)
+                    entity = next((names.index(each) for each in ENTITY_FIELDS if each in names), 0)
             elif line.fault or line.text.strip():
-                if len(lines) <= LONGEST and size <= MOST_CHARACTERS:  # beyond, it is refused
+                if len(lines) <= MOST_SENTENCE_WORDS and size <= MOST_CHARACTERS:  # beyond, it is refused
                     lines.append(line)
                     size += len(line.text)
             else:
@@ -175,7 +175,7 @@ class Conllu(GoldFile):
         return _read_sentence(content)[0]
 
     def entries(self) -> Iterator[CorpusText]:
-        """One entry per sentence; with coreference, up to ``WORDS`` words of a document."""
+        """One entry per sentence; with coreference, up to ``DOCUMENT_WORDS`` words of a document."""
         if not self.coreference:
             yield from super().entries()
             return
@@ -187,7 +187,7 @@ class Conllu(GoldFile):
                 yield CorpusText(where, "", str(error), done)
                 continue
             size = len(gold.words) + sum(len(each.words) for each, _ in together)
-            if together and (sentence.opens or size > WORDS):
+            if together and (sentence.opens or size > DOCUMENT_WORDS):
                 yield _join(together)
                 together = []
             together.append((gold._replace(where=where, done=done), mentions))
@@ -250,11 +250,11 @@ def _join(sentences: Sequence[tuple[CorpusText, Sequence[Mention]]]) -> CorpusTe
     return CorpusText(first.where, text, "", last.done, tuple(words), tuple(pairs))
 
 
-EXAMPLE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
+EXAMPLE_LINE = '{"text": "The cat sat.", "pairs": [[2, 1, "subject"]]}'
 
-LONGEST_SIDE = 400  # most characters of one side of a pair: a phrase, not a text
+MOST_SIDE_CHARACTERS = 400  # most characters of one side of a pair: a phrase, not a text
 UNNAMED = "all"  # the label of an unlabelled pair
-BETWEEN = "|||"
+TEXT_SEPARATOR = "|||"
 
 
 class JsonLines(GoldFile):
@@ -272,7 +272,7 @@ class JsonLines(GoldFile):
         """One line."""
         fields = read_object(content)
         if not isinstance(fields, dict) or not isinstance(fields.get("pairs"), list):
-            raise ValueError(f"write {EXAMPLE}")
+            raise ValueError(f"write {EXAMPLE_LINE}")
         text = require_text(fields.get("text"))
         spans, sides, labels = words_of(text), list[Span](), list[str]()  # two sides of each label
         for pair in fields["pairs"]:
@@ -297,11 +297,11 @@ def _span(given: Any, text: str, spans: Sequence[Span]) -> Span:
         return spans[given]
     if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
         start, stop = given
-        if 0 <= start < stop <= min(len(text), start + LONGEST_SIDE) and text[start:stop].strip():
+        if 0 <= start < stop <= min(len(text), start + MOST_SIDE_CHARACTERS) and text[start:stop].strip():
             return start, stop
     raise ValueError(
         f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
-        f"up to {LONGEST_SIDE} characters [first, behind the last] of its {len(text):,}"
+        f"up to {MOST_SIDE_CHARACTERS} characters [first, behind the last] of its {len(text):,}"
     )
 
 
@@ -351,9 +351,9 @@ class Pharaoh(GoldFile):
             raise ValueError(f"{short} ends before {long}: each text needs its line of links")
         if line.fault or links.fault:
             raise ValueError(line.fault or links.fault)
-        source, _, target = (part.strip() for part in line.text.partition(BETWEEN))
-        if not source or not target or BETWEEN in target:
-            raise ValueError(f"write source {BETWEEN} target")
+        source, _, target = (part.strip() for part in line.text.partition(TEXT_SEPARATOR))
+        if not source or not target or TEXT_SEPARATOR in target:
+            raise ValueError(f"write source {TEXT_SEPARATOR} target")
         words, target_words = words_of(source), words_of(target)
         pairs = []
         for link in links.text.split():

@@ -15,15 +15,15 @@ from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, first_line
 from attnscope.storage.files import reading
 
-BEGINS = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
+SIGNATURES = ((b"RIFF", b"WAVE"), (b"RIFX", b"WAVE"), (b"RF64", b"WAVE"), (b"fLaC", b""))
 """A file's first four bytes, and those from the ninth on; nothing else goes to a decoder."""
 
-LONGEST = 1800  # most seconds that are read
+MOST_SECONDS = 1800  # most seconds that are read
 RATES = range(1000, 768_001)  # allowed samples per second
-CHANNELS = 64  # most channels
-DENSE = 48_000  # most samples per second for that duration: a denser sound may have as many samples, no more
+MOST_CHANNELS = 64  # most channels
+MOST_RATE = 48_000  # samples per second for that duration: a denser sound may have as many, no more
 
-BLOCK = 1 << 16  # samples per channel decoded at once
+BLOCK_SAMPLES = 1 << 16  # samples per channel decoded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
         ) from None
     with reading(path, "sound from"), path.open("rb") as opened:
         first = opened.read(12)
-    if not any(first[:4] == head and first[8:].startswith(then) for head, then in BEGINS):
+    if not any(first[:4] == head and first[8:].startswith(then) for head, then in SIGNATURES):
         raise InputError(f"{path} is {'not a WAV or FLAC file' if first else 'empty: it holds no sound'}")
     try:
         with soundfile.SoundFile(path) as file:
@@ -87,10 +87,10 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
 
 def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> int:
     """The sampling rate. Raises ``InputError`` for impossible numbers, before decoding."""
-    if file.samplerate not in RATES or not 1 <= file.channels <= CHANNELS:
+    if file.samplerate not in RATES or not 1 <= file.channels <= MOST_CHANNELS:
         raise InputError(
             f"{path} claims {file.samplerate:,} samples a second in {file.channels:,} channels: "
-            f"{RATES[0]:,} to {RATES[-1]:,} in at most {CHANNELS} are read"
+            f"{RATES[0]:,} to {RATES[-1]:,} in at most {MOST_CHANNELS} are read"
         )
     rate = int(file.samplerate)
     if file.frames >= 1 << 36:  # more than a FLAC header can state: it states none
@@ -105,7 +105,7 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
 def _mono(path: Path, file: Any, most: float) -> Iterator[Array]:
     """The mean of the channels, block by block, up to ``most`` samples.  -> [sample]"""
     longest, taken = _most(int(file.samplerate)), 0
-    while len(block := file.read(min(BLOCK, most - taken), dtype="float32", always_2d=True)):
+    while len(block := file.read(min(BLOCK_SAMPLES, most - taken), dtype="float32", always_2d=True)):
         taken += len(block)
         if taken > longest:
             raise _too_long(path)
@@ -113,12 +113,12 @@ def _mono(path: Path, file: Any, most: float) -> Iterator[Array]:
 
 
 def _most(rate: int) -> int:
-    """Most samples per channel: ``LONGEST`` seconds at no more than ``DENSE`` per second."""
-    return LONGEST * min(rate, DENSE)
+    """Most samples per channel: ``MOST_SECONDS`` seconds at no more than ``MOST_RATE`` per second."""
+    return MOST_SECONDS * min(rate, MOST_RATE)
 
 
 def _too_long(path: Path) -> InputError:
     return InputError(
-        f"{path} is longer than {LONGEST // 60} minutes at {DENSE:,} samples a second, and is not read: "
-        "cut it, or choose a part with --from-second and --to-second"
+        f"{path} is longer than {MOST_SECONDS // 60} minutes at {MOST_RATE:,} samples a second, and is not "
+        "read: cut it, or choose a part with --from-second and --to-second"
     )

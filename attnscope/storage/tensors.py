@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = "attnscope"  # the name of the description among the arrays, or in a file's metadata
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
@@ -52,16 +52,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is not a tensor file: its name must end in .safetensors, .npz or .pt")
 
 
-TYPES = {
+NUMPY_TYPES = {
     "F64": "f8", "F32": "f4", "F16": "f2", "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "BOOL": "?",
     "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1",
 }  # fmt: skip
 """The types of safetensors in NumPy, or same-sized integers for those that NumPy lacks."""
 
-NARROW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+TORCH_TYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 """Types that only torch has."""
 
-READ_WHOLE = 64 << 20
+MOST_WHOLE_BYTES = 64 << 20
 """Files up to this size are read when opened, so that nobody can change them under their reader."""
 
 
@@ -85,7 +85,7 @@ class TensorFile(Mapping[str, Array]):
         self._file: Any = path.open("rb") if content is None else BytesIO(content)
         self._state = self._stat()
         size = len(content or b"") if self._state is None else self._state[0]
-        if self._state is not None and size <= READ_WHOLE:
+        if self._state is not None and size <= MOST_WHOLE_BYTES:
             content = self._file.read()
             self._unchanged(len(content) == size)
             self._file.close()
@@ -103,10 +103,10 @@ class TensorFile(Mapping[str, Array]):
         end = 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
             dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            if dtype not in TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
+            if dtype not in NUMPY_TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
                 found = f"{dtype!s:.20} {list(shape)!s:.60}"
                 raise ValueError(f"its array {name!r:.40} is {found}, which it must not be")
-            if start != end or stop - start != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
+            if start != end or stop - start != math.prod(shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize:
                 raise ValueError(f"its array {name!r:.40} does not fill its place in the file")
             self.entries[name] = Entry(dtype, shape, 8 + length + start)
             end = stop
@@ -115,7 +115,7 @@ class TensorFile(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         dtype, shape, start = self.entries[name]
-        array = np.empty(shape, np.dtype(TYPES[dtype]).newbyteorder("<"))
+        array = np.empty(shape, np.dtype(NUMPY_TYPES[dtype]).newbyteorder("<"))
         if array.size:
             with self._lock:
                 self._file.seek(start)
@@ -131,7 +131,7 @@ class TensorFile(Mapping[str, Array]):
 
     def tensor(self, name: str) -> Tensor:
         """An array for torch, in a type that NumPy may lack."""
-        array, narrow = self[name], NARROW.get(self.entries[name].dtype)
+        array, narrow = self[name], TORCH_TYPES.get(self.entries[name].dtype)
         if narrow is None:
             return torch.from_numpy(array)
         return torch.from_numpy(array.view(f"i{array.itemsize}")).view(getattr(torch, narrow))
@@ -196,10 +196,10 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     file.seek(0)
     if not pickled:
         version = np.lib.format.read_magic(file)
-        if version not in HEADERS:
+        if version not in HEADER_READERS:
             raise ValueError(f"{name} is in version {version[0]}.{version[1]} of the format, not 1.0 or 2.0")
         try:
-            shape, _, dtype = HEADERS[version](file)
+            shape, _, dtype = HEADER_READERS[version](file)
         except Exception as error:  # NumPy parses it as Python, whose parser has exceptions of its own
             raise ValueError(f"the header of {name} is damaged ({first_line(error)})") from None
     if dtype.hasobject:

@@ -18,7 +18,7 @@ from attnscope.network import CLS, MASK, SEP, SPECIAL, UNK
 from attnscope.storage.files import open_whole
 
 TokenizerKind: TypeAlias = Literal["wordpiece", "bpe"]
-_ALPHABET = 256  # letters beyond the most frequent ones become [UNK]
+_MOST_LETTERS = 256  # letters beyond the most frequent ones become [UNK]
 _QUOTES = [normalizers.Replace(Regex("[“”„]"), '"'), normalizers.Replace(Regex("[‘’]"), "'")]
 
 
@@ -74,7 +74,7 @@ def _word_pieces(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Toke
     for letter, count in letters.items():
         for piece in normalizer.normalize_str(letter).strip():
             folded[piece] += count
-    most = min(_ALPHABET, vocabulary // 4)
+    most = min(_MOST_LETTERS, vocabulary // 4)
     alphabet = sorted(sorted(folded, key=lambda letter: (-folded[letter], letter))[:most])
     inside = ["##" + letter for letter in alphabet if letter.isalnum()]
 
@@ -101,8 +101,8 @@ def _word_pieces(lines: Iterable[str], vocabulary: int, lowercase: bool) -> Toke
 Ids = npt.NDArray[np.int64]
 IGNORED = -1  # the target of a position without a prediction
 
-LONGEST = 1 << 16  # characters per line; longer lines are split to bound memory
-TOGETHER = 1 << 19  # characters that are tokenized together, for the same reason
+MOST_LINE_CHARACTERS = 1 << 16  # characters per line; longer lines are split to bound memory
+BATCH_CHARACTERS = 1 << 19  # characters that are tokenized together, for the same reason
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Lines:
 def _read(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") as file:
-            while line := file.readline(LONGEST):
+            while line := file.readline(MOST_LINE_CHARACTERS):
                 if line.strip():
                     yield line.strip()
     except UnicodeDecodeError as error:
@@ -167,7 +167,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     for line in lines:
         block.append(line)
         size += len(line)
-        if len(block) == 1024 or size > TOGETHER:
+        if len(block) == 1024 or size > BATCH_CHARACTERS:
             yield block
             block, size = [], 0
     yield block

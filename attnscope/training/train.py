@@ -99,8 +99,8 @@ def load_checkpoint(
     return progress
 
 
-FEWER_SHAPES = 64  # targets are padded to a multiple of it: CPU libraries cache code for every shape they see
-SEEDS = 1_000_003  # steps per seed: the random state of a step is seed * SEEDS + step
+MULTIPLE = 64  # targets are padded to a multiple of it: CPU libraries cache code for every shape they see
+SEED_STEPS = 1_000_003  # steps per seed: the random state of a step is seed * SEEDS + step
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def train_encoder(
         while (over := fraction(progress, settings)) < 1 and not stopped():
             for group in (group for one in optimizers for group in one.param_groups):
                 group["lr"] = settings.rate * schedule(over, settings.warmup)
-            torch.manual_seed((settings.seed * SEEDS + progress.step) % (LARGEST_SEED + 1))
+            torch.manual_seed((settings.seed * SEED_STEPS + progress.step) % (LARGEST_SEED + 1))
             causal = encoder.config.causal or over < settings.causal_first
             rows = training.training(progress.step, settings.batch, causal)
             loss = rows_loss(encoder, rows, settings, causal)
@@ -235,8 +235,8 @@ def rows_loss(
     with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
         hidden = encoder(ids, segments, causal=causal).flatten(0, 1)  # [batch · token, width]
         where = (targets.flatten() != data.IGNORED).nonzero()[:, 0]  # [target]
-        asked = F.pad(targets.flatten()[where], (0, -len(where) % FEWER_SHAPES), value=data.IGNORED)
-        logits = encoder.logits(hidden[F.pad(where, (0, -len(where) % FEWER_SHAPES))])  # [target, vocabulary]
+        asked = F.pad(targets.flatten()[where], (0, -len(where) % MULTIPLE), value=data.IGNORED)
+        logits = encoder.logits(hidden[F.pad(where, (0, -len(where) % MULTIPLE))])  # [target, vocabulary]
     return F.cross_entropy(logits.float(), asked, ignore_index=data.IGNORED)
 
 
@@ -261,10 +261,10 @@ def stop_between_steps() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-WORK = "training"  # what a run needs to resume, inside the model's folder; removed when the run is over
+WORK_FOLDER = "training"  # what a run resumes from, in the model's folder; removed when the run is over
 CHECKPOINT = "checkpoint.safetensors"
 CHANGEABLE = ("steps", "minutes", "save_minutes", "device")  # in a resumed run: how long, and where
-GUESSED = 0.15  # share of tokens that are masked when a masked encoder's loss is measured
+MASKED = 0.15  # share of tokens that are masked when a masked encoder's loss is measured
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def train_on_files(
     ``start`` names the folder of an encoder to start from, whose config ``recipe`` must have; its
     tokenizer is taken too. ``say`` is called with what is being prepared, ``observe`` with every step.
     """
-    work = folder / WORK
+    work = folder / WORK_FOLDER
     training_lines, held_out_lines = data.split_held_out(files, held_out, settings.seed)
     terms = _terms(training_lines, held_out_lines, recipe, settings, start)
     first = None if start is None else network.load_encoder(start)
@@ -361,7 +361,7 @@ def train_on_files(
         if first is not None:
             encoder.load_state_dict(first[0].state_dict())
         resumes = resume and (work / CHECKPOINT).is_file()
-        held = replace(cutters[1], guessed=1.0 if config.causal else GUESSED)
+        held = replace(cutters[1], guessed=1.0 if config.causal else MASKED)
         progress, done = train_encoder(encoder, training, held, settings, work / CHECKPOINT, resumes, observe)
     encoder.cpu()
     if progress.step:
@@ -373,7 +373,7 @@ def train_on_files(
     return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
 
 
-FEWEST = 14  # loss is measured on at least this many tokens
+LEAST_TOKENS = 14  # loss is measured on at least this many tokens
 
 
 def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: int = 0) -> tuple[float, int]:
@@ -386,12 +386,12 @@ def held_out_loss(folder: Path, files: Sequence[Path], length: int = 128, seed: 
         path = Path(place) / "tokens"
         data.write_stream(data.Lines(tuple(files)), tokenizer, path)
         stream, stretch = data.read_stream(path), length - 2
-        if len(stream) < FEWEST:
-            raise InputError(f"the text has {len(stream)} tokens: give at least {FEWEST}")
+        if len(stream) < LEAST_TOKENS:
+            raise InputError(f"the text has {len(stream)} tokens: give at least {LEAST_TOKENS}")
         if len(stream) < 2 * stretch:  # one or two rows that hold everything; a cutter holds one row back
             stretch = len(stream) // (-(-len(stream) // stretch))
             stream = np.append(stream, stream[:stretch])
-        cutter = data.Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else GUESSED, seed=seed)
+        cutter = data.Cutter(stream, tokenizer, stretch + 2, causal, 1.0 if causal else MASKED, seed=seed)
         return evaluate(encoder, cutter, Settings(steps=1)), cutter.count * stretch
 
 

@@ -70,7 +70,7 @@ class Scene:
 Edges: TypeAlias = tuple[float, float, float, float]
 
 FULL_BARS = (0.1, 0.25, 0.5, 1.0)  # possible weights of a full bar
-NOTHING = 0.001  # tokens with less weight are not listed by name
+LEAST_LISTED = 0.001  # tokens with less weight are not listed by name
 
 
 def describe_box(box: Edges) -> str:
@@ -113,7 +113,7 @@ class Bars:
     @property
     def rest(self) -> str:
         """The note on those that are not shown."""
-        most = f"at most {self.most:.2g}" if self.most >= NOTHING else f"less than {NOTHING}"
+        most = f"at most {self.most:.2g}" if self.most >= LEAST_LISTED else f"less than {LEAST_LISTED}"
         return f"and {self.more} more, each {most}" if self.more else ""
 
 

@@ -31,10 +31,10 @@ SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # ful
 WHERE = " where most keys are open"  # a largest weight leaves out rows with few keys: ``choosing_rows``
 
 FAINT = 0.1  # lower weights are almost invisible where full colour is 1
-FEW = 0.05  # if fewer than this share of the rows has a weight above ``FAINT``, a head is faint
-QUARTER = 0.25  # if fewer than one pooled cell in a hundred is above it, the scale ends at the largest cell
+FAINT_ROWS = 0.05  # if fewer than this share of the rows has a weight above ``FAINT``, a head is faint
+DARK = 0.25  # if fewer than one pooled cell in a hundred is above it, the scale ends at the largest cell
 
-CELLS = 48  # rows and columns of a thumbnail, at most
+THUMBNAIL_CELLS = 48  # rows and columns of a thumbnail, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _settle_scale(scale: Scale, signed: bool, heads: Sequence[Weights]) -> Scale
         return scale
     for head in () if signed else heads:
         clear = np.abs(head.values).max(-1, initial=0)[choosing_rows(head.allowed)] > FAINT  # [query]
-        if not head.values.any() or clear.mean() >= FEW:
+        if not head.values.any() or clear.mean() >= FAINT_ROWS:
             return "fixed"
     return "fixed" if signed else "head"
 
@@ -370,7 +370,7 @@ class Grid(Titled):
             said.append(f"{why}full colour is each head's largest weight{WHERE if aside else ''}{not_one}")
         if self.top < 1:
             largest = f"the largest, {self.top:.2g}, not 1"
-            said.append(f"hardly any cell is above {QUARTER}: full colour is {largest}")
+            said.append(f"hardly any cell is above {DARK}: full colour is {largest}")
         if self.without_attention:
             layers = ", ".join(f"L{each}" for each in self.without_attention)
             said.append(f"no attention of this kind in {layers}")
@@ -393,7 +393,7 @@ class Grid(Titled):
             return 1.0
         pairs = ((layer.values, ~layer.masked) for layer in self.layers)
         weights = np.concatenate([each[choosing_rows(own)[..., None] & own] for each, own in pairs])  # [cell]
-        bright = (weights > QUARTER).mean() if weights.size else 1.0
+        bright = (weights > DARK).mean() if weights.size else 1.0
         return 1.0 if bright >= 0.01 else float(weights.max())
 
     def fit(self, rows: int, columns: int) -> Grid:
@@ -416,7 +416,7 @@ def _lengthen(sizes: Sequence[int], cells: int) -> Sequence[int]:
     return [*sizes[:-1], 1 + block * cells - places]
 
 
-def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = CELLS, **more: Any) -> Grid:
+def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = THUMBNAIL_CELLS, **more: Any) -> Grid:
     """Thumbnails from pairs of a layer's number and its weights ``[head, query, key]``; NaNs are masked.
 
     Each layer is pooled to ``cells`` × ``cells`` at most (keys summed, queries averaged) before the next one

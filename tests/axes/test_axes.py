@@ -7,9 +7,9 @@ import pytest
 
 from attnscope.attention import Token
 from attnscope.axes import (
-    HEARD,
-    PICTURED,
-    SEPARATOR,
+    PICTURE_ID,
+    SEPARATOR_ID,
+    SOUND_ID,
     Weights,
     coarsen,
     find_senses,
@@ -156,7 +156,7 @@ def test_weights_and_mask_must_fit_their_labels() -> None:
 
 
 def test_consecutive_moments_have_a_range_label():
-    moments = places(tuple(Token(f"{0.02 * at:.2f} s", HEARD + at) for at in range(4)))
+    moments = places(tuple(Token(f"{0.02 * at:.2f} s", SOUND_ID + at) for at in range(4)))
     two = [join_places(moments[:2], pooled=True), join_places(moments[2:], pooled=True)]
     assert [place.label for place in two] == ["0.00–0.02 s", "0.04–0.06 s"]
     four = join_places(two, pooled=True)
@@ -169,7 +169,7 @@ def seen(*names: str) -> list[Token]:
     return [
         Token(name, 5, special=True)
         if name.startswith("<")
-        else Token(name, (SEPARATOR if "end" in name else PICTURED) + number, special="end" in name)
+        else Token(name, (SEPARATOR_ID if "end" in name else PICTURE_ID) + number, special="end" in name)
         for number, name in enumerate(names)
     ]
 
@@ -184,10 +184,10 @@ def test_separators_between_tiles_belong_to_their_numbered_image():
     two = [*TILED, *seen("<img>", "image 2 · 0,0", "</img>"), *SPELLED]
     assert [sense for sense in find_senses(two) if sense] == ["image 1"] * 6 + ["image 2"]
     assert find_senses(seen("frame 1 · 0,0", "frames 2-3 · 0,0")) == ["frame 1", "frames 2-3"]
-    assert find_senses([Token("0,1", PICTURED + 1), Token("0.02 s", HEARD)]) == ["image", "sound"]
+    assert find_senses([Token("0,1", PICTURE_ID + 1), Token("0.02 s", SOUND_ID)]) == ["image", "sound"]
 
 
 def test_spelled_text_has_one_placeholder_per_image_or_sound():
     assert spell_tokens([*TILED, *SPELLED]) == "<img> [image] </img> what is this?"
-    sound = [Token("0.00 s", HEARD), Token("0.02 s", HEARD + 1)]
+    sound = [Token("0.00 s", SOUND_ID), Token("0.02 s", SOUND_ID + 1)]
     assert spell_tokens([*sound, *SPELLED]) == "[sound] what is this?"

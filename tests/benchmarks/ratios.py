@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from attnscope.storage.cache import LOOKS
+from attnscope.storage.cache import PASSES_FOLDER
 from tests.models.folders import minilm
 
 RECORDED = Path(__file__).with_suffix(".json")
@@ -83,7 +83,7 @@ def process(arguments: Sequence[str], folder: str, *, fresh=False, wall=False, t
     given = os.environ | kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     if fresh:
-        shutil.rmtree(Path(folder) / LOOKS, ignore_errors=True)
+        shutil.rmtree(Path(folder) / PASSES_FOLDER, ignore_errors=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, *arguments]
     taken = cost(lambda: subprocess.run(command, check=True, capture_output=True, env=given))

@@ -152,7 +152,7 @@ def test_files_from_cached_pass_have_no_cache_note(run, monkeypatch, looks, fold
     assert not any("cached " in text for text in saved)
 
 
-@pytest.mark.parametrize("limit", ["storage.cache.LARGEST", "models.trace_recording.LARGEST"])
+@pytest.mark.parametrize("limit", ["storage.cache.ENTRY_BYTES", "models.trace_recording.ENTRY_BYTES"])
 def test_large_pass_is_not_cached(run, monkeypatch, looks, long, limit):
     monkeypatch.setattr(f"attnscope.{limit}", 1 << 20)
     assert not came_from_there(run("show", "-f", long, "--truncate"))
@@ -399,10 +399,10 @@ def test_full_disk_disables_cache_silently(run, monkeypatch, looks, folder):
     assert (ran.code, ran.err) == (0, "")
 
 
-@pytest.mark.parametrize("limit", ["FULL", "MOST"])
+@pytest.mark.parametrize("limit", ["CACHE_BYTES", "MOST_ENTRIES"])
 def test_oldest_cache_entries_are_removed_first(monkeypatch, run, looks, entry, limit):
     trace = cache.find_pass(entry.stem.partition("-")[0])
-    monkeypatch.setattr(cache, limit, 3 if limit == "MOST" else int(3.5 * entry.stat().st_size))
+    monkeypatch.setattr(cache, limit, 3 if limit == "MOST_ENTRIES" else int(3.5 * entry.stat().st_size))
     os.utime(entry, (1, 1))
     for number in range(5):
         cache.store_pass(f"{number:040}", trace)
@@ -443,7 +443,7 @@ def test_foreign_files_in_cache_folder_are_never_removed(monkeypatch, run, looks
     run("show", TEXT, "-m", folder)
     (looks / "letters.txt").write_text("mine")
     (looks / "mine.trace").write_text("mine")
-    monkeypatch.setattr(cache, "FULL", 0)
+    monkeypatch.setattr(cache, "CACHE_BYTES", 0)
     run("show", "Another text.", "-m", folder)
     assert run("cache", "--clear").code == 0
     assert sorted(path.name for path in looks.iterdir()) == ["letters.txt", "mine.trace"]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from attnscope.attention import Head, Token
-from attnscope.axes import HEARD, places
+from attnscope.axes import SOUND_ID, places
 from attnscope.models import load
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
@@ -143,7 +143,7 @@ def test_spectrogram_is_drawn_above_the_picture(whisper, tone):
 
 
 def test_long_sound_axis_has_whole_seconds():
-    axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", HEARD + at) for at in range(1500)))
+    axis = places(tuple(Token(f"{20 + 0.02 * at:.2f} s", SOUND_ID + at) for at in range(1500)))
     shown, texts, _ = labels(axis, 0.005)
     assert texts == [f"{second} s" for second in range(20, 50)]
     assert [axis[at].moment for at in shown] == [f"{second}.00 s" for second in range(20, 50)]

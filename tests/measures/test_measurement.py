@@ -182,7 +182,7 @@ def test_single_key_rows_count_unless_excluded():
 
 @pytest.mark.parametrize("kept", [1 << 22, 0])
 def test_text_only_values_are_computed_once_for_all_layers(kept, monkeypatch):
-    monkeypatch.setattr(of_heads, "KEPT", kept)
+    monkeypatch.setattr(of_heads, "CACHED", kept)
     made, from_block = [], Setting.from_block
     monkeypatch.setattr(Setting, "from_block", lambda *given: made.append(given) or from_block(*given))
     cases = texts()

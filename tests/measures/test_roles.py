@@ -10,7 +10,15 @@ import torch
 from attnscope.attention import HeldRows, Site
 from attnscope.figures import Figure, HeadFigures
 from attnscope.measures import Measurement, role, settle_roles, worth_a_look
-from attnscope.measures.roles import BROAD, FEWEST_ROWS, LEAST_LIFT, NEAR, PATTERNLESS, PATTERNS, SHARP
+from attnscope.measures.roles import (
+    BROAD_BAR,
+    FEWEST_ROWS,
+    LEAST_LIFT,
+    NEAR_SHARE,
+    PATTERNLESS,
+    PATTERNS,
+    SHARP_BAR,
+)
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
@@ -41,7 +49,7 @@ NAMED = {  # figures, and the role with its sentence
     "special ones that add to it": (figures(first=0.65, special=(0.95, 0.2)), "special"),
     "the greatest lift": (figures(previous=(0.8, 0.4), induction=0.7), "induction"),
     "an even head": (
-        figures(normalized_entropy=(BROAD + 0.01, 1.0)),
+        figures(normalized_entropy=(BROAD_BAR + 0.01, 1.0)),
         "broad",
         "spreads over all tokens (normalized entropy 0.91, 1.00 is even)",
     ),
@@ -97,7 +105,7 @@ def test_role_has_the_values_of_its_pattern_or_spread():
     found = role(figures(normalized_entropy=(0.7, 0.9)) | {"duplicate": Figure(0.7, 0.1, 7, 1)})
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
     assert found.sentence.startswith("looks at the same token elsewhere in the 7 rows that have one (0.70, ")
-    for spread, name in ((BROAD, "none"), (BROAD + 1e-9, "broad")):
+    for spread, name in ((BROAD_BAR, "none"), (BROAD_BAR + 1e-9, "broad")):
         found = role(figures(normalized_entropy=(spread, 0.9)))
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
 
@@ -121,7 +129,7 @@ def last(heads):
 
 
 MANY = [plain() for _ in range(20)]
-NEARLY = {name: NEAR * PATTERNS[name].threshold for name in ("previous", "next", "induction")}
+NEARLY = {name: NEAR_SHARE * PATTERNS[name].threshold for name in ("previous", "next", "induction")}
 FAINT = {"offset=-2": 0.3}
 AMONG = {  # the other heads of a model, one more, and its role with its sentence
     "a weak one among heads that do nothing like it": (
@@ -167,7 +175,9 @@ def test_weak_role_needs_contrast_or_a_near_miss(case):
     assert found.pattern == name.removeprefix("weak ")
 
 
-@pytest.mark.parametrize(("evenness", "name"), [(SHARP - 0.01, "sharp"), (SHARP, "none"), (0.95, "broad")])
+@pytest.mark.parametrize(
+    ("evenness", "name"), [(SHARP_BAR - 0.01, "sharp"), (SHARP_BAR, "none"), (0.95, "broad")]
+)
 def test_patternless_head_is_named_by_its_sharpness(evenness, name):
     found = last([*MANY[:9], plain(normalized_entropy=(evenness, 1))])
     assert (found.name, found.score) == (name, evenness)

@@ -46,7 +46,7 @@ def turned(vectors):
     whole = vectors.sum(3, keepdims=True)
     left = whole - vectors
     cosine = (whole * left).sum(-1) / np.maximum(lengths(whole) * lengths(left), 1e-30)
-    return np.where((lengths(vectors) > 0) & (1 - cosine > weighting.STILL), 1 - cosine, 0)
+    return np.where((lengths(vectors) > 0) & (1 - cosine > weighting.LEAST_TURN), 1 - cosine, 0)
 
 
 SLOPES = RNG.normal(size=(TEXTS, HEADS, COUNT, SIZE))
@@ -179,7 +179,7 @@ def test_residual_weighting_includes_the_tokens_own_part(form, crossed):
 @pytest.mark.parametrize("crossed", [False, True])
 @pytest.mark.parametrize("tile", [1, 1 << 18])
 def test_alti_contribution_is_reduction_of_distance(form, crossed, tile, monkeypatch):
-    monkeypatch.setattr(weighting, "TILE", tile)
+    monkeypatch.setattr(weighting, "CPU_TILE", tile)
     residual, vectors, part, result = block(form)
     vectors = vectors.sum(1)  # [text, row, key, width]
     vectors = np.concatenate([vectors, part[:, :, None]], 2) if crossed else vectors

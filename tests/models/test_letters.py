@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD, join_places, places
+from attnscope.axes import SOUND_ID, join_places, places
 from attnscope.comparison import most_likely_states
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -89,7 +89,7 @@ def test_sound_part_keeps_the_times_of_its_file(folder, noise):
 
 def test_joined_frames_merge_their_letters():
     names = ("0.00 s · l", "0.02 s · l", "0.04 s", "0.06 s · l", "0.08 s · |", "0.10 s", "0.12 s")
-    axis = places(tuple(Token(name, HEARD + at) for at, name in enumerate(names)))
+    axis = places(tuple(Token(name, SOUND_ID + at) for at, name in enumerate(names)))
     joined = join_places(axis[:-1], pooled=True)
     assert joined.text == "0.00–0.10 s · ll|"
     assert (joined.moment, axis[0].moment, axis[0].letters) == ("0.00 s", "0.00 s", "l")

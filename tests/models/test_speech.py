@@ -255,8 +255,8 @@ def test_invalid_sound_part_is_one_sentence(tone):
 @pytest.mark.parametrize(("dense", "over", "fits"), [(None, 1.5, 1.0), (8000, 0.6, 0.5)])
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
 def test_too_long_or_dense_sound_is_not_decoded(tmp_path, monkeypatch, suffix, dense, over, fits):
-    monkeypatch.setattr(reading, "LONGEST", 1)
-    monkeypatch.setattr(reading, "DENSE", dense or reading.DENSE)
+    monkeypatch.setattr(reading, "MOST_SECONDS", 1)
+    monkeypatch.setattr(reading, "MOST_RATE", dense or reading.MOST_RATE)
     with pytest.raises(InputError, match="longer than"):
         read_sound(speech.sound(tmp_path / f"long.{suffix}", over))
     assert read_sound(speech.sound(tmp_path / f"fits.{suffix}", fits)).seconds == fits

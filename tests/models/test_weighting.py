@@ -12,7 +12,7 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.projections import Projections, Residuals, head_gradients
 from attnscope.errors import ModelError, SelectionError
-from attnscope.measures.weighting import STILL, Values
+from attnscope.measures.weighting import LEAST_TURN, Values
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput
 from attnscope.models.text.reader import ModuleModel
@@ -176,7 +176,7 @@ def test_zeroing_weighting_equals_change_of_direction_by_hand(name):
             without = values.clone()
             without[:, :, key] = 0
             turned[..., key] = 1 - torch.cosine_similarity(whole, weights @ without @ projection, dim=-1)
-        turned = turned.where((turned > STILL) & (weights > 0), 0)  # less is not more than rounding
+        turned = turned.where((turned > LEAST_TURN) & (weights > 0), 0)  # less is not more than rounding
         total = turned.sum(-1, keepdim=True)
         assert (total > 0).double().mean() > 0.8
         torch.testing.assert_close(rows.double(), turned / total.where(total > 0, 1), atol=1e-6, rtol=0)

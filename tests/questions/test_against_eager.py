@@ -16,7 +16,7 @@ from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.questions.token import one_token
-from attnscope.views import CELLS
+from attnscope.views import THUMBNAIL_CELLS
 from tests.axes.test_axes import grouped
 from tests.measures.rounding import near
 from tests.models.folders import eager as run_eager
@@ -269,7 +269,7 @@ def test_pooled_maps_survive_a_file_with_their_ranges(reader, tmp_path, tokens, 
 def test_overview_of_a_book_equals_eager_weights(reader, book, whole, exact_kernel):
     result = overview(reader, book, Selection(), exact_kernel=exact_kernel)
     assert {site.kernel for site in result.record.sites} == {"sdpa" if exact_kernel else "fused pass"}
-    coarse = coarsen_axis(book.tokens, most=CELLS, even=True)
+    coarse = coarsen_axis(book.tokens, most=THUMBNAIL_CELLS, even=True)
     expected = coarse.averaging() @ whole @ coarse.summing().T
     (grid,) = result.grids.values()
     shown = np.array([layer.values for layer in grid.layers])

@@ -116,9 +116,7 @@ def test_rollout_equals_product_of_eager_attention(name):
 
 @over(sorted(NORMED | SUMMED))
 def test_alti_equals_product_of_vector_contributions_by_hand(name, monkeypatch):
-    monkeypatch.setattr(
-        "attnscope.measures.weighting.ROWS", 3
-    )  # several blocks of rows, the last one shorter
+    monkeypatch.setattr("attnscope.measures.weighting.BLOCK_ROWS", 3)  # several blocks, the last one shorter
     model, text = _asked(name)
     calls, lost = [], 1.0
     for site, vectors, part, _, given in block_vectors(model, text):

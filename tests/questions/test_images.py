@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from attnscope.attention import Head, Token
-from attnscope.axes import HEARD, PICTURED
+from attnscope.axes import PICTURE_ID, SOUND_ID
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
@@ -205,8 +205,8 @@ def test_patch_mask_is_the_smallest_set_with_the_given_share(seen, mass):
 def test_picture_patches_are_equal_parts_in_row_order(shown, own):
     scene = find_scene(shown("vit")[1])
     assert scene.pixels.shape == (64, 64, 3)
-    assert list(scene.parts) == [PICTURED + number for number in range(16)]
-    assert scene.parts[PICTURED + 6] == (0.5, 0.25, 0.75, 0.5, True)
+    assert list(scene.parts) == [PICTURE_ID + number for number in range(16)]
+    assert scene.parts[PICTURE_ID + 6] == (0.5, 0.25, 0.75, 0.5, True)
     assert find_scene(own.prepare("the cat")) is None
 
 
@@ -221,8 +221,8 @@ def test_scene_parts_of_image_tokens_tile_the_image(tmp_path):
 
 
 def test_scene_boxes_are_relative_to_the_shown_part():
-    tokens = tuple(Token(f"image 1 · 0,{n}", PICTURED + n) for n in range(2))
-    boxes = {PICTURED: (10.0, 20.0, 30.0, 40.0), PICTURED + 1: (30.0, 20.0, 50.0, 40.0)}
+    tokens = tuple(Token(f"image 1 · 0,{n}", PICTURE_ID + n) for n in range(2))
+    boxes = {PICTURE_ID: (10.0, 20.0, 30.0, 40.0), PICTURE_ID + 1: (30.0, 20.0, 50.0, 40.0)}
     picture = Picture(np.zeros((20, 40, 3), np.uint8), (1, 2), tokens, boxes)
     scene = find_scene(ModelInput({}, {}, tokens, pictures=(picture,)))
     assert [part[:4] for part in scene.parts.values()] == [(0, 0, 0.5, 1), (0.5, 0, 1, 1)]
@@ -233,7 +233,7 @@ def test_sound_scene_has_consecutive_moments_without_padding(tmp_path):
     scene, frames = find_scene(prepared), prepared.sound.frames
     assert scene.heard
     assert scene.pixels.shape == (16, frames, 3)
-    assert list(scene.parts) == [HEARD + frame for frame in range(frames)]
+    assert list(scene.parts) == [SOUND_ID + frame for frame in range(frames)]
     assert frames < len(prepared.axes["cross"][1])
     loud = prepared.sound.bands[:, :frames]  # [band, frame]
     drawn = scene.pixels[::-1, :, 0] / 255  # low tones at the bottom
@@ -256,14 +256,14 @@ def test_waveform_model_spectrogram_shows_tones_in_place(tmp_path):
 
 def test_scene_places_several_images_side_by_side():
     def one(first: int, grey: int) -> Picture:
-        tokens = tuple(Token("", PICTURED + first + n) for n in range(2))
+        tokens = tuple(Token("", PICTURE_ID + first + n) for n in range(2))
         return Picture(np.full((20, 40, 3), grey, np.uint8), (1, 2), tokens, name=f"image {grey}")
 
     pictures = one(0, 50), one(2, 90), one(4, 130)
     scene = find_scene(ModelInput({}, {}, (), pictures=pictures))
     tall, wide = scene.pixels.shape[:2]
     for number, (id_, part) in enumerate(scene.parts.items()):
-        assert id_ == PICTURED + number
+        assert id_ == PICTURE_ID + number
         rows = slice(round(part.top * tall), round(part.bottom * tall))
         inside = scene.pixels[rows, round(part.left * wide) : round(part.right * wide)]
         assert (inside == (50, 90, 130)[number // 2]).all()

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from attnscope.errors import SelectionError
-from attnscope.render.colour import DIVERGING, OFFERED, TWO_SIDED, choose_map, steps, table, terminal_colours
+from attnscope.render.colour import (
+    DIVERGING,
+    OFFERED,
+    TWO_SIDED,
+    choose_map,
+    steps,
+    table,
+    terminal_colours,
+)
 
 # Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
 NUMBERS = {

@@ -68,7 +68,7 @@ def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(run):
 def drawn():
     """The picture itself.  -> [row, column, 3]"""
     with drawing(VIEW) as (figure, _):
-        return np.asarray(Image.open(io.BytesIO(encode(figure, "png", pixels.DOTS))).convert("RGB"))
+        return np.asarray(Image.open(io.BytesIO(encode(figure, "png", pixels.DOTS_PER_INCH))).convert("RGB"))
 
 
 def test_kitty_picture_is_sent_in_chunks_with_size_in_the_first():

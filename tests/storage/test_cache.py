@@ -83,7 +83,7 @@ def test_an_entry_that_is_not_what_its_name_says_is_removed(folder, traces, chan
         made.rename(tmp_path / "moved.trace")
         made.symlink_to(tmp_path / "moved.trace")
     else:
-        monkeypatch.setattr(cache, "LARGEST", len(content) - 1)
+        monkeypatch.setattr(cache, "ENTRY_BYTES", len(content) - 1)
     assert list_passes() == []
     assert find_pass(key) is None
     assert not os.path.lexists(made)
@@ -94,16 +94,18 @@ def test_an_entry_that_is_not_what_its_name_says_is_removed(folder, traces, chan
 def test_an_entry_as_large_as_may_be_is_stored_and_a_larger_one_is_not(folder, traces, spare, monkeypatch):
     size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
     clear_passes()
-    monkeypatch.setattr(cache, "LARGEST", size + spare)
+    monkeypatch.setattr(cache, "ENTRY_BYTES", size + spare)
     store_pass(KEYS[0], traces[0])
     assert (find_pass(KEYS[0]) is None) == (spare < 0)
 
 
-@pytest.mark.parametrize(("limit", "kept"), [("FULL", 3), ("MOST", 3), ("FULL", 2.99), (None, 5)])
+@pytest.mark.parametrize(
+    ("limit", "kept"), [("CACHE_BYTES", 3), ("MOST_ENTRIES", 3), ("CACHE_BYTES", 2.99), (None, 5)]
+)
 def test_the_oldest_go_where_room_ends(folder, traces, limit, kept, monkeypatch):
     size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
     if limit is not None:
-        monkeypatch.setattr(cache, limit, int(kept * size) if limit == "FULL" else kept)
+        monkeypatch.setattr(cache, limit, int(kept * size) if limit == "CACHE_BYTES" else kept)
     for number, key in enumerate(KEYS[1:5], 2):
         stored(folder, key, traces[0], number)
     assert sorted(each.name[:40] for each in folder.iterdir()) == KEYS[5 - int(kept) : 5]

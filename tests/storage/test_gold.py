@@ -196,7 +196,7 @@ def test_what_is_no_file_of_questions_is_said(tmp_path):
 
 @pytest.mark.parametrize("end", ["last", "y" * 205])
 def test_a_line_that_is_too_long_is_passed_over_and_the_next_is_read(monkeypatch, tmp_path, end):
-    monkeypatch.setattr(files, "LONGEST", 100)
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 100)
     path = tmp_path / "lines.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n" + b"x" * 350 + b"\n\xff\n" + b"y" * 99 + b"\n" + end.encode())
     one, long, broken, whole, last = read_lines(path)
@@ -224,10 +224,10 @@ def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-@pytest.mark.parametrize("limit", ["LONGEST", "MOST_CHARACTERS"])
+@pytest.mark.parametrize("limit", ["MOST_SENTENCE_WORDS", "MOST_CHARACTERS"])
 def test_a_sentence_as_long_as_may_be_is_read_and_a_longer_one_refused(limit, spare, tmp_path, monkeypatch):
     rows = [row("cat"), row("dog", "1", "dep", number="2"), row("bird", "1", "dep", number="3")]
-    size = {"LONGEST": len(rows), "MOST_CHARACTERS": sum(len(each) - 1 for each in rows)}[limit]
+    size = {"MOST_SENTENCE_WORDS": len(rows), "MOST_CHARACTERS": sum(len(each) - 1 for each in rows)}[limit]
     monkeypatch.setattr(f"attnscope.storage.gold.{limit}", size + spare)
     (tmp_path / "a.conllu").write_text("".join(rows) + "\n" + row("fish"))
     first, second = faults(tmp_path / "a.conllu")

@@ -22,7 +22,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from attnscope.storage.tensors import read_tensors
 from attnscope.storage.trace import read_trace, write_trace
-from attnscope.storage.trace.file import KEY, SUFFIX
+from attnscope.storage.trace.file import KEY_FIELD, SUFFIX
 from attnscope.storage.trace.layout import FORMAT, allowed_of, pack_mask, traced_rows, unpack_rows
 from tests.capture.observing import Keep
 from tests.capture.tiny import FAMILIES, inputs
@@ -89,7 +89,7 @@ def kept(tmp_path_factory):
     write_trace(record_trace(model, model.prepare("The cat sat.")), file)
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    return content, json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY]), load_file(file)
+    return content, json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY_FIELD]), load_file(file)
 
 
 def change(path, value):
@@ -185,7 +185,7 @@ def forge(kept, path, lie):
         "bits": np.zeros((1, 1, 1, 4), np.uint8),
     }
     lie(said, arrays)
-    path.write_bytes(save(arrays, {KEY: json.dumps(said)}))
+    path.write_bytes(save(arrays, {KEY_FIELD: json.dumps(said)}))
     return path
 
 
@@ -306,7 +306,7 @@ def test_trace_overwritten_after_opening_is_unchanged_or_refused(tmp_path, kept,
     path = tmp_path / "a.trace"
     path.write_bytes(kept[0])
     trace = read_trace(path)
-    monkeypatch.setattr("attnscope.storage.tensors.READ_WHOLE", 0)
+    monkeypatch.setattr("attnscope.storage.tensors.MOST_WHOLE_BYTES", 0)
     large = read_trace(path)
     os.utime(path, ns=(1, 1))
     with path.open("r+b") as file:

@@ -26,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD
+from attnscope.axes import SOUND_ID
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.models.huggingface.sounds import SOUND_IDS, SoundTextModel
@@ -145,7 +145,7 @@ def types() -> list[str]:
 def name_tokens(prepared: ModelInput) -> str:
     """The names of the sound tokens."""
     axes = {axis for pair in prepared.axes.values() for axis in pair if not isinstance(axis, range)}
-    heard: list[Token] = [token for token in max(axes, key=len, default=()) if token.id >= HEARD]
+    heard: list[Token] = [token for token in max(axes, key=len, default=()) if token.id >= SOUND_ID]
     if not heard:
         return "numbered, with a note" if prepared.notes else "numbered"
     first = heard[min(1, len(heard) - 1)].text

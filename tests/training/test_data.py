@@ -27,8 +27,8 @@ def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "long.txt").write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
     lines = data.Lines([tmp_path / "long.txt"])
     whole = data.write_stream(lines, tokenizer, tmp_path / "whole")
-    monkeypatch.setattr(data, "LONGEST", 96)
-    monkeypatch.setattr(data, "TOGETHER", 100)
+    monkeypatch.setattr(data, "MOST_LINE_CHARACTERS", 96)
+    monkeypatch.setattr(data, "BATCH_CHARACTERS", 100)
     assert [len(line) for line in lines] == [95] * 5 + [5]
     assert data.write_stream(lines, tokenizer, tmp_path / "pieces") == whole + 4
     streams = (data.read_stream(tmp_path / name) for name in ("whole", "pieces"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
-from attnscope.axes import SEPARATOR
+from attnscope.axes import SEPARATOR_ID
 from attnscope.capture.hooks.modules import CACHES, Call
 from attnscope.capture.record import Record, is_within, pattern
 from attnscope.capture.rows.capture import Capture
@@ -186,7 +186,7 @@ def name_learned(module: object, before: int, behind: int) -> Learned:
     names = [f"[memory {number}]" if before + behind > 1 else "[memory]" for number in range(before + behind)]
     if isinstance(module, nn.MultiheadAttention):
         names += ["[bias]"] * (module.bias_k is not None) + ["[zero]"] * module.add_zero_attn
-    tokens = tuple(Token(name, SEPARATOR - 1 - at, special=True) for at, name in enumerate(names))
+    tokens = tuple(Token(name, SEPARATOR_ID - 1 - at, special=True) for at, name in enumerate(names))
     return tokens[:before], tokens[before:]
 
 

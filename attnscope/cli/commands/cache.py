@@ -32,14 +32,14 @@ def cache(asked: CacheOptions) -> None:
     attnscope cache --clear
     """
     from attnscope.models.trace_model import TracedModel
-    from attnscope.private import VARIABLE
+    from attnscope.private import CACHE_VARIABLE
     from attnscope.render.terminal import print_view
     from attnscope.storage.cache import cache_folder, clear_passes, list_passes
     from attnscope.views import Column, Table
 
     folder = cache_folder()
     if folder is None:
-        return print(f"nothing is cached: {VARIABLE} is off")
+        return print(f"nothing is cached: {CACHE_VARIABLE} is off")
     if asked.clear:
         count = clear_passes()
         return print(f"removed {count:,} pass{'es' * (count != 1)} from {clean(str(folder))}")

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes import PICTURED, SEPARATOR, Array
+from attnscope.axes import PICTURE_ID, SEPARATOR_ID, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface import reader as readers
 from attnscope.models.inputs import Chat, ModelInput, Picture
@@ -93,7 +93,7 @@ class PictureTokens:
                 which = f"s 1-{pictures}" if more else f" {number // each + 1}"
                 name = f"{self.word}{which} · {number if more else number % each}"
             if name is not None:
-                id_ = (SEPARATOR if special else PICTURED) + position
+                id_ = (SEPARATOR_ID if special else PICTURE_ID) + position
                 token = Token(name, id_, special=special, segment=token.segment)
             named.append(token)
         return tuple(named)
@@ -111,8 +111,8 @@ class PictureTokens:
 
         def token(number: int) -> Token:
             if (name := self.name(number)) is not None:
-                return Token(name, PICTURED + number)
-            return Token(f"{self.word} 1 · {number} of no place", SEPARATOR + number, special=self.placed)
+                return Token(name, PICTURE_ID + number)
+            return Token(f"{self.word} 1 · {number} of no place", SEPARATOR_ID + number, special=self.placed)
 
         return tuple(map(token, range(self.length)))
 

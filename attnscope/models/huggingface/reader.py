@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Token
-from attnscope.axes import PICTURED, Array
+from attnscope.axes import PICTURE_ID, Array
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import MOST_VIDEO_FRAMES
 from attnscope.models.inputs import ModelInput, Picture
@@ -226,8 +226,10 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
         pixels, grid = _pixels(values[0], processor), _patch_grid(module, *values.shape[-2:])
     axes: dict[Kind, tuple[Axis, Axis]] = {}
     if grid is not None:  # none of which are equal, and for a head that pools them
-        patches = (Token(f"{at // grid[1]},{at % grid[1]}", PICTURED + at) for at in range(grid[0] * grid[1]))
-        tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURED // 2)
+        patches = (
+            Token(f"{at // grid[1]},{at % grid[1]}", PICTURE_ID + at) for at in range(grid[0] * grid[1])
+        )
+        tokens = *_special_tokens(module, BEFORE), *patches, *_special_tokens(module, AFTER, PICTURE_ID // 2)
         axes = {"encoder": (tokens, tokens), "cross": (range(1), tokens)}
     picture, inputs = Picture(pixels, grid, tokens), place_fields(fields, module, entry)
     return ModelInput(inputs, axes, tokens, pictures=(picture,), entry=entry)

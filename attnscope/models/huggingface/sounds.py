@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnscope.attention import Axis, Head, Kind, Token
-from attnscope.axes import HEARD, READ, Array
+from attnscope.axes import SOUND_ID, TIME_MARK, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.pictures import WRITES
@@ -87,7 +87,9 @@ def find_frames(
     known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
     found = SoundFrames(step * long, min(full, max(1, known)), begin=sound.begin)
     names = [name_moment(found.begin + at * found.seconds, found.seconds) for at in range(full)]
-    return found, tuple(Token(name, HEARD + at, special=at >= found.frames) for at, name in enumerate(names))
+    return found, tuple(
+        Token(name, SOUND_ID + at, special=at >= found.frames) for at, name in enumerate(names)
+    )
 
 
 def time_axis(values: Tensor, extractor: Any) -> int:
@@ -198,7 +200,7 @@ def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]
         text = "".join(
             BOUNDARY * (id_ in letters.begin) + letters.read[id_] for id_ in inside if id_ != letters.blank
         )
-        name = token.text.removesuffix(" s") + READ + text
+        name = token.text.removesuffix(" s") + TIME_MARK + text
         named.append(token if token.special or not text else replace(token, text=name))
     return tuple(named)
 
@@ -467,7 +469,7 @@ class SoundTextModel(HuggingFaceModel):
             begin = 0.0 if begins is None else begins[number]
             spelled = f"sound · {number}" if begins is None else name_moment(sound.begin + begin, *begins)
             padding, segment = begin >= sound.seconds, tokens[position].segment
-            tokens[position] = Token(spelled, HEARD + number, special=padding, segment=segment)
+            tokens[position] = Token(spelled, SOUND_ID + number, special=padding, segment=segment)
         heard = None
         if begins is not None:
             pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds

@@ -73,12 +73,12 @@ def fit_width(figure: Figure, width: float) -> None:
             artist.set_sizes(artist.get_sizes() * share**2)
 
 
-PAGE = 1.4  # the shape, width over height, that a picture of several parts comes near to
+PANELS_ASPECT = 1.4  # the shape, width over height, that a picture of several parts comes near to
 
 
 def panels_figure(view: Panels, style: Style) -> Figure:
     """The parts in rows of equally many, side by side only where each is as wide as a sheet."""
-    most = len(view.parts) if style.width is None else max(1, int(style.width / paper.LEAST))
+    most = len(view.parts) if style.width is None else max(1, int(style.width / paper.LEAST_SHEET))
     layouts, figures = [], list[Any]()
     for count in range(1, min(most, len(view.parts)) + 1):
         if style.width is not None or not figures:
@@ -87,9 +87,9 @@ def panels_figure(view: Panels, style: Style) -> Figure:
         wide = style.width or count * max(figure.get_figwidth() for figure in figures)
         tall = [figure.get_figheight() for figure in figures]
         rows = [max(tall[start : start + count]) for start in range(0, len(tall), count)]
-        layouts.append((abs(math.log(wide / sum(rows) / PAGE)), count, wide, rows, figures))
+        layouts.append((abs(math.log(wide / sum(rows) / PANELS_ASPECT)), count, wide, rows, figures))
     _, count, wide, rows, figures = min(layouts)
-    share, gap = min(wide / paper.LEAST, 1.0), -paper.GAP  # the parts have gaps of their own
+    share, gap = min(wide / paper.LEAST_SHEET, 1.0), -paper.GAP  # the parts have gaps of their own
     whole = paper.sheet(view, wide / share, sum(rows) / share, (0.0, 0.0, gap, gap)).figure
     fit_width(whole, wide)
     whole.subfigs.extend(figures)
@@ -100,7 +100,7 @@ def panels_figure(view: Panels, style: Style) -> Figure:
     return whole
 
 
-DRAWN: dict[type, Callable[[Any, Style], Figure]] = {
+FIGURE_FUNCTIONS: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: maps.heatmap_figure,
     Grid: maps.grid_figure,
     TokenView: charts.token_figure,
@@ -184,7 +184,7 @@ def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
     """The figure of a view in the look of ``styled``, to be saved in the block; and warnings."""
     with styled(view, **look) as (style, warnings):
         figure = figure_of(view, style)
-        if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT):
+        if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT_TEXT):
             raise OutputError(
                 "no weights can be written: that needs one head of few tokens in a large picture"
             )
@@ -228,7 +228,7 @@ def figure_of(view: Drawable, style: Style) -> Figure:
     if not isinstance(view, Panels):  # whose parts have maps of their own
         signed = isinstance(view, (Terms, LayerGraph)) or getattr(view, "signed", False)
         style = replace(style, cmap=choose_map(style.cmap, signed=signed))
-    figure = DRAWN[type(view)](view, style)
+    figure = FIGURE_FUNCTIONS[type(view)](view, style)
     if style.width is not None:
         fit_width(figure, style.width)
     return figure

@@ -20,8 +20,8 @@ from attnscope.text import clean, round_short
 from attnscope.views import Bar, Bars, Curves, HeadMap, LayerGraph, Overlay, SoundMap, Stack, Term, Terms
 from attnscope.views.charts import TokenView, full_light
 
-TALLEST_PICTURE = 5.0  # inches of a picture's height
-BETWEEN = 0.25
+PICTURE_HEIGHT = 5.0  # inches of a picture's height
+PICTURE_GAP = 0.25
 
 
 def overlay_figure(view: TokenView, style: Style) -> Figure:
@@ -30,14 +30,14 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
     count = 1 + max(len(each.maps) for each in shown)
     side = 2.8  # inches; below 1.5 the title does not fit, and the picture is scaled down as a whole
     if style.width:
-        side = max((style.width - BETWEEN * (count - 1) - 0.2) / count, 1.5)
+        side = max((style.width - PICTURE_GAP * (count - 1) - 0.2) / count, 1.5)
     shapes = [each.pixels.shape[1] / each.pixels.shape[0] for each in shown]  # width over height
-    sides = [min(side, max(TALLEST_PICTURE * shape, 0.25)) for shape in shapes]
-    heights = [min(one / shape, TALLEST_PICTURE) for one, shape in zip(sides, shapes, strict=True)]
+    sides = [min(side, max(PICTURE_HEIGHT * shape, 0.25)) for shape in shapes]
+    heights = [min(one / shape, PICTURE_HEIGHT) for one, shape in zip(sides, shapes, strict=True)]
     titles = [_titles(view, each, side, several=len(shown) > 1) for each in shown]
     lines = max(title.count("\n") for row in titles for title in row)
     heading, above = 0.3 + 0.15 * lines, 0.3
-    whole = side * count + BETWEEN * (count - 1)
+    whole = side * count + PICTURE_GAP * (count - 1)
     tall = sum(heights) + (heading + above) * (len(shown) - 1)
     drawn = paper.sheet(view, whole, tall, (0.15, 0.15, heading, above))
     top, down = full_light(shown), 0.0
@@ -45,7 +45,7 @@ def overlay_figure(view: TokenView, style: Style) -> Figure:
         grow = max(1, -(-448 // min(each.pixels.shape[:2])))  # so many pixels give patches sharp edges
         pixels = resize(each.pixels, *(size * grow for size in each.pixels.shape[:2]))
         for number, name in enumerate(names):
-            one = drawn.part(number * (side + BETWEEN), down, wide, high)
+            one = drawn.part(number * (side + PICTURE_GAP), down, wide, high)
             _draw_picture(one, each, number, pixels, top, style)
             weight, colour = ("bold", "black") if number else ("normal", GREY)
             place: dict[str, Any] = {"transform": one.transAxes, "va": "bottom"}
@@ -79,7 +79,7 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
         axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor="white", linewidth=1.5))
 
 
-BETWEEN_LISTS = 0.5
+LIST_GAP = 0.5
 
 
 def token_figure(view: TokenView, style: Style) -> Figure:
@@ -92,15 +92,15 @@ def token_figure(view: TokenView, style: Style) -> Figure:
     label = paper.room(_labels([bar for _, bars in lists for bar in bars.bars]), NORMAL)
     length = 2.6  # inches of the longest bar
     if style.width:
-        length = max((style.width - 0.4 - BETWEEN_LISTS * (len(lists) - 1)) / len(lists) - label, 1.2)
+        length = max((style.width - 0.4 - LIST_GAP * (len(lists) - 1)) / len(lists) - label, 1.2)
     room = length + label + 0.3
     titles = [paper.wrap_title(title, NORMAL, room, bold=True, label=name) for title, _ in lists]
     lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
-    whole = length * len(lists) + (label + BETWEEN_LISTS) * (len(lists) - 1)
+    whole = length * len(lists) + (label + LIST_GAP) * (len(lists) - 1)
     drawn = paper.sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.35))
     for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
-        axes = drawn.part(i * (length + label + BETWEEN_LISTS), 0, length)
+        axes = drawn.part(i * (length + label + LIST_GAP), 0, length)
         _draw_list(axes, bars, view.full_bar, longest, style)
         left = -(label - GAP) / length  # where the bars' labels begin
         place: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
@@ -137,9 +137,9 @@ def _lay_bars(
     axes.tick_params(axis="y", length=0, pad=3)
 
 
-WIDE = 5.0  # inches of the text, without a given width
-NARROWEST = 1.6
-TALL, AIR = 0.38, 0.1  # inches of a head, and of the space below it
+DEFAULT_WIDTH = 5.0  # inches of the text, without a given width
+LEAST_WIDTH = 1.6
+CURVE_HEIGHT, CURVE_GAP = 0.38, 0.1  # inches of a head, and of the space below it
 
 
 def curves_figure(view: Curves, style: Style) -> Figure:
@@ -148,14 +148,14 @@ def curves_figure(view: Curves, style: Style) -> Figure:
         return _lines_figure(view, style)
     names = [curve.head for curve in view.curves]
     left, right = paper.room(names, NORMAL), paper.room([f"{view.top:.2f} {view.unit}"], SMALL)
-    width = WIDE if style.width is None else max(style.width - left - right, NARROWEST)
+    width = DEFAULT_WIDTH if style.width is None else max(style.width - left - right, LEAST_WIDTH)
     even = any(value is not None for curve in view.curves for value in curve.baseline)
     said = f"{'the line is the baseline; ' * even}all on one scale up to {round_short(view.top)} {view.unit}"
-    height = len(names) * (TALL + AIR) - AIR
+    height = len(names) * (CURVE_HEIGHT + CURVE_GAP) - CURVE_GAP
     drawn = paper.sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
     for number, curve in enumerate(view.curves):
-        axes = drawn.part(0, number * (TALL + AIR), None, TALL)
+        axes = drawn.part(0, number * (CURVE_HEIGHT + CURVE_GAP), None, CURVE_HEIGHT)
         axes.stairs(np.array(curve.values, float), view.edges, fill=True, color=style.bar)
         axes.stairs(np.array(curve.baseline, float), view.edges, baseline=None, color=GREY, linewidth=0.8)
         axes.set_xlim(first, last)
@@ -171,9 +171,9 @@ def curves_figure(view: Curves, style: Style) -> Figure:
 def _lines_figure(view: Curves, style: Style) -> Figure:
     """All curves on one axis, in different colours and dashes, with a legend."""
     right = paper.room([curve.head for curve in view.curves], SMALL) + 0.5
-    width = WIDE if style.width is None else max(style.width - 0.7 - right, NARROWEST)
-    drawn = paper.sheet(view, width, TALL_LINES, (0.7, right, 0.05, 0.52), notes=view.notes)
-    axes, step = drawn.part(), min(0.2, TALL_LINES / len(view.curves))
+    width = DEFAULT_WIDTH if style.width is None else max(style.width - 0.7 - right, LEAST_WIDTH)
+    drawn = paper.sheet(view, width, LINES_HEIGHT, (0.7, right, 0.05, 0.52), notes=view.notes)
+    axes, step = drawn.part(), min(0.2, LINES_HEIGHT / len(view.curves))
     for number, curve in enumerate(view.curves):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         values, name = np.array(curve.values, float), clean(curve.head)
@@ -193,7 +193,7 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
     return drawn.figure
 
 
-TALL_LINES = 2.9  # inches
+LINES_HEIGHT = 2.9  # inches
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195")
 """The colours of Okabe & Ito, safe for colour-blind readers; further lines differ in dash."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
@@ -203,10 +203,10 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     """One row per label; below, the letter and mean share of each part."""
     labels = [paper.short(clean(label)) for label in view.labels]
     row = min(0.2, 12 / max(len(labels), 1))  # inches: twelve of all bars at most
-    every = max(1, -(-int(paper.READABLE * POINT * 1000) // int(row * 1000)))
+    every = max(1, -(-int(paper.LABEL_PITCH * POINT * 1000) // int(row * 1000)))
     size = min(NORMAL, row * every / POINT * 0.75)
     left = paper.room(labels, size)
-    width = 4.5 if style.width is None else max(style.width - left - 0.3, NARROWEST)
+    width = 4.5 if style.width is None else max(style.width - left - 0.3, LEAST_WIDTH)
     notes = (view.legend, *view.notes)
     drawn = paper.sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
     axes = drawn.part()
@@ -228,7 +228,7 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     return drawn.figure
 
 
-BESIDE, CELL = 0.55, 0.26  # inches between bars and map, and of a cell of the map
+MAP_GAP, MAP_CELL = 0.55, 0.26  # inches between bars and map, and of a cell of the map
 
 
 def terms_figure(view: Terms, style: Style) -> Figure:
@@ -240,21 +240,21 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     rows = places[-1] + 1
     label = paper.room([term.label for term in terms], NORMAL)
     heads = view.heads if view.heads is not None and view.heads.values.size else None
-    wide = 0.0 if heads is None else min(CELL * heads.values.shape[1], 4.2)
+    wide = 0.0 if heads is None else min(MAP_CELL * heads.values.shape[1], 4.2)
     stacked = heads is not None and style.narrow
-    beside = 0.0 if heads is None or stacked else BESIDE + wide
+    beside = 0.0 if heads is None or stacked else MAP_GAP + wide
     length = 3.2 if not style.width else max(style.width - label - beside - 0.35, 1.2)
     wide = min(wide, length) if stacked else wide
     tall = 0.2 * rows
-    cell = 0.0 if heads is None else min(CELL * 0.8, tall / len(heads.layers))
-    below = BESIDE + cell * len(heads.layers) if heads is not None and stacked else 0.0
+    cell = 0.0 if heads is None else min(MAP_CELL * 0.8, tall / len(heads.layers))
+    below = MAP_GAP + cell * len(heads.layers) if heads is not None and stacked else 0.0
     notes = (*(each.sentence for each in view.moved), *view.notes)
     drawn = paper.sheet(view, length + beside, tall + below, (label, 0.2, 0.12, 0.3), notes=notes)
     axes = drawn.part(0, 0, length, tall)
     axes.set_ylim(rows - 0.5, -0.5)
     _draw_terms(axes, view, terms, places, style, length)
     if heads is not None:
-        place = (0.0, tall + BESIDE) if stacked else (length + BESIDE, 0.0)
+        place = (0.0, tall + MAP_GAP) if stacked else (length + MAP_GAP, 0.0)
         map_ = drawn.part(*place, wide, cell * len(heads.layers))
         _draw_heads(map_, heads, wide / heads.values.shape[1], cell, style)
     return drawn.figure
@@ -301,12 +301,12 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     labels = [paper.short(clean(token)) for token in view.tokens]
     left, right = paper.room(labels, SMALL), 0.2
     width = 6.0 if style.width is None else max(style.width - left - right, 1.0)
-    apart = paper.READABLE * POINT * frames / width  # least frames between two readable words
+    apart = paper.LABEL_PITCH * POINT * frames / width  # least frames between two readable words
     shown: list[tuple[str, int]] = []
     for word, at in view.words:
         if not shown or at - shown[-1][1] >= apart:
             shown.append((paper.short(clean(word)), at))
-    strip = 0.0 if view.bands is None else paper.STRIP + paper.STRIP_AIR
+    strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
     top = paper.room([word for word, _ in shown], SMALL) + strip
     drawn = paper.sheet(view, width, 0.17 * rows, (left, right, top, 0.25))
     axes = above = drawn.part()
@@ -331,12 +331,12 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
 
 
 BENDS = sorted((side * step / 20 for step in range(21) for side in (-1, 1)), key=abs)  # the least one first
-POINTS, AIR = 101, 10  # of an arc, and pixels between it and a box
+ARC_POINTS, BOX_GAP = 101, 10  # of an arc, and pixels between it and a box
 
 
 def _arc(start: Array, end: Array, bend: float) -> Array:
     """Points of the arc that matplotlib draws, in pixels.  -> [point, 2]"""
-    (over, up), share = end - start, np.linspace(0, 1, POINTS)[:, None]
+    (over, up), share = end - start, np.linspace(0, 1, ARC_POINTS)[:, None]
     middle = (start + end) / 2 + bend * np.array([up, -over])
     points: Array = (1 - share) ** 2 * start + 2 * share * (1 - share) * middle + share**2 * end
     return points
@@ -371,7 +371,8 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
     taken = {name: box.get_window_extent(canvas.get_renderer()) for name, box in boxes.items()}
     for edge in view.edges:
         start, end = axes.transData.transform([places[edge.source], places[edge.target]])
-        others = [box.padded(AIR) for name, box in taken.items() if name not in (edge.source, edge.target)]
+        ends = edge.source, edge.target
+        others = [box.padded(BOX_GAP) for name, box in taken.items() if name not in ends]
         bend = min(BENDS, key=lambda bend: _count_hits(_arc(start, end, bend), others, axes.bbox))
         ink = colours[-1 - STEPS // 6] if edge.effect >= 0 else colours[STEPS // 6]
         width = 0.6 + (5.0 - 0.6) * abs(edge.effect) / top  # points
@@ -379,7 +380,7 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
         line |= {"connectionstyle": f"arc3,rad={bend}", "arrowstyle": "-", "shrinkA": 0, "shrinkB": 0}
         axes.add_patch(FancyArrowPatch(places[edge.source], places[edge.target], **line))
         if edge.way:
-            x, y = axes.transData.inverted().transform(_arc(start, end, bend)[POINTS // 3])
+            x, y = axes.transData.inverted().transform(_arc(start, end, bend)[ARC_POINTS // 3])
             axes.text(x, y, edge.way, size=SMALL, ha="center", va="center", zorder=2, color="#333333")
     paper.frame(axes, ())
     axes.patch.set_visible(False)

@@ -16,13 +16,13 @@ from matplotlib.patches import Rectangle
 from attnscope.axes import Array
 from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
 from attnscope.render.image import sheet as paper
-from attnscope.render.image.sheet import GREY, NORMAL, POINT, QUIET, ROOM, SMALL, Style
+from attnscope.render.image.sheet import BAR_ROOM, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
 from attnscope.views.maps import Grid, thumbnail_levels
 
-LOWEST = 0.16  # least inches of a row under a spectrogram, for its token
-LOSSES = 0.4  # inches of the losses below it
-WEIGHT = "weight"  # the group id of the weights written into cells
+LEAST_ROW = 0.16  # least inches of a row under a spectrogram, for its token
+LOSS_HEIGHT = 0.4  # inches of the losses below it
+WEIGHT_TEXT = "weight"  # the group id of the weights written into cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
@@ -35,11 +35,11 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if style.width:
         cell = max(style.width - paper.label_room(queries, cell, NORMAL) - right, 1.0) / columns
         if style.narrow:  # labels shrink with the cells
-            left = paper.label_room(queries, cell if view.bands is None else max(cell, LOWEST))
+            left = paper.label_room(queries, cell if view.bands is None else max(cell, LEAST_ROW))
             cell = max(style.width - left - right, 1.0) / columns
-    tall = cell if view.bands is None else max(cell, LOWEST)
-    strip = 0.0 if view.bands is None else paper.STRIP + paper.STRIP_AIR
-    below = 0.1 if view.strip is None else LOSSES + 0.16
+    tall = cell if view.bands is None else max(cell, LEAST_ROW)
+    strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
+    below = 0.1 if view.strip is None else LOSS_HEIGHT + 0.16
     margins = (paper.label_room(queries, tall), right, paper.label_room(keys, cell) + strip, below)
     notes = notes_below(view)
     drawn = paper.sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
@@ -51,12 +51,12 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if style.annotate and cell >= 0.1:  # inches of a legible number
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
         shown = ~view.masked & ~view.hidden & (np.abs(view.values) >= 0.005)
-        options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT}
+        options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT_TEXT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     paper.frame(axes)
     paper.draw_colour_bar(axes, style, ticks)
     if view.strip is not None:
-        _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSSES), view, view.strip, style)
+        _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSS_HEIGHT), view, view.strip, style)
     return drawn.figure
 
 
@@ -110,7 +110,7 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     top = f"{high} {view.unit}".strip()
     if len(view.unit) > 6:
         top = "\n".join([high, *textwrap.wrap(view.unit, 12)])
-    right = max(ROOM, paper.BAR + paper.room(top.split("\n"), SMALL))
+    right = max(BAR_ROOM, paper.BAR_WIDTH + paper.room(top.split("\n"), SMALL))
     left = max(0.45, paper.room(view.rows, NORMAL))
     means = 0.45 * view.by_layer  # inches, with the gap before them
     if style.width:
@@ -158,24 +158,24 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
     paper.frame(axes, ("left", "bottom"))
 
 
-SIDE = 2.9  # inches of a map's longer side
-BETWEEN = 0.15
-NAMED = 0.42  # inches of a head's name and role below its map
+MAP_SIDE = 2.9  # inches of a map's longer side
+MAP_GAP = 0.15
+NAME_HEIGHT = 0.42  # inches of a head's name and role below its map
 
 
 def pair_figure(view: HeadPair, style: Style) -> Figure:
     """Both heads, and the first minus the second in the diverging colours; stacked if narrow."""
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
-    cell, beside = SIDE / max(rows, columns), 1 if style.narrow else 3
-    left, between = paper.label_room(queries, cell, NORMAL), ROOM + BETWEEN
+    cell, beside = MAP_SIDE / max(rows, columns), 1 if style.narrow else 3
+    left, between = paper.label_room(queries, cell, NORMAL), BAR_ROOM + MAP_GAP
     if style.width is not None:
-        cell = max(style.width - left - ROOM - (beside - 1) * between, 1.2 * beside) / (beside * columns)
+        cell = max(style.width - left - BAR_ROOM - (beside - 1) * between, 1.2 * beside) / (beside * columns)
     width, height = cell * columns, cell * rows
     above = paper.label_room(keys, cell)
     step = (width + between, 0.0) if beside > 1 else (0.0, height + above + 0.3)  # from one map to the next
     notes = (*view.sentences, *view.notes)
-    margins = (left, ROOM, above, 0.3)
+    margins = (left, BAR_ROOM, above, 0.3)
     drawn = paper.sheet(view, width + 2 * step[0], height + 2 * step[1], margins, notes=notes)
     for place, each in enumerate((*view.maps, view.difference)):
         axes = drawn.part(place * step[0], place * step[1], width, height)
@@ -193,28 +193,28 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     """Heads side by side, in several rows if they would be too small; one colour bar for all."""
     weights = view.maps[0].weights
     rows, columns = view.maps[0].values.shape
-    cell = SIDE / max(rows, columns)
+    cell = MAP_SIDE / max(rows, columns)
     ticks = scale_ticks(view.maps[0])
     right = style.room(ticks[-1][1])
     beside = min(len(view.maps), 4)
     if style.width is not None:
-        free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + BETWEEN
-        beside = max(1, min(len(view.maps), int(free / (1.2 + BETWEEN))))  # a head has 1.2 inches at least
+        free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + MAP_GAP
+        beside = max(1, min(len(view.maps), int(free / (1.2 + MAP_GAP))))  # a head has 1.2 inches at least
     beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
     if style.width is not None:
-        cell = max(free / beside - BETWEEN, 1.0) / columns
-        free = style.width - paper.label_room(weights.queries, cell) - right + BETWEEN  # labels shrink, too
-        cell = max(free / beside - BETWEEN, 1.0) / columns
+        cell = max(free / beside - MAP_GAP, 1.0) / columns
+        free = style.width - paper.label_room(weights.queries, cell) - right + MAP_GAP  # labels shrink, too
+        cell = max(free / beside - MAP_GAP, 1.0) / columns
     width, height = cell * columns, cell * rows
     left, above = paper.label_room(weights.queries, cell), paper.label_room(weights.keys, cell)
     lines = -(-len(view.maps) // beside)
-    down = height + NAMED + above  # from row to row
-    field = (beside * (width + BETWEEN) - BETWEEN, lines * down - NAMED - above)
+    down = height + NAME_HEIGHT + above  # from row to row
+    field = (beside * (width + MAP_GAP) - MAP_GAP, lines * down - NAME_HEIGHT - above)
     notes = notes_below(replace(view.maps[0], notes=view.notes))
-    drawn = paper.sheet(view, *field, (left, right, above, NAMED), notes=notes)
+    drawn = paper.sheet(view, *field, (left, right, above, NAME_HEIGHT), notes=notes)
     for number, each in enumerate(view.maps):
         line, place = divmod(number, beside)
-        axes = drawn.part(place * (width + BETWEEN), line * down, width, height)
+        axes = drawn.part(place * (width + MAP_GAP), line * down, width, height)
         _draw_weights(axes, each, style.cmap)
         paper.put(axes, () if place else weights.queries, weights.keys, (cell, cell), written=each.written)
         paper.frame(axes)
@@ -236,7 +236,7 @@ def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
         ticks(shown, [paper.short(places[at].label) for at in shown], rotation=turned, parse_math=False)
 
 
-MASKED = (226, 226, 226)
+MASKED_COLOUR = (226, 226, 226)
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:
@@ -295,7 +295,7 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     picture[:] = 255
     for layer in view.layers:
         colours = table(cmap)[steps(thumbnail_levels(layer, view))]
-        colours[layer.masked] = MASKED
+        colours[layer.masked] = MASKED_COLOUR
         rows = np.arange(tall) * colours.shape[1] // tall
         columns = np.arange(wide) * colours.shape[2] // wide
         placed = colours[:, rows][:, :, columns].transpose(1, 0, 2, 3)  # [row, head, column, 3]
@@ -304,37 +304,37 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
     return flat[:-gap, :-gap], (tall, wide, gap)
 
 
-LARGEST = 4.6  # inches of a table's longer side
-LEGIBLE = 0.055  # inches of a cell from which every head's name fits beside it
+TABLE_SIDE = 4.6  # inches of a table's longer side
+LEGIBLE_CELL = 0.055  # inches of a cell from which every head's name fits beside it
 
-BETWEEN_PARTS = 0.5
-DOT = 4.7  # points across
+PART_GAP = 0.5
+DOT_POINTS = 4.7  # points across
 
-BESIDE = np.array([(1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7)])
-OVER = np.array([(0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6)])
+PLACES_BESIDE = np.array([(1, 0), (1, 0.7), (1, -0.7), (-1, 0), (-1, 0.7), (-1, -0.7)])
+PLACES_OVER = np.array([(0, 1), (0, -1), (0.8, 1.6), (0.8, -1.6), (-0.8, 1.6), (-0.8, -1.6)])
 """Where a name may stand beside its dot, and above or below it, in its own sizes: the first are preferred."""
 
 
 def distances_figure(view: HeadDistances, style: Style) -> Figure:
     """The table on the left, the plane on the right. The table's image holds nearness, 0 to 1."""
     left, right = _label_room(view.table), 0.3
-    side = LARGEST
+    side = TABLE_SIDE
     if style.width is not None:
-        side = max((style.width - left - ROOM - BETWEEN_PARTS - right) / 2, 2.4)
-    drawn = paper.sheet(view, 2 * side + ROOM + BETWEEN_PARTS, side, (left, right, 0.35, 0.2))
+        side = max((style.width - left - BAR_ROOM - PART_GAP - right) / 2, 2.4)
+    drawn = paper.sheet(view, 2 * side + BAR_ROOM + PART_GAP, side, (left, right, 0.35, 0.2))
     _draw_table(drawn.part(0, 0, side), view.table, side, side, style)
-    _draw_plane(drawn.part(side + ROOM + BETWEEN_PARTS, 0, side), view, side, style)
+    _draw_plane(drawn.part(side + BAR_ROOM + PART_GAP, 0, side), view, side, style)
     return drawn.figure
 
 
 def distance_figure(view: DistanceMap, style: Style) -> Figure:
     """A table alone, for the heads of two models."""
     rows, columns = len(view.rows), len(view.columns)
-    cell = LARGEST / max(rows, columns)
+    cell = TABLE_SIDE / max(rows, columns)
     left = _label_room(view)
-    right = max(ROOM, 5.4 - left - cell * columns)  # so that there is space for a title
+    right = max(BAR_ROOM, 5.4 - left - cell * columns)  # so that there is space for a title
     if style.width is not None:
-        right, cell = ROOM, max(style.width - left - ROOM, 1.0) / columns
+        right, cell = BAR_ROOM, max(style.width - left - BAR_ROOM, 1.0) / columns
     drawn = paper.sheet(view, cell * columns, cell * rows, (left, right, 0.35, 0.2))
     _draw_table(drawn.part(), view, cell * columns, cell * rows, style)
     return drawn.figure
@@ -349,9 +349,9 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
     paper.paint(axes, view.nearness(), style.cmap, (0, 1))
     across, down = width / len(view.columns), height / len(view.rows)
     size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
-    if down >= LEGIBLE:
+    if down >= LEGIBLE_CELL:
         paper.beside(axes, range(len(view.rows)), view.rows, size)
-    if across >= LEGIBLE:
+    if across >= LEGIBLE_CELL:
         paper.above(axes, range(len(view.columns)), view.columns, size, rotation=90)
     for start, count in zip(view.starts, view.groups, strict=True):
         if count > 1:
@@ -372,7 +372,7 @@ def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> N
     axes.set_xlim(middle[0] - half, middle[0] + half)
     axes.set_ylim(middle[1] - half, middle[1] + half)
     x, y = view.points.T
-    axes.scatter(x, y, s=DOT**2, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
+    axes.scatter(x, y, s=DOT_POINTS**2, c=colours, edgecolors="white", linewidths=0.4, zorder=3)
     size = 6.0 if len(view.names) <= 48 else 4.6
     at = (view.points - middle + half) / (2 * half) * side / POINT  # points on paper, [head, 2]
     for name, point, offset in zip(view.names, view.points, _beside_dots(at, view.names, size), strict=True):
@@ -385,19 +385,21 @@ def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> N
     for number, layer in enumerate(shown):
         here, above = 0.02 + number * 0.98 / max(len(shown), 6), axes.transAxes
         colour = colours[view.layers.index(layer)]
-        axes.scatter([here], [1.03], s=DOT**2, color=colour, transform=above, clip_on=False)
+        axes.scatter([here], [1.03], s=DOT_POINTS**2, color=colour, transform=above, clip_on=False)
         axes.text(here + 0.02, 1.03, f"L{layer}", size=SMALL, va="center", transform=above)
 
 
 def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[float, float] | None]:
     """Where each name's centre stands relative to its dot; ``None`` if it would cover another.  [head, 2]"""
-    dots = np.concatenate([at - DOT / 2, at + DOT / 2], 1)  # [box, left bottom right top]
+    dots = np.concatenate([at - DOT_POINTS / 2, at + DOT_POINTS / 2], 1)  # [box, left bottom right top]
     named = np.empty((0, 4))
     found: list[tuple[float, float] | None] = []
     for dot, name in zip(at, names, strict=True):
         wide, tall = 0.64 * size * len(name), size
-        right, up = wide / 2 + DOT / 2 + 0.5, tall / 2 + DOT / 2
-        places = np.concatenate([BESIDE * np.array([right, up]), OVER * np.array([wide / 2, up])])
+        right, up = wide / 2 + DOT_POINTS / 2 + 0.5, tall / 2 + DOT_POINTS / 2
+        places = np.concatenate(
+            [PLACES_BESIDE * np.array([right, up]), PLACES_OVER * np.array([wide / 2, up])]
+        )
         half = np.array([wide, tall]) / 2
         boxes = np.concatenate([dot + places - half, dot + places + half], 1)
         covered = [_overlap(box, dots) + _overlap(box, named) for box in boxes]

@@ -37,8 +37,8 @@ from attnscope.text import (
 )
 from attnscope.views import Drawable, Measured
 
-BASE = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
-SHAPES = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
+BASE_FONT = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
+SHAPES_TEXT = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
 
 FONTS = {
     **dict.fromkeys(("CJK", "Hiragana", "Katakana", "Ideographic", "Hangul"), "Noto Sans CJK"),
@@ -49,11 +49,11 @@ FONTS = {
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
     """Font families that together cover ``texts``, ``font`` first; a warning per missing script."""
     wanted = set("".join(texts)) - set("\u200c\u200d\ufe0e\ufe0f")  # which nobody sees
-    chosen = [BASE]
-    missing = wanted - _characters(font_manager.findfont(BASE))
+    chosen = [BASE_FONT]
+    missing = wanted - _characters(font_manager.findfont(BASE_FONT))
     if font is not None:
         if font not in _font_files():
-            raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE!r}")
+            raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE_FONT!r}")
         chosen.insert(0, font)
         missing -= _characters(_font_files()[font])
     by_name = _font_files().items() if missing else ()
@@ -108,7 +108,7 @@ def _lacks(missing: set[str]) -> list[str]:
 
 
 def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    turned = {script(c) for c in wanted if not SHAPES and unicodedata.bidirectional(c) in ("R", "AL")}
+    turned = {script(c) for c in wanted if not SHAPES_TEXT and unicodedata.bidirectional(c) in ("R", "AL")}
     return [
         f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
         "cannot set them; install matplotlib 3.11 or later"
@@ -126,15 +126,15 @@ def script(character: str) -> str:
 
 
 POINT = 1 / 72  # inches
-LINES = 3  # most lines of a title
-BOLD = 1.15  # how much wider bold letters are
-MARGIN = 0.17  # inches around a text, a little more than the margin
-CLOSING = "”’…·.,;:!?)]。、」』） \u2069"  # combining characters
+TITLE_LINES = 3  # most lines of a title
+BOLD_WIDTH = 1.15  # how much wider bold letters are
+TEXT_MARGIN = 0.17  # inches around a text, a little more than the margin
+CLOSING_MARKS = "”’…·.,;:!?)]。、」』） \u2069"  # combining characters
 
 
 def fence(text: str) -> str:
     """A label, isolated if it runs right to left; not for a matplotlib that would draw the isolates."""
-    return isolate(text) if SHAPES else text
+    return isolate(text) if SHAPES_TEXT else text
 
 
 def em(character: str) -> float:
@@ -158,18 +158,18 @@ def _advance(character: str, families: tuple[str, ...]) -> float:
 
 
 def wrap_title(text: str, size: float, width: float, *, bold: bool = False, label: str = "") -> str:
-    """A title in as many lines as a sheet needs, at most ``LINES``; ``size`` in points, ``width`` in inches.
+    """A title in as few lines as fit, at most ``TITLE_LINES``; ``size`` in points, ``width`` in inches.
 
     The ``label`` at its start, and quotations, may run from right to left.
     """
     text = clean(text)
-    if SHAPES:
+    if SHAPES_TEXT:
         text = isolate(text[: len(label)]) + isolate_quotes(text[len(label) :])
     lines = wrap_inches(text, size, width, bold=bold)
-    if len(lines) <= LINES:
+    if len(lines) <= TITLE_LINES:
         return "\n".join(isolate_lines(lines))
     room = _room(size, width, bold)
-    kept = fill_lines(_words(text, room), room, " ", _width)[:LINES]
+    kept = fill_lines(_words(text, room), room, " ", _width)[:TITLE_LINES]
     while kept[-1] and _width(f"{kept[-1]} …") > room:
         kept[-1] = kept[-1][:-1]
     return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
@@ -183,7 +183,7 @@ def wrap_inches(text: str, size: float, width: float, *, bold: bool = False) -> 
 
 def _room(size: float, width: float, bold: bool) -> float:
     """The width of a line inside the margins of a sheet, in font sizes."""
-    return (width - 2 * MARGIN) / (size * POINT * (BOLD if bold else 1))
+    return (width - 2 * TEXT_MARGIN) / (size * POINT * (BOLD_WIDTH if bold else 1))
 
 
 def _width(text: str) -> float:
@@ -197,7 +197,7 @@ def _words(text: str, room: float) -> list[str]:
     pieces = []
     for word in title_words(text):
         ends = [0.0, *accumulate(map(_width, word))]
-        last = len(word.rstrip(CLOSING)) - 1  # closing marks do not begin a line
+        last = len(word.rstrip(CLOSING_MARKS)) - 1  # closing marks do not begin a line
         start = 0
         while start < len(word) - 1 and ends[-1] - ends[start] > room:
             end = max(min(bisect_right(ends, ends[start] + room) - 1, last), start + 1)
@@ -212,10 +212,10 @@ GREY = "#5a5a5a"
 QUIET: dict[str, Any] = {"size": SMALL, "color": GREY}
 SIDES = ("left", "right", "top", "bottom")
 GAP = 0.15  # inches
-LEAST = 3.2  # inches of a sheet's width, below which it is scaled down as a whole
-STRIP, STRIP_AIR = 0.5, 0.04  # inches of a spectrogram above a map, and between them
-LINE = SMALL * 1.3 * POINT  # from line to line of a caption
-COLUMN, TO_VALUE = 2.45, 1.1  # inches between columns of readings, and to the end of their values
+LEAST_SHEET = 3.2  # inches of a sheet's width, below which it is scaled down as a whole
+STRIP_HEIGHT, STRIP_GAP = 0.5, 0.04  # inches of a spectrogram above a map, and between them
+LINE_HEIGHT = SMALL * 1.3 * POINT  # from line to line of a caption
+READING_COLUMN, READING_VALUE = 2.45, 1.1  # inches from column to column, and to the end of the values
 TITLE, SUBTITLE, NOTES = "title", "subtitle", "notes"
 NAME, VALUE, BASELINE = "name", "value", "baseline"  # the group ids of a sheet's own texts
 SIZES = {TITLE: LARGE, SUBTITLE: BELOW, NAME: SMALL, VALUE: SMALL, NOTES: SMALL}
@@ -236,7 +236,7 @@ class Style:
 
     def room(self, words: str) -> float:
         """Inches for the colour bar and its labels: a number, or stacked words."""
-        return ROOM if not self.narrow else 0.62 if any(map(str.isalpha, words)) else 0.5
+        return BAR_ROOM if not self.narrow else 0.62 if any(map(str.isalpha, words)) else 0.5
 
     @property
     def bar(self) -> Array:
@@ -271,7 +271,7 @@ class Sheet:
 
 def draw_bands(drawn: Sheet, bands: Array, below: Axes) -> Axes:
     """A spectrogram over the columns of a map, low frequencies at the bottom."""
-    axes = drawn.part(0, -STRIP - STRIP_AIR, None, STRIP)
+    axes = drawn.part(0, -STRIP_HEIGHT - STRIP_GAP, None, STRIP_HEIGHT)
     extent = (*below.get_xlim(), 0, len(bands))
     axes.imshow(bands, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", extent=extent)
     frame(axes)
@@ -293,16 +293,16 @@ def sheet(
     Margins are left, right, top and bottom; ``title`` and ``notes`` replace the view's own.
     """
     left, right, above, below = margins
-    full = max(left + width + right, LEAST)
+    full = max(left + width + right, LEAST_SHEET)
     title, subtitle = wrap_title(title or view.title, LARGE, full), wrap_title(view.subtitle, BELOW, full)
-    measured = -(-len(readings) // max(int((full - GAP) / COLUMN), 1))  # lines of readings, in columns
+    measured = -(-len(readings) // max(int((full - GAP) / READING_COLUMN), 1))  # lines of readings
     lines = note_lines(view.notes if notes is None else notes, full)
     heads = [
         (TITLE, title, LARGE, "black", 0.22 + 0.18 * title.count("\n"), 0.08),
         (SUBTITLE, subtitle, BELOW, GREY, 0.2 + 0.14 * subtitle.count("\n"), 0.0),
     ]
     top = above + sum(step + air for _, text, _, _, step, air in heads if text) + GAP
-    bottom = below + (measured + len(lines)) * LINE + GAP
+    bottom = below + (measured + len(lines)) * LINE_HEIGHT + GAP
     tall = top + height + bottom
     figure = Figure(figsize=(full, tall), facecolor="white")
     FigureCanvasAgg(figure)
@@ -316,13 +316,13 @@ def sheet(
         figure.text(GAP / full, GAP / tall, "\n".join(lines), va="bottom", gid=NOTES, **loose)
     for number, reading in enumerate(readings):
         column, row = divmod(number, measured)
-        start = GAP + column * COLUMN
-        y = (GAP + (measured + len(lines) - row - 0.75) * LINE) / tall
+        start = GAP + column * READING_COLUMN
+        y = (GAP + (measured + len(lines) - row - 0.75) * LINE_HEIGHT) / tall
         value, baseline = reading.texts
         for x, side, gid, text in (
             (start, "left", NAME, reading.name),
-            (start + TO_VALUE, "right", VALUE, value),
-            (start + TO_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
+            (start + READING_VALUE, "right", VALUE, value),
+            (start + READING_VALUE + 0.05, "left", BASELINE, f"{reading.unit} {baseline}".strip()),
         ):
             figure.text(x / full, y, text, ha=side, va="baseline", gid=gid, **loose)
     return Sheet(figure, left, bottom, width, height)
@@ -359,8 +359,8 @@ def frame(axes: Axes, sides: Sequence[str] = SIDES, colour: str = "#888888") -> 
 
 ROW, LABEL_COLUMN = "row", "column"  # the group ids of labels, in an SVG and in a figure's texts
 PAD = 2.5  # points between a label and the map
-LONGEST = 18
-READABLE = 7.4  # least points from label to label, below which letters touch
+MOST_LABEL_COLUMNS = 18
+LABEL_PITCH = 7.4  # least points from label to label, below which letters touch
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds between labelled moments."""
@@ -369,7 +369,7 @@ SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], float]:
     """Which places to label, with what, and at which font size; ``cell`` is in inches."""
     pitch = cell / POINT
-    every = max(math.ceil(READABLE / pitch), 1)
+    every = max(math.ceil(LABEL_PITCH / pitch), 1)
     size = min(max(pitch * every * 0.8, SMALL), NORMAL)
     if every > 1 and axis and all(place.heard for place in axis):
         return *_round_seconds(axis, pitch), size
@@ -397,10 +397,10 @@ def _round_seconds(axis: Sequence[Place], pitch: float) -> tuple[list[int], list
 def short(text: str) -> str:
     """The text, cut at the end or in a framed token's middle if too long; wide characters count twice."""
     ends = list(accumulate(1 + is_double_width(character) for character in text))
-    if not text or ends[-1] <= LONGEST:
+    if not text or ends[-1] <= MOST_LABEL_COLUMNS:
         return text
-    last = 2 * (LONGEST - 1) // 3 if is_framed(text) and ends[-1] == len(text) else 0
-    return text[: bisect_right(ends, LONGEST - 1 - last)] + "…" + text[len(text) - last :]
+    last = 2 * (MOST_LABEL_COLUMNS - 1) // 3 if is_framed(text) and ends[-1] == len(text) else 0
+    return text[: bisect_right(ends, MOST_LABEL_COLUMNS - 1 - last)] + "…" + text[len(text) - last :]
 
 
 def room(texts: Sequence[str], size: float) -> float:
@@ -464,8 +464,8 @@ def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
     return ScaledTranslation(x * POINT / wide, y * POINT / tall, AffineDeltaTransform(figure.transFigure))
 
 
-ROOM = 0.75  # inches for the bar and its labels
-BAR = 0.3  # inches of the bar alone
+BAR_ROOM = 0.75  # inches for the bar and its labels
+BAR_WIDTH = 0.3  # inches of the bar alone
 
 
 def stacked(words: str) -> str:

@@ -20,17 +20,17 @@ import numpy as np
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, continue_text, shrink
 from attnscope.errors import OutputError
-from attnscope.render.colour import DIMMED, GLOW, OFFERED, choose_map, table
+from attnscope.render.colour import DARKEST_SHARE, GLOW, OFFERED, choose_map, table
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
-from attnscope.views import FAINT, FEW, Described, Drawable, LayerGraph, Scene
+from attnscope.views import FAINT, FAINT_ROWS, Described, Drawable, LayerGraph, Scene
 
 if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads
 
 PAGE = ".html"  # the suffix of a page
 
-LARGEST, MASKED = 254, 255  # the byte of the largest weight, and that of a masked cell
+LARGEST_BYTE, MASKED_BYTE = 254, 255  # the byte of the largest weight, and that of a masked cell
 
 POWER = 1.5
 """Bytes stand for weights ** (1 / POWER): small weights keep more digits, and still compress well."""
@@ -49,7 +49,7 @@ class Code:
     @property
     def shown(self) -> int:
         """The first byte that is not hidden."""
-        return math.ceil(LARGEST * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
+        return math.ceil(LARGEST_BYTE * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
         """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``."""
@@ -57,15 +57,15 @@ class Code:
         shares = np.where(known, values, 0) / self.top
         if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
             raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
-        codes = np.round(LARGEST * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
+        codes = np.round(LARGEST_BYTE * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
         if self.min_weight:  # rounding neither hides nor shows a weight
             faint = values < self.min_weight
             codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
-        return np.where(known, codes, np.uint8(MASKED))
+        return np.where(known, codes, np.uint8(MASKED_BYTE))
 
     def error(self, weight: float) -> float:
         """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
-        step = (1.0 if self.min_weight else 0.5) / LARGEST
+        step = (1.0 if self.min_weight else 0.5) / LARGEST_BYTE
         root = (weight / self.top) ** (1 / POWER)
         return float(self.top * ((root + step) ** POWER - root**POWER))
 
@@ -97,7 +97,7 @@ def unpack(text: str, rows: int, columns: int) -> Array:
 
 
 SIDE = 640  # most pixels of a picture's longer side
-LOSSLESS = 1 << 18  # most bytes of a PNG; larger ones become JPEG
+MOST_PNG_BYTES = 1 << 18  # most bytes of a PNG; larger ones become JPEG
 
 
 def data_uri(scene: Scene) -> tuple[str, int, int]:
@@ -113,12 +113,12 @@ def data_uri(scene: Scene) -> tuple[str, int, int]:
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 90})):
         target = io.BytesIO()
         image.save(target, kind, **options)
-        if target.tell() <= LOSSLESS:
+        if target.tell() <= MOST_PNG_BYTES:
             break
     return f"data:image/{kind};base64,{base64.b64encode(target.getvalue()).decode()}", *image.size
 
 
-THUMBNAIL = 32  # rows and columns of a thumbnail in the overview
+THUMBNAIL_CELLS = 32  # rows and columns of a thumbnail in the overview
 
 Layers = Iterable[tuple[int, Weights]]
 Words = Mapping[tuple[str, int], Sequence[Described]]  # the text about each head, by kind and layer
@@ -165,7 +165,7 @@ class Page:
             ],
             "top": top,
             "power": POWER,
-            "faint": [FAINT, FEW],
+            "faint": [FAINT, FAINT_ROWS],
             "hidden": [self.min_weight, code.shown],
             "axes": list(self._label_axes()),
             "scene": self._picture(),
@@ -182,7 +182,7 @@ class Page:
         if opened:  # unpacked if small, so that it can be drawn at once
             packed, columns = self._heads[opened]
             codes = unpack(packed, -1, columns)
-            if codes.size <= AT_ONCE:
+            if codes.size <= MOST_UNPACKED:
                 first = _stored("bytes", opened, base64.b64encode(codes.tobytes()).decode())
         return _assemble(self.title, content, first, "\n".join(stored.values()))
 
@@ -221,7 +221,7 @@ class Page:
         uri, *size = data_uri(self.scene)
         regions = self.scene.parts.values()
         parts = [[*(round(edge, 4) for edge in part[:4]), int(part.fine)] for part in regions]
-        light = {"dimmed": DIMMED, "glow": GLOW}
+        light = {"dimmed": DARKEST_SHARE, "glow": GLOW}
         return {"image": uri, "size": size, "heard": self.scene.heard, "parts": parts, **light}
 
     def _layers(self, kind: str, place: int, layers: Layers, code: Code) -> Iterator[dict[str, Any]]:
@@ -231,7 +231,7 @@ class Page:
             for head, one in enumerate(codes):
                 self._heads[f"w{place}-{number}-{head}"] = pack(one), int(codes.shape[-1])
             values = np.where(np.isfinite(weights.values), weights.values, 0)
-            pooled, allowed = shrink(values, weights.allowed, THUMBNAIL, THUMBNAIL)
+            pooled, allowed = shrink(values, weights.allowed, THUMBNAIL_CELLS, THUMBNAIL_CELLS)
             pooled = np.clip(pooled, 0, code.top)  # summed groups of keys may exceed the largest weight
             small = code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
             yield {
@@ -257,7 +257,7 @@ SCRIPTS = (
     "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
-AT_ONCE = 512 * 512  # up to this many weights are stored unpacked, a third of a megabyte
+MOST_UNPACKED = 512 * 512  # up to this many weights are stored unpacked, a third of a megabyte
 
 
 def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:

@@ -33,7 +33,7 @@ from attnscope.views.heads import AlignedTexts, DistanceMap, HeadMap, Ranking
 TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
 
 
-DRAWN: dict[type, Callable[..., Iterator[Line]]] = {
+LINE_FUNCTIONS: dict[type, Callable[..., Iterator[Line]]] = {
     Heatmap: heatmap.heatmap_lines,
     Grid: grid.grid_lines,
     TokenView: charts.token_lines,
@@ -87,9 +87,9 @@ def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = N
         yield from charts.brief_lines(view, surface)
         return
     title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
-    tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).around == grid.AROUND
+    tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).tight
     yield from surface.heading(title, view.subtitle, tight=tight)
-    yield from DRAWN[type(view)](view, surface, *(() if marked is None else (marked,)))
+    yield from LINE_FUNCTIONS[type(view)](view, surface, *(() if marked is None else (marked,)))
     if not isinstance(view, (Heatmap, DistanceMap)):  # these are fitted to a size, and say so themselves
         yield from surface.footing(view.notes)
 
@@ -116,17 +116,17 @@ def print_view(
 Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
 """How pixels reach a terminal; ``cells`` means coloured characters instead."""
 
-LIBRARY = "textual_image"
+GRAPHICS_LIBRARY = "textual_image"
 
-DOTS = 150  # dots per inch of a picture in a terminal
-CHUNK = 4096  # most letters of a kitty command
+DOTS_PER_INCH = 150  # dots per inch of a picture in a terminal
+CHUNK_LETTERS = 4096  # most letters of a kitty command
 
 
 def choose_way(asked: Way, console: Console) -> Way:
     """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer."""
     if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
         return "cells"
-    if asked == "sixel" and find_spec(LIBRARY) is None:
+    if asked == "sixel" and find_spec(GRAPHICS_LIBRARY) is None:
         raise OutputError(f"--graphics {asked} needs textual-image: pip install 'attnscope[graphics]'")
     return ask_terminal() if asked == "auto" else asked
 
@@ -134,7 +134,7 @@ def choose_way(asked: Way, console: Console) -> Way:
 @cache
 def ask_terminal() -> Way:
     """Query the terminal's abilities; its answer comes by standard input."""
-    if find_spec(LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
+    if find_spec(GRAPHICS_LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
         return "cells"
     from textual_image import renderable
 
@@ -154,7 +154,7 @@ def print_views(
     way = "cells" if plain else choose_way(asked, console)
     drawable: Container[type] = ()  # others are text
     if way != "cells":
-        from attnscope.render.image import DRAWN as drawable
+        from attnscope.render.image import FIGURE_FUNCTIONS as drawable
     views = list(views)
     grids = [view for view in views if isinstance(view, Grid) and not view.large]
     fits = console.is_terminal and way == "cells" and bool(grids)
@@ -182,7 +182,7 @@ def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> Non
     from attnscope.render.image import drawing, encode
 
     with drawing(view, cmap=cmap) as (figure, _):
-        drawn = encode(figure, "png", DOTS)
+        drawn = encode(figure, "png", DOTS_PER_INCH)
     image = Image.open(io.BytesIO(drawn))
     if way == "sixel":
         from textual_image.renderable import SixelImage
@@ -194,8 +194,8 @@ def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> Non
     tallest = 2 * (console.height - 2) * image.width // image.height  # columns at which it is a screen tall
     columns = max(min(console.width, image.width // 8, tallest), 1)  # a cell is some 8 × 16 pixels
     data = base64.b64encode(drawn).decode()
-    for start in range(0, len(data), CHUNK):
+    for start in range(0, len(data), CHUNK_LETTERS):
         placed = f"a=T,f=100,q=2,c={columns}," if start == 0 else ""
-        more = int(start + CHUNK < len(data))
-        console.file.write(f"\x1b_G{placed}m={more};{data[start : start + CHUNK]}\x1b\\")
+        more = int(start + CHUNK_LETTERS < len(data))
+        console.file.write(f"\x1b_G{placed}m={more};{data[start : start + CHUNK_LETTERS]}\x1b\\")
     console.file.write("\n")

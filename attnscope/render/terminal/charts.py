@@ -23,7 +23,7 @@ from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
 from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
-LABEL_WIDTH = 24
+LABEL_COLUMNS = 24
 
 
 def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
@@ -38,7 +38,7 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     width = (surface.width - 4) // 2 if beside else surface.width
     parts = [each.where for _, bars in lists for each in bars.bars if each.where]
     where = max((cell_len(part) + 2 for part in parts), default=0)
-    if where + LABEL_WIDTH + 9 + 8 > width:  # no room for a bar of eight columns
+    if where + LABEL_COLUMNS + 9 + 8 > width:  # no room for a bar of eight columns
         where = 0
     drawn = [list(_bars(title, bars, full, width, where, surface)) for title, bars in lists]
     for block in [screen.side_by_side(drawn, width + 4)] if beside else drawn:
@@ -54,7 +54,7 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
         yield [Segment(screen.fit_text("nothing: the mask closes every key", width), DIM)]
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
-    label = min(longest, LABEL_WIDTH, width // 3)
+    label = min(longest, LABEL_COLUMNS, width // 3)
     room = min(width - label - 7 - where, 48)
     style = surface.bar_style()
     for each in bars.bars:
@@ -124,7 +124,7 @@ def _commands(commands: list[str], room: int) -> list[str]:
     return [commands[0], *(f"… {' '.join(rest[shared:])}" for rest in words[1:])]
 
 
-REPLACED, LEFT_OUT, PUT_IN = "~", "−", "+"
+REPLACED, DELETED, INSERTED = "~", "−", "+"
 
 
 def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
@@ -139,7 +139,7 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
             lines[2].append(Segment(screen.fit_text(marks, width + 1), DIM))
         yield from lines if any(segment.text.strip() for segment in lines[2]) else lines[:2]
         yield []
-    yield [Segment(f"{REPLACED} replaced   {LEFT_OUT} left out   {PUT_IN} put in", DIM)]
+    yield [Segment(f"{REPLACED} replaced   {DELETED} left out   {INSERTED} put in", DIM)]
 
 
 def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
@@ -148,7 +148,7 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
     for one, other in steps:
         first, second = ("" if place is None else screen.cut(place.label, 24) for place in (one, other))
         if one is None or other is None:
-            mark = LEFT_OUT if other is None else PUT_IN
+            mark = DELETED if other is None else INSERTED
         else:
             mark = " " if one.text == other.text else REPLACED
         wide = max(cell_len(first), cell_len(second))
@@ -321,7 +321,7 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
     return text
 
 
-BETWEEN = 3  # columns
+OVERLAY_GAP = 3  # columns
 ITSELF = "×"  # marks the patch that looks or is looked at
 
 
@@ -336,7 +336,7 @@ def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Ite
             title = [Segment(screen.fit_text(f"{which}{label} {verb}", room), BOLD)]
             blocks.append([title, *_picture(view, weights, top, room, surface)])
     for first in range(0, len(blocks), beside):
-        yield from screen.side_by_side(blocks[first : first + beside], room + BETWEEN)
+        yield from screen.side_by_side(blocks[first : first + beside], room + OVERLAY_GAP)
     if any(view.patch is not None for view in views):
         yield [Segment(f"{ITSELF} is the patch itself", DIM)]
 
@@ -349,7 +349,7 @@ def patch_under(
     blocks = [(view, weights.shape, *_size(view, room)) for view in views for _, weights in view.maps]
     for first in range(0, len(blocks), beside):
         for number, (view, shape, columns, lines) in enumerate(blocks[first : first + beside]):
-            at, line = x - number * (room + BETWEEN), y - 1
+            at, line = x - number * (room + OVERLAY_GAP), y - 1
             if 0 <= at < columns and 0 <= line < lines:
                 return view, int(line / lines * shape[0]), int(at / columns * shape[1])
         y -= max(lines for _, _, _, lines in blocks[first : first + beside]) + 2
@@ -359,8 +359,8 @@ def patch_under(
 def _columns(views: Sequence[Overlay], surface: Surface) -> tuple[int, int]:
     """How many maps stand side by side, and the columns of each."""
     count = sum(len(view.maps) for view in views)
-    beside = max(1, min(count, (surface.width + BETWEEN) // (34 + BETWEEN)))
-    return beside, min(64, (surface.width - BETWEEN * (beside - 1)) // beside)
+    beside = max(1, min(count, (surface.width + OVERLAY_GAP) // (34 + OVERLAY_GAP)))
+    return beside, min(64, (surface.width - OVERLAY_GAP * (beside - 1)) // beside)
 
 
 def _size(view: Overlay, room: int) -> tuple[int, int]:

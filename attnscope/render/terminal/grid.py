@@ -16,12 +16,12 @@ from rich.segment import Segment
 from attnscope.axes import Array
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
-from attnscope.views import CELLS, Grid, thumbnail_levels
+from attnscope.views import THUMBNAIL_CELLS, Grid, thumbnail_levels
 
-CLEAR = 5  # columns and half-lines at which a thumbnail shows most of its detail
-AROUND, AROUND_LOOSE = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
-LARGEST = 17  # columns of a large thumbnail with several keys per column
-WRITTEN = "━"  # marks the columns of generated tokens
+CLEAR_COLUMNS = 5  # columns and half-lines at which a thumbnail shows most of its detail
+TIGHT_LINES, LOOSE_LINES = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
+LARGE_COLUMNS = 17  # columns of a large thumbnail with several keys per column
+WRITTEN_MARK = "━"  # marks the columns of generated tokens
 
 Chosen: TypeAlias = "tuple[int, int] | None"  # a layer and a head
 
@@ -35,48 +35,49 @@ class GridLayout:
     gap: int  # columns after it
     air: int  # rows below it
     beside: int  # heads in a band
-    around: int = AROUND_LOOSE  # lines of everything else
+    tight: bool = False  # whether the title has one line, and no line of air is below the maps
 
 
 def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
     """The largest thumbnails that fit; a grid with a ``chosen`` head has one size for all."""
     room = surface.width - _label(view) - 1
     if chosen:
-        width = min(columns_of(view, CLEAR if surface.colour else 9), room - 1)
+        width = min(columns_of(view, CLEAR_COLUMNS if surface.colour else 9), room - 1)
         return in_bands(view, surface, width, half_lines(view, width), 1)
     if view.large:
         keys = max(view.size[1], 1)
-        each = keys <= 24 or keys <= min(room // max(view.heads, 1) - 1, CELLS)
-        width = min(keys if each else LARGEST, room - 1)
+        each = keys <= 24 or keys <= min(room // max(view.heads, 1) - 1, THUMBNAIL_CELLS)
+        width = min(keys if each else LARGE_COLUMNS, room - 1)
         bands = -(-view.heads // max(room // (width + 1), 1))
         most = room // max(-(-view.heads // bands), 1) - 1
-        width = columns_of(view, max(min(most, max(LARGEST, width)), 1))
+        width = columns_of(view, max(min(most, max(LARGE_COLUMNS, width)), 1))
         return in_bands(view, surface, width, half_lines(view, width), 1)
     step = max(room // max(view.heads, 1), 2)  # columns from one head to the next
     layers = max(len(view.numbers), 1)
-    pitch, around = 0, AROUND
-    for around in (AROUND_LOOSE, AROUND):
+    pitch, tight = 0, True
+    for tight in (False, True):
+        around = TIGHT_LINES if tight else LOOSE_LINES
         pitch = 2 * ((surface.height or 48) - around) // layers  # half-lines from one layer to the next
-        if pitch > CLEAR:
+        if pitch > CLEAR_COLUMNS:
             pitch -= pitch % 2  # each layer begins a line
             break
     height, gap = max(pitch - 1, 2), int(step > 2)
-    width = columns_of(view, min(step - gap, max(height, CLEAR)))
-    height = half_lines(view, min(width, height) if height >= CLEAR else height)
-    return in_bands(view, surface, width, height, gap, max(pitch - height, 0), around)
+    width = columns_of(view, min(step - gap, max(height, CLEAR_COLUMNS)))
+    height = half_lines(view, min(width, height) if height >= CLEAR_COLUMNS else height)
+    return in_bands(view, surface, width, height, gap, max(pitch - height, 0), tight)
 
 
 def in_bands(
-    view: Grid, surface: Surface, width: int, height: int, gap: int, air: int = 2, around: int = AROUND_LOOSE
+    view: Grid, surface: Surface, width: int, height: int, gap: int, air: int = 2, tight: bool = False
 ) -> GridLayout:
     """Thumbnails in as few bands of nearly equal length as the width allows."""
     bands = -(-view.heads // max((surface.width - _label(view) - 1) // (width + gap), 1))
     beside = max(1, -(-view.heads // max(bands, 1)))
     if surface.colour:
-        return GridLayout(width, height, gap, min(air, 2 - height % 2), beside, around)
+        return GridLayout(width, height, gap, min(air, 2 - height % 2), beside, tight)
     lines = max((height + 1) // 2, min(height, 2))  # a row takes one line or several, but all the same number
     lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0
-    return GridLayout(width, lines, gap, 1, beside, around)
+    return GridLayout(width, lines, gap, 1, beside, tight)
 
 
 def _label(view: Grid) -> int:
@@ -88,7 +89,7 @@ def columns_of(view: Grid, most: int) -> int:
     keys = max(view.size[1], 1)
     if keys <= most:
         return most - most % keys
-    return most if keys > CELLS else -(-keys // -(-keys // most))
+    return most if keys > THUMBNAIL_CELLS else -(-keys // -(-keys // most))
 
 
 def half_lines(view: Grid, width: int) -> int:
@@ -111,9 +112,9 @@ def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[
         lines = _band(small, shape, heads, surface, surface.palette(signed=view.signed), chosen)
         count += len(lines)
         yield from lines
-    if shape.around == AROUND_LOOSE:
+    if not shape.tight:
         yield []
-    if surface.height and not view.large and count + AROUND > surface.height:
+    if surface.height and not view.large and count + TIGHT_LINES > surface.height:
         yield [Segment("more than a screen: scroll up; --layer 0-5 or --large shows more of each head", DIM)]
     yield from legend(view, small, surface)
 
@@ -121,7 +122,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[
 def _names(small: Grid, shape: GridLayout, heads: range, chosen: Chosen) -> Line:
     """The name of each head above its thumbnail, if there is room, and marks of its columns."""
     plain = small.written_from(shape.width)
-    marks = " " * plain + WRITTEN * (shape.width - plain)
+    marks = " " * plain + WRITTEN_MARK * (shape.width - plain)
     line: Line = [Segment(" " * (_label(small) + 1))]
     used, step = 0, shape.gap + shape.width  # generated columns
     for start, head in zip(range(0, step * len(heads), step), heads, strict=True):
@@ -189,7 +190,7 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     """The colour bar, and beside it what a thumbnail is; ``small`` is the view as drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
-    said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN))
+    said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN_MARK))
     bar = surface.colour_bar(*small.scale_ends(), surface.palette(signed=view.signed))
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:

@@ -19,8 +19,8 @@ from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Lin
 from attnscope.text import isolate
 from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
 
-NUMBERED = 4  # columns of a cell with its number
-TALLEST = 40  # most rows with a line each
+NUMBER_COLUMNS = 4  # columns of a cell with its number
+MOST_FULL_LINES = 40  # most rows with a line each
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     labels = (cell_len(each.label) + (not each.pooled) * len(f" {each.start}") for each in queries)
     label = min(max(labels, default=0), _widest_label(surface))
     room = surface.width - label - 1
-    wide = NUMBERED + (not surface.colour)  # without colour a shade stands beside the number
+    wide = NUMBER_COLUMNS + (not surface.colour)  # without colour a shade stands beside the number
     for cell in (wide, 2):
-        if rows <= TALLEST and columns * cell <= room:
+        if rows <= MOST_FULL_LINES and columns * cell <= room:
             return view, CellLayout(cell, False, label)
-    if columns > room or (rows > TALLEST and not surface.colour):
+    if columns > room or (rows > MOST_FULL_LINES and not surface.colour):
         label = _widest_label(surface)
         room = surface.width - label - 1
-        view = view.fit(2 * room if surface.colour else TALLEST, room)
+        view = view.fit(2 * room if surface.colour else MOST_FULL_LINES, room)
     square = not surface.colour and 2 * view.values.shape[1] <= room
     return view, CellLayout(2 if square else 1, surface.colour, label)
 
@@ -145,14 +145,14 @@ def _rows(
                 line.append(Segment(_number(value, layout.cell), style))
             else:
                 shade = surface.shade(float(shown[row, column]))
-                wide = layout.cell >= NUMBERED
+                wide = layout.cell >= NUMBER_COLUMNS
                 line.append(Segment(shade + _number(value, layout.cell)[1:] if wide else shade * layout.cell))
         yield list(Segment.simplify(line))
 
 
 def _number(value: float, cell: int) -> str:
     """Per cent, if it fits the cell and is at least half a per cent."""
-    shown = cell >= NUMBERED and abs(value) >= 0.005 and -0.995 < value < 9.995
+    shown = cell >= NUMBER_COLUMNS and abs(value) >= 0.005 and -0.995 < value < 9.995
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
 
 
@@ -163,7 +163,7 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
             line.append(Segment(screen.centre("·", layout.cell), DIM))
         else:
             mark, number = surface.spark(loss / view.most), f"{loss:.{int(loss < 9.95)}f}"
-            text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBERED else mark * layout.cell
+            text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBER_COLUMNS else mark * layout.cell
             line.append(Segment(text, surface.bar_style()))
     return list(Segment.simplify(line))
 
@@ -172,7 +172,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
     """The colour bar, how to read the map, and the columns' texts if nothing else shows them."""
     bar = surface.colour_bar(*view.scale_ends(".2g"), palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
-    text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBERED)
+    text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBER_COLUMNS)
     text += "; two rows a line, the upper one labelled" * layout.half
     if cell_len(text) <= beside:
         yield [*bar, Segment(f"   {text}", DIM)]
@@ -185,7 +185,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
         yield from ([], *([Segment(line, DIM)] for line in lines))
 
 
-GAP = 3  # columns between heads that stand beside each other
+HEAD_GAP = 3  # columns between heads that stand beside each other
 
 
 def pair_lines(view: HeadPair, surface: Surface) -> Iterator[Line]:
@@ -206,10 +206,10 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
     """As many heads side by side as get cells two columns wide; at least one."""
     first = view.maps[0].weights
     label = max(cell_len(f"{each.label} {each.start}") for each in first.queries)
-    least = min(label, _widest_label(surface)) + 1 + 2 * len(first.keys) + GAP
-    beside = min(max((surface.width + GAP) // least, 1), len(view.maps))
-    width = (surface.width + GAP) // beside
-    own, palette = replace(surface, width=width - GAP), surface.palette(signed=view.maps[0].signed)
+    least = min(label, _widest_label(surface)) + 1 + 2 * len(first.keys) + HEAD_GAP
+    beside = min(max((surface.width + HEAD_GAP) // least, 1), len(view.maps))
+    width = (surface.width + HEAD_GAP) // beside
+    own, palette = replace(surface, width=width - HEAD_GAP), surface.palette(signed=view.maps[0].signed)
     settled, layout = _settle(view.maps[0], own)
     for start in range(0, len(view.maps), beside):
         blocks = []
@@ -281,10 +281,10 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         yield [Segment(f"{view.name}: {low} to {high}", DIM)]
 
 
-DISTANCE, SQUARE = 6, 2
+DISTANCE, SQUARE_COLUMNS = 6, 2
 """Columns of a cell with its distance, and of one without whose row still has its own line."""
 
-NAMED = 24  # most rows with a line each, in colour
+MOST_NAMED_ROWS = 24  # most rows with a line each, in colour
 
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
@@ -293,11 +293,11 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     if view.matched and (layout is None or layout.cell != DISTANCE):  # the rows with names and numbers
         label = max(len(name) for name in view.rows)
         kept = max((surface.width - label - 1) // DISTANCE, 1)
-        view = view.fit(min(kept, NAMED), min(kept, NAMED))
+        view = view.fit(min(kept, MOST_NAMED_ROWS), min(kept, MOST_NAMED_ROWS))
         layout = _distance_layout(view, surface)
     if layout is None:
         room = surface.width - max(len(name) for name in view.rows) - 1
-        view = view.fit(room if surface.colour else TALLEST, room)
+        view = view.fit(room if surface.colour else MOST_FULL_LINES, room)
         layout = _distance_layout(view, surface) or CellLayout(1, surface.colour, 5)
     yield from _group_header(view, layout)
     yield from _distance_rows(view, layout, surface)
@@ -305,7 +305,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     if surface.colour:
         yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
     else:
-        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in screen.SHADE_FROM]
+        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in screen.SHADE_LEVELS]
         lines = screen.flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
     if view.groups and layout.cell == DISTANCE:
@@ -322,8 +322,8 @@ def _distance_layout(view: DistanceMap, surface: Surface) -> CellLayout | None:
     rows, columns = len(view.rows), len(view.columns)
     label = max(len(name) for name in view.rows)
     gaps = max(len(view.groups) - 1, 0)
-    for cell, half in ((DISTANCE, False), (SQUARE, False), (1, surface.colour)):
-        if not half and rows > (NAMED if cell == DISTANCE or surface.colour else TALLEST):
+    for cell, half in ((DISTANCE, False), (SQUARE_COLUMNS, False), (1, surface.colour)):
+        if not half and rows > (MOST_NAMED_ROWS if cell == DISTANCE or surface.colour else MOST_FULL_LINES):
             continue
         for gap in (1, 0):
             if label + 1 + cell * columns + gap * gaps <= surface.width:

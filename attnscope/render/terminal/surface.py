@@ -114,12 +114,12 @@ def flow_items(items: Sequence[str], width: int, gap: str) -> list[str]:
 Line: TypeAlias = "list[Segment]"
 
 TONES = 64  # colours of a map in a terminal; fewer than a table has, so that styles can be cached
-FAINT = 0.65  # the share of its own colour in faint text; the rest is the colour of its cell
+FAINT_SHARE = 0.65  # the share of its own colour in faint text; the rest is the colour of its cell
 
 BOLD, DIM, PLAIN = Style(bold=True), Style(dim=True), Style()
 MARK = Style(bold=True, reverse=True)  # of the names of the chosen head
 
-SHADE_FROM = (0.05, 0.25, 0.5, 0.75)  # where shades 1, 2, 3 and 4 begin
+SHADE_LEVELS = (0.05, 0.25, 0.5, 0.75)  # where shades 1, 2, 3 and 4 begin
 
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
 CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}
@@ -170,7 +170,7 @@ class Surface:
 
     def shade(self, level: float) -> str:
         """The character for a level from 0 to 1."""
-        return (" .oO#" if self.ascii else " ░▒▓█")[sum(level >= start for start in SHADE_FROM)]
+        return (" .oO#" if self.ascii else " ░▒▓█")[sum(level >= start for start in SHADE_LEVELS)]
 
     def heading(self, title: str, subtitle: str, *, tight: bool = False) -> Iterator[Line]:
         """The title, and the subtitle beside or below it; in ``tight`` space one line, with what fits."""
@@ -210,7 +210,7 @@ class Surface:
     def colour_bar(self, low: str, high: str, palette: Palette) -> Line:
         """The colour map with the labels of its ends; without colour, where each shade begins."""
         if not self.colour:
-            shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_FROM)
+            shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_LEVELS)
             return [Segment(f"{'  '.join(shades)}  of {high}")]
         ramp = (Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4))
         return [Segment(f"{low} ", DIM), *ramp, Segment(f" {high}", DIM)]
@@ -244,21 +244,21 @@ def tone(palette: Palette, above: int | None, below: int | None) -> Style:
 @lru_cache(maxsize=4 * TONES)
 def style_on(palette: Palette, below: int, faint: bool = False) -> Style:
     """Black or white, whichever reads better, on a tone of a colour map; ``faint`` is closer to it."""
-    ground = table(palette.cmap)[ENTRIES[below]] / 255.0
+    ground = table(palette.cmap)[TONE_ENTRIES[below]] / 255.0
     ink = np.zeros(3) if is_light(ground) else np.full(3, 255.0)
     if faint:
-        ink = FAINT * ink + (1 - FAINT) * 255 * ground
+        ink = FAINT_SHARE * ink + (1 - FAINT_SHARE) * 255 * ground
     return Style.from_color(Color.from_rgb(*ink.astype(int).tolist()), _colours(palette)[below])
 
 
-ENTRIES = np.round(np.arange(TONES) * (STEPS - 1) / (TONES - 1)).astype(int)  # of the tones, in a map's table
+TONE_ENTRIES = np.round(np.arange(TONES) * (STEPS - 1) / (TONES - 1)).astype(int)  # in a map's table
 
 
 @cache
 def _colours(palette: Palette) -> list[Color]:
     if palette.indexed:
-        return [Color.from_ansi(number) for number in terminal_colours(palette.cmap)[ENTRIES].tolist()]
-    return [Color.from_rgb(*rgb) for rgb in table(palette.cmap)[ENTRIES].tolist()]
+        return [Color.from_ansi(number) for number in terminal_colours(palette.cmap)[TONE_ENTRIES].tolist()]
+    return [Color.from_rgb(*rgb) for rgb in table(palette.cmap)[TONE_ENTRIES].tolist()]
 
 
 def side_by_side(blocks: Sequence[Sequence[Line]], width: int) -> Iterator[Line]:

@@ -21,7 +21,7 @@ from attnscope.storage.files import clean_texts, reading, write_whole
 from attnscope.storage.tensors import TensorFile
 from attnscope.storage.trace import layout
 
-LONGEST = 1 << 20  # most rows, columns, texts, pixels or frames of a trace
+MOST_PLACES = 1 << 20  # most rows, columns, texts, pixels or frames of a trace
 
 KINDS = {"F64": "f", "F32": "f", "F16": "f", "U16": "f", "I32": "i", "U8": "u"}
 """The type of each kind of array: numbers, runs of keys, bits or pixels. bfloat16 is stored as U16."""
@@ -91,9 +91,9 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     description = trace.description
     for axis in description.axes:
         start, stop = (axis.start, axis.stop) if isinstance(axis, layout.Positions) else (0, len(axis))
-        if not (0 <= start <= LONGEST and 0 <= stop - start <= LONGEST):
+        if not (0 <= start <= MOST_PLACES and 0 <= stop - start <= MOST_PLACES):
             found = f"{stop - start:,} rows or columns"
-            raise ValueError(f"an axis has {found}, and at most {LONGEST:,} are read")
+            raise ValueError(f"an axis has {found}, and at most {MOST_PLACES:,} are read")
     axes = [description.tokens, *(image.tokens for image in description.images)]
     axes += [axis for each in description.labels for axis in (each.queries, each.keys)]
     axes += [axis for call in description.calls for axis in (call.queries, call.keys)]
@@ -101,12 +101,13 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
         raise ValueError(f"it names an axis that it does not have; there are {len(description.axes)}")
     for image in description.images:
         arrays.shape(image.array, "u", 3)
-        if not all(abs(edge) <= LONGEST for box in image.boxes for edge in box.edges):
+        if not all(abs(edge) <= MOST_PLACES for box in image.boxes for edge in box.edges):
             raise ValueError("a box lies outside of any picture")
     sound = description.heard
     if sound is not None:
-        most = LONGEST if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
-        if not (0 < sound.frames <= most and 0 < sound.seconds < LONGEST and 0 <= sound.begin < LONGEST):
+        most = MOST_PLACES if sound.array is None else arrays.shape(sound.array, "f", 2)[1]
+        timely = sound.seconds > 0, sound.begin >= 0, max(sound.seconds, sound.begin) < MOST_PLACES
+        if not (0 < sound.frames <= most and all(timely)):
             raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
     if not description.calls:
         raise ValueError("it holds no attention")
@@ -117,7 +118,7 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     if times > 1:
         raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
     for call in description.calls:
-        sizes = ((call.heads, MOST_HEADS), (call.batch, LONGEST), (call.layer + 1, MOST_LAYERS))
+        sizes = ((call.heads, MOST_HEADS), (call.batch, MOST_PLACES), (call.layer + 1, MOST_LAYERS))
         if not all(0 < size <= most for size, most in sizes):
             raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot exist")
         if call.dtype not in DTYPES:
@@ -201,9 +202,9 @@ def _widens(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 SUFFIX = ".trace"
-KEY = "attnscope trace"  # the name of the description in a file's metadata
+KEY_FIELD = "attnscope trace"  # the name of the description in a file's metadata
 
-RAW = ("axes", "text", "messages")
+RAW_FIELDS = ("axes", "text", "messages")
 """What a model read, kept to the letter; every other text of a description is cleaned as it is read."""
 
 
@@ -216,7 +217,7 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
     """A trace as its file holds it, with ``more`` metadata."""
     from safetensors.numpy import save
 
-    return bytes(save(dict(trace.arrays), {KEY: json.dumps(asdict(trace.description)), **(more or {})}))
+    return bytes(save(dict(trace.arrays), {KEY_FIELD: json.dumps(asdict(trace.description)), **(more or {})}))
 
 
 def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
@@ -224,14 +225,14 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
     path = Path(path)
     with reading(path, "the trace"):
         arrays = TraceFile(path, content)
-        if KEY not in arrays.metadata:
+        if KEY_FIELD not in arrays.metadata:
             raise ValueError("it is not a trace: attnscope makes one with --save-trace")
-        said: Any = json.loads(arrays.metadata[KEY])
+        said: Any = json.loads(arrays.metadata[KEY_FIELD])
         version = said.get("trace") if isinstance(said, dict) else None
         if version != layout.FORMAT:
             reads = f"this version of attnscope reads {layout.FORMAT}"
             raise ValueError(f"its layout is number {version!s:.40}; {reads}")
-        cleaned = {name: value if name in RAW else clean_texts(value) for name, value in said.items()}
+        cleaned = {name: value if name in RAW_FIELDS else clean_texts(value) for name, value in said.items()}
         trace = Trace(read(layout.TraceDescription, cleaned), arrays)
         _check_trace(trace, arrays)
     return trace

@@ -19,8 +19,8 @@ from attnscope.storage.trace.file import Trace
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELD = 2  # calls whose tensors are cached
-SAME = {each.name for each in fields(Attention)} & {each.name for each in fields(layout.TracedCall)}
+CACHED_CALLS = 2  # calls whose tensors are cached
+SHARED_FIELDS = {each.name for each in fields(Attention)} & {each.name for each in fields(layout.TracedCall)}
 """What a traced call says as ``Attention`` does; its axes are numbers."""
 
 
@@ -35,7 +35,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
             keys=trace.axis(call.keys),
             read=_Rows(trace, call, None if arrays else partial(source_of, number)),
             arrays=arrays,
-            **{name: getattr(call, name) for name in SAME - {"queries", "keys"}},
+            **{name: getattr(call, name) for name in SHARED_FIELDS - {"queries", "keys"}},
         )
         for number, call in enumerate(description.calls)
     )
@@ -70,8 +70,8 @@ class _Sources:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.source = lru_cache(maxsize=HELD)(self._source)
-        self._bias = lru_cache(maxsize=HELD)(self._make_bias)
+        self.source = lru_cache(maxsize=CACHED_CALLS)(self._source)
+        self._bias = lru_cache(maxsize=CACHED_CALLS)(self._make_bias)
 
     def _source(self, number: int) -> RowSource:
         call = self.trace.description.calls[number]

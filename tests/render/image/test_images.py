@@ -19,8 +19,8 @@ from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import steps, table
 from attnscope.render.image import FORMATS, drawing, encode, encode_png, save_image
 from attnscope.render.image import sheet as fonts
-from attnscope.render.image.maps import MASKED, mosaic
-from attnscope.render.image.sheet import LABEL_COLUMN, READABLE, ROW, labels
+from attnscope.render.image.maps import MASKED_COLOUR, mosaic
+from attnscope.render.image.sheet import LABEL_COLUMN, LABEL_PITCH, ROW, labels
 from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view
 from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
@@ -100,7 +100,7 @@ def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
         tall = figure.get_size_inches()[1] * figure.axes[0].get_position().height
     shown, texts, size = labels(axis, tall / count)
     pitch = tall / count * 72 * (shown[1] - shown[0])
-    assert pitch >= READABLE - 1e-9
+    assert pitch >= LABEL_PITCH - 1e-9
     assert 6 <= size <= pitch
     assert texts[1] == (f"{shown[1]} t{shown[1]}" if len(shown) < count else "t1")
 
@@ -120,7 +120,7 @@ def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
     for row, layer in ((0, 0), (2, 1)):
         for head in range(view.layers[layer].heads):
             expected = table("ember")[steps(view.layers[layer].values[head])]
-            expected[view.layers[layer].masked[head]] = MASKED
+            expected[view.layers[layer].masked[head]] = MASKED_COLOUR
             top, left = row * (tall + gap), head * (wide + gap)
             np.testing.assert_array_equal(flat[top : top + tall, left : left + wide, :3], expected)
     assert (flat[tall + gap : 2 * tall + gap] == 255).all()  # layer 1 is a hole
@@ -183,7 +183,7 @@ def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypat
             assert warned.startswith("no installed font can draw CJK (猫), so boxes stand there: install ")
             assert "--font" in warned
     chosen, (sentence,) = fonts.families(["猫が", "Straße", "\U0001f408"])
-    assert chosen == [fonts.BASE]
+    assert chosen == [fonts.BASE_FONT]
     assert "draw CJK (猫) and Hiragana (が) and emoji and symbols (\U0001f408), so" in sentence
     assert "install Noto Emoji and Noto Sans CJK" in sentence
 
@@ -211,7 +211,7 @@ def test_system_fonts_with_the_script_are_used_automatically(tmp_path, monkeypat
 
 def renamed_font(path, family: str, characters: str):
     """The font that matplotlib brings, under another name, with these characters alone: each an A."""
-    font = TTFont(font_manager.findfont(fonts.BASE))
+    font = TTFont(font_manager.findfont(fonts.BASE_FONT))
     for part in font["cmap"].tables:
         part.cmap = dict.fromkeys(map(ord, characters), "A")
     for name in font["name"].names:
@@ -291,6 +291,14 @@ def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
         assert list(baseline.values) == [0.2] * 3
     assert limits == {(0.0, 0.5)}  # a round share that holds every figure and the baseline
     assert [curves(values).top for values in ((0.02, 0.09), (0.7, 0.1))] == [0.25, 1.0]
+
+
+def test_each_further_curve_adds_less_than_half_an_inch():
+    heights = []
+    for count in (1, 6):
+        with drawing(curves(*[(0.1, 0.2)] * count)) as (figure, _):
+            heights.append(figure.get_figheight())
+    assert 0.3 < (heights[1] - heights[0]) / 5 < 0.5
 
 
 def test_values_at_points_are_lines_over_one_axis():

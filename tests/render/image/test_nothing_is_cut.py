@@ -19,7 +19,7 @@ from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError
 from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image, sheet
-from attnscope.render.image.sheet import BOLD, LINES, SHAPES, wrap_inches, wrap_title
+from attnscope.render.image.sheet import BOLD_WIDTH, SHAPES_TEXT, TITLE_LINES, wrap_inches, wrap_title
 from attnscope.views import Measured, Overlay, grid, head_row, heatmap, token_view
 from attnscope.views.charts import Panels, Stack
 from attnscope.views.heads import distance_map, head_map
@@ -195,7 +195,7 @@ def test_wrapped_lines_fit_width_and_short_title_stays_whole():
     for width, weight in product((3.2, 4.0, 5.5), ("normal", "bold")):
         for line in wrap_inches(TITLE, 11, width, bold=weight == "bold"):
             assert inches(line, 11, weight) <= width - 0.3
-    assert inches(TITLE, 9, "bold") <= BOLD * inches(TITLE, 9)
+    assert inches(TITLE, 9, "bold") <= BOLD_WIDTH * inches(TITLE, 9)
     assert wrap_inches(TITLE, 11, inches(TITLE, 11) * 1.02 + 0.34) == [TITLE]
     assert len(wrap_inches(TITLE, 11, inches(TITLE, 11))) == 2
 
@@ -211,14 +211,14 @@ def test_wrapped_lines_are_balanced_without_leading_punctuation():
         assert not any(line[0] in "。”·" or line[-1] == "·" for line in lines)
 
 
-@pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
+@pytest.mark.skipif(not SHAPES_TEXT, reason=BY_ITSELF)
 def test_rtl_label_in_title_is_isolated():
     assert wrap_title("שלום (token 1) looks at", 9, 4, label="שלום") == "\u2068שלום\u2069 (token 1) looks at"
     assert wrap_title("cat (token 1) looks at", 9, 4, label="cat") == "cat (token 1) looks at"
     assert wrap_title("a\u2068b", 9, 4) == "a‹2068›b"
 
 
-@pytest.mark.skipif(not SHAPES, reason=BY_ITSELF)
+@pytest.mark.skipif(not SHAPES_TEXT, reason=BY_ITSELF)
 def test_wrapped_line_after_rtl_text_runs_left_to_right():
     title = "L2H1 · own · “جلست القطة على السجادة لأنها كانت متعبة…” · encoder attention"
     lines = wrap_title(title, 11, 3.3).split("\n")
@@ -232,7 +232,7 @@ def test_wrapped_line_after_rtl_text_runs_left_to_right():
 
 def test_long_title_ends_in_ellipsis_and_long_word_is_cut():
     long = wrap_title(" ".join([TITLE] * 4), 11, 3.2).split("\n")
-    assert len(long) == LINES
+    assert len(long) == TITLE_LINES
     assert long[-1].endswith("…")
     pieces = wrap_inches("x" * 300, 11, 3.2)
     assert "".join(pieces) == "x" * 300

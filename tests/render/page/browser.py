@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from attnscope.render.page import LARGEST, MASKED, POWER, Code, Page
+from attnscope.render.page import LARGEST_BYTE, MASKED_BYTE, POWER, Code, Page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if find_spec("playwright") is None:
@@ -132,7 +132,7 @@ def write_page(path: Path, kinds: Any, title: str = "x", **more: Any) -> Path:
 
 def weights_of(code: Code, codes: np.ndarray) -> np.ndarray:
     """The weights that a page reads from bytes; NaN where they are masked."""
-    return np.where(codes == MASKED, np.nan, code.top * (codes / LARGEST) ** POWER)
+    return np.where(codes == MASKED_BYTE, np.nan, code.top * (codes / LARGEST_BYTE) ** POWER)
 
 
 def stored(values: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:

@@ -14,11 +14,21 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from attnscope.attention import Token
-from attnscope.axes import PICTURED, join_places, places, weights
+from attnscope.axes import PICTURE_ID, join_places, places, weights
 from attnscope.models import load
 from attnscope.questions.layers import all_heads
 from attnscope.questions.selection import Selection
-from attnscope.render.page import LOSSLESS, MASKED, SIDE, Code, Page, data_uri, pack, page_of, unpack
+from attnscope.render.page import (
+    MASKED_BYTE,
+    MOST_PNG_BYTES,
+    SIDE,
+    Code,
+    Page,
+    data_uri,
+    pack,
+    page_of,
+    unpack,
+)
 from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import weights_of
 from tests.render.screen import random_head, tokens
@@ -98,7 +108,7 @@ def test_a_weight_is_hidden_on_a_page_exactly_where_it_is_below(values, least: f
 def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
     codes = Code().bytes_of(values, values < 0.9)
     np.testing.assert_array_equal(unpack(pack(codes), *codes.shape), codes)
-    np.testing.assert_array_equal(codes == MASKED, values >= 0.9)
+    np.testing.assert_array_equal(codes == MASKED_BYTE, values >= 0.9)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-4, 0.002, 0.01, 0.1, 0.5, 1.0])
@@ -115,7 +125,7 @@ def test_weights_that_the_code_does_not_hold_are_refused(top: float, weight: flo
     with pytest.raises(ValueError, match=f"between 0 and {top:g}"):
         Code(top).bytes_of(np.array([0.5, weight]), np.array([True, True]))
     kept = Code(top).bytes_of(np.array([0.0, weight, top]), np.array([True, False, True]))
-    assert kept.tolist() == [0, MASKED, 254]
+    assert kept.tolist() == [0, MASKED_BYTE, 254]
 
 
 def test_nothing_foreign_can_run_or_be_loaded() -> None:
@@ -143,9 +153,9 @@ def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> Non
         assert f"(relative error {site.difference:.1g})" in layer["proof"]
 
 
-PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURED + n) for n in range(4)]
+PATCHES = [Token(f"image 1 · {n // 2},{n % 2}", PICTURE_ID + n) for n in range(4)]
 CORNERS = [(0, 0), (0.5, 0), (0, 0.5), (0.5, 0.5)]
-QUARTERS = {PICTURED + n: SceneRegion(x, y, x + 0.5, y + 0.5, True) for n, (x, y) in enumerate(CORNERS)}
+QUARTERS = {PICTURE_ID + n: SceneRegion(x, y, x + 0.5, y + 0.5, True) for n, (x, y) in enumerate(CORNERS)}
 WHITE = np.full((40, 60, 3), 255, np.uint8)
 WORDS = [Token("<s>", 1, special=True), Token("the", 10), Token("disc", 11), Token("<i>mat</i>", 12)]
 
@@ -174,7 +184,7 @@ def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
         image = Image.open(io.BytesIO(base64.b64decode(coded)))
         assert (kind, image.format) == (f"data:image/{form};base64", form.upper())
         assert tuple(told) == image.size == size
-        assert len(coded) <= 3 * LOSSLESS
+        assert len(coded) <= 3 * MOST_PNG_BYTES
     np.testing.assert_array_equal(np.asarray(image), flat)
     assert image.info == {}
 
@@ -182,5 +192,5 @@ def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
 def test_places_of_several_neighbours_have_the_parts_of_all():
     scene = Scene(WHITE, QUARTERS)
     joined = join_places(places(tuple(PATCHES))[1:3], pooled=True)
-    assert scene.ids_of(joined) == (PICTURED + 1, PICTURED + 2)
+    assert scene.ids_of(joined) == (PICTURE_ID + 1, PICTURE_ID + 2)
     assert scene.ids_of(join_places(places(tuple(WORDS))[1:3], pooled=True)) == ()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnscope.attention import Token
-from attnscope.axes import HEARD
+from attnscope.axes import SOUND_ID
 from attnscope.render.colour import blend
 from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import MARKS, write_page
@@ -25,9 +25,9 @@ def pages(tmp_path_factory):
     mixed[7, 2] = 0.2
     across = [[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25] * 4, [0.25] * 4]
     alone = [Token("[CLS]", 0, special=True), *PATCHES]
-    frames = [Token(f"{n / 10:.2f} s", HEARD + n, special=n > 7) for n in range(10)]
+    frames = [Token(f"{n / 10:.2f} s", SOUND_ID + n, special=n > 7) for n in range(10)]
     bands = np.linspace(0, 255, 8 * 16).reshape(16, 8).astype(np.uint8)
-    moments = {HEARD + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1, True) for n in range(8)}
+    moments = {SOUND_ID + n: SceneRegion(n / 8, 0, (n + 1) / 8, 1, True) for n in range(8)}
     seen, heard = Scene(WHITE, QUARTERS), Scene(np.repeat(bands[..., None], 3, -1), moments, heard=True)
     for name, kind, weights_of_it, scene in (
         ("text", "decoder", field(mixed, both, both, causal), seen),

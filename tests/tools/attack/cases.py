@@ -329,12 +329,12 @@ def trace(chance: Random, bases: Path) -> Case:
     """A trace of which claims, arrays or bytes were changed."""
     from safetensors.numpy import load, save
 
-    from attnscope.storage.trace.file import KEY
+    from attnscope.storage.trace.file import KEY_FIELD
 
     base = chance.choice(("gpt2", "own", "t5", "mistral"))
     content = (bases / f"{base}.trace").read_bytes()
     size = int.from_bytes(content[:8], "little")
-    described = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY])
+    described = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][KEY_FIELD])
     arrays, way = dict(sorted(load(content).items())), chance.random()
     if way < 0.2:
         content, told = _spoiled(content, ".safetensors", chance)
@@ -345,7 +345,7 @@ def trace(chance: Random, bases: Path) -> Case:
             arrays[name], how = _other(arrays[name], chance)
             told += f"{name} {how}"
         arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-        content = save(arrays, {KEY: json.dumps(described)})
+        content = save(arrays, {KEY_FIELD: json.dumps(described)})
     Path("kept.trace").write_bytes(content)
     return Case(_from_file(chance, "kept.trace"), f"{base}: {told}")
 
@@ -592,7 +592,7 @@ def cache(chance: Random, bases: Path) -> Case:
     from safetensors.numpy import load, save
 
     from attnscope.storage.cache import _digest
-    from attnscope.storage.trace.file import KEY
+    from attnscope.storage.trace.file import KEY_FIELD
 
     shutil.copytree(bases / "cache", "cache")
     os.environ["ATTNSCOPE_CACHE"] = str(Path("cache").resolve())
@@ -612,7 +612,7 @@ def cache(chance: Random, bases: Path) -> Case:
     else:
         size = int.from_bytes(content[:8], "little")
         about = json.loads(content[8 : 8 + size])["__metadata__"]
-        described, arrays = json.loads(about[KEY]), dict(sorted(load(content).items()))
+        described, arrays = json.loads(about[KEY_FIELD]), dict(sorted(load(content).items()))
         told = ", ".join(_claims(described, arrays, chance))
         if chance.random() < 0.3:
             name = chance.choice([*arrays])
@@ -620,7 +620,7 @@ def cache(chance: Random, bases: Path) -> Case:
             told += f"{name} {how}"
         content = save(
             {name: np.ascontiguousarray(each) for name, each in arrays.items()},
-            about | {KEY: json.dumps(described)},
+            about | {KEY_FIELD: json.dumps(described)},
         )
         entry.write_bytes(content)
     if way in ("damaged", "lies") and chance.random() < 0.8:

@@ -39,7 +39,7 @@ def lightness(light: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", OFFERED)
 @pytest.mark.parametrize("kind", BLIND)
-def test_lightness_runs_one_way_for_every_reader(name: str, kind: str) -> None:
+def test_sequential_maps_are_monotone_for_colour_blind_readers(name: str, kind: str) -> None:
     seen = np.clip(linear(table(name)[::8]) @ BLIND[kind].T, 0, 1)
     change = np.diff(lightness(seen))
     assert (change > 0).all() or (change < 0).all()
@@ -57,25 +57,25 @@ def test_diverging_map_is_white_in_middle_and_colour_blind_safe(kind: str) -> No
     assert (opposite > 0.1).all()
 
 
-def test_levels_take_the_nearest_entry() -> None:
+def test_levels_map_to_the_nearest_colour() -> None:
     assert steps(np.array([0, 0.5, 1, 2, -1])).tolist() == [0, 128, 255, 255, 0]
 
 
-def test_an_unknown_map_says_what_exists() -> None:
+def test_unknown_colour_map_error_lists_existing_ones() -> None:
     for wrong, meant in (("embers", "ember"), ("virdis", "viridis"), ("blues", "Blues"), ("rdbu", "RdBu")):
         told = f"no colour map '{wrong}': did you mean '{meant}'.*there are ember, tide and those of"
         with pytest.raises(SelectionError, match=told):
             choose_map(wrong, signed=False)
 
 
-def test_any_map_of_matplotlib_is_drawn_in_its_own_colours() -> None:
+def test_matplotlib_maps_have_their_own_colours() -> None:
     for name in matplotlib.colormaps:
         assert choose_map(name, signed=True) == name
         expected = matplotlib.colormaps[name](np.linspace(0, 1, 256), bytes=True)[:, :3]
         np.testing.assert_array_equal(table(name), expected)
 
 
-def test_a_diverging_map_is_for_differences_alone() -> None:
+def test_diverging_map_is_refused_for_unsigned_values() -> None:
     for name in KNOWN:
         for turned in (name, f"{name}_r") if name != "tide" else (name,):
             assert choose_map(turned, signed=True) == turned
@@ -84,7 +84,7 @@ def test_a_diverging_map_is_for_differences_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["ember", "cividis", "Blues", "gray"])  # viridis has too few
-def test_256_colours_keep_the_order_of_lightness(name: str) -> None:
+def test_256_colour_terminals_keep_lightness_order(name: str) -> None:
     """Seen as colours of the cube and greys, steps back are too small to be seen."""
     ladder = np.array([0, 95, 135, 175, 215, 255])
     numbers = terminal_colours(name)

@@ -58,13 +58,13 @@ def manifest(folder) -> dict:
     return json.loads((folder / "manifest.json").read_text("utf-8"))
 
 
-def test_there_is_a_file_a_head_one_a_layer_one_of_all_and_a_manifest(export, tmp_path):
+def test_export_writes_heads_layers_overview_and_manifest(export, tmp_path):
     export(tmp_path / "out", layers=(0, 2))
     heads = [f"L{layer:02}H{head:02}.png" for layer in (0, 2) for head in range(8)]
     assert names(tmp_path / "out") == sorted([*heads, "L00.png", "L02.png", "overview.png", "manifest.json"])
 
 
-def test_a_head_is_the_picture_that_show_saves(export, model, text, tmp_path):
+def test_exported_head_equals_the_picture_of_show(export, model, text, tmp_path):
     export(layers=(1,), heads=(3,), dpi=60)
     save_image(one_head(model, text, "L1H3").heatmap, tmp_path / "shown.png", dpi=60)
     assert (tmp_path / "L01H03.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
@@ -107,7 +107,7 @@ def test_manifest_records_origin_and_checksums(export, text, tmp_path):
     assert {name: (file["bytes"], file["sha256"]) for name, file in files.items()} == expected
 
 
-def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
+def test_export_prefixes_names_with_the_attention_kind(tmp_path):
     pair = load(t5(tmp_path / "model"))
     text, first = pair.prepare(TEXT, "It sat."), Selection(layers=(0,))
     save_export(pair, text, first, tmp_path / "out", heads=(1,), dpi=40)
@@ -119,7 +119,7 @@ def test_kinds_of_attention_lead_the_names_where_there_are_several(tmp_path):
     assert told["kinds"]["cross"] == {"queries": 1, "keys": 0}
 
 
-def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(export, tmp_path):
+def test_export_overwrites_only_with_force(export, tmp_path):
     (tmp_path / "L00H02.png").write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
     with pytest.raises(OutputError, match=r"holds L00H02.png that this would overwrite.*--force"):
@@ -139,11 +139,11 @@ def test_nothing_is_overwritten_unless_asked_and_nothing_else_is_touched(export,
         ("L07H11.png.bak", False),
     ],
 )  # fmt: skip
-def test_what_may_be_written_is_known_before_the_model_is(name, covered):
+def test_export_plan_covers_names_before_loading_a_model(name, covered):
     assert ExportPlan(("png", "npz"), layers=(7, 120), heads=(11,)).covers(name) is covered
 
 
-def test_a_second_export_into_the_folder_is_refused_while_one_writes(export, tmp_path):
+def test_concurrent_export_into_one_folder_is_refused(export, tmp_path):
     with claim_folder(tmp_path), pytest.raises(OutputError, match="another export is writing into"):
         export()
     assert names(tmp_path) == []
@@ -190,7 +190,7 @@ with listening(pause):
 @pytest.mark.subprocess
 @pytest.mark.nightly
 @pytest.mark.parametrize(("sent", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended, tmp_path):
+def test_stopped_export_is_completed_by_the_same_command(sent, ended, tmp_path):
     out, arguments = tmp_path / "out", ["export", TEXT, "--layer", "0-1", "--dpi", "60"]
     command = [sys.executable, "-m", "attnscope", *arguments, "-o", str(out)]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore Ctrl-C
@@ -211,7 +211,7 @@ def test_an_export_that_was_stopped_is_completed_by_the_same_command(sent, ended
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"unfinished export": 3}', b"\xff", b"[" * 100_000])
-def test_a_mark_that_nobody_wrote_opens_no_folder(export, content, tmp_path):
+def test_foreign_manifest_does_not_permit_overwriting(export, content, tmp_path):
     (tmp_path / "manifest.json").write_bytes(content)
     (tmp_path / "overview.png").write_bytes(b"mine")
     with pytest.raises(OutputError, match="would overwrite"):
@@ -219,7 +219,7 @@ def test_a_mark_that_nobody_wrote_opens_no_folder(export, content, tmp_path):
     assert (tmp_path / "overview.png").read_bytes() == b"mine"
 
 
-def test_a_link_in_the_folder_is_replaced_and_not_followed(export, tmp_path):
+def test_export_replaces_links_without_following_them(export, tmp_path):
     outside = tmp_path / "outside.png"
     outside.write_bytes(b"mine")
     (tmp_path / "out").mkdir()
@@ -231,7 +231,7 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(export, tmp_path):
     assert linked == [False, True]  # what is not written stays
 
 
-def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(export, tmp_path, monkeypatch):
+def test_full_disk_leaves_complete_files_and_one_sentence(export, tmp_path, monkeypatch):
     real, room = os.replace, iter(range(2))
 
     def full(source, target):
@@ -245,7 +245,7 @@ def test_a_full_disk_ends_in_one_sentence_and_keeps_what_was_whole(export, tmp_p
     assert names(tmp_path) == ["manifest.json", "overview.png"]
 
 
-def test_merged_words_and_hidden_tokens_reach_the_data(model, text, tmp_path):
+def test_export_data_have_merged_words_and_hidden_tokens(model, text, tmp_path):
     save_export(model, text, Selection(layers=(0,), hide_special=True), tmp_path, formats=("npz",))
     found = read_weights(tmp_path / "heads.npz")
     keys = [place.text for place in found.kinds["encoder"][0][1].keys]

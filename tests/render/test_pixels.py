@@ -45,14 +45,14 @@ def test_pixel_method_follows_terminal_and_colour_support(request, monkeypatch):
     assert pixels.choose_way("auto", console()) == "cells"
 
 
-def test_without_its_library_auto_draws_cells_and_a_way_is_refused(terminal, monkeypatch):
+def test_sixel_without_its_library_is_refused(terminal, monkeypatch):
     monkeypatch.setattr(pixels, "find_spec", lambda name: None)
     assert (pixels.choose_way("auto", console()), pixels.choose_way("kitty", console())) == ("cells", "kitty")
     with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
         pixels.choose_way("sixel", console())
 
 
-def test_what_is_text_stays_text(terminal):
+def test_graphics_leave_text_as_text(terminal):
     screen = console()
     pixels.print_views([VIEW, Ranking((Ranked("L0H1", "why"),))], screen, "kitty")
     picture, text = screen.file.getvalue().split("\n\n")
@@ -60,7 +60,7 @@ def test_what_is_text_stays_text(terminal):
     assert Text.from_ansi(text).plain.split() == ["L0H1", "why"]
 
 
-def test_a_command_in_a_pipe_prints_the_same_whatever_is_asked_for(run):
+def test_graphics_option_has_no_effect_in_a_pipe(run):
     told = [run("show", "The cat sat.", "--graphics", way).out for way in ("cells", "auto", "sixel")]
     assert told[0] == told[1].replace(" --graphics auto", "") == told[2].replace(" --graphics sixel", "")
 
@@ -88,7 +88,7 @@ def test_kitty_picture_is_sent_in_chunks_with_size_in_the_first():
     assert re.sub("\x1b_G.*?\x1b\\\\", "", told) == "\n"
 
 
-def test_sixels_are_made_of_the_picture_and_no_taller_than_the_screen(monkeypatch):
+def test_sixel_picture_fits_the_screen(monkeypatch):
     target, made = console(), []
     pixels.print_pixels(VIEW, target, "sixel", None)
     told = target.file.getvalue()

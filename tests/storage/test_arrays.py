@@ -48,7 +48,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
-def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
+def test_saved_weights_are_read_back_unchanged(suffix: str, tmp_path) -> None:
     path = tmp_path / f"maps.{suffix}"
     save_weights(KINDS, path, title="a model", notes=("untrained",))
     found = read_weights(path)
@@ -62,7 +62,7 @@ def test_what_is_read_back_is_what_was_saved(suffix: str, tmp_path) -> None:
             assert (after.queries, after.keys) == (before.queries, before.keys)
 
 
-def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
+def test_npz_arrays_are_usable_by_other_tools(tmp_path) -> None:
     save_weights(KINDS, tmp_path / "maps.npz")
     maps = np.load(tmp_path / "maps.npz")
     for layer, field in KINDS["encoder"]:
@@ -72,7 +72,7 @@ def test_an_npz_serves_other_tools_as_it_is(tmp_path) -> None:
     assert "encoder.00.allowed" not in maps
 
 
-def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -> None:
+def test_json_has_exact_weights_and_null_where_masked(tmp_path) -> None:
     save_weights(KINDS, tmp_path / "maps.json", title="a model")
     found = json.loads((tmp_path / "maps.json").read_text("utf-8"))
     assert found["title"] == "a model"
@@ -82,7 +82,7 @@ def test_json_holds_the_exact_weights_and_null_where_the_mask_closed(tmp_path) -
     np.testing.assert_array_equal(decoder == None, np.broadcast_to(~CAUSAL, (2, 5, 5)))  # noqa: E711
 
 
-def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
+def test_csv_has_a_line_per_unmasked_weight(tmp_path) -> None:
     save_weights(KINDS, tmp_path / "maps.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "maps.csv").read_text("utf-8"), newline="")))
     assert len(rows) == 3 * 2 * 25 + 2 * 15
@@ -92,7 +92,7 @@ def test_csv_has_a_line_for_every_open_weight(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("form", ["npz", "json", "csv"])
-def test_one_layer_is_held_at_a_time(form: str, tmp_path) -> None:
+def test_saving_holds_one_layer_at_a_time(form: str, tmp_path) -> None:
     held: list[weakref.ref] = []
 
     def layers():
@@ -115,7 +115,7 @@ def test_one_layer_is_held_at_a_time(form: str, tmp_path) -> None:
         ({"arr_0": (1, 3, 4, 4), "arr_1": (1, 3, 4, 4)}, 2, 3),
     ],
 )
-def test_other_tools_tensors_are_read(shapes: dict, layers: int, heads: int, tmp_path) -> None:
+def test_arrays_of_other_tools_are_read(shapes: dict, layers: int, heads: int, tmp_path) -> None:
     arrays = {name: drawn(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
     np.savez(tmp_path / "theirs.npz", tokens=np.array(list("abcd")), **arrays)
     found = read_weights(tmp_path / "theirs.npz")
@@ -147,14 +147,14 @@ class Bomb:
         return (exec, ("raise SystemExit('a file ran code')",))
 
 
-def test_a_file_never_runs_code(tmp_path) -> None:
+def test_weights_file_never_runs_code(tmp_path) -> None:
     np.savez(tmp_path / "bomb.npz", a=np.array([Bomb()], object))
     (tmp_path / "bomb.npy").write_bytes(pickle.dumps(Bomb()))
     for name in ("bomb.npz", "bomb.npy"):
         refuses(tmp_path / name, "could run code")
 
 
-def test_what_cannot_be_read_says_why(tmp_path) -> None:
+def test_unreadable_weights_file_is_explained(tmp_path) -> None:
     refuses(tmp_path / "nothing.npz", "no such file")
     (tmp_path / "a.txt").write_text("x")
     refuses(tmp_path / "a.txt", r"none of \.npz, \.npy, \.safetensors, \.json")
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_says_why(tmp_path) -> None:
         refuses(tmp_path / "theirs.json", "attnscope did not write it: save the arrays of other tools")
 
 
-def test_what_cannot_be_written_says_why(tmp_path) -> None:
+def test_unwritable_output_is_explained(tmp_path) -> None:
     for name, sentence in (
         ("maps.xls", "'.xls' is not a data format; there are npz, safetensors, json, csv"),
         ("nowhere/maps.npz", "there is no folder"),
@@ -188,7 +188,7 @@ def header_of(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
     return file.getvalue()
 
 
-def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path) -> None:
+def test_false_array_header_allocates_no_memory(tmp_path) -> None:
     content = header_of((12, 10**6, 10**6)) + b"\0" * 64
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.npy", content)
@@ -198,7 +198,7 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(tmp_path) -> No
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors", "json"])
-def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
+def test_truncated_weights_file_is_one_sentence(suffix: str, tmp_path) -> None:
     path = tmp_path / f"a.{suffix}"
     save_weights(KINDS, path)
     content = path.read_bytes()
@@ -210,7 +210,7 @@ def test_a_file_cut_anywhere_is_one_sentence(suffix: str, tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.sweep
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
-def test_any_flipped_bit_gives_a_result_or_one_sentence(packing: int, tmp_path) -> None:
+def test_flipped_bit_gives_weights_or_one_sentence(packing: int, tmp_path) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w", packing) as archive:
         archive.writestr("a.npy", header_of((1, 2, 2)) + drawn(1, 2, 2).tobytes())
@@ -240,7 +240,7 @@ def test_lower_triangular_maps_are_causal_and_non_square_cross(
     assert (kind, [place.label for place in field.keys]) == ("cross", ["0", "1", "2", "3", "4"])
 
 
-def test_what_no_attention_is_like_is_told_with_place_and_count(tmp_path) -> None:
+def test_implausible_weights_are_noted_with_place_and_count(tmp_path) -> None:
     maps = drawn(2, 3, 5, 5)
     maps[0, 1, 2, 3], maps[0, 1, 2, 4] = -0.5, -0.25
     maps[1, 2, 4] *= 1.5
@@ -315,7 +315,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_description_that_lies_or_bytes_that_are_none_are_one_sentence(name, tmp_path) -> None:
+def test_false_description_of_weights_is_one_sentence(name, tmp_path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(described()))
     assert list(read_weights(tmp_path / "a.json").kinds) == ["encoder"]
     (tmp_path / name).write_bytes(FILES[name])
@@ -350,7 +350,7 @@ def test_highly_compressed_arrays_are_refused_before_unpacking(dtype, shape, tmp
                 read(path)
 
 
-def test_a_tensor_that_repeats_one_number_a_billion_times_is_refused(tmp_path) -> None:
+def test_expanded_tensor_is_refused(tmp_path) -> None:
     torch.save({"x": torch.zeros(1).expand(1 << 35)}, tmp_path / "a.pt")
     with pytest.raises(AttnscopeError, match=REFUSED):
         read_tensors(tmp_path / "a.pt")
@@ -392,7 +392,7 @@ def test_empty_or_oversized_arrays_are_refused(shape, sentence, tmp_path) -> Non
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 4), (1, 2, 4, 4)])
-def test_a_saved_layer_that_was_exchanged_for_no_weights_is_refused(shape, tmp_path) -> None:
+def test_saved_layer_replaced_by_other_array_is_refused(shape, tmp_path) -> None:
     path = tmp_path / "a.npz"
     save_weights({"encoder": [(0, weights(drawn(2, 4, 4), range(4), range(4)))]}, path)
     with np.load(path) as saved:
@@ -403,7 +403,7 @@ def test_a_saved_layer_that_was_exchanged_for_no_weights_is_refused(shape, tmp_p
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".json", ".safetensors", ".pt"])
-def test_pipes_and_endless_devices_are_named_and_never_read(suffix, tmp_path) -> None:
+def test_pipes_and_devices_are_refused_unread(suffix, tmp_path) -> None:
     os.mkfifo(tmp_path / f"pipe{suffix}")
     (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
     for name, kind in (("pipe", "a named pipe"), ("zero", "a device")):
@@ -429,7 +429,7 @@ TOOLS = ["NumPy", "safetensors", "bertviz", "CircuitsVis"]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_every_tool_that_is_named_has_an_example_that_runs_as_it_stands(tool, folder, monkeypatch, capsys):
+def test_examples_for_other_tools_run(tool, folder, monkeypatch, capsys):
     assert list(EXAMPLES) == TOOLS
     pytest.importorskip(tool.lower(), reason=f"{tool} is not installed: its example cannot run")
     monkeypatch.chdir(folder)
@@ -446,7 +446,7 @@ def test_every_tool_that_is_named_has_an_example_that_runs_as_it_stands(tool, fo
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
-def test_a_sparse_file_is_refused_as_an_archive_is(tmp_path, suffix):
+def test_sparse_file_is_refused(tmp_path, suffix):
     """Its zeros take no place on the disk, and as much memory as other numbers."""
     path, size = tmp_path / f"a{suffix}", 1 << 29
     if suffix == ".npy":
@@ -464,6 +464,6 @@ def test_a_sparse_file_is_refused_as_an_archive_is(tmp_path, suffix):
     refuses(path, "unpack to")
 
 
-def test_more_layers_than_any_model_has_are_refused(tmp_path):
+def test_more_than_1000_layers_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **{f"{number}": np.full((1, 2, 2), 0.5) for number in range(1001)})
     refuses(tmp_path / "a.npz", "more than 1,000 layers")

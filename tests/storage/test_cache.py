@@ -41,7 +41,7 @@ def stored(folder, key, trace, used):
     return made
 
 
-def test_what_is_stored_last_is_found_by_its_key_alone(folder, traces):
+def test_stored_pass_is_found_by_its_key(folder, traces):
     assert find_pass(KEYS[0]) is None
     assert (list_passes(), clear_passes()) == ([], 0)
     for trace in traces:  # of one key the last
@@ -54,7 +54,7 @@ def test_what_is_stored_last_is_found_by_its_key_alone(folder, traces):
     assert {(each.stat().st_mode & 0o777) for each in (folder, *folder.iterdir())} == {0o700, 0o600}
 
 
-def test_passes_are_listed_the_latest_first_and_cleared_with_nothing_else(folder, traces):
+def test_passes_are_listed_by_last_use_and_cleared_alone(folder, traces):
     for key, used in zip(KEYS[:3], (5, 9, 7), strict=True):
         stored(folder, key, traces[0], used)
     others = [folder / name for name in ("notes.txt", f"{KEYS[4]}.trace", f"{KEYS[4]}-{KEYS[4]}.trace.bak")]
@@ -70,7 +70,7 @@ def test_passes_are_listed_the_latest_first_and_cleared_with_nothing_else(folder
 
 
 @pytest.mark.parametrize("change", ["its bytes", "its key", "its mode", "a link", "too large"])
-def test_an_entry_that_is_not_what_its_name_says_is_removed(folder, traces, change, tmp_path, monkeypatch):
+def test_cache_entry_that_contradicts_its_name_is_removed(folder, traces, change, tmp_path, monkeypatch):
     made = stored(folder, KEYS[0], traces[0], 1)
     content, key = made.read_bytes(), KEYS[1] if change == "its key" else KEYS[0]
     if change == "its bytes":
@@ -91,7 +91,7 @@ def test_an_entry_that_is_not_what_its_name_says_is_removed(folder, traces, chan
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_an_entry_as_large_as_may_be_is_stored_and_a_larger_one_is_not(folder, traces, spare, monkeypatch):
+def test_cache_entry_size_limit_is_exact(folder, traces, spare, monkeypatch):
     size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
     clear_passes()
     monkeypatch.setattr(cache, "ENTRY_BYTES", size + spare)
@@ -102,7 +102,7 @@ def test_an_entry_as_large_as_may_be_is_stored_and_a_larger_one_is_not(folder, t
 @pytest.mark.parametrize(
     ("limit", "kept"), [("CACHE_BYTES", 3), ("MOST_ENTRIES", 3), ("CACHE_BYTES", 2.99), (None, 5)]
 )
-def test_the_oldest_go_where_room_ends(folder, traces, limit, kept, monkeypatch):
+def test_oldest_entries_are_removed_at_the_limits(folder, traces, limit, kept, monkeypatch):
     size = stored(folder, KEYS[0], traces[0], 1).stat().st_size
     if limit is not None:
         monkeypatch.setattr(cache, limit, int(kept * size) if limit == "CACHE_BYTES" else kept)
@@ -111,7 +111,7 @@ def test_the_oldest_go_where_room_ends(folder, traces, limit, kept, monkeypatch)
     assert sorted(each.name[:40] for each in folder.iterdir()) == KEYS[5 - int(kept) : 5]
 
 
-def test_what_was_left_unfinished_goes_after_an_hour(folder, traces):
+def test_unfinished_cache_files_are_removed_after_an_hour(folder, traces):
     stored(folder, KEYS[0], traces[0], 1)
     now = time.time()
     for name, age in (("old", 3700), ("new", 3000)):
@@ -122,14 +122,14 @@ def test_what_was_left_unfinished_goes_after_an_hour(folder, traces):
     assert sorted(each.name for each in folder.glob(".*")) == [".attnscope-new.trace"]
 
 
-def test_a_key_is_the_hash_of_a_question_whatever_the_order_of_its_parts():
+def test_cache_key_does_not_depend_on_field_order():
     key = hash_key({"text": "cat", "model": "own"})
     assert key == hash_key({"model": "own", "text": "cat"}) != hash_key({"model": "own", "text": "dog"})
     assert key == sha256(b'{"model": "own", "text": "cat"}').hexdigest()[:40]
 
 
 @pytest.mark.parametrize("off", ["off", " OFF "])
-def test_nothing_is_kept_where_caching_is_off(traces, monkeypatch, off):
+def test_nothing_is_cached_when_caching_is_off(traces, monkeypatch, off):
     monkeypatch.setenv("ATTNSCOPE_CACHE", off)
     store_pass(KEYS[0], traces[0])
     assert (cache.cache_folder(), find_pass(KEYS[0]), list_passes()) == (None, None, [])
@@ -148,7 +148,7 @@ def test_nothing_is_kept_where_caching_is_off(traces, monkeypatch, off):
         ("kept/looks", 0o755, None, False),
     ],
 )
-def test_nothing_is_kept_in_a_folder_that_others_may_replace(
+def test_nothing_is_cached_in_a_folder_others_may_replace(
     tmp_path, monkeypatch, capsys, traces, where, mode, owner, kept
 ):
     if owner is not None and os.getuid():

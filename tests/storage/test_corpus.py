@@ -50,7 +50,7 @@ def test_json_lines_field_is_read_and_faults_named(tmp_path):
     assert read(path, field="body") == [("line 1", "tea\nfor two", "")]
 
 
-def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path):
+def test_folder_corpus_has_a_text_per_file_by_name(tmp_path):
     (tmp_path / "inside").mkdir()
     files = {"b.txt": b"two\r\nlines\n", "inside/c.txt": b"\xff", "a.txt": b"one", "d.md": b""}
     for name, content in files.items():
@@ -59,7 +59,7 @@ def test_a_folder_has_a_text_in_every_file_in_the_order_of_their_names(tmp_path)
     assert read(tmp_path) == [("a.txt", "one", ""), ("b.txt", "two\nlines", ""), damaged]
 
 
-def test_parquet_has_a_text_a_row(tmp_path, monkeypatch):
+def test_parquet_corpus_has_a_text_per_row(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "a.parquet"
@@ -73,7 +73,7 @@ def test_parquet_has_a_text_a_row(tmp_path, monkeypatch):
         read_corpus(path)
 
 
-def test_what_is_no_corpus_is_refused(tmp_path):
+def test_invalid_corpus_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     (tmp_path / "empty").mkdir()
     refused = {
@@ -86,7 +86,7 @@ def test_what_is_no_corpus_is_refused(tmp_path):
             read_corpus(tmp_path / name)
 
 
-def test_corpora_that_differ_have_other_fingerprints(tmp_path):
+def test_corpus_fingerprint_depends_on_its_content(tmp_path):
     path = tmp_path / "a.txt"
     prints = {ListedTexts(["one", two]).fingerprint() for two in ("two", "two ")}
     for content in ("one\ntwo", "one\ntoo", "one\ntwo\n"):

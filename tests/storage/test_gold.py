@@ -27,7 +27,7 @@ def row(form, head="0", relation="root", misc="_", number="1"):
     return f"{number}\t{form}\t_\t_\t_\t_\t{head}\t{relation}\t_\t{misc}\n"
 
 
-def test_a_treebank_is_read_word_by_word(tmp_path):
+def test_treebank_is_read_word_by_word(tmp_path):
     (tmp_path / "small.conllu").write_text(treebank.conllu(), "utf-8")
     texts = list(read_gold(tmp_path / "small.conllu").entries())
     for number, gold in enumerate(texts):
@@ -37,7 +37,7 @@ def test_a_treebank_is_read_word_by_word(tmp_path):
     assert texts[-1].done == (tmp_path / "small.conllu").stat().st_size
 
 
-def test_a_word_that_is_not_spelled_out_gives_its_characters_to_the_first(tmp_path):
+def test_multiword_token_gives_its_characters_to_the_first_word(tmp_path):
     whole, rest = row("du", "_", "_", number="1-2"), row("le", "1", "det", number="2")
     (tmp_path / "a.conllu").write_text(whole + row("de") + rest + row("chat", "1", "obl", number="3"))
     (gold,) = read_gold(tmp_path / "a.conllu").entries()
@@ -136,7 +136,7 @@ def test_coreference_mentions_may_be_nested_or_split(tmp_path, begin, ending):
         (row("cat", "9" * 5000), "no head among"),
     ],
 )
-def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fault):
+def test_damaged_sentence_is_a_fault_and_the_next_is_read(tmp_path, content, fault):
     (tmp_path / "bad.conllu").write_text(content + "\n" + row("cat"))
     bad, good = read_gold(tmp_path / "bad.conllu").entries()
     assert fault in bad.fault
@@ -160,7 +160,7 @@ def test_a_damaged_sentence_is_said_and_the_next_one_read(tmp_path, content, fau
         ('{"text": "' + "cat " * 200 + '", "pairs": [[0, [0, 500]]]}', "up to 400 characters"),
     ],
 )
-def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
+def test_invalid_gold_line_is_a_fault(tmp_path, line, fault):
     (tmp_path / "a.jsonl").write_text(line + "\n")
     assert fault in faults(tmp_path / "a.jsonl")[0]
 
@@ -176,7 +176,7 @@ def test_a_line_that_says_nothing_is_a_sentence(tmp_path, line, fault):
         ("a ||| b", "0-0\n", "texts ends before .*links"),  # of which the second has none
     ],
 )
-def test_links_that_lead_nowhere_or_are_too_few_are_said(tmp_path, text, links, fault):
+def test_invalid_alignment_links_are_faults(tmp_path, text, links, fault):
     (tmp_path / "texts").write_text(text + "\n")
     (tmp_path / "links").write_text(links + "\n")
     *before, last = faults(tmp_path / "texts", alignments=tmp_path / "links")
@@ -184,7 +184,7 @@ def test_links_that_lead_nowhere_or_are_too_few_are_said(tmp_path, text, links, 
     assert not any(before)
 
 
-def test_what_is_no_file_of_questions_is_said(tmp_path):
+def test_invalid_gold_file_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a cat\n")
     with pytest.raises(InputError, match="--alignments FILE"):
         read_gold(tmp_path / "a.txt")
@@ -195,7 +195,7 @@ def test_what_is_no_file_of_questions_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["last", "y" * 205])
-def test_a_line_that_is_too_long_is_passed_over_and_the_next_is_read(monkeypatch, tmp_path, end):
+def test_too_long_line_is_skipped_and_the_next_is_read(monkeypatch, tmp_path, end):
     monkeypatch.setattr(files, "MOST_LINE_BYTES", 100)
     path = tmp_path / "lines.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n" + b"x" * 350 + b"\n\xff\n" + b"y" * 99 + b"\n" + end.encode())
@@ -211,7 +211,7 @@ def test_a_line_that_is_too_long_is_passed_over_and_the_next_is_read(monkeypatch
     assert faults(path)[1] == long.fault
 
 
-def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):
+def test_too_long_gold_text_is_a_fault(tmp_path):
     long = "a b " * 300_000
     (tmp_path / "gold.jsonl").write_text(json.dumps({"text": long, "pairs": [[0, 1]]}))
     (tmp_path / "texts").write_text(f"{long}|||a\na b ||| a b\n")
@@ -225,7 +225,7 @@ def test_texts_with_known_answers_are_no_longer_than_what_is_read(tmp_path):
 
 @pytest.mark.parametrize("spare", [0, -1])
 @pytest.mark.parametrize("limit", ["MOST_SENTENCE_WORDS", "MOST_CHARACTERS"])
-def test_a_sentence_as_long_as_may_be_is_read_and_a_longer_one_refused(limit, spare, tmp_path, monkeypatch):
+def test_gold_sentence_length_limit_is_exact(limit, spare, tmp_path, monkeypatch):
     rows = [row("cat"), row("dog", "1", "dep", number="2"), row("bird", "1", "dep", number="3")]
     size = {"MOST_SENTENCE_WORDS": len(rows), "MOST_CHARACTERS": sum(len(each) - 1 for each in rows)}[limit]
     monkeypatch.setattr(f"attnscope.storage.gold.{limit}", size + spare)

@@ -190,7 +190,7 @@ def forge(kept, path, lie):
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_met_with_a_sentence(kept, tmp_path, lie):
+def test_false_trace_description_is_one_sentence(kept, tmp_path, lie):
     assert read_trace(forge(kept, tmp_path / "a.trace", lambda said, arrays: None)).description.calls
     with pytest.raises(InputError, match=r"cannot read the trace .*a\.trace: ") as refused:
         open_file(forge(kept, tmp_path / "a.trace", LIES[lie]))
@@ -198,7 +198,7 @@ def test_a_lie_is_met_with_a_sentence(kept, tmp_path, lie):
     assert len(str(refused.value)) < 500 + len(str(tmp_path))
 
 
-def test_a_description_nested_without_end_is_refused(kept, tmp_path):
+def test_deeply_nested_trace_description_is_refused(kept, tmp_path):
     def nest(said, arrays):
         rows = said["calls"][0]["rows"]
         for _ in range(300):
@@ -234,7 +234,7 @@ NO_LAYERS = [
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_rows_that_are_one_part_of_themselves_are_what_they_were(kept, tmp_path, form):
+def test_trace_rows_wrapped_as_one_part_are_unchanged(kept, tmp_path, form):
     def wrap(said, arrays):
         for call in said["calls"]:
             call["rows"] = WHOLE[form](call["rows"], call["heads"], len(said["axes"][0]))
@@ -246,7 +246,7 @@ def test_rows_that_are_one_part_of_themselves_are_what_they_were(kept, tmp_path,
 
 
 @pytest.mark.parametrize(("lie", "sentence"), NO_LAYERS)
-def test_parts_that_make_up_no_layer_are_refused(kept, tmp_path, lie, sentence):
+def test_trace_parts_that_do_not_form_a_layer_are_refused(kept, tmp_path, lie, sentence):
     def wrap(said, arrays):
         call = said["calls"][0]
         call["rows"] = lie(call["rows"], call["heads"], len(said["axes"][0]))
@@ -255,7 +255,7 @@ def test_parts_that_make_up_no_layer_are_refused(kept, tmp_path, lie, sentence):
         open_file(forge(kept, tmp_path / "a.trace", wrap))
 
 
-def test_what_stands_at_a_path_instead_of_a_trace_is_named(tmp_path):
+def test_file_that_is_no_trace_is_named(tmp_path):
     no_tensors = b"", b"\0" * 8, b"\xff" * 64, (2**60).to_bytes(8, "little") + b"{}", b"{}" * 100
     for number, content in enumerate(no_tensors):
         (tmp_path / f"{number}.trace").write_bytes(content)
@@ -274,7 +274,7 @@ def test_what_stands_at_a_path_instead_of_a_trace_is_named(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("odd", [{"softcap": 0.0}, {"scale": math.nan}, {"scale": 1e308}, {"softcap": 1e999}])
-def test_odd_numbers_come_out_as_numbers_that_are_none_without_a_warning(kept, tmp_path, odd):
+def test_extreme_trace_values_give_nan_without_a_warning(kept, tmp_path, odd):
     file = forge(kept, tmp_path / "a.trace", lambda said, arrays: said["calls"][0]["rows"].update(odd))
     model = open_file(file)
     assert model.weights(Head("L0H1")).shape == (6, 6)
@@ -284,7 +284,7 @@ def test_odd_numbers_come_out_as_numbers_that_are_none_without_a_warning(kept, t
         )
 
 
-def test_nothing_in_a_trace_steers_a_terminal(kept, tmp_path):
+def test_trace_text_is_cleaned_of_control_codes(kept, tmp_path):
     def paint(said, arrays):
         said["model"]["name"] = "a\x1b[31m"
         said["model_notes"] = ["b\x1b]0;c\x07"]
@@ -331,7 +331,7 @@ def test_trace_overwritten_after_opening_is_unchanged_or_refused(tmp_path, kept,
         [],
     ],
 )  # fmt: skip
-def test_a_header_that_asks_for_more_than_the_file_holds_is_one_sentence(tmp_path, lie):
+def test_false_tensor_header_is_one_sentence(tmp_path, lie):
     header = json.dumps(lie).encode()
     for name, read in (("a.trace", read_trace), ("a.safetensors", read_tensors)):
         (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))

@@ -42,7 +42,7 @@ def test_file_write_is_atomic_and_keeps_permissions(tmp_path, monkeypatch) -> No
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path) -> None:
+def test_write_through_symbolic_link_keeps_the_link(tmp_path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "a.txt").symlink_to(tmp_path / "data" / "real.txt")
     for content in (b"first", b"second"):
@@ -52,7 +52,7 @@ def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path
     assert os.listdir(tmp_path / "data") == ["real.txt"]
 
 
-def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_path) -> None:
+def test_write_refuses_pipes_devices_folders_and_link_cycles(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
     (tmp_path / "null").symlink_to("/dev/null")
@@ -68,7 +68,7 @@ def test_pipes_devices_folders_and_links_in_a_circle_are_refused_and_stay(tmp_pa
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_a_new_file_is_for_whom_the_umask_says_and_a_private_one_not(tmp_path, umask) -> None:
+def test_new_file_follows_umask_unless_private(tmp_path, umask) -> None:
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "shared", b"new")
@@ -88,7 +88,7 @@ def model_of(weights):
     return module
 
 
-def test_a_fingerprint_knows_names_shapes_types_and_64_numbers_each() -> None:
+def test_fingerprint_covers_names_shapes_dtypes_and_64_values() -> None:
     weights = torch.arange(130.0)
     known = fingerprint(model_of(weights))
     assert fingerprint(model_of(weights.clone())) == known
@@ -171,7 +171,7 @@ def seeds(tmp_path_factory):
         (("a.jsonl", "a.conllu"), lambda path: list(read_gold(path).entries()), 300),
     ],
 )
-def test_a_damaged_file_is_read_or_refused_in_one_sentence(names, read, times, seeds, tmp_path):
+def test_damaged_file_is_read_or_refused_in_one_sentence(names, read, times, seeds, tmp_path):
     chance, sentences = random.Random(7), []
     with memory_below(512 << 20):
         for number in range(times):

@@ -21,7 +21,7 @@ def no_pictures():
         yield
 
 
-def test_links_lead_to_pages_and_what_is_made_of_the_code_is_whole(tmp_path):
+def test_site_links_exist_and_generated_pages_are_complete(tmp_path):
     site.write_pages(tmp_path)
     pages = {page: page.read_text("utf-8") for page in tmp_path.rglob("*.md")}
     links = [(page, link[2]) for page, text in pages.items() for link in site.LINK.findall(text)]
@@ -42,7 +42,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
+def test_site_builds_without_external_requests(built):
     assert "attention heads" in (built / "index.html").read_text("utf-8")
     for page in built.rglob("*.html"):
         assert not re.search(ASKS, page.read_text("utf-8")), page
@@ -51,7 +51,7 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_machine(built):
 @pytest.mark.nightly
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)")
-def test_its_search_answers_from_the_disk(built):
+def test_site_search_works_from_disk(built):
     field, found = "document.querySelector('[data-md-component=search-query]')", ".md-search-result__link"
     with browser() as chromium:
         chromium.size(1200, 800)
@@ -72,7 +72,7 @@ def bases(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, bases, tmp_path, monkeypatch, request):
+def test_attack_case_ends_in_an_answer_or_one_sentence(kind, bases, tmp_path, monkeypatch, request):
     monkeypatch.setenv("ATTNSCOPE_CACHE", "off")
     monkeypatch.setenv("ATTNSCOPE_DEADLINE", "5")
     numbers = range(25 if request.config.getoption("whole") else 2)
@@ -82,6 +82,6 @@ def test_a_case_ends_in_an_answer_or_in_a_sentence(kind, bases, tmp_path, monkey
 
 
 @pytest.mark.parametrize("printed", ["\x1b[2J", "\u202e", "\ud800", "\ufffe", "\x9b", "\u2028", "\r"])
-def test_what_a_terminal_obeys_is_seen(printed):
+def test_control_codes_in_output_are_detected(printed):
     assert unseen(printed.encode("utf-8", "surrogatepass"))
     assert not unseen("a ␛ ‹202E› שלום\n".encode())

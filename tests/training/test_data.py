@@ -23,7 +23,7 @@ def cutter(tokenizer):
     return data.Cutter(np.arange(5, 2000, dtype=np.uint32), tokenizer, length=20, guessed=0.0)
 
 
-def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
+def test_endless_line_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "long.txt").write_text("the cat sat " * 40 + "\n\n" * 5000 + "a dog\n")
     lines = data.Lines([tmp_path / "long.txt"])
     whole = data.write_stream(lines, tokenizer, tmp_path / "whole")
@@ -35,7 +35,7 @@ def test_a_line_without_end_is_read_in_pieces(tmp_path, tokenizer, monkeypatch):
     assert np.array_equal(*(stream[stream != SEP] for stream in streams))
 
 
-def test_a_stream_holds_each_line_and_its_end(tmp_path, tokenizer):
+def test_token_stream_has_each_line_and_its_end(tmp_path, tokenizer):
     files = write_corpus(tmp_path, files=2, count=3)
     total = data.write_stream(data.Lines(tuple(files)), tokenizer, tmp_path / "stream")
     stream = data.read_stream(tmp_path / "stream")
@@ -58,21 +58,21 @@ def test_held_out_files_are_never_trained_on(tmp_path):
         data.split_held_out(files, [tmp_path / "." / "book0.txt"], seed=0)
 
 
-def test_of_a_single_file_the_last_lines_are_held_out(tmp_path):
+def test_single_file_holds_out_its_last_lines(tmp_path):
     path, lines = tmp_path / "only.txt", [f"line {n}" for n in range(100)]
     path.write_text("\n".join(lines))
     training, held_out = data.split_held_out([path], [], seed=0)
     assert (list(training), list(held_out)) == (lines[:95], lines[95:])
 
 
-def test_files_that_are_no_text_are_named(tmp_path):
+def test_unreadable_training_files_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     for name, said in (("latin.txt", "is not UTF-8 text"), ("none.txt", "cannot be read: No such file")):
         with pytest.raises(InputError, match=f"{name} {said}"):
             list(data.Lines((tmp_path / name,)))
 
 
-def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
+def test_training_row_is_text_between_special_tokens(cutter):
     rows = cutter.training(0, 4)
     assert rows.ids.shape == rows.segments.shape == rows.targets.shape == (4, 20)
     assert (rows.ids[:, 0] == CLS).all()
@@ -81,7 +81,7 @@ def test_a_row_is_a_stretch_of_text_between_its_marks(cutter):
     assert (rows.targets == data.IGNORED).all()
 
 
-def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter):
+def test_epoch_reads_each_stretch_once_in_a_new_order(cutter):
     steps = 2 * cutter.count // 2  # of two rows each: two passes, and the first ends inside a step
     starts = np.concatenate([cutter.training(step, 2).ids[:, 1] for step in range(steps)])
     passes = np.split(starts, 2)
@@ -90,7 +90,7 @@ def test_one_pass_reads_each_stretch_once_and_the_next_in_another_order(cutter):
     assert passes[0].tolist() != passes[1].tolist()
 
 
-def test_a_step_depends_on_the_seed_and_its_number_alone(cutter):
+def test_training_step_depends_only_on_seed_and_number(cutter):
     cutter = replace(cutter, guessed=0.3, short=0.5, repeats=0.3)
     alone = cutter.training(7, 6)
     again = [cutter.training(step, 6) for step in range(8)][-1]
@@ -99,7 +99,7 @@ def test_a_step_depends_on_the_seed_and_its_number_alone(cutter):
     assert not np.array_equal(alone.ids, replace(cutter, seed=1).training(7, 6).ids)
 
 
-def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
+def test_masking_hides_the_given_share_without_special_tokens(cutter):
     plain = replace(cutter, guessed=0.0).training(3, 100)
     rows = replace(cutter, guessed=0.3).training(3, 100)
     hidden = rows.targets != data.IGNORED
@@ -110,7 +110,7 @@ def test_masks_hide_the_share_that_was_asked_for_and_never_a_mark(cutter):
     assert np.array_equal(rows.ids[~hidden], plain.ids[~hidden])
 
 
-def test_causal_rows_ask_for_every_next_token(cutter):
+def test_causal_targets_are_the_next_tokens(cutter):
     rows = replace(cutter, causal=True, guessed=1.0).training(0, 4)
     assert np.array_equal(rows.targets[:, :-1], rows.ids[:, 1:])
     assert (rows.targets[:, -1] == data.IGNORED).all()
@@ -121,7 +121,7 @@ def test_causal_rows_ask_for_every_next_token(cutter):
     assert np.array_equal(some.targets[:, :-1][asked[:, :-1]], some.ids[:, 1:][asked[:, :-1]])
 
 
-def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter):
+def test_repeated_rows_predict_only_repeated_tokens(cutter):
     rows = replace(cutter, causal=True, guessed=1.0, repeats=1.0).training(0, 50)
     periods = [
         next(p for p in range(1, 18) if np.array_equal(ids[1 + p : -1], ids[1 : -1 - p])) for ids in rows.ids
@@ -132,13 +132,13 @@ def test_repeated_rows_repeat_and_ask_only_for_what_can_be_known(cutter):
     assert len(set(periods)) > 3
 
 
-def test_short_steps_hold_four_times_the_rows(cutter):
+def test_short_steps_have_four_times_the_rows(cutter):
     rows = replace(cutter, length=32, short=1.0).training(0, 4)
     assert rows.ids.shape == (16, 8)
     assert (np.diff(rows.ids[:, 1:-1], axis=1) == 1).all()
 
 
-def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer):
+def test_half_of_the_rows_with_a_line_end_become_pairs(tokenizer):
     stream = np.tile(np.array([10, 11, 12, 13, SEP], dtype=np.uint32), 4000)
     rows = data.Cutter(stream, tokenizer, length=20, guessed=0.0).training(0, 200)
     pairs = rows.segments.any(1)
@@ -150,7 +150,7 @@ def test_half_of_the_rows_with_a_lines_end_become_a_pair(tokenizer):
     assert not single.training(0, 50).segments.any()
 
 
-def test_evaluation_is_the_same_text_and_masks_each_time(cutter):
+def test_evaluation_rows_are_repeatable(cutter):
     cutter = replace(cutter, guessed=0.15)
     first, again = cutter.evaluation(2, 6), cutter.evaluation(2, 6)
     assert np.array_equal(first.ids, again.ids)
@@ -176,7 +176,7 @@ def test_tokenizer_training_is_repeatable_and_adds_special_tokens(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_tokens_lead_back_to_the_text_as_it_was(kind, lowercase):
+def test_token_offsets_recover_the_text(kind, lowercase):
     text = "The CAFÉ isn’t “open”."
     tokenizer = data.train_tokenizer([*LINES, text], 400, kind, lowercase)
     encoding = tokenizer.encode(text, add_special_tokens=False)
@@ -196,7 +196,7 @@ def test_only_byte_vocabulary_spells_unseen_characters():
     assert pieces.decode(pieces.encode(text).ids) == " " + text
 
 
-def test_bad_wishes_are_refused(tmp_path):
+def test_invalid_vocabulary_options_are_refused(tmp_path):
     with pytest.raises(ModelError, match="a bpe vocabulary needs 300 tokens or more, not 299"):
         data.train_tokenizer(LINES, 299, "bpe")
     path = tmp_path / "tokenizer.json"

@@ -45,7 +45,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_short_run_lowers_the_loss(cutters, tmp_path, causal):
+def test_short_training_lowers_the_loss(cutters, tmp_path, causal):
     config = replace(CONFIG, causal=causal)
     settings = replace(SETTINGS, steps=100, evaluate_every=100)
     encoder, progress, done = run(cutters, tmp_path / "c", settings, config)
@@ -59,9 +59,7 @@ def test_a_short_run_lowers_the_loss(cutters, tmp_path, causal):
 
 
 @pytest.mark.parametrize(("optimizer", "dropout"), [("adamw", 0.1), ("muon", 0.0)])
-def test_a_run_that_was_stopped_resumes_to_the_same_weights_bit_for_bit(
-    cutters, tmp_path, optimizer, dropout
-):
+def test_resumed_training_is_bit_identical(cutters, tmp_path, optimizer, dropout):
     settings = replace(SETTINGS, optimizer=optimizer, causal_first=0.3)
     config = replace(CONFIG, dropout=dropout)
     whole, progress, _ = run(cutters, tmp_path / "whole", settings, config)
@@ -75,7 +73,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights_bit_for_bit(
     assert [same(whole, each) for each in (resumed, again, other)] == [True, True, False]
 
 
-def test_bfloat16_learns_too(cutters, tmp_path):
+def test_bfloat16_training_lowers_the_loss(cutters, tmp_path):
     settings = replace(SETTINGS, precision="bfloat16", evaluate_every=20)
     encoder, progress, _ = run(cutters, tmp_path / "c", settings)
     assert progress.held_out[-1][1] < 0.95 * math.log(100)
@@ -103,14 +101,14 @@ def test_checkpoints_are_written_during_training_and_checked(cutters, tmp_path):
         run(cutters, path, resume=True)
 
 
-def test_a_loss_that_is_no_number_stops_the_run(cutters, tmp_path):
+def test_nan_loss_stops_training(cutters, tmp_path):
     said = r"the loss is nan at step \d+: choose a lower learning rate than 1e\+30"
     with pytest.raises(ModelError, match=said):
         run(cutters, tmp_path / "c", replace(SETTINGS, rate=1e30))
     assert not (tmp_path / "c").exists()
 
 
-def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
+def test_loss_is_the_mean_over_masked_tokens(cutters):
     torch.manual_seed(0)
     encoder = Encoder(CONFIG).eval()
     rows = cutters[0].training(0, 4)
@@ -122,7 +120,7 @@ def test_the_loss_is_the_mean_over_the_hidden_tokens_alone(cutters):
     assert loss == pytest.approx(-np.log(asked).mean(), abs=1e-5)
 
 
-def test_the_schedule_goes_up_a_line_and_down_a_cosine():
+def test_schedule_is_linear_warmup_and_cosine_decay():
     rates = {0.0: 0, 0.05: 0.5, 0.1: 1, 0.55: 0.5, 1.0: 0}
     assert {done: train.schedule(done, 0.1) for done in rates} == pytest.approx(rates)
     assert train.schedule(0.0, 0.0) == 1
@@ -148,7 +146,7 @@ def trained(files, tmp_path_factory):
     return folder, train.train_on_files(files, folder, RECIPE, SHORT)
 
 
-def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
+def test_training_folder_has_model_and_summary_only(trained, files):
     folder, outcome = trained
     assert outcome.done
     names = {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
@@ -162,7 +160,7 @@ def test_a_run_leaves_a_model_and_a_summary_and_nothing_else(trained, files):
     assert sorted([*used, *outcome.held_out]) == sorted(path.name for path in files)
 
 
-def test_the_loss_can_be_measured_again_from_the_folder(trained, files):
+def test_held_out_loss_is_reproduced_from_the_folder(trained, files):
     folder, outcome = trained
     unseen = [path for path in files if path.name in outcome.held_out]
     loss, tokens = train.held_out_loss(folder, unseen, length=32)
@@ -172,7 +170,7 @@ def test_the_loss_can_be_measured_again_from_the_folder(trained, files):
     assert train.held_out_loss(folder, unseen, length=32, seed=1)[0] != loss
 
 
-def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(trained, files, tmp_path):
+def test_stopped_training_keeps_its_model_and_resumes_identically(trained, files, tmp_path):
     folder = tmp_path / "model"
     stopped = train.train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(2))
     assert (stopped.progress.step, stopped.done) == (2, False)
@@ -184,7 +182,7 @@ def test_a_stopped_run_keeps_its_model_and_resumes_to_the_same_files(trained, fi
     assert not (folder / "training").exists()
 
 
-def test_a_run_may_get_longer_but_keeps_its_other_terms(files, tmp_path):
+def test_resumed_training_may_only_get_longer(files, tmp_path):
     folder = tmp_path / "model"
     train.train_on_files(files, folder, RECIPE, SHORT, observe=press_ctrl_c(1))
     wider = replace(RECIPE, config=replace(SHAPE, width=64))
@@ -200,14 +198,14 @@ def test_a_run_may_get_longer_but_keeps_its_other_terms(files, tmp_path):
     assert longer.progress.step == 8
 
 
-def test_a_run_that_is_over_or_never_was_is_not_resumed(trained, files, tmp_path):
+def test_finished_or_missing_training_is_not_resumed(trained, files, tmp_path):
     for folder, reason in ((trained[0], "its run is over"), (tmp_path / "none", "it holds no run")):
         with pytest.raises(ModelError, match=f"nothing to resume in .*: {reason}"):
             train.train_on_files(files, folder, RECIPE, SHORT, resume=True)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
+def test_nonempty_training_folder_is_refused(trained, files, tmp_path):
     before = weights(trained[0])
     (tmp_path / "file").write_text("mine")
     for folder, said in (
@@ -231,14 +229,14 @@ def test_a_folder_that_holds_something_is_left_alone(trained, files, tmp_path):
         ("a few words\n" * 100, "the held-out text has .* tokens, but sequences of 32 need 60 or more"),
     ],
 )
-def test_too_little_text_is_refused_and_leaves_nothing(tmp_path, text, message):
+def test_too_little_training_text_is_refused(tmp_path, text, message):
     (tmp_path / "book.txt").write_text(text)
     with pytest.raises(InputError, match=message):
         train.train_on_files([tmp_path / "book.txt"], tmp_path / "model", RECIPE, SHORT)
     assert not (tmp_path / "model").exists()
 
 
-def test_a_run_can_start_from_another_ones_encoder(trained, files, tmp_path):
+def test_training_starts_from_another_encoder(trained, files, tmp_path):
     settings = replace(SHORT, rate=1e-9, steps=1)
     first = trained[1].encoder
     recipe = replace(RECIPE, config=first.config)
@@ -252,7 +250,7 @@ def test_a_run_can_start_from_another_ones_encoder(trained, files, tmp_path):
     assert not (tmp_path / "n").exists()
 
 
-def test_a_file_that_is_not_there_is_named(files, tmp_path):
+def test_missing_training_file_is_named(files, tmp_path):
     none = tmp_path / "none.txt"
     for given, held_out in (([*files, none], []), (files, [none])):
         with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
@@ -260,7 +258,7 @@ def test_a_file_that_is_not_there_is_named(files, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_byte_pairs_and_next_tokens_can_be_learned_too(files, tmp_path):
+def test_causal_training_with_byte_pairs(files, tmp_path):
     config = replace(SHAPE, vocabulary=320, causal=True)
     recipe = replace(RECIPE, config=config, tokenizer="bpe", guessed=1.0)
     outcome = train.train_on_files(files[:2], tmp_path / "m", recipe, SHORT, held_out=files[2:])
@@ -273,6 +271,6 @@ def test_byte_pairs_and_next_tokens_can_be_learned_too(files, tmp_path):
 
 
 @pytest.mark.parametrize("length", [8, 65])
-def test_a_length_that_the_model_does_not_have_is_refused(length):
+def test_training_length_beyond_the_model_is_refused(length):
     with pytest.raises(ModelError, match=f"from 16 to the model's 64 positions, not {length}"):
         replace(RECIPE, length=length)

@@ -41,7 +41,7 @@ def curves(edges, *values, unit="share", along="row"):
         ("layers", ("layers 0", "1,000"), True),
     ],
 )
-def test_a_curve_ends_at_its_last_row_or_the_beginning_of_its_last_run(along, ends, at_points):
+def test_curve_axis_ends_at_its_last_row_or_run(along, ends, at_points):
     view = curves((0, 1000, 2000), (0.5, 0.25), along=along)
     assert (view.ends, view.at_points) == (ends, at_points)
 
@@ -56,7 +56,7 @@ def test_a_curve_ends_at_its_last_row_or_the_beginning_of_its_last_run(along, en
         ((-4.0, 2.0), "keys", 4.0, -4.0),
     ],
 )
-def test_a_full_mark_is_a_round_share_or_the_largest_figure(values, unit, top, least):
+def test_curve_scale_tops_at_a_round_share_or_the_maximum(values, unit, top, least):
     view = curves(tuple(range(len(values) + 1)), values, unit=unit)
     assert (view.top, view.least) == (top, least)
     known = [value for value in values if value is not None]
@@ -67,14 +67,14 @@ PIXELS = np.zeros((4, 4, 3), np.uint8)
 DIM, BRIGHT = np.array([[0.1, 0.2]]), np.array([[0.4, 0.3]])
 
 
-def test_light_is_full_at_the_largest_weight_of_all_maps_of_all_pictures():
+def test_overlay_brightness_scales_to_the_largest_weight():
     both, one = Overlay(PIXELS, DIM, BRIGHT), Overlay(PIXELS, None, DIM)
     assert [verb for verb, _ in both.maps] == ["looks at", "is looked at by"]
     assert [(verb, each is DIM) for verb, each in one.maps] == [("is looked at by", True)]
     assert [full_light(shown) for shown in ([both, one], [one], [])] == [0.4, 0.2, 0.0]
 
 
-def test_a_place_has_the_parts_of_all_its_tokens():
+def test_place_has_the_scene_parts_of_all_its_tokens():
     whole = SceneRegion(0, 0, 1, 1, True)
     scene = Scene(PIXELS, {7: whole, 8: whole, 10: whole})
     places = Place("a", 0, 1, id=7), Place("b", 1, 5, id=7), Place("c", 5, 7, id=8), Place("d", 7, 8)
@@ -84,7 +84,7 @@ def test_a_place_has_the_parts_of_all_its_tokens():
 MOST = "at most 0.25", "at most 0.001", "less than 0.001"
 
 
-def test_what_is_not_listed_is_counted_and_a_box_told_in_words():
+def test_bar_list_counts_the_rest_and_describes_boxes():
     counts = [(0, 0.5), (3, 0.25), (3, 0.001), (3, 0.0009)]
     told = [Bars((), more, most).rest for more, most in counts]
     assert told == ["", *(f"and 3 more, each {most}" for most in MOST)]
@@ -102,14 +102,14 @@ def test_what_is_not_listed_is_counted_and_a_box_told_in_words():
         ((0.3,), 2, 2),
     ],
 )
-def test_a_full_bar_is_the_least_round_weight_that_holds_all(weights, full, expected):
+def test_full_bar_is_the_smallest_round_weight_above_all(weights, full, expected):
     lists = [Bars((Bar("a", 0, weight),)) for weight in weights]
     view = TokenView("cat", 1, *(*lists, None, None)[:2], full=full)
     assert view.full_bar == expected
     assert [verb for verb, _ in view.lists] == ["looks at", "is looked at by"][: len(weights)]
 
 
-def test_parts_of_a_stack_have_letters_tones_and_their_mean_share():
+def test_stack_parts_have_letters_tones_and_mean_shares():
     view = Stack(("heads", "norm\n"), ("L0", "L1"), np.array([[0.5, 0.5], [0.25, 0.75]]))
     assert view.legend == "A heads 0.38 · B norm⏎ 0.62"
     for count in (1, 2, 5, 6, 7, 10, 12):
@@ -121,7 +121,7 @@ def test_parts_of_a_stack_have_letters_tones_and_their_mean_share():
     assert far.min() > 4  # places of twelve
 
 
-def test_words_that_a_head_moves_are_told_in_a_sentence():
+def test_moved_words_read_as_a_sentence():
     words = (Term("cat", 0.5), Term("", 0.25)), (Term("\x1b", -0.5),)
     said = [MovedWords("L0H1", *(words[at] if keep[at] else () for at in (0, 1))).sentence for keep in KEPT]
     assert said == [
@@ -139,7 +139,7 @@ KEPT = [(True, True), (True, False), (False, True), (False, False)]
     ("values", "rest", "span"),
     [((0.5, -0.25), None, (0.25, 0.5)), ((0.5, 0.25), -2.0, (2.0, 0.5)), ((0.0,), None, (0.0, 1.0))],
 )
-def test_bars_of_terms_reach_as_far_as_the_largest_on_either_side(values, rest, span):
+def test_term_bars_span_the_largest_value_on_either_side(values, rest, span):
     terms = tuple(Term(str(value), value) for value in values)
     last = None if rest is None else Term("rest", rest)
     view = Terms(terms, Term("sum", 0.0), terms[:1], last)
@@ -147,14 +147,14 @@ def test_bars_of_terms_reach_as_far_as_the_largest_on_either_side(values, rest, 
     assert [len(block) for block in view.blocks] == [len(values) + 1, 1 + (last is not None)]
 
 
-def test_nodes_stand_round_the_middle_of_their_column():
+def test_graph_nodes_are_centred_in_their_column():
     columns = {"a": 0, "b": 1, "c": 1, "d": 2, "e": 3}
     nodes = tuple(GraphNode(name, column) for name, column in columns.items())
     places = LayerGraph(nodes, (GraphEdge("b", "e", 1.0),)).places()
     assert places == {"a": (0, 0), "b": (1, -0.5), "c": (1, 0.5), "d": (2, 0), "e": (3, 0)}
 
 
-def test_a_joint_axis_says_what_was_replaced_deleted_and_inserted():
+def test_joint_axis_marks_replacement_deletion_and_insertion():
     the, cat, dog, old = (Place(text, at, at + 1) for at, text in enumerate(("the", "cat", "dog", "old")))
     special = Place("[CLS]", 0, 1, special=True)
     axis = joint([(special, special), (the, the), (cat, dog), (old, None), (None, old)])
@@ -163,7 +163,7 @@ def test_a_joint_axis_says_what_was_replaced_deleted_and_inserted():
     assert [place.special for place in axis] == [True, False, False, False, False]
 
 
-def test_distances_are_ordered_by_groups_and_pooled_by_their_means():
+def test_distance_map_is_ordered_by_cluster_and_pooled_by_mean():
     apart = np.arange(25.0).reshape(5, 5)
     names = [f"L0H{head}" for head in range(5)]
     view = distance_map(apart, names, names, groups=[[4, 0], [1, 2, 3]])
@@ -186,7 +186,7 @@ def test_distances_are_ordered_by_groups_and_pooled_by_their_means():
 
 
 @pytest.mark.parametrize(("peaks", "scale"), [((0.05, 0.08), "head"), ((0.05, 0.9), "fixed")])
-def test_two_heads_have_one_scale_and_their_difference_one_of_its_own(peaks, scale):
+def test_head_pair_shares_a_scale_apart_from_the_difference(peaks, scale):
     one, other = (bare(np.full((2, 3), peak), np.tri(2, 3, 1) > 0) for peak in peaks)
     parting = Parting("cat", 2, 0.51, ("a", "b"), (0.9, 0.2))
     view = head_pair(("L0H1", "L2H3"), (one, other), (parting,), scale="auto")

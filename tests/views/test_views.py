@@ -91,14 +91,14 @@ def test_pooled_map_hides_pooled_cells_and_weights_rows_by_tokens() -> None:
     assert view.notes[-1] == f"hidden: cells below 0.2 (blank), {share:.0%} of the attention"
 
 
-def test_heads_side_by_side_tell_once_what_they_hide() -> None:
+def test_side_by_side_heads_note_hidden_cells_once() -> None:
     one, other = (weights(values, TEXT, TEXT, CAUSAL) for values in (VALUES, np.eye(4)))
     row = head_row([heatmap(one, min_weight=0.25), heatmap(other, min_weight=0.25)])
     share = (0.2 + 0.1 + 0.2) / 8
     assert row.notes == (f"hidden: cells below 0.25 (blank), {share:.0%} of the attention",)
 
 
-def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
+def test_merged_words_keep_their_token_numbers() -> None:
     pieces = (Token(text, i, word=i // 3) for i, text in enumerate(("ca", "t", "!"), 1))
     tokens = (Token("[CLS]", 0, special=True), *pieces)
     field, _ = grouped(weights(VALUES, tokens, tokens), words=True, hide_special=True)
@@ -108,7 +108,7 @@ def test_words_and_hidden_tokens_keep_their_numbers_in_the_text() -> None:
         token_view(field, query=0, key=0)
 
 
-def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
+def test_grid_keeps_layer_numbers_gaps_and_ragged_heads() -> None:
     stacks = (np.stack([VALUES] * count) for count in (2, 3))
     view = grid(
         (layer, weights(each, TEXT, TEXT, CAUSAL)) for layer, each in zip((3, 0), stacks, strict=True)
@@ -121,7 +121,7 @@ def test_a_grid_keeps_layer_numbers_holes_and_ragged_heads() -> None:
     np.testing.assert_allclose(small.values, np.full((2, 20, 20), 0.05), rtol=1e-5)
 
 
-def test_a_thumbnail_can_be_scaled_by_its_own_head() -> None:
+def test_head_scale_applies_to_each_thumbnail() -> None:
     stack = np.stack([VALUES, VALUES / 4])
     fixed, head = (grid([(0, weights(stack, TEXT, TEXT))], scale=scale) for scale in ("fixed", "head"))
     one, other = thumbnail_levels(head.layers[0], head)
@@ -146,7 +146,7 @@ def test_faint_pooled_maps_scale_to_their_largest_cell(peak: float) -> None:
 
 
 @pytest.mark.parametrize(("bright", "top"), [(8, 0.5), (10, 1.0)])
-def test_bright_cells_are_counted_among_the_open_ones_of_long_rows(bright: int, top: float) -> None:
+def test_bright_cells_count_among_unmasked_cells_of_long_rows(bright: int, top: float) -> None:
     """Of 48 rows 24 have more than half of the keys: 876 open cells, of which one in a hundred decides."""
     values = np.zeros((1, 96, 96))
     values[0, 60:62, : 2 * bright : 2] = 0.5  # cells of 2 x 2
@@ -160,7 +160,7 @@ def test_row_scale_of_thumbnails_is_each_rows_largest_weight() -> None:
     np.testing.assert_allclose(thumbnail_levels(layer, view), stack / stack.max(-1, keepdims=True), rtol=1e-6)
 
 
-def test_a_legend_says_pooled_only_of_what_was_pooled() -> None:
+def test_legend_mentions_pooling_only_if_pooled() -> None:
     model = load("own")
     prepared = model.prepare("The cat sat on the mat because it was")
     view = overview(model, prepared, Selection(hide_special=True)).grids["encoder"]
@@ -182,13 +182,13 @@ def test_token_view_ranks_row_and_column_or_the_one_present() -> None:
 
 
 @pytest.mark.parametrize("rows", [[[1.0]], [[3.0, 5.0], [2.0]], [[2.0, math.nan, 6.0], [math.nan] * 3]])
-def test_the_mean_of_a_layer_is_that_of_the_heads_that_have_a_number(rows: list[list[float]]) -> None:
+def test_layer_mean_ignores_missing_scores(rows: list[list[float]]) -> None:
     known = [[value for value in row if math.isfinite(value)] for row in rows]
     expected = [sum(row) / len(row) if row else math.nan for row in known]
     np.testing.assert_array_equal(head_map(dict(enumerate(rows)), "entropy").means, expected)
 
 
-def test_a_head_map_pads_ragged_layers() -> None:
+def test_head_map_pads_ragged_layers() -> None:
     view = head_map({2: [0.5], 0: [1.0, 3.0]}, "entropy", unit="nats")
     assert (view.layers, view.limits) == ((0, 2), (0, 3))
     assert math.isnan(view.values[1, 1])
@@ -202,7 +202,7 @@ def test_token_list_omits_non_finite_weights_and_has_image_boxes():
     assert [(bar.label, bar.box) for bar in bars] == [("d", None), ("b", (0, 0, 8, 8))]
 
 
-def test_maps_of_several_kinds_have_one_signed_scale_and_name_their_kind() -> None:
+def test_effect_maps_of_all_kinds_share_one_signed_scale() -> None:
     values = {Head("encoder L0H1"): 0.5, Head("cross L0H0"): -2.0, Head("cross L1H0"): 1.0}
     maps = effect_maps(values, "effect", lead="nats, ")
     assert [view.title for view in maps.values()] == ["nats, every encoder head", "nats, every cross head"]
@@ -227,7 +227,7 @@ def test_difference_masks_unmatched_rows_and_shared_zeros():
         *((-0.00144, 0.00144, "-0.0014"), (0.00003, 0.00144, "0.0000"), (0.03, 0.05, "0.030")),
     ],
 )
-def test_a_number_shows_two_figures_of_the_largest_beside_it(value, largest, text):
+def test_number_has_two_digits_of_the_largest(value, largest, text):
     assert number(value, largest) == text
 
 
@@ -240,12 +240,12 @@ def test_a_number_shows_two_figures_of_the_largest_beside_it(value, largest, tex
         *((text, text) for text in ("🧑\u200d🚀", "مرحبا", "猫")),
     ],
 )
-def test_a_label_shows_what_is_there(text: str, label: str) -> None:
+def test_label_shows_invisible_characters(text: str, label: str) -> None:
     assert visible(text) == label
 
 
 @given(st.text(max_size=20))
-def test_no_label_steers_a_terminal(text: str) -> None:
+def test_labels_have_no_control_characters(text: str) -> None:
     label = visible(text)
     assert label
     for character in label:
@@ -264,7 +264,7 @@ def test_faint_grids_scale_each_head_by_itself_with_a_note() -> None:
     assert told in " ".join(printed(view).split())
 
 
-def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
+def test_grid_scale_ignores_first_causal_rows() -> None:
     open_ = np.tril(np.ones((48, 48), bool))
     even = bare((open_ / open_.sum(-1, keepdims=True))[None], open_)
     drawn = grid([(0, even)], scale="auto")
@@ -281,7 +281,7 @@ def test_the_first_rows_of_a_causal_head_do_not_decide_the_scale() -> None:
     assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
 
 
-def test_where_two_rows_share_a_line_they_are_whole_ones() -> None:
+def test_two_rows_per_line_are_whole_rows() -> None:
     diagonal = bare(np.eye(13)[None])
     (layer,) = grid([(0, diagonal)]).fit(7, 13).layers
     whole = np.eye(14)[:, :13].reshape(7, 2, 13).sum(1) / 2

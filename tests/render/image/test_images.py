@@ -63,7 +63,7 @@ def test_heatmap_has_row_0_on_top_with_readings_and_notes(head) -> None:
 
 @pytest.mark.parametrize("scale", ["head", "row"])
 @pytest.mark.parametrize("least", [0.0, 0.2])
-def test_the_pixels_of_a_png_are_the_colours_of_the_weights(scale: str, least: float) -> None:
+def test_png_pixels_have_the_colours_of_the_weights(scale: str, least: float) -> None:
     head = random_head(6, causal=True)
     view = heatmap(head, scale=scale, min_weight=least)
     with drawing(view, cmap="viridis") as (figure, _):
@@ -84,7 +84,7 @@ def test_the_pixels_of_a_png_are_the_colours_of_the_weights(scale: str, least: f
 
 
 @pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])
-def test_tokens_are_taken_literally(text: str) -> None:
+def test_token_labels_are_literal(text: str) -> None:
     head = weights(np.eye(2), tokens(text, "b"), tokens(text, "b"))
     with drawing(heatmap(head, title=text, notes=(text,))) as (figure, _):
         shown = [*figure.texts, *figure.axes[0].texts]
@@ -94,7 +94,7 @@ def test_tokens_are_taken_literally(text: str) -> None:
 
 
 @pytest.mark.parametrize("count", [8, 40, 100, 512])
-def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
+def test_labels_do_not_overlap_and_are_numbered(count: int) -> None:
     axis = places(tokens(*(f"t{i}" for i in range(count))))
     with drawing(heatmap(bare(np.eye(count)))) as (figure, _):
         tall = figure.get_size_inches()[1] * figure.axes[0].get_position().height
@@ -105,7 +105,7 @@ def test_labels_never_touch_and_say_which_token_they_are(count: int) -> None:
     assert texts[1] == (f"{shown[1]} t{shown[1]}" if len(shown) < count else "t1")
 
 
-def test_the_grid_is_one_image_whose_tiles_are_the_heads() -> None:
+def test_grid_is_one_image_with_a_tile_per_head() -> None:
     heads = np.stack([random_head(14, seed=seed).values for seed in range(3)])
     causal = np.tril(np.ones((14, 14), bool))
     view = grid([(0, bare(heads * causal, causal)), (2, bare(heads[:2]))])
@@ -143,7 +143,7 @@ def test_token_bars_are_sorted_on_terminal_scale() -> None:
         assert tick_labels(figure.axes[0].xaxis) == ["0", "0.125", "0.25"]
 
 
-def test_a_head_map_holds_its_numbers_and_writes_them() -> None:
+def test_head_map_shows_its_values() -> None:
     view = head_map({0: [0.25, 0.5], 2: [1.0]}, "confidence", limits=(0, 1))
     with drawing(view) as (figure, _):
         np.testing.assert_array_equal(map_of(figure).get_array().filled(np.nan), view.values)
@@ -152,7 +152,7 @@ def test_a_head_map_holds_its_numbers_and_writes_them() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tmp_path) -> None:
+def test_image_files_are_byte_identical_on_repeat(form: str, tmp_path) -> None:
     views = heatmap(random_head(5, causal=True), title="L0H1"), all_heads(30), distance_table(8), pair()
     first, second = tmp_path / f"first.{form}", tmp_path / f"second.{form}"
     for view in views if form == "svg" else views[:1]:
@@ -163,7 +163,7 @@ def test_the_same_view_gives_the_same_bytes_and_a_file_of_its_kind(form: str, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == [first.name, second.name]
 
 
-def test_the_users_own_style_changes_nothing_and_stays(tmp_path) -> None:
+def test_user_matplotlib_style_has_no_effect_and_is_restored(tmp_path) -> None:
     view = heatmap(random_head(4))
     save_image(view, tmp_path / "plain.png")
     with matplotlib.rc_context({"font.size": 30, "text.parse_math": True, "image.origin": "lower"}):
@@ -172,7 +172,7 @@ def test_the_users_own_style_changes_nothing_and_stays(tmp_path) -> None:
     assert (tmp_path / "own.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
-def test_scripts_that_no_font_has_are_named_and_raise_no_other_warning(monkeypatch) -> None:
+def test_scripts_without_a_font_are_named_once(monkeypatch) -> None:
     monkeypatch.setattr(fonts, "_font_files", lambda: {})
     view = heatmap(weights(np.eye(2), tokens("猫", "b"), tokens("a", "b")))
     with warnings.catch_warnings():
@@ -220,7 +220,7 @@ def renamed_font(path, family: str, characters: str):
     return str(path)
 
 
-def test_what_cannot_be_written_says_why(tmp_path) -> None:
+def test_unwritable_output_is_explained(tmp_path) -> None:
     view = heatmap(random_head(2))
     (tmp_path / "folder.png").mkdir()
     for name, options, error, told in (
@@ -237,7 +237,7 @@ def test_what_cannot_be_written_says_why(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("count", [4, 12, 30])
-def test_in_a_column_of_a_paper_the_map_takes_the_room(count: int) -> None:
+def test_map_fills_a_narrow_column(count: int) -> None:
     for view in (heatmap(random_head(count)), grid([(0, bare(np.eye(count)[None]))])):
         with drawing(view, width=3.3) as (figure, _):
             assert figure.get_figwidth() == pytest.approx(3.3)
@@ -280,7 +280,7 @@ def curves(*values: tuple[float | None, ...], **said) -> Curves:
     return Curves("previous", "share", tuple(range(0, 10 * len(values[0]) + 1, 10)), drawn, **said)
 
 
-def test_every_head_is_drawn_as_steps_on_one_scale_with_its_baseline():
+def test_curves_are_steps_on_one_scale_with_baseline():
     view = curves((None, 0.4, 0.3), (0.1, 0.2, 0.25))
     with drawing(view) as (figure, _):
         shown = [[patch.get_data() for patch in axes.patches] for axes in figure.axes]
@@ -301,7 +301,7 @@ def test_each_further_curve_adds_less_than_half_an_inch():
     assert 0.3 < (heights[1] - heights[0]) / 5 < 0.5
 
 
-def test_values_at_points_are_lines_over_one_axis():
+def test_point_values_are_lines_over_one_axis():
     view = replace(curves((None, 0.4, 0.3), (0.1, 0.2, 0.25)), along="% of the cache")
     with drawing(view) as (figure, _):
         (axes,) = figure.axes
@@ -312,7 +312,7 @@ def test_values_at_points_are_lines_over_one_axis():
         np.testing.assert_array_equal(up, np.array(curve.values, float))
 
 
-def test_bars_of_parts_stand_one_behind_the_other_as_wide_as_their_shares():
+def test_stacked_bars_are_as_wide_as_their_shares():
     shares = np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]])
     view = Stack(("[CLS]", "text", "written"), ("was", "a"), shares)
     with drawing(view) as (figure, _):
@@ -331,7 +331,7 @@ def images(figure):
     return [axes.images[0] for axes in figure.axes if axes.images]
 
 
-def test_the_table_holds_nearness_and_the_plane_its_points():
+def test_distance_table_and_plane_hold_their_values():
     view = all_heads(20)
     with drawing(view) as (figure, warnings):
         assert warnings == []
@@ -348,7 +348,7 @@ def test_the_table_holds_nearness_and_the_plane_its_points():
         assert np.allclose(images(alone)[0].get_array(), view.table.nearness())
 
 
-def test_two_heads_and_their_difference():
+def test_head_pair_is_drawn_with_its_difference():
     view = pair()
     with drawing(view) as (figure, _):
         one, other, difference = [image for image in images(figure) if image.get_array().shape == (5, 5)]
@@ -359,7 +359,7 @@ def test_two_heads_and_their_difference():
         assert difference.cmap.name != one.cmap.name
 
 
-def test_no_edge_of_a_graph_runs_through_the_box_of_another_head():
+def test_graph_edges_avoid_other_nodes():
     """The straight lines would run through several; the arcs are those that matplotlib draws."""
     columns = {"embeddings": 0, "L0H1": 1, "L0H2": 1, "L0H3": 1, "L1H0": 2, "L2H1": 3, "L2H2": 3}
     columns["prediction"] = 4

@@ -87,7 +87,7 @@ def boxes(figure) -> list[tuple[str, Bbox]]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", views())
-def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> None:
+def test_no_text_is_cut_off_or_overlaps(name: str, width: float) -> None:
     with drawing(views()[name], width=width) as (figure, _):
         assert figure.get_size_inches()[0] == pytest.approx(width)
         seen = boxes(figure)
@@ -102,7 +102,7 @@ def test_no_text_is_cut_and_none_stands_on_another(name: str, width: float) -> N
         assert across < 1.5 or down < room, (text, other)
 
 
-def test_chinese_labels_of_columns_stand_upright() -> None:
+def test_chinese_column_labels_are_upright() -> None:
     axis = tokens("猫が", "cat")
     with drawing(heatmap(weights(np.eye(2), axis, axis))) as (figure, _):
         columns = [text for text in figure.axes[0].texts if text.get_gid() == "column"]
@@ -143,7 +143,7 @@ def picture(head: int, count: int = 5, causal: bool = True, **changes):
 
 
 @pytest.mark.parametrize(("width", "dpi"), [(None, 60), (1, 150), (3.3, 150), (10, 150)])
-def test_files_are_the_same_as_from_save_and_one_head_is_drawn(width, dpi, tmp_path, drawn) -> None:
+def test_album_redraws_cells_alone_with_identical_files(width, dpi, tmp_path, drawn) -> None:
     album = Album(dpi=dpi, width=width)
     for head in range(3):
         scaled = {"scale": "head", "limits": (0.0, 0.1 * head)} if head % 2 else {}
@@ -161,7 +161,7 @@ def test_files_are_the_same_as_from_save_and_one_head_is_drawn(width, dpi, tmp_p
         *(("scale", "row"), ("signed", True)),
     ],
 )
-def test_what_differs_in_more_than_its_cells_is_drawn_anew(name, value, tmp_path, drawn) -> None:
+def test_album_redraws_views_that_differ_beyond_cells(name, value, tmp_path, drawn) -> None:
     album, other = Album(dpi=60), picture(1, **{name: value})
     album.save(picture(0), tmp_path / "first.png")
     album.save(other, tmp_path / "second.png")

@@ -55,7 +55,7 @@ def corners(whole: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_each_part_is_there_dot_for_dot_as_it_is_alone(count) -> None:
+def test_panels_are_pixel_identical_to_single_pictures(count) -> None:
     whole, alone = pixels(Panels(parts=PARTS[:count])), [pixels(part) for part in PARTS[:count]]
     found = [corners(whole, part) for part in alone]
     assert [len(places) for places in found] == [1] * count
@@ -67,7 +67,7 @@ def test_each_part_is_there_dot_for_dot_as_it_is_alone(count) -> None:
 
 
 @pytest.mark.parametrize(("width", "beside"), [(1.5, 1), (3.3, 1), (6.3, 1), (12, 2)])
-def test_a_width_is_that_of_the_whole_and_no_part_is_narrower_than_a_sheet(width, beside) -> None:
+def test_panel_width_is_that_of_the_whole_picture(width, beside) -> None:
     parts = (PARTS[1], replace(PARTS[1], title="other"))
     whole = pixels(Panels(parts=parts), width=width)
     assert whole.shape[1] == round(DPI * width)
@@ -78,7 +78,7 @@ def test_a_width_is_that_of_the_whole_and_no_part_is_narrower_than_a_sheet(width
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_file_of_panels_has_the_same_bytes_twice(form, tmp_path) -> None:
+def test_panel_files_are_byte_identical_on_repeat(form, tmp_path) -> None:
     for name in "ab":
         assert save_image(BOTH, tmp_path / f"{name}.{form}", width=7) == []
     assert (tmp_path / f"a.{form}").read_bytes() == (tmp_path / f"b.{form}").read_bytes()
@@ -94,7 +94,7 @@ def texts(drawn: str) -> list[str]:
     return re.findall("<!-- (.+?) -->", drawn)
 
 
-def test_an_svg_has_the_texts_and_images_of_all_parts_and_every_id_once() -> None:
+def test_panel_svg_has_all_texts_and_images_and_unique_ids() -> None:
     drawn, parts = svg(BOTH), [svg(part) for part in BOTH.parts]
     assert texts(drawn) == [text for part in parts for text in texts(part)]
     assert drawn.count("<image") == sum(part.count("<image") for part in parts) > 0
@@ -107,7 +107,7 @@ def test_an_svg_has_the_texts_and_images_of_all_parts_and_every_id_once() -> Non
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf"])
-def test_texts_of_a_vector_file_stand_where_their_part_does(form) -> None:
+def test_panel_texts_move_with_their_part(form) -> None:
     def places(view) -> np.ndarray:
         """Where the texts begin, in points.  -> [text, 2]"""
         with drawing(view) as (figure, _):
@@ -129,7 +129,7 @@ def test_texts_of_a_vector_file_stand_where_their_part_does(form) -> None:
         np.testing.assert_allclose(part[0] - moved[0], [0, way], atol=72 / 150)  # a dot of a usual picture
 
 
-def test_a_title_stands_above_all_and_parts_keep_theirs() -> None:
+def test_panel_title_stands_above_the_titles_of_parts() -> None:
     named = dress(BOTH, PrintedOptions(title="猫 of the whole"))
     assert sorted(texts(svg(named))) == sorted(["猫 of the whole", *texts(svg(BOTH))])
     bare = dress(named, PrintedOptions(title="", no_figures=True))
@@ -139,7 +139,7 @@ def test_a_title_stands_above_all_and_parts_keep_theirs() -> None:
     assert 0.2 < higher < 0.6
 
 
-def test_each_part_has_its_own_colour_map_and_weights_are_written_in_any() -> None:
+def test_panels_have_own_colour_maps_and_annotations() -> None:
     plain, signed = PARTS[0], PARTS[3]
     with drawing(Panels(parts=(plain, signed))) as (figure, _):
         maps = [part.axes[0].images[0].get_cmap() for part in figure.subfigs]

@@ -55,7 +55,7 @@ def colours(page) -> np.ndarray:
 
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("scale", ["auto", "fixed"])
-def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
+def test_hovered_token_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
     opened.run("openHead(1, 2)", f"restyle({{ scale: '{scale}' }})", f"pin(0, '{side}')")
     point_at(opened, 5)
     all_heads = np.stack([head(1, number) for number in range(HEADS)], -1)  # [query, key, head]
@@ -70,7 +70,7 @@ def test_a_token_under_the_pointer_is_shown_in_every_head_of_the_layer(opened, s
     assert opened.text("who") == f"sat 5 {verb}, in every head of layer 1"
 
 
-def test_a_chosen_token_is_shown_too_and_its_strongest_are_told(opened) -> None:
+def test_focused_token_is_shown_with_its_strongest_keys(opened) -> None:
     opened.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
     opened.press("ArrowRight")
     opened.until("layered.shown?.token === 1")
@@ -82,7 +82,7 @@ def test_a_chosen_token_is_shown_too_and_its_strongest_are_told(opened) -> None:
     opened.until("element('layer').hidden")
 
 
-def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
+def test_column_shows_its_weight_and_opens_its_head(opened) -> None:
     point_at(opened, 2)
     x, y = BAND
     place = opened.inside("bands", x.format(3.5), y.format(6.5))
@@ -95,7 +95,7 @@ def test_a_column_says_its_weight_and_opens_its_head(opened) -> None:
 
 
 @pytest.mark.parametrize("between", ["AA", "AB", "BA", "BB"])
-def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) -> None:
+def test_text_pair_shows_one_direction_alone(opened, between) -> None:
     parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}
     opened.run("tick(0, 1)")
     opened.page.select_option("#between", between)
@@ -109,13 +109,13 @@ def test_of_a_pair_one_text_that_looks_at_one_is_shown_alone(opened, between) ->
     opened.until(f"current.rows === {COUNT}")
 
 
-def test_a_text_alone_has_no_choice_of_texts(chromium, tmp_path) -> None:
+def test_single_text_has_no_direction_choice(chromium, tmp_path) -> None:
     field = weights(np.full((1, SECOND, SECOND), 0.25), PAIR[:SECOND], PAIR[:SECOND])
     chromium.open(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
     assert chromium.run("element('texts').hidden")
 
 
-def test_a_layer_begins_with_the_five_strongest_lines_of_each_token(opened) -> None:
+def test_layer_lines_start_with_five_per_token(opened) -> None:
     opened.run("changeMode('lines')", "tickLayer()")
     strengths = np.stack([head(0, number) for number in range(HEADS)], 1).reshape(COUNT, -1)
     drawn = strengths >= 0.1

@@ -40,7 +40,7 @@ def path(tmp_path_factory):
     return write_page(found, {"encoder": layers}, "a <i>model</i>", described=said, worth=worth)
 
 
-def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
+def test_page_opens_the_top_suggested_head_with_its_role(opened) -> None:
     assert opened.text("name") == "L1H5 · encoder"
     assert opened.text("role") == "mixed: says 1, 5"
     assert opened.texts("#figures td") == ["5.00 nats", "2.00"]
@@ -51,7 +51,7 @@ def test_it_opens_at_the_head_most_worth_a_look_and_says_why(opened) -> None:
     assert opened.text("role") == "mixed: says 0, 2"
 
 
-def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
+def test_pointer_lists_the_weight_of_each_ticked_head(opened) -> None:
     ticked = ((0, 3), (1, 7), (1, 12))
     opened.run(*(f"tick({row}, {number})" for row, number in ticked), "pin(2)", "changeMode('lines')")
     opened.move(*opened.inside("strokes", "lines.right + 40", "4 + 4.5 * LINE"))
@@ -63,7 +63,7 @@ def test_the_pointer_says_the_share_of_each_head_that_is_ticked(opened) -> None:
     assert shown == "".join(written)
 
 
-def test_a_head_whose_tick_is_taken_away_has_no_lines(opened) -> None:
+def test_unticked_head_has_no_lines(opened) -> None:
     one, other = opened.run("[css('--head0'), css('--head1')]")
     opened.run("tick(0, 3)", "tick(1, 7)", "pin(2)", "changeMode('lines')")
     assert {colour for colour, *_ in opened.strokes()} == {one, other}
@@ -74,7 +74,7 @@ def test_a_head_whose_tick_is_taken_away_has_no_lines(opened) -> None:
     assert ticked == [False, True]
 
 
-def test_twelve_heads_have_colours_and_a_thirteenth_is_told_so(opened) -> None:
+def test_at_most_twelve_heads_are_compared(opened) -> None:
     opened.run("tickLayer()")
     opened.until("element('chips').children.length === 12")
     assert len(set(opened.run("compared.map((one) => css(`--head${one.slot}`))"))) == 12
@@ -90,7 +90,7 @@ def test_twelve_heads_have_colours_and_a_thirteenth_is_told_so(opened) -> None:
     assert opened.run("element('chips').children.length") == 0
 
 
-def test_the_legend_says_what_is_drawn(opened) -> None:
+def test_page_legend_matches_the_drawing(opened) -> None:
     visible = "['mapped', 'drawn', 'zoom'].map((id) => element(id).checkVisibility())"
     seen = {mode: opened.run(f"changeMode('{mode}')", visible) for mode in ("map", "lines", "both")}
     assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
@@ -105,7 +105,7 @@ def test_the_legend_says_what_is_drawn(opened) -> None:
         assert opened.text("least") == said
 
 
-def test_lines_of_every_strength_have_their_full_colour(opened) -> None:
+def test_lines_have_full_colour_at_any_strength(opened) -> None:
     opened.run("changeMode('lines')")
     drawn = opened.strokes()
     assert drawn
@@ -121,7 +121,7 @@ def saved(page, form: str) -> bytes:
     return base64.b64decode(page.run(found))
 
 
-def test_the_view_is_saved_as_svg_with_its_words_as_words(opened) -> None:
+def test_page_saves_svg_with_text_elements(opened) -> None:
     opened.run("tick(0, 3)", "tick(1, 7)", "pin(2)")
     root = ElementTree.fromstring(saved(opened, "svg"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -135,7 +135,7 @@ def test_the_view_is_saved_as_svg_with_its_words_as_words(opened) -> None:
     assert all(link.startswith("data:image/png;base64,") for link in links)
 
 
-def test_the_view_is_saved_as_png_in_the_colours_of_the_weights(opened) -> None:
+def test_page_saves_png_with_the_colours_of_the_weights(opened) -> None:
     picture = imread(io.BytesIO(saved(opened, "png")))[..., :3] * 255
     left, top, cell = opened.run("[map.left, map.top, map.cell]")
     start = opened.run("14 + posterLines(made('canvas').getContext('2d'), 900).length * 18 + 6")
@@ -146,7 +146,7 @@ def test_the_view_is_saved_as_png_in_the_colours_of_the_weights(opened) -> None:
 
 
 @pytest.mark.parametrize(("key", "form"), [("p", "png"), ("v", "svg")])
-def test_a_key_saves_it(opened, key, form) -> None:
+def test_save_keys_name_the_file(opened, key, form) -> None:
     click = "HTMLAnchorElement.prototype.click = function () { links.push(this.download) }"
     opened.run("window.links = []", click)
     opened.press(key)
@@ -154,7 +154,7 @@ def test_a_key_saves_it(opened, key, form) -> None:
     assert opened.run("links") == [f"encoder-L1H5.{form}"]
 
 
-def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
+def test_tap_shows_the_weight_permanently(opened) -> None:
     opened.size(400, 844, 2)
     opened.send("Emulation.setTouchEmulationEnabled", enabled=True)
     opened.until("innerWidth === 400 && !waiting")
@@ -170,7 +170,7 @@ def test_a_tap_says_the_weight_and_it_stays(opened) -> None:
     assert 0 <= top < bottom <= 844
 
 
-def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
+def test_generated_tokens_are_marked_on_the_page(chromium, tmp_path) -> None:
     causal = random_head(COUNT, seed=1, causal=True)
     field = weights(causal.values[None], TEXT, TEXT, causal.allowed)
     chromium.open(write_page(tmp_path / "page.html", {"decoder": [(0, field)]}, written=5))
@@ -183,7 +183,7 @@ def test_tokens_that_the_model_wrote_are_told_apart(chromium, tmp_path) -> None:
     assert [chromium.run(font.format(key)).startswith("bold ") for key in (4, 5)] == [False, True]
 
 
-def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_path) -> None:
+def test_selected_token_scrolls_into_view(chromium, tmp_path) -> None:
     axis = tokens(*(f"t{i}" for i in range(300)))
     field = weights(random_head(300, seed=1).values[None], axis, axis)
     chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
@@ -192,7 +192,7 @@ def test_a_token_that_is_chosen_in_a_long_text_comes_into_view(chromium, tmp_pat
     assert chromium.run("280 * LINE < element('lined').scrollTop + element('lined').clientHeight")
 
 
-def test_the_open_head_of_a_large_model_is_in_view_among_all(chromium, tmp_path) -> None:
+def test_open_head_of_a_large_model_is_in_view(chromium, tmp_path) -> None:
     layers = [(layer, weights(np.stack([head(0, 0)] * 40), TEXT, TEXT)) for layer in range(60)]
     path = write_page(tmp_path / "page.html", {"encoder": layers})
     wide, phone = (1400, 900), (400, 844)

@@ -63,7 +63,7 @@ def test_page_opens_first_head_with_title_notes_and_colours(opened) -> None:
     np.testing.assert_allclose(cells(opened), table("ember")[steps(first.ravel())], atol=3)
 
 
-def test_few_rows_over_many_columns_are_as_tall_as_a_line_of_text(chromium, tmp_path) -> None:
+def test_wide_map_rows_are_as_tall_as_text(chromium, tmp_path) -> None:
     """As those of three words over six seconds of sound; and the label of the last column has its room."""
     cross = np.full((1, 3, 300), 1 / 300)
     moments = tokens(*(f"{0.02 * frame:.2f} s" for frame in range(300)))
@@ -102,7 +102,7 @@ def test_thumbnail_click_opens_head_and_arrows_stop_at_edge(opened) -> None:
         opened.until(f"element('name').textContent === '{name} · encoder'")
 
 
-def test_the_value_under_the_pointer_is_the_weight(opened) -> None:
+def test_pointer_shows_the_weight(opened) -> None:
     opened.move(*opened.over_cell(5, 1))
     opened.until("!element('tip').hidden")
     text = opened.text("tip").replace("\u2068", "").replace("\u2069", "")
@@ -125,7 +125,7 @@ def test_hidden_cells_have_theme_background_and_a_note(chromium, tmp_path) -> No
     assert chromium.troubles == []
 
 
-def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
+def test_pinned_token_lists_its_row_and_column(opened) -> None:
     opened.click(*opened.over_cell(3, 0))
     opened.until("state.token === 3")
     assert opened.text("token") == "猫 (token 3) in L0H0"
@@ -142,14 +142,14 @@ def test_a_pinned_token_lists_its_row_and_its_column(opened) -> None:
     assert opened.text("token") == "No token chosen"
 
 
-def test_cross_attention_lists_one_side_only(opened) -> None:
+def test_cross_attention_token_lists_one_side(opened) -> None:
     opened.page.select_option("#kind", "2")
     opened.until("element('name').textContent === 'L0H0 · cross'")
     opened.press("j")
     assert opened.texts("#lists h3") == ["looks at"]
 
 
-def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> None:
+def test_lines_mode_pins_tokens_of_either_side(opened) -> None:
     opened.press("l")
     assert opened.run("state.mode") == "lines"
     opened.click(*opened.inside("strokes", "lines.right + 20", "4 + 2.5 * LINE"))
@@ -158,7 +158,7 @@ def test_lines_are_drawn_and_a_token_of_either_side_can_be_pinned(opened) -> Non
     assert opened.run(f"new Uint32Array({column}.data.buffer).some((pixel) => pixel)")
 
 
-def test_scales_change_what_full_colour_means(opened) -> None:
+def test_scale_key_changes_the_colour_scale(opened) -> None:
     high = "element('high').textContent"
     largest = f"{stored(heads(0)[0]).max():.2f}, this head's largest"
     for found in (["auto", "1"], ["fixed", "1"], ["row", "each row's largest"], ["head", largest]):
@@ -167,14 +167,14 @@ def test_scales_change_what_full_colour_means(opened) -> None:
     assert opened.run("state.scale") == "auto"
 
 
-def test_only_what_is_in_view_is_drawn(opened) -> None:
+def test_only_visible_cells_are_drawn(opened) -> None:
     for _ in range(12):
         opened.press("+")
     assert opened.run("map.cell") == 40
     assert opened.run("element('picture').clientHeight") <= 900
 
 
-def test_a_policy_stops_every_request(opened) -> None:
+def test_page_policy_blocks_every_request(opened) -> None:
     assert opened.run("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')") == "refused"
     assert any("Content Security Policy" in trouble for trouble in opened.troubles)
     opened.troubles.clear()
@@ -216,7 +216,7 @@ def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_pa
     assert said == "Nearly nothing is above 0.1: full colour is each head's largest weight, not 1."
 
 
-def test_the_first_rows_of_a_causal_head_do_not_turn_the_others_black(chromium, tmp_path) -> None:
+def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
     causal = np.tril(np.ones((LONG, LONG), bool))
     seen = thumbnail(chromium, tmp_path / "page.html", spread(causal=True), 2, causal)
     width = seen.shape[1]
@@ -225,7 +225,7 @@ def test_the_first_rows_of_a_causal_head_do_not_turn_the_others_black(chromium, 
     assert "this head's largest where most keys are open" in chromium.text("high")
 
 
-def test_few_cells_are_pooled_from_the_weights_as_everywhere(chromium, tmp_path) -> None:
+def test_page_pooling_equals_python_pooling(chromium, tmp_path) -> None:
     values = np.random.default_rng(0).dirichlet(np.full(LONG, 0.01), LONG).astype(np.float32)
     thumbnail(chromium, tmp_path / "page.html", values, 2)
     bytes_ = "pooled(overview.layers[0], 7).bytes.subarray(0, 49)"

@@ -58,7 +58,7 @@ def codes_in(text: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("tokens", "at_once"), [(5, True), (513, False)])
-def test_the_head_that_opens_is_ready_unless_it_is_large(tokens: int, at_once: bool) -> None:
+def test_first_head_is_embedded_unless_large(tokens: int, at_once: bool) -> None:
     even = np.full((2, tokens, tokens), 1 / tokens)
     text = Page({"encoder": [(0, weights(even, range(tokens), range(tokens)))]}, title="x").text()
     assert ('type="text/bytes" id="w0-0-0"' in text) == at_once
@@ -66,7 +66,7 @@ def test_the_head_that_opens_is_ready_unless_it_is_large(tokens: int, at_once: b
     assert text.count('type="text/bytes"') == at_once
 
 
-def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
+def test_page_has_every_head_within_its_error_bound() -> None:
     kinds, code = two_layers(), Code()
     proofs = {("decoder", 0): "proved <b>", ("decoder", 1): "not proved"}
     text = Page(kinds, title="a model", proofs=proofs).text()
@@ -95,7 +95,7 @@ def test_every_head_is_in_the_page_and_as_exact_as_it_says() -> None:
     st.floats(1e-6, 1.2),
     st.sampled_from([1.0, 1.7]),
 )
-def test_a_weight_is_hidden_on_a_page_exactly_where_it_is_below(values, least: float, top: float) -> None:
+def test_page_hides_exactly_the_weights_below_the_limit(values, least: float, top: float) -> None:
     near = (least, np.nextafter(least, 0), np.nextafter(least, 2))
     values = np.append(values, [each for each in near if each <= top])
     code = Code(top, least)
@@ -105,14 +105,14 @@ def test_a_weight_is_hidden_on_a_page_exactly_where_it_is_below(values, least: f
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.floats(0, 1)))
-def test_bytes_come_back_as_they_were(values: np.ndarray) -> None:
+def test_page_bytes_survive_packing(values: np.ndarray) -> None:
     codes = Code().bytes_of(values, values < 0.9)
     np.testing.assert_array_equal(unpack(pack(codes), *codes.shape), codes)
     np.testing.assert_array_equal(codes == MASKED_BYTE, values >= 0.9)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-4, 0.002, 0.01, 0.1, 0.5, 1.0])
-def test_no_weight_is_further_off_than_its_bound(weight: float) -> None:
+def test_page_code_error_stays_within_its_bound(weight: float) -> None:
     near = np.clip(np.linspace(weight - 0.01, weight + 0.01, 40001), 0, 1)
     found = weights_of(Code(), Code().bytes_of(near, np.ones_like(near, bool)))
     bounds = np.vectorize(Code().error)(near)
@@ -121,14 +121,14 @@ def test_no_weight_is_further_off_than_its_bound(weight: float) -> None:
 
 
 @pytest.mark.parametrize(("top", "weight"), [(1.0, -0.1), (1.0, -0.001), (1.0, 1.001), (1.7, 1.71)])
-def test_weights_that_the_code_does_not_hold_are_refused(top: float, weight: float) -> None:
+def test_page_code_refuses_weights_out_of_range(top: float, weight: float) -> None:
     with pytest.raises(ValueError, match=f"between 0 and {top:g}"):
         Code(top).bytes_of(np.array([0.5, weight]), np.array([True, True]))
     kept = Code(top).bytes_of(np.array([0.0, weight, top]), np.array([True, False, True]))
     assert kept.tolist() == [0, MASKED_BYTE, 254]
 
 
-def test_nothing_foreign_can_run_or_be_loaded() -> None:
+def test_page_cannot_run_or_load_foreign_content() -> None:
     evil = "</script><script>alert(1)</script>"
     axis = tokens(evil, "<b>")
     kinds = {"encoder": [(0, weights(np.eye(2)[None], axis, axis))]}
@@ -145,7 +145,7 @@ def test_nothing_foreign_can_run_or_be_loaded() -> None:
     assert not re.search(r"(src|href)=|https?://|url\((?!#)|@import", text)
 
 
-def test_a_page_of_a_model_carries_the_largest_difference_of_each_layer() -> None:
+def test_page_has_the_largest_difference_of_each_layer() -> None:
     model = load("own")
     heads = all_heads(model, model.prepare("The cat sat on the mat."), Selection())
     (kind,) = content(page_of(heads))["kinds"]
@@ -164,7 +164,7 @@ def field(rows, queries, keys, allowed=None):
     return weights(np.asarray(rows, float)[None], tuple(queries), tuple(keys), allowed)
 
 
-def test_only_a_page_with_a_picture_may_load_one():
+def test_page_policy_allows_images_only_with_a_scene():
     kinds = {"cross": [(0, field(np.full((4, 4), 0.25), WORDS, PATCHES))]}
     plain, seen = (Page(kinds, title="x", scene=scene).text() for scene in (None, Scene(WHITE, QUARTERS)))
     assert "img-src" not in plain
@@ -173,7 +173,7 @@ def test_only_a_page_with_a_picture_may_load_one():
     assert content(seen)["scene"]["parts"] == [[*part[:4], 1] for part in QUARTERS.values()]
 
 
-def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
+def test_page_image_is_bounded_and_re_encoded():
     noise = np.random.default_rng(0).integers(0, 256, (900, 3000, 3), dtype=np.uint8)
     flat = np.zeros((30, 50, 3), np.uint8)
     flat[:15] = (10, 200, 30)
@@ -189,7 +189,7 @@ def test_a_picture_in_a_page_is_bounded_and_drawn_anew():
     assert image.info == {}
 
 
-def test_places_of_several_neighbours_have_the_parts_of_all():
+def test_joined_places_have_all_their_scene_parts():
     scene = Scene(WHITE, QUARTERS)
     joined = join_places(places(tuple(PATCHES))[1:3], pooled=True)
     assert scene.ids_of(joined) == (PICTURE_ID + 1, PICTURE_ID + 2)

@@ -67,7 +67,7 @@ def click_word(page, text: str) -> None:
     page.run(f"{words}.find((o) => o.textContent === '{text}').click()")
 
 
-def test_a_word_that_is_clicked_lights_what_it_looks_at(opened):
+def test_clicked_word_highlights_attended_image_parts(opened):
     page = opened("text")
     assert pixel(page, 0.25, 0.75) == [255, 255, 255]  # nothing is dimmed before
     click_word(page, "disc")
@@ -80,7 +80,7 @@ def test_a_word_that_is_clicked_lights_what_it_looks_at(opened):
     assert page.text("lit") == told
 
 
-def test_a_part_is_chosen_in_the_picture_and_lights_the_words_of_the_text(opened):
+def test_clicked_image_part_highlights_words(opened):
     page = opened("text")
     assert page.run("document.querySelector('.text').textContent") == "<s> the disc <i>mat</i>"
     click_part(page, 0.25, 0.75)
@@ -91,7 +91,7 @@ def test_a_part_is_chosen_in_the_picture_and_lights_the_words_of_the_text(opened
     assert page.text("lit").endswith("A full bar under a word is 0.40.")
 
 
-def test_a_word_that_looks_across_lights_it_and_a_part_lights_the_words(opened):
+def test_cross_attention_highlights_image_and_words(opened):
     page = opened("across")
     click_word(page, "the")
     assert min(pixel(page, 0.25, 0.25)) > 180
@@ -101,7 +101,7 @@ def test_a_word_that_looks_across_lights_it_and_a_part_lights_the_words(opened):
     assert page.text("lit") == "Outlined: “image 1 · 0,0” (token 0). A full bar under a word is 0.70."
 
 
-def test_a_picture_alone_lights_what_a_part_looks_at(opened):
+def test_image_alone_highlights_attended_parts(opened):
     page = opened("alone")
     assert page.text("lit") == "Choose a part of the picture, and what it looks at is lit."
     click_part(page, 0.75, 0.25)
@@ -109,7 +109,7 @@ def test_a_picture_alone_lights_what_a_part_looks_at(opened):
     assert page.text("lit").startswith("Lit: what “image 1 · 0,1” (token 2) looks at in L0H0, 0.80 of")
 
 
-def test_a_word_lights_its_moment_of_a_sound(opened):
+def test_clicked_word_highlights_its_moment_of_sound(opened):
     page = opened("sound")
     assert page.text("sight") == "Sound"
     click_word(page, "disc")
@@ -120,7 +120,7 @@ def test_a_word_lights_its_moment_of_a_sound(opened):
     assert page.texts(".text")[1] == ""
 
 
-def test_the_picture_is_walked_with_keys_and_said(opened):
+def test_image_parts_are_reachable_by_keys_and_announced(opened):
     page = opened("text")
     click_word(page, "disc")
     page.run("element('view').focus()")
@@ -134,7 +134,7 @@ def test_the_picture_is_walked_with_keys_and_said(opened):
 
 
 @pytest.mark.parametrize("name", ["alone", "sound"])
-def test_a_page_with_a_picture_or_a_sound_fits_into_a_window_of_any_width(opened, name):
+def test_scene_page_fits_any_window_width(opened, name):
     for width in (400, 700, 1100, 1200, 1400):
         page = opened(name, (width, 900))
         page.until("(e => e.scrollWidth <= e.clientWidth)(document.documentElement)")
@@ -143,7 +143,7 @@ def test_a_page_with_a_picture_or_a_sound_fits_into_a_window_of_any_width(opened
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["text", "sound", "alone", "across"]))
-def test_axe_finds_nothing(opened, name, size):
+def test_scene_page_has_no_axe_violations(opened, name, size):
     page = opened(name, size)
     for step in ("null", "pin(1)"):
         page.run(step)

@@ -117,7 +117,7 @@ def every(names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["short", "wide", "cross"]))
-def test_axe_finds_nothing(chromium, pages, name, size) -> None:
+def test_page_has_no_axe_violations(chromium, pages, name, size) -> None:
     chromium.open_anew(pages / f"{name}.html", *size, dark=size != SIZES[0])
     for act in (lambda _: None, show_all):
         act(chromium)
@@ -125,7 +125,7 @@ def test_axe_finds_nothing(chromium, pages, name, size) -> None:
     assert chromium.troubles == []
 
 
-def test_every_control_is_reached_with_tab(short) -> None:
+def test_every_control_is_reachable_by_tab(short) -> None:
     show_all(short)
     wanted = short.run(
         "(window.wanted = [...document.querySelectorAll("
@@ -138,7 +138,7 @@ def test_every_control_is_reached_with_tab(short) -> None:
     assert short.run("wanted.map((one) => one.outerHTML)") == []
 
 
-def test_the_overview_is_walked_and_ticked_with_keys(short) -> None:
+def test_overview_is_navigated_and_ticked_by_keys(short) -> None:
     short.run("openKind(0, 1, 2)")
     short.until("headName() === 'L1H2'")
     short.run("document.querySelector('[role=gridcell][tabindex=\"0\"]').focus()")
@@ -151,7 +151,7 @@ def test_the_overview_is_walked_and_ticked_with_keys(short) -> None:
     assert short.text("live") == "L1H3 ticked"
 
 
-def test_the_map_is_walked_cell_by_cell_and_says_each_weight(short) -> None:
+def test_map_cells_are_navigated_by_keys_and_announced(short) -> None:
     short.run("element('stage').focus()")
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         short.press(key)
@@ -165,7 +165,7 @@ def test_the_map_is_walked_cell_by_cell_and_says_each_weight(short) -> None:
     assert short.run("[state.token, state.side]") == [0, "query"]
 
 
-def test_the_text_is_a_list_in_which_tokens_are_chosen(short) -> None:
+def test_text_is_a_listbox_of_tokens(short) -> None:
     assert short.run("document.querySelector('.text').textContent") == f"[CLS] {CAT} [SEP]"
     short.run("document.querySelector('.text [tabindex=\"0\"]').focus()")
     short.press("ArrowRight")
@@ -175,7 +175,7 @@ def test_the_text_is_a_list_in_which_tokens_are_chosen(short) -> None:
     assert short.text("live").startswith("cat (token 2)")
 
 
-def test_a_character_of_several_tokens_is_read_once_and_each_is_chosen(chromium, tmp_path) -> None:
+def test_character_of_several_tokens_is_selectable_by_token(chromium, tmp_path) -> None:
     pieces = (("f", None), ("ü", "ü"), ("ü", ""), ("r", "r"), ("sie", " sie"), ("!", "!"))
     axis = tuple(Token(text, number, adds=adds) for number, (text, adds) in enumerate(pieces))
     field = weights(np.full((1, 6, 6), 1 / 6), axis, axis)
@@ -187,7 +187,7 @@ def test_a_character_of_several_tokens_is_read_once_and_each_is_chosen(chromium,
     assert chromium.run("state.token") == 2
 
 
-def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -> None:
+def test_rtl_text_runs_right_to_left(chromium, tmp_path) -> None:
     axis = tokens("[CLS]", "جلست", "القطة", "هنا")
     field = weights(np.full((1, 4, 4), 0.25), axis, axis)
     chromium.open_anew(write_page(tmp_path / "page.html", {"encoder": [(0, field)]}))
@@ -201,7 +201,7 @@ def test_text_that_is_read_from_the_right_runs_to_the_left(chromium, tmp_path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "size"), every(["mixed", "short", "long"]))
-def test_no_text_lies_on_another_or_leaves_the_window(chromium, pages, text, size) -> None:
+def test_no_text_overlaps_or_leaves_the_window(chromium, pages, text, size) -> None:
     chromium.open_anew(pages / f"{text}.html", *size)
     left, top, right, bottom = chromium.box("element('board')")  # the thumbnails are in the first window
     assert 0 <= left < right
@@ -249,7 +249,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
-def test_text_and_lines_stand_out_from_the_ground(theme) -> None:
+def test_text_and_lines_have_enough_contrast(theme) -> None:
     for name in ("text", "quiet", "mark"):
         assert contrast(theme[name], theme["ground"]) >= 4.5
     for name in ("edge", *(f"head{place}" for place in range(12))):
@@ -258,7 +258,7 @@ def test_text_and_lines_stand_out_from_the_ground(theme) -> None:
 
 @pytest.mark.parametrize("eyes", BLIND)
 @pytest.mark.parametrize("theme", themes(), ids=["light", "dark"])
-def test_twelve_heads_have_colours_that_every_eye_tells_apart(theme, eyes) -> None:
+def test_twelve_head_colours_are_colour_blind_safe(theme, eyes) -> None:
     seen = np.clip(light([theme[f"head{place}"] for place in range(12)]) @ BLIND[eyes].T, 0, 1)
     srgb = np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055) * 255
     lab = _lab(srgb)

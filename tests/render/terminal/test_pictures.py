@@ -63,7 +63,7 @@ def test_lines_fit_terminal_and_pipe_has_no_codes_or_trailing_spaces(
         assert colour or not re.search(r"\x1b| $", text, re.MULTILINE)
 
 
-def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
+def test_without_colour_shades_show_the_values() -> None:
     for view in every_view(12):
         assert not re.search(r"\x1b\[[\d;]*[34]8;", printed(view, colour="truecolor", no_color=True))
         assert not re.search(r"\x1b\[[\d;]*[34]8;", printed(view, colour="truecolor", plain=True))
@@ -78,7 +78,7 @@ def test_without_colour_no_colour_is_sent_and_shades_carry_the_values() -> None:
 
 @pytest.mark.parametrize("count", [20, 25, 37, 60])
 @pytest.mark.parametrize("pinned", [None, 7])
-def test_labels_stand_on_the_left_alone_numbered(count: int, pinned: int | None) -> None:
+def test_numbered_labels_are_on_the_left_only(count: int, pinned: int | None) -> None:
     shown = printed(heatmap(random_head(count)), width=80, colour="truecolor", marked=pinned)
     plain = without_codes(shown)
     numbers = [int(number) for number in re.findall(r"^ *words* (\d+)\b", plain, re.MULTILINE)]
@@ -89,7 +89,7 @@ def test_labels_stand_on_the_left_alone_numbered(count: int, pinned: int | None)
 
 @pytest.mark.parametrize("count", [5, 20, 33, 50])
 @pytest.mark.parametrize("hidden", [0.0, 0.9])
-def test_every_cell_has_the_colour_of_its_weight_and_row_0_is_on_top(count: int, hidden: float) -> None:
+def test_cells_have_the_colours_of_weights_with_row_0_on_top(count: int, hidden: float) -> None:
     head = random_head(count, causal=True)
     view = heatmap(head, scale="head", min_weight=hidden / count)
     cell = 4 if count * 4 <= 100 else 2 if count <= 40 else 1
@@ -123,7 +123,7 @@ def test_thumbnails_have_the_colours_of_their_heads(count, large, side_by_side, 
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_in_a_pipe_masked_cells_of_thumbnails_are_dots_as_the_legend_says(closed) -> None:
+def test_pipe_thumbnails_show_masked_cells_as_dots(closed) -> None:
     past = np.tri(5, dtype=int) | (not closed)
     text = printed(grid([(0, bare(np.ones((1, 5, 5)), past > 0))], large=True))
     lines = [line[3:] for line in text.splitlines() if line.startswith(("L0 █", "   █"))]
@@ -137,7 +137,7 @@ def test_in_a_pipe_masked_cells_of_thumbnails_are_dots_as_the_legend_says(closed
     ("layers", "heads", "count"),
     [(6, 12, 5), (6, 12, 512), (12, 12, 13), (12, 12, 60), (24, 16, 60), (24, 16, 5), (32, 32, 13)],
 )
-def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> None:
+def test_all_heads_fit_on_one_screen(layers: int, heads: int, count: int) -> None:
     stack = bare(np.stack([random_head(count, causal=True).values] * heads))
     words = {"title": "gpt2 · “The cat sat…”", "subtitle": "kernel: sdpa"}
     view = grid([(layer, stack) for layer in range(layers)], **words)
@@ -155,7 +155,7 @@ def test_all_heads_stand_on_one_screen(layers: int, heads: int, count: int) -> N
     assert ("more than a screen" in text) == (layers > 12)
 
 
-def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
+def test_heads_wrap_when_too_many_for_the_width() -> None:
     heads = np.stack([np.eye(8)] * 12)
     view = grid([(layer, bare(heads)) for layer in range(2)], large=True)
     text = printed(view, width=40, colour="truecolor")
@@ -164,7 +164,7 @@ def test_heads_that_do_not_fit_side_by_side_follow_below() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 9, 11, 13])
-def test_in_a_pipe_every_row_of_a_thumbnail_takes_as_many_lines(count: int) -> None:
+def test_pipe_thumbnail_rows_have_equal_heights(count: int) -> None:
     values = np.tril(np.ones((1, count, count)))
     view = grid([(0, bare(values, values[0] > 0))])
     shown = [line for line in printed(view, width=80).splitlines() if "█" in line and "%" not in line]
@@ -212,7 +212,7 @@ def test_token_text_is_literal() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=8), min_size=2, max_size=6))
-def test_no_token_reaches_the_terminal_as_a_command_or_moves_a_column(texts: list[str]) -> None:
+def test_tokens_cannot_send_control_codes_or_shift_columns(texts: list[str]) -> None:
     axis = tokens(*texts)
     view = heatmap(weights(np.eye(len(axis)), axis, axis), title=texts[0])
     text = printed(view)
@@ -221,7 +221,7 @@ def test_no_token_reaches_the_terminal_as_a_command_or_moves_a_column(texts: lis
 
 
 @pytest.mark.parametrize("label", ["猫", "مرحبا", "שלום", "👩\u200d🚀", "e\u0301tude", "กำ", "🇩🇪"])
-def test_labels_of_any_script_keep_the_map_in_its_columns(label: str) -> None:
+def test_labels_of_any_script_keep_columns_aligned(label: str) -> None:
     axis = tokens("plain", label, "x")
     lines = coloured(heatmap(weights(np.eye(3), axis, axis)))[:3]
     assert len({(len(line), next(i for i, p in enumerate(line) if p[0])) for line in lines}) == 1
@@ -239,13 +239,13 @@ def test_token_lists_have_bars_exact_to_an_eighth_column() -> None:
     assert [len(bar) for bar in bars] == [48, 24, 12, 12]
 
 
-def test_a_head_map_shows_every_number() -> None:
+def test_terminal_head_map_shows_every_value() -> None:
     text = printed(head_map({0: [0.25, 0.5], 3: [float("nan"), 1.0]}, "confidence"))
     assert re.search(r"L0\s+0\.25\s+0\.50", text)
     assert re.search(r"L3\s+·\s+1\.00?", text)
 
 
-def test_commands_are_printed_whole_and_long_ones_that_begin_alike_once() -> None:
+def test_suggested_commands_are_whole_or_share_a_prefix() -> None:
     start = "attnscope show " + "x" * 60
     ranking = Ranking(tuple(Ranked(f"L0H{head}", "why", f"{start} --head L0H{head}") for head in range(3)))
     text = printed(ranking, width=60)
@@ -254,7 +254,7 @@ def test_commands_are_printed_whole_and_long_ones_that_begin_alike_once() -> Non
     assert printed(ranking, width=160).count(start) == 3
 
 
-def test_a_console_of_plain_ascii_gets_plain_ascii_in_the_same_columns() -> None:
+def test_ascii_console_gets_ascii_in_the_same_columns() -> None:
     axis = tokens("猫", "naïve", "x")
     view = heatmap(weights(np.eye(3), axis, axis, np.tril(np.ones((3, 3), bool))))
     written = io.TextIOWrapper(io.BytesIO(), "ascii", newline="")
@@ -266,7 +266,7 @@ def test_a_console_of_plain_ascii_gets_plain_ascii_in_the_same_columns() -> None
     assert rows[0].startswith("   ?? 0 #100")
 
 
-def test_the_colour_of_a_cell_is_how_near_two_heads_are():
+def test_distance_table_colours_show_nearness():
     view = distance_table(24, [range(10), range(10, 24)])
     seen, expected = pixels(view), expected_colours(view.nearness())
     first, label = seen.index(coloured(view)[0]), len("L0H0 ") + 1
@@ -275,7 +275,7 @@ def test_the_colour_of_a_cell_is_how_near_two_heads_are():
         assert line[label + 2 * column + (column >= 10)] == (tuple(expected[row, column]),) * 2
 
 
-def test_many_heads_share_lines_in_half_blocks():
+def test_large_distance_table_uses_half_blocks():
     view = distance_table(72)
     seen, expected = coloured(view), expected_colours(view.nearness())
     label = max(map(len, view.rows)) + 1
@@ -296,7 +296,7 @@ def test_table_lines_start_with_first_head_and_small_tables_have_numbers(count):
     assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 24 else two_a_line)
 
 
-def test_of_matched_heads_as_many_are_shown_as_have_names_and_numbers():
+def test_matched_head_table_shows_only_what_fits():
     apart = np.arange(40 * 60).reshape(40, 60) / 2400
     names = [[f"L{layer}H{head}" for head in range(count)] for layer, count in enumerate(apart.shape)]
     out = printed(distance_map(apart, *names, matched=True), width=80)
@@ -305,7 +305,7 @@ def test_of_matched_heads_as_many_are_shown_as_have_names_and_numbers():
     assert "mean over" not in out
 
 
-def test_two_heads_stand_beside_each_other_where_there_is_room():
+def test_head_pair_is_side_by_side_if_it_fits():
     assert re.search("^L0H1 .*L2H3", "\n".join(printed(pair(), width=160).splitlines()[2:]), re.MULTILINE)
     narrow = printed(pair(), width=80).splitlines()
     titles = ["L0H1", "L2H3", "L0H1 − L2H3"]
@@ -313,6 +313,6 @@ def test_two_heads_stand_beside_each_other_where_there_is_room():
     assert any(re.fullmatch(r" *cat 2  0\.51  cat 0 0\.95 +it 8 0\.11", line) for line in narrow)
 
 
-def test_what_differs_between_two_texts_stands_out():
+def test_differences_of_two_texts_are_marked():
     out = printed(aligned(("the", "the"), ("cat", "dog"), (None, "old"), ("sat", None), (".", ".")), width=80)
     assert out.splitlines()[2:5] == ["the cat     sat .", "the dog old     .", "    ~~~ +   −"]

@@ -30,14 +30,14 @@ from tests.render.test_colour import KNOWN, linear
 
 
 @given(st.text(max_size=30), st.integers(0, 999), st.integers(0, 20), st.booleans())
-def test_fitted_text_fills_its_columns_exactly_and_clusters_are_the_text(text, number, width, right) -> None:
+def test_fitted_text_has_the_exact_width(text, number, width, right) -> None:
     assert cell_len(fit_text(visible(text), width, right=right)) == width
     assert cell_len(number_label(visible(text), number, width)) == width
     assert "".join(clusters(text)) == text
 
 
 @pytest.mark.parametrize("width", range(8, 18))
-def test_long_special_tokens_stay_apart_when_they_are_cut(width: int) -> None:
+def test_cut_special_tokens_stay_distinct(width: int) -> None:
     tokens = ["<|begin_of_image|>", "<|begin_of_video|>", "<|end_of_image|>x", "<|end_of_header|>"]
     assert len({cut(token, width) for token in tokens}) == len(tokens)
     assert len(set(zip(*upright(tokens[:2], 1, 9), strict=True))) == 2
@@ -67,7 +67,7 @@ def test_long_special_tokens_stay_apart_when_they_are_cut(width: int) -> None:
         ),
     ],
 )
-def test_text_is_cut_stood_upright_isolated_and_filled_into_lines(found, text) -> None:
+def test_text_layout_helpers_give_expected_lines(found, text) -> None:
     assert found == text
 
 
@@ -83,7 +83,7 @@ def test_title_breaks_between_its_parts() -> None:
 
 @pytest.mark.parametrize("name", [*OFFERED, *KNOWN])
 @pytest.mark.parametrize(("faint", "least"), [(False, 4.5), (True, 2.0)])
-def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
+def test_numbers_have_contrast_with_their_cells(name: str, faint: bool, least: float) -> None:
     for number in range(TONES):
         style = style_on(Palette(name), number, faint)
         assert style.color is not None
@@ -93,7 +93,7 @@ def test_numbers_contrast_with_their_cells(name: str, faint: bool, least: float)
         assert (light[1] + 0.05) / (light[0] + 0.05) >= least, number
 
 
-def test_a_table_prints_as_many_rows_as_anybody_reads_and_says_so():
+def test_long_table_is_cut_with_a_note():
     for count in (MOST_ROWS, MOST_ROWS + 5):
         console = Console(file=io.StringIO(), width=80)
         rows = tuple((f"row {number}",) for number in range(count))

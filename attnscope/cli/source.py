@@ -14,7 +14,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from attnscope.cli.command import refuse, refuse_first, untyped
+from attnscope.cli.command import refuse, untyped
 from attnscope.cli.messages import notify, progress_bar, spinner, stop, warn
 from attnscope.cli.options import (
     CorpusOptions,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 Prepared = TypeVar("Prepared")
 
-MOST = 1 << 26  # bytes of a file that are read to find the text, or one line of it
-MOST_REPORTED = 20  # unreadable texts that are reported one by one; further ones are only counted
+MOST_TEXT_BYTES = 1 << 26  # bytes of a file that are read to find the text, or one line of it
+MOST_REPORTED_TEXTS = 20  # unreadable texts that are reported one by one; further ones are only counted
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
 
@@ -54,7 +54,7 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
     it separates a pair. Raises ``InputError`` if the input cannot be read or is empty.
     """
     file, line, second = asked.file, asked.line, asked.second_text
-    refuse(asked.text is not None and file is not None, "TEXT", "give a text or --file, not both")
+    refuse(asked.text is not None and file is not None, "--file", "cannot be combined with a text")
     if file is not None:
         whole = read_file(file)
     elif asked.text == "-":
@@ -96,9 +96,11 @@ def read_file(file: Path) -> str:
 
 def _decode(opened: IO[bytes], name: str) -> str:
     """Everything in a file, a pipe or a device. Raises ``InputError`` for an endless one."""
-    content = opened.read(MOST + 1)
-    if len(content) > MOST:
-        raise InputError(f"{name} holds more than {readable(MOST)}, and no more is read: cut it into parts")
+    content = opened.read(MOST_TEXT_BYTES + 1)
+    if len(content) > MOST_TEXT_BYTES:
+        raise InputError(
+            f"{name} holds more than {readable(MOST_TEXT_BYTES)}, and no more is read: cut it into parts"
+        )
     try:
         return decode_file(content)
     except UnicodeDecodeError as error:
@@ -119,18 +121,40 @@ PassKind: TypeAlias = Literal["kernel", "fused", "other"]
 """How a long text is measured: beside the kernels, by the fused pass, or in a way that is not cached.
 A short text has the same pass in all cases."""
 
-UNKEYED = ("text", "second_text", "file", "line", "saved", "save_trace", "no_cache")
-"""Options of a source that do not matter once its texts have been read."""
-
 
 @dataclass(frozen=True)
-class SourceInput:
-    """The input of a command, read and checked, and the model for it."""
+class PassSource:
+    """Where the pass of a command comes from: a model that reads the request, the cache, or a file."""
 
-    asked: SourceOptions
+    request: InputRequest
     model: ModelOptions
-    text: str = ""
-    second: str | None = None
+    saved: Path | None = None  # the file in place of the model, and which of its requests, from 1
+    line: int | None = None
+    save_trace: Path | None = None
+    no_cache: bool = False
+
+    @classmethod
+    def from_options(
+        cls, options: SourceOptions, model: ModelOptions, text: str | None = None, second: str | None = None
+    ) -> PassSource:
+        """The source that options name, with the texts that were read."""
+        from attnscope.models.request import InputRequest
+
+        fixed = {"text", "second", "pictures", "video"}
+        same = [each.name for each in fields(InputRequest) if each.name not in fixed]
+        request = InputRequest(
+            text=text or None,
+            second=second,
+            pictures=options.pictures,
+            video=options.video is not None,
+            **{name: getattr(options, name) for name in same},
+        )
+        return cls(request, model, options.saved, options.line, options.save_trace, options.no_cache)
+
+    @property
+    def text(self) -> str:
+        """The text; empty if something else is read."""
+        return self.request.text or ""
 
     def open(
         self,
@@ -141,34 +165,41 @@ class SourceInput:
         saving: bool = False,
         load: Callable[[], Model] | None = None,
     ) -> tuple[Model, ModelInput]:
-        """The model, and the prepared input. Raises ``AttnscopeError``.
+        """The model, or its cached pass in place of it, and the prepared input. Raises ``AttnscopeError``.
 
-        ``cached``: with the pass of a small input, for commands that only read heads and their figures. If
-        the pass is in the cache, no model is loaded; ``kind`` says how a long text is measured. ``saving``:
-        the title goes into a file, without the time of the pass. ``load`` replaces ``self.load``.
+        ``cached``: with the pass of a small input, for commands that only read heads and their scores;
+        ``kind`` says how a long text is measured. ``saving``: the title goes into a file, without the time
+        of the pass. ``load`` replaces ``self.load``.
         """
         if predicting or not cached:
             model = self.load(predicting=predicting)
             return model, self.prepare(model)
+        if kind == "fused" and self.request.generate is not None:  # it ran with the kernels
+            kind = "kernel"
+        key = self.key
+        found = None if key is None or self.no_cache else self._find_cached(key, kind, saving)
+        return found or self._run_model((load or self.load)(), key, kind)
+
+    def _find_cached(self, key: str, kind: PassKind, saving: bool) -> tuple[Model, ModelInput] | None:
+        """The cached pass of this kind, or of any kind if the text is short."""
+        from attnscope.models.trace_model import TracedModel, has_short_text
+
+        for stored in dict.fromkeys((kind, "kernel")):
+            if (trace := find_pass(_key_of_kind(key, stored))) is None:
+                continue
+            since = None if saving else _caching_time(trace.description.kept)
+            model = TracedModel(trace, since=since, weighting=self.model.metadata.get("weigh", "raw"))
+            if stored == kind or has_short_text(model.prepared):
+                return model, replace(model.prepared, request=self.request)
+        return None
+
+    def _run_model(self, model: Model, key: str | None, kind: PassKind) -> tuple[Model, ModelInput]:
+        """The model and its input, with the recorded pass if that is small; the cache stores it."""
         from attnscope.models.trace_model import TracedModel, attach_trace, has_short_text
 
-        key = self.key
-        if kind == "fused" and self.asked.generate is not None:  # it ran with the kernels
-            kind = "kernel"
-        if key is not None and not self.asked.no_cache:
-            for each in ("fused", "kernel") if kind == "fused" else ("kernel",):
-                if (trace := find_pass(_key_of_kind(key, each))) is None:
-                    continue
-                when = None if saving else _tell_when(trace.description.kept)
-                found = TracedModel(trace, since=when, weighting=self.model.metadata.get("weigh", "raw"))
-                if each == kind or has_short_text(found.prepared):
-                    return found, replace(found.prepared, request=self.request)
-        model = (load or self.load)()
         prepared = self.prepare(model)
-        if self.asked.saved is not None or model.weighting == "gradient":
-            return model, prepared
-        short = has_short_text(prepared)
-        if not short and (key is None or kind == "other" or model.weighting != "raw"):
+        short, rerun = has_short_text(prepared), self.saved is not None or model.weighting == "gradient"
+        if rerun or (not short and (key is None or kind == "other" or model.weighting != "raw")):
             return model, prepared
         from attnscope.models.trace_recording import record_pass
 
@@ -178,10 +209,8 @@ class SourceInput:
                 return model, prepared
             if key is not None and self.key == key:  # no file has changed meanwhile
                 store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
-            held = attach_trace(prepared, trace)
-            return (
-                model if model.weighting == "raw" else TracedModel(trace, weighting=model.weighting)
-            ), held
+            recorded = attach_trace(prepared, trace)
+            return (model if model.weighting == "raw" else TracedModel(trace, weighting=model.weighting)), recorded
 
     @contextmanager
     def open_with_progress(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:
@@ -193,15 +222,10 @@ class SourceInput:
     @property
     def key(self) -> str | None:
         """A hash of everything that the pass depends on; ``None`` if it cannot be cached."""
-        asked, model = self.asked, self.model
-        if (
-            asked.saved is not None
-            or asked.save_trace is not None
-            or model.trust_remote_code
-            or (asked.video is not None and asked.video.is_dir())
-            or model.metadata.get("weigh") == "gradient"
-            or cache_folder() is None
-        ):
+        request, model = self.request, self.model
+        folder = request.video and request.pictures[0].is_dir()
+        from_file, gradient = self.saved or self.save_trace, model.metadata.get("weigh") == "gradient"
+        if from_file or folder or gradient or model.trust_remote_code or cache_folder() is None:
             return None
         from attnscope.models.identity import identify_model, identify_programs
         from attnscope.storage.files import hash_file
@@ -209,46 +233,38 @@ class SourceInput:
         files = identify_model(model.name, model.revision)
         if files is None:
             return None
-        paths = (*asked.pictures, asked.audio, asked.inputs, asked.labels)
         try:
-            read = [hash_file(path) for path in paths if path]
+            read = [hash_file(path) for path in request.files]
         except OSError:
             return None
         options = {name: value for name, value in asdict(model).items() if name != "offline"}
         key: dict[str, Any] = {
-            "texts": (self.text, self.second),
-            "source": {name: value for name, value in asdict(asked).items() if name not in UNKEYED},
+            "request": asdict(request),
             "model": [model.name, options],
             "files": files,
             "programs": identify_programs(),
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "day": date.today() if asked.chat else None,  # a chat format may contain today's date
+            "day": date.today() if request.chat else None,  # a chat format may contain today's date
             "read": read,
         }
         return hash_key(key)
 
     def load(self, *, predicting: bool = False) -> Model:
         """Load the model, or open a file in place of one; ``predicting`` adds its output head."""
-        if self.asked.saved is not None:
+        if self.saved is not None:
             from attnscope.models.served import open_file
 
             named = self.model.model if self.model != untyped(type(self.model)) else None
-            return open_file(self.asked.saved, self.asked.labels, named, self.asked.line)
-        return load_model(self.model, generative=self.asked.generate is not None, predicting=predicting)
+            return open_file(self.saved, self.request.labels, named, self.line)
+        return load_model(self.model, generative=self.request.generate is not None, predicting=predicting)
+
+    def with_text(self, text: str) -> PassSource:
+        """The same source of another text."""
+        return replace(self, request=replace(self.request, text=text or None))
 
     def reader(self, model: Model) -> Callable[[str], ModelInput]:
         """Prepares other texts like this one."""
-        return lambda text: replace(self, text=text).prepare(model)
-
-    @property
-    def request(self) -> InputRequest:
-        """What a model is asked to read."""
-        from attnscope.models.request import InputRequest
-
-        own: dict[str, Any] = {"text": self.text or None, "second": self.second}
-        own["video"] = self.asked.video is not None
-        same = {each.name for each in fields(InputRequest)} - own.keys()
-        return InputRequest(**own, **{name: getattr(self.asked, name) for name in same})
+        return lambda text: self.with_text(text).prepare(model)
 
     def prepare(self, model: Model) -> ModelInput:
         """The prepared input, with generated tokens; ``--save-trace`` writes its pass into a file."""
@@ -256,76 +272,85 @@ class SourceInput:
 
         if isinstance(model, TracedModel):
             return model.prepared
-        asked, prepared = self.asked, self.request.prepare(model, spinner)
-        if asked.save_trace is None:
+        prepared = self.request.prepare(model, spinner)
+        if self.save_trace is None:
             return prepared
         from attnscope.models.trace_recording import record_trace
         from attnscope.storage.trace import write_trace
 
         with model_progress(model, prepared):
             trace = record_trace(model, prepared)
-        write_trace(trace, asked.save_trace)
-        notify(f"saved {asked.save_trace}")
+        write_trace(trace, self.save_trace)
+        notify(f"saved {self.save_trace}")
         return attach_trace(prepared, trace)
 
 
 def _key_of_kind(key: str, kind: str) -> str:
-    return hash_key({"key": key, "way": kind}) if kind == "fused" else key
+    return hash_key({"key": key, "kind": kind})
 
 
-def _tell_when(kept: str) -> str | None:
-    """The time of a cached pass, with the date if that is not today."""
+def _caching_time(recorded: str) -> str | None:
+    """When a pass was cached, with the date if that is not today."""
     try:
-        then = datetime.fromisoformat(kept).astimezone()
+        then = datetime.fromisoformat(recorded).astimezone()
     except (ValueError, OverflowError, OSError):
         return None
     return f"cached {then:%H:%M}" if then.date() == date.today() else f"cached {then.day} {then:%b %H:%M}"
 
 
-def read_source(asked: SourceOptions, model: ModelOptions) -> SourceInput:
+REQUIRED = (
+    ("--video", "a text"),
+    ("--from-second", "--audio"),
+    ("--to-second", "--audio"),
+    ("--labels", "--inputs or --from"),
+    ("--system", "--chat"),
+    ("--temperature", "--generate"),
+)
+"""Options of an input, and what they need beside them."""
+
+EXCLUDED = (
+    ("--video", "--image, --inputs, --second-text", ""),
+    ("--image", "--inputs", ""),
+    ("--audio", "--image, --video, --inputs", ""),
+    ("--audio", "--chat, --second-text", ": the text is its transcript"),
+    ("--weighting", "--from, --save-trace", ": a file has no values to weight by"),
+    ("--inputs", "a text, --chat, --generate", ""),
+    ("--repeat-random", "a text, --image, --audio, --inputs, --chat, --second-text", ""),
+)
+"""Options of an input, what they cannot be combined with, and why."""
+
+
+def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
     """The input that options name. Conflicts are wrong usage, an unreadable text raises ``InputError``."""
-    text = asked.text is not None or asked.file is not None
-    writes = asked.chat or asked.generate is not None
-    image, audio, video = bool(asked.image), asked.audio is not None, asked.video is not None
-    drawn = asked.repeat_random is not None
-    inputs, saved, second = asked.inputs is not None, asked.saved is not None, asked.second_text
-    other, usual = replace(asked, saved=None, labels=None, line=None), untyped(type(model))
-    beside_file = other != untyped(type(asked)) or replace(model, model=usual.model) != usual
-    refuse_first(
-        (video and not text, "--video", "only valid with a text"),
-        (video and (image or inputs or second), "--video", "not valid with --image, --inputs or two texts"),
-        (image and inputs, "--image", "not valid with --inputs"),
-        (image and asked.chat and not text, "--image", "not valid with --chat without a text"),
-        (audio and (asked.pictures or inputs), "--audio", "not valid with --image, --video or --inputs"),
-        (audio and (asked.chat or second), "--audio", "the text is its transcript: no chat, no second text"),
-        (not audio and asked.from_second, "--from-second", "only valid with --audio"),
-        (not audio and asked.to_second is not None, "--to-second", "only valid with --audio"),
-        (
-            "weigh" in model.metadata and saved,
-            "--weighting",
-            "a file has no values: give the text",
-        ),
-        (
-            "weigh" in model.metadata and asked.save_trace,
-            "--weighting",
-            "a trace has no values: leave out --save-trace",
-        ),
-        (saved and beside_file, "--from", "the file has text and weights: leave out the text and the model"),
-        (inputs and text, "TEXT", "give a text or --inputs, not both"),
-        (asked.labels and not (inputs or saved), "--labels", "only valid with --inputs or --from"),
-        (inputs and writes, "--chat, --generate", "only valid with a text, not with --inputs"),
-        (asked.system is not None and not asked.chat, "--system", "only valid with --chat"),
-        (drawn and (text or image or audio or inputs), "--repeat-random", "takes the place of a text"),
-        (drawn and (asked.chat or second), "--repeat-random", "not valid with --chat or a second text"),
-        (asked.generate is None and asked.temperature > 0, "--temperature", "only valid with --generate N"),
-    )
-    if asked.save_trace is not None:
-        check_place(asked.save_trace, (".trace",), "the name of a trace ends in .trace")
-    alone = saved or inputs or drawn or ((image or audio) and not text)
-    found, pair = ("", None) if alone else read_text(asked)
-    two = asked.chat and pair is not None
-    refuse(two, "--chat", "a chat is one text: use --system for a message before it")
-    return SourceInput(asked, model, found, pair)
+    text = source.text is not None or source.file is not None
+    given = {"a text": text, "--from": source.saved is not None, "--weighting": "weigh" in model.metadata}
+    for each in fields(source):
+        given[f"--{each.name.replace('_', '-')}"] = getattr(source, each.name) not in (each.default, [])
+    for option, other in REQUIRED:
+        met = any(given[each] for each in other.split(" or "))
+        refuse(given[option] and not met, option, f"requires {other}")
+    for option, others, why in EXCLUDED:
+        excluded = next((each for each in others.split(", ") if given[each]), None)
+        refuse(given[option] and excluded, option, f"cannot be combined with {excluded}{why}")
+    if source.saved is not None:
+        _refuse_beside_file(source, model)
+    refuse(source.chat and source.image and not text, "--image", "requires a text beside --chat")
+    if source.save_trace is not None:
+        check_place(source.save_trace, (".trace",), "the name of a trace ends in .trace")
+    textless = ("--from", "--inputs", "--repeat-random", "--image", "--audio")
+    if not text and any(given[each] for each in textless):
+        return PassSource.from_options(source, model)
+    first, second = read_text(source)
+    in_pair = source.chat and second is not None
+    refuse(in_pair, "--chat", "a chat is one text: use --system for a message before it")
+    return PassSource.from_options(source, model, first, second)
+
+
+def _refuse_beside_file(source: SourceOptions, model: ModelOptions) -> None:
+    """Refuse an input or a model beside a file that takes their place, which ``model`` may only describe."""
+    plain, usual = replace(source, saved=None, labels=None, line=None), untyped(type(model))
+    beside = plain != untyped(type(source)) or replace(model, model=usual.model) != usual
+    refuse(beside, "--from", "the file has text and weights: leave out the text and the model")
 
 
 def split_text(
@@ -355,14 +380,14 @@ def split_questions(
 
 
 def list_prompts(
-    given: SourceInput, many: PromptsOptions, target: str | None = None, against: str | None = None
+    source: PassSource, many: PromptsOptions, target: str | None = None, against: str | None = None
 ) -> list[Prompt]:
     """The prompts that a table makes of the text, or the text itself without a table."""
     from attnscope.questions.prompts import Prompt, read_prompts
 
     if many.prompts is None:
-        return [Prompt(given.text, target, against)]
-    return read_prompts(given.text, read_file(many.prompts), target, against)
+        return [Prompt(source.text, target, against)]
+    return read_prompts(source.text, read_file(many.prompts), target, against)
 
 
 def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
@@ -402,7 +427,11 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
 
 def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
     """Refuse a text beside a corpus."""
-    refuse(asked.texts is not None and source.names_one, "TEXT", "give a text or --texts, not both")
+    refuse(
+        asked.texts is not None and source.names_one,
+        "--texts",
+        "cannot be combined with a text or another input",
+    )
 
 
 def each_text(
@@ -496,9 +525,9 @@ def reporter() -> Callable[[str], None]:
 
     def report(sentence: str) -> None:
         number = next(numbers)
-        if number <= MOST_REPORTED:
+        if number <= MOST_REPORTED_TEXTS:
             warn(f"skipped {visible(sentence)}")
-        elif number == MOST_REPORTED + 1:
+        elif number == MOST_REPORTED_TEXTS + 1:
             warn("more texts are skipped, counted but not listed")
 
     return report

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -19,7 +19,7 @@ from importlib import metadata
 from itertools import accumulate
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from attnscope.limits import HASHED_BYTES, MOST_MODEL_FILES
 from attnscope.models.inputs import ModelInput
@@ -151,32 +151,49 @@ class Input:
     tokens: Annotated[tuple[str, ...] | None, Meaning("those of one text, if few", optional=True)]
 
 
-def describe_input(model: Any, *read: ModelInput | Path | str | tuple[int, int] | None) -> Input:
+Read: TypeAlias = ModelInput | Path | str | tuple[int, int] | None
+
+
+def describe_input(model: Any, *read: Read) -> Input:
     """A model, or its name, and what it read: inputs, files, texts, or the count of texts and tokens."""
-    name = model if isinstance(model, str) else model.name
-    path, revision = getattr(model, "path", None), getattr(model, "revision", None)
+    name, revision = getattr(model, "name", model), getattr(model, "revision", None)
+    path: Path | None = getattr(model, "path", None)
     folder = None if path or revision else _folder_of(name, None)
     inputs = [each for each in read if isinstance(each, ModelInput)]
-    counts = [each for each in read if isinstance(each, tuple)]
-    texts, tokens = counts[0] if counts else (len(inputs), sum(len(each.tokens) for each in inputs))
+    counted = len(inputs), sum(len(each.tokens) for each in inputs)
+    texts, tokens = next((each for each in read if isinstance(each, tuple)), counted)
     one = inputs[0] if len(inputs) == 1 else None
-    asked = None if one is None else one.request
-    beside = (*asked.pictures, asked.audio, asked.inputs, asked.labels) if asked else ()
-    files = {str(each): _sum(each) for each in (path, *read, *beside) if isinstance(each, Path)}
-    whole = next((each for each in read if isinstance(each, str)), asked.text if asked else one and one.text)
-    said = [each for each in (whole, asked.second if asked else None) if each]
-    short = [each if len(each) <= QUOTED else None for each in said] + [None, None]
+    wordings = _read_texts(one, read)
+    text, second, *_ = [each if len(each) <= QUOTED else None for each in wordings] + [None, None]
     return Input(
-        *(name, revision, None if folder is None else _sum(folder, HASHED_BYTES), short[0], short[1]),
-        sha256("\t".join(said).encode()).hexdigest() if said else None,
-        files or None,
+        name,
+        revision,
+        None if folder is None else _checksum(folder, HASHED_BYTES),
+        text,
+        second,
+        sha256("\t".join(wordings).encode()).hexdigest() if wordings else None,
+        _checksums(one, path, *read) or None,
         None if texts < 2 else texts,
         tokens or None,
         tuple(token.text for token in one.tokens) if one and tokens <= LISTED else None,
     )
 
 
-def _sum(path: Path, most: float = inf) -> str | None:
+def _read_texts(one: ModelInput | None, read: Sequence[Read]) -> list[str]:
+    """The text that is described, named or that of the only input, and its second one if it is a pair."""
+    request = None if one is None else one.request
+    own = request.text if request else one and one.text
+    text = next((each for each in read if isinstance(each, str)), own)
+    return [each for each in (text, request and request.second) if each]
+
+
+def _checksums(one: ModelInput | None, *read: Read) -> dict[str, str | None]:
+    """The checksum of each file, those among what the only input was made of included."""
+    beside = one.request.files if one is not None and one.request else ()
+    return {str(each): _checksum(each) for each in (*read, *beside) if isinstance(each, Path)}
+
+
+def _checksum(path: Path, most: float = inf) -> str | None:
     """The hash of a file, or of what sha256sum prints for all files in a folder of so many bytes."""
     try:
         if not path.is_dir():

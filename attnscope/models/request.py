@@ -126,6 +126,12 @@ class InputRequest:
     max_tokens: int | None = None
     truncate: bool = False
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that are read."""
+        named = (*self.pictures, self.audio, self.inputs, self.labels)
+        return [each for each in named if isinstance(each, Path)]
+
     def prepare(
         self, model: Model, spinner: Callable[[str], AbstractContextManager[Any]] = nullcontext
     ) -> ModelInput:

@@ -15,7 +15,7 @@ import pytest
 
 from attnscope.cli import source as cli_source
 from attnscope.cli.options import ModelOptions, SourceOptions, WeightedModelOptions
-from attnscope.cli.source import SourceInput
+from attnscope.cli.source import PassSource
 from attnscope.models import identity
 from attnscope.storage import cache
 from tests.cli.run import numbers
@@ -193,9 +193,9 @@ SOURCES |= {"system": "Be short.", "from_second": 0.5, "to_second": 1.5}
 MODELS = {"tokenizer": "own-causal", "device": "cpu", "device_map": "auto", "dtype": "bfloat16"}
 MODELS |= {"revision": "main", "allow_pickle": True}
 OTHERWISE = [
-    *({"text": text} for text in TEXTS),
-    *({"second": text} for text in ("", TEXT)),
-    *({"asked": {name: value}} for name, value in SOURCES.items()),
+    *({"request": {"text": text}} for text in TEXTS),
+    *({"request": {"second": text}} for text in ("", TEXT)),
+    *({"request": {name: value}} for name, value in SOURCES.items()),
     *({"model": {name: value}} for name, value in MODELS.items()),
 ]
 
@@ -214,7 +214,7 @@ def source(monkeypatch, looks, folder):
     monkeypatch.setattr(identity, "SETTLED", 0)
     (folder / "below").mkdir()
     (folder / "large.bin").write_bytes(bytes(identity.HASHED_BYTES + 1))
-    return SourceInput(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
+    return PassSource.from_options(SourceOptions(text=TEXT), ModelOptions(model=str(folder)), TEXT)
 
 
 def test_cache_key_depends_on_every_model_file(source, folder):
@@ -226,8 +226,7 @@ def test_cache_key_depends_on_every_model_file(source, folder):
 
 
 def test_cache_key_depends_on_every_input_option(source):
-    told = {"text": None, "file": Path("a.txt"), "no_cache": True}
-    assert other(source, asked=told).key == source.key is not None
+    assert other(source, no_cache=True, line=2).key == source.key is not None
     same = [changes for changes in OTHERWISE if other(source, **changes).key == source.key]
     assert same == []
 
@@ -243,7 +242,7 @@ def test_cache_key_depends_on_package_versions(monkeypatch, source, name):
 
 
 def test_cache_key_depends_on_chat_date_and_visible_devices(monkeypatch, source):
-    before, chat = source.key, other(source, asked={"chat": True})
+    before, chat = source.key, other(source, request={"chat": True})
     written = chat.key
     monkeypatch.setattr(cli_source, "date", type("Day", (), {"today": lambda: "1999-12-31"}))
     assert chat.key not in (written, None)
@@ -255,8 +254,9 @@ def test_cache_key_depends_on_chat_date_and_visible_devices(monkeypatch, source)
 @pytest.mark.parametrize("field", ["image", "second image", "video", "audio", "inputs"])
 def test_cache_key_depends_on_input_file_content(source, tmp_path, field):
     file, first = picture(tmp_path / "a.png"), picture(tmp_path / "first.png")
-    asked = {"image": [file], "second image": [first, file]}.get(field, file)
-    told = other(source, asked={field.removeprefix("second "): asked})
+    pictures = {"image": [file], "second image": [first, file], "video": [file]}.get(field)
+    fields = {field: file} if pictures is None else {"pictures": pictures, "video": field == "video"}
+    told = other(source, request=fields)
     before = told.key
     change_byte(file)
     assert told.key not in (before, None)
@@ -266,7 +266,7 @@ def test_cache_key_depends_on_image_names_and_order(source, tmp_path):
     one, two = picture(tmp_path / "a.png"), tmp_path / "b.png"
     shutil.copy(one, two)
     asked = [[one], [two], [one, one], [one, two], [two, one]]
-    keys = [other(source, asked={"image": each}).key for each in asked]
+    keys = [other(source, request={"pictures": each}).key for each in asked]
     assert len({*keys, source.key, None}) == 7
 
 

@@ -22,7 +22,7 @@ from attnscope.cli.command import (
     repeat,
 )
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import HEAD, SourceInput, each_text, load_model, model_progress, read_source, reopen
+from attnscope.cli.source import HEAD, PassSource, each_text, load_model, model_progress, read_source, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 
@@ -137,7 +137,7 @@ def compare(
         again, same = reopen(source, model)
         opening = repeat("compare", again, *anew, axes, picture, same)
     else:
-        texts = each_text(corpus, lambda text: SourceInput(source, model, text), strict=True)
+        texts = each_text(corpus, lambda text: PassSource.from_options(source, model, text), strict=True)
         given = [text for _, text in texts]
         if not given:
             raise InputError(f"{corpus.texts} holds no text")
@@ -158,11 +158,11 @@ def compare(
 
     first, rival = given[0], None
     if contrast.with_text is not None:
-        asked = replace(first.asked, text=contrast.with_text, file=None, line=None, save_trace=None)
+        asked = replace(source, text=contrast.with_text, file=None, line=None, save_trace=None)
         rival = read_source(asked, model)
     elif contrast.with_model is not None:  # a revision is the first one's alone
         name = replace(model, model=contrast.with_model, revision=None)
-        rival = replace(first, model=name, asked=replace(first.asked, save_trace=None))
+        rival = replace(first, model=name, save_trace=None)
     theirs: list[ModelInput] = []
     compared: tuple[Any, ...] = ()
     if not one:
@@ -174,8 +174,8 @@ def compare(
     elif rival is None:
         loaded, *mine = first.open(saving=saving)
     else:  # the same model is loaded once
-        writes = [each.asked.generate is not None for each in (first, rival)]
-        alike = model == rival.model and writes[0] == writes[1] and first.asked.saved is None
+        writes = [each.request.generate is not None for each in (first, rival)]
+        alike = model == rival.model and writes[0] == writes[1] and first.saved is None
         load = cache(first.load) if alike else None
         (loaded, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
     with model_progress(loaded, *mine, *theirs):
@@ -229,7 +229,7 @@ def _check(
         (named and len(named) != 2, "HEADS", f"name two heads to compare, like L1H2 L5H3; {here}"),
         (placed, "--head", "the two heads already name their layers and numbers"),
         (many and lone, "--texts", "two heads, --with-text and --with-trace take one text"),
-        (many and source.names_one, "TEXT", "give a text or --texts, not both"),
+        (many and source.names_one, "--texts", "cannot be combined with a text or another input"),
         (kept, "--from", "a file has one text and no model: compare it with --with-trace"),
         (text and numbered, "--head", f"which layer? write L0H{number}, or add --layer"),
         (not asked and selection.head is not None, "--head", alone),

@@ -112,7 +112,7 @@ def show(
         from attnscope.questions.prompts import mean_head
 
         filled, loaded = list_prompts(given, many), given.load()
-        texts = [(prompt, replace(given, text=prompt.text).prepare(loaded)) for prompt in filled]
+        texts = [(prompt, given.with_text(prompt.text).prepare(loaded)) for prompt in filled]
         with model_progress(loaded, *(prepared for _, prepared in texts)):
             mean = mean_head(loaded, texts, given.text, selection)
         read = loaded, given.text, many.prompts, *(prepared for _, prepared in texts)

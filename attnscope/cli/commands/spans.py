@@ -1,7 +1,6 @@
 """``attnscope spans``: the parts of a text on the command line."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +81,7 @@ def spans(
     begins: Iterable[tuple[str, int]] | None = None
     if parts.parts == "marks":
         text, begins = read_marks(given.text)
-        given = replace(given, text=text)
+        given = given.with_text(text)
     elif parts.parts.endswith(".json"):
         begins = read_parts(read_file(Path(parts.parts)))
     asked, exact = options.select_heads(attention), parts.exact_kernel

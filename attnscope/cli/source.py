@@ -210,7 +210,8 @@ class PassSource:
             if key is not None and self.key == key:  # no file has changed meanwhile
                 store_pass(_key_of_kind(key, "kernel" if short else kind), trace)
             recorded = attach_trace(prepared, trace)
-            return (model if model.weighting == "raw" else TracedModel(trace, weighting=model.weighting)), recorded
+            runs = model.weighting == "raw"  # a weighted pass is not run again
+            return (model if runs else TracedModel(trace, weighting=model.weighting)), recorded
 
     @contextmanager
     def open_with_progress(self, **how: Any) -> Iterator[tuple[Model, ModelInput]]:

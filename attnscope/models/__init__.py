@@ -70,16 +70,7 @@ def load(
         from attnscope.models.text.reader import load_own
 
         return load_own(name, device=place, dtype=kind)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        adapter = (folder / "adapter_config.json").exists()
-        merge = "an adapter of peft: save merge_and_unload() of the adapted model, and name that folder"
-        raise ModelError(f"the folder {name} holds {merge if adapter else 'no model: it has no config.json'}")
-    if folder.exists() and not folder.is_dir():
-        code = folder.suffix == ".py"
-        wanted = f"name the class in it, {name}:NAME" if code else "give the folder that holds config.json"
-        raise ModelError(f"{name} is a file, not a model: {wanted}")
-    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise ModelError(f"no model folder {name}")
+    _require_model_folder(name, folder)
     from attnscope.models.huggingface.load import load_huggingface
     from attnscope.models.identity import find_commit
     from attnscope.models.untrusted_folder import ModelSource
@@ -88,6 +79,24 @@ def load(
     model = load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
     model.revision = find_commit(name, revision)
     return model
+
+
+def _require_model_folder(name: str, folder: Path) -> None:
+    """Raise ``ModelError`` for a file, a folder without a model, or a path where nothing is."""
+    if not folder.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ModelError(f"no model folder {name}")
+    elif not folder.is_dir():
+        code = f"name the class in it, {name}:NAME"
+        advice = code if folder.suffix == ".py" else "give the folder that holds config.json"
+        raise ModelError(f"{name} is a file, not a model: {advice}")
+    elif (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise ModelError(
+            f"the folder {name} holds an adapter of peft: save merge_and_unload() of the adapted model, and "
+            "name that folder"
+        )
+    elif not (folder / "config.json").exists():
+        raise ModelError(f"the folder {name} holds no model: it has no config.json")
 
 
 def choose_device(device: str) -> torch.device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -38,7 +38,7 @@ NUMBERED = ("layers", "layer", "h", "blocks", "block", "blk")  # what precedes t
 AROUND = {"model", "transformer", "decoder", "language", "module"}
 """Names of modules around the layers: any other prefix names a request."""
 
-LONGEST_NAME, MOST = 200, 1 << 20  # most letters of a name that is parsed, and most tokens of a request
+LONGEST_NAME, MOST_TOKENS = 200, 1 << 20  # most letters of a name that is parsed, and tokens of a request
 IDS = ("input_ids", "token_ids", "ids")  # servers' names for the token ids
 
 ENDS = {"q": ("cu_seqlens", "cu_seqlens_q", "query_start_loc"), "k": ("cu_seqlens_k", "cu_seqlens_kv")}
@@ -239,90 +239,139 @@ def open_served(
     return served
 
 
+@dataclass
+class Metadata:
+    """What a file says about its tensors; what it does not say is assumed, and listed."""
+
+    entries: Mapping[str, str]
+    assumed: list[str] = field(default_factory=list)
+
+    def read(self, name: str, default: str) -> str:
+        """An entry, or the default, which is noted."""
+        if name not in self.entries:
+            self.assumed.append(f"{name} {default}")
+        return self.entries.get(name, default)
+
+    def choose(self, name: str, default: str, choices: Collection[str]) -> str:
+        """The same of an entry with few possible values. Raises ``ValueError`` for another one."""
+        value = self.read(name, default)
+        if value not in choices:
+            raise ValueError(f"its {name} is {value!r:.40}: it may be {', '.join(choices)}")
+        return value
+
+    def count(self, name: str) -> int | None:
+        """A number of heads. Raises ``ValueError`` for anything else."""
+        value = self.entries.get(name)
+        if value is not None and not re.fullmatch(r"[1-9]\d{0,4}", value, re.ASCII):
+            raise ValueError(f"its {name} is {value!r:.40}, not a number")
+        return None if value is None else int(value)
+
+
 def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:
     """The pass of a request, and which of all keys belong to it. Raises ``ValueError``."""
     kind = getattr(config, "model_type", "")
     if more := UNSEEN.get(kind) or ("ALiBi" if getattr(config, "alibi", None) else None):
         raise ValueError(f"rows of {kind} depend on {more}, which no queries and keys hold")
-    pairs, bounds = _choose(file, request)
-    metadata, assumed = file.metadata, []
-
-    def say(name: str, otherwise: str) -> str:
-        if name not in metadata:
-            assumed.append(f"{name} {otherwise}")
-        return metadata.get(name, otherwise)
-
+    pairs, bounds = _choose_request(file, request)
+    metadata = Metadata(file.metadata)
     count = getattr(config, "num_attention_heads", None)
-    known = {"q": ("heads", count), "k": ("key_heads", getattr(config, "num_key_value_heads", None) or count)}
-    heads = {part: _count(metadata, name) or count for part, (name, count) in known.items()}
-    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
-    counted = [math.prod(file.entries[name].shape) for name in IDS if name in file]
-    total = next(iter([*ends[-1:], *counted]), None)
-    sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
-    fitting = _layouts(sizes, heads, total)
-    layout = fitting[0] if len(fitting) == 1 and "layout" not in metadata else None
-    if layout is None:
-        layout = say("layout", next(iter(fitting), "token head size"))
-    rotary = say("rotary", "applied")
-    for name, value, may in (("layout", layout, LAYOUTS), ("rotary", rotary, ("applied", "none"))):
-        if value not in may:
-            raise ValueError(f"its {name} is {value!r:.40}: it may be {', '.join(may)}")
-    if layout not in fitting:
-        lie = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
-        counts = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
-        wanted = "" if count else "; name the model (-m MODEL), whose config has the heads"
-        raise ValueError(f"its shapes {lie} are not queries and keys of {counts}{wanted}")
-    if rotary == "none" and config is None:
+    heads = {
+        "q": metadata.count("heads") or count,
+        "k": metadata.count("key_heads") or getattr(config, "num_key_value_heads", None) or count,
+    }
+    layout = _find_layout(file, pairs, heads, metadata, has_config=count is not None)
+    applied = metadata.choose("rotary", "applied", ("applied", "none")) == "applied"
+    if not applied and config is None:
         raise ValueError("its rotary embedding is not applied: name the model (-m MODEL)")
-    slices: dict[str, Slice] = {}
-    lengths = set()
-    for layer, pair in sorted(pairs.items()):
-        read: dict[str, tuple[int, int, int]] = {}  # heads, rows and size of queries and keys
-        for part in "kq":  # from the keys' end: the last query is at the last key
-            laid = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
-            if laid is None:
-                raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
-            rows = slice(0, laid[1]) if bounds is None else bounds[part]
-            if rows.stop > laid[1]:
-                raise ValueError(f"its requests end at row {rows.stop:,}: {pair[part]!r:.60} has {laid[1]:,}")
-            read[part] = laid[0], rows.stop - rows.start, laid[2]
-            slices[pair[part]] = Slice(laid, rows, read["k"][1] - read[part][1])
-        if read["q"][0] % read["k"][0] or read["q"][2] != read["k"][2]:
-            sized = f"queries {list(read['q'])} do not fit keys {list(read['k'])}"
-            raise ValueError(f"layer {layer}: {sized}")
-        lengths.add((read["q"][1], read["k"][1]))
-    if len(lengths) > 1 or not all(0 < queries <= keys <= MOST for queries, keys in lengths):
-        sized = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
-        raise ValueError(f"its layers have {sized} queries and keys: they are not of one request")
-    ((queries, keys),) = lengths
-    arrays = ServedArrays(file, layout, slices, rotary_of(config) if rotary == "none" else None)
-    asked, size = getattr(config, "query_pre_attn_scalar", None), arrays[next(iter(slices))].shape[-1]
-    scale = getattr(config, "attention_multiplier", None) if asked is None else float(asked) ** -0.5
-    scale = float(metadata["scale"]) if "scale" in metadata else scale
-    if scale is None:
-        scale, _ = size**-0.5, say("scale", f"1/√{size}")
-    if not 0 < scale < math.inf:
-        raise ValueError(f"its scale is {scale}, not a number above 0")
-    calls = tuple(_call(arrays, layer, pairs[layer], config, scale) for layer in sorted(pairs))
-    assumed += ["norms of queries and keys applied"] if rotary == "none" else []
-    assumed += ["causal", "no bias, no attention sinks"]
+    slices, queries, keys = _slice_layers(file, pairs, bounds, layout, heads)
+    arrays = ServedArrays(file, layout, slices, None if applied else rotary_of(config))
+    scale = _find_scale(metadata, config, arrays[next(iter(slices))].shape[-1])
+    norms = [] if applied else ["norms of queries and keys applied"]
+    assumed = [*metadata.assumed, *norms, "causal", "no bias, no attention sinks"]
     description = traced.TraceDescription(
         model=traced.About("", "", None, 0, "cpu"),
         model_notes=(f"assumed, as the file does not say: {', '.join(assumed)}",),
         tokens=1,
         labels=(traced.Labels("decoder", 0, 1),),
         axes=(traced.Positions(keys - queries, keys), traced.Positions(0, keys)),
-        calls=calls,
+        calls=tuple(_call(arrays, layer, pairs[layer], config, scale) for layer in sorted(pairs)),
     )
     return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
 
 
-def _count(metadata: Mapping[str, str], name: str) -> int | None:
-    """A number of heads from metadata. Raises ``ValueError`` for anything else."""
-    told = metadata.get(name)
-    if told is not None and not re.fullmatch(r"[1-9]\d{0,4}", told, re.ASCII):
-        raise ValueError(f"its {name} is {told!r:.40}, not a number")
-    return None if told is None else int(told)
+def _find_layout(
+    file: TensorFile,
+    pairs: Mapping[int, Mapping[str, str]],
+    heads: Mapping[str, int | None],
+    metadata: Metadata,
+    *,
+    has_config: bool,
+) -> str:
+    """The layout of all queries and keys: the only one that fits, or that which the file names.
+
+    Raises ``ValueError`` if that does not fit the shapes.
+    """
+    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
+    counted = [math.prod(file.entries[name].shape) for name in IDS if name in file]
+    total = next(iter([*ends[-1:], *counted]), None)
+    sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
+    fitting = _layouts(sizes, heads, total)
+    if len(fitting) == 1 and "layout" not in metadata.entries:
+        return fitting[0]
+    layout = metadata.choose("layout", next(iter(fitting), "token head size"), LAYOUTS)
+    if layout not in fitting:
+        shapes = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
+        counts = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
+        advice = "" if has_config else "; name the model (-m MODEL), whose config has the heads"
+        raise ValueError(f"its shapes {shapes} are not queries and keys of {counts}{advice}")
+    return layout
+
+
+def _slice_layers(
+    file: TensorFile,
+    pairs: Mapping[int, Mapping[str, str]],
+    bounds: Mapping[str, slice] | None,
+    layout: str,
+    heads: Mapping[str, int | None],
+) -> tuple[dict[str, Slice], int, int]:
+    """What is read of each tensor, and the numbers of queries and keys. Raises ``ValueError``."""
+    slices: dict[str, Slice] = {}
+    lengths = set()
+    for layer, pair in sorted(pairs.items()):
+        read: dict[str, tuple[int, int, int]] = {}  # heads, rows and size of queries and keys
+        for part in "kq":  # from the keys' end: the last query is at the last key
+            sizes = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
+            if sizes is None:
+                raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
+            rows = slice(0, sizes[1]) if bounds is None else bounds[part]
+            if rows.stop > sizes[1]:
+                raise ValueError(
+                    f"its requests end at row {rows.stop:,}: {pair[part]!r:.60} has {sizes[1]:,}"
+                )
+            read[part] = sizes[0], rows.stop - rows.start, sizes[2]
+            slices[pair[part]] = Slice(sizes, rows, read["k"][1] - read[part][1])
+        if read["q"][0] % read["k"][0] or read["q"][2] != read["k"][2]:
+            both = f"queries {list(read['q'])} do not fit keys {list(read['k'])}"
+            raise ValueError(f"layer {layer}: {both}")
+        lengths.add((read["q"][1], read["k"][1]))
+    if len(lengths) > 1 or not all(0 < queries <= keys <= MOST_TOKENS for queries, keys in lengths):
+        counts = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
+        raise ValueError(f"its layers have {counts} queries and keys: they are not of one request")
+    ((queries, keys),) = lengths
+    return slices, queries, keys
+
+
+def _find_scale(metadata: Metadata, config: Any, size: int) -> float:
+    """The scale of scores: that of the file or of the config, else 1/√size. Raises ``ValueError``."""
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    scale = getattr(config, "attention_multiplier", None) if scalar is None else float(scalar) ** -0.5
+    scale = float(metadata.entries["scale"]) if "scale" in metadata.entries else scale
+    if scale is None:
+        metadata.read("scale", f"1/√{size}")
+        scale = size**-0.5
+    if not 0 < scale < math.inf:
+        raise ValueError(f"its scale is {scale}, not a number above 0")
+    return float(scale)
 
 
 def _layouts(
@@ -350,37 +399,49 @@ def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
     return [int(end) for end in ends]
 
 
-def _choose(
+def _choose_request(
     file: TensorFile, request: int | None
 ) -> tuple[dict[int, dict[str, str]], dict[str, slice] | None]:
     """The names of the queries and keys of each layer of a request, and their rows in a packed batch."""
-    found = {name: place for name in file if (place := _place(name))}
-    named = list(dict.fromkeys(place.request for place in found.values()))
+    places = {name: place for name in file if (place := _place(name))}
+    names = list(dict.fromkeys(place.request for place in places.values()))
     ends = _ends(file, ENDS["q"])
-    count = len(named) if ends is None else len(ends) - 1
+    if ends is None:
+        chosen = _number_of_request(request, len(names), names[1:] and names)
+        return _pair_tensors(places, names[chosen]), None
+    count = len(ends) - 1
     if count < 1:
         raise ValueError("it says where requests begin and end, and there is none")
-    if ends is not None and len(named) > 1:
-        raise ValueError(f"it names {len(named):,} requests and packs {count:,}: one or the other is read")
-    if not 1 <= (request or 1) <= count or (request is None and count > 1):
-        told = f" ({', '.join(map(repr, named[:5]))})" if ends is None and count > 1 else ""
-        raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{told:.200}")
-    chosen = (request or 1) - 1
+    if len(names) > 1:
+        raise ValueError(f"it names {len(names):,} requests and packs {count:,}: one or the other is read")
+    chosen = _number_of_request(request, count)
+    pairs = _pair_tensors(places, names[0])
+    key_ends = _ends(file, ENDS["k"]) or ends
+    if len(key_ends) != len(ends):
+        raise ValueError(f"it packs {count:,} requests of queries and {len(key_ends) - 1:,} of keys")
+    return pairs, {part: slice(*each[chosen : chosen + 2]) for part, each in (("q", ends), ("k", key_ends))}
+
+
+def _number_of_request(request: int | None, count: int, names: Sequence[str] = ()) -> int:
+    """The chosen request, from 0. Raises ``ValueError`` for none of several."""
+    if 1 <= (request or 1) <= count and (request is not None or count == 1):
+        return (request or 1) - 1
+    listed = f" ({', '.join(map(repr, names[:5]))})" if names else ""
+    raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{listed:.200}")
+
+
+def _pair_tensors(places: Mapping[str, TensorName], request: str) -> dict[int, dict[str, str]]:
+    """The names of the queries and keys of each layer of a request. Raises ``ValueError``."""
     pairs: dict[int, dict[str, str]] = {}
-    for name, place in found.items():
-        if place.request == named[chosen if ends is None else 0]:
+    for name, place in places.items():
+        if place.request == request:
             other = pairs.setdefault(place.layer, {}).setdefault(place.part, name)
             if other != name:
                 raise ValueError(f"{other!r:.60} and {name!r:.60} are {place.part} of one layer: keep one")
     for pair in pairs.values():
         if len(pair) < 2:
             raise ValueError(f"{next(iter(pair.values()))!r:.60} stands alone: queries need their keys")
-    if ends is None:
-        return pairs, None
-    behind = _ends(file, ENDS["k"]) or ends
-    if len(behind) != len(ends):
-        raise ValueError(f"it packs {count:,} requests of queries and {len(behind) - 1:,} of keys")
-    return pairs, {part: slice(*each[chosen : chosen + 2]) for part, each in (("q", ends), ("k", behind))}
+    return pairs
 
 
 def _call(

@@ -95,7 +95,7 @@ REFUSED = {
     "show TEXT -m nowhere/nothing --save-trace no/a.trace": "there is no folder",
     "stats --texts texts.txt --save-trace b.trace": "--texts: cannot be combined with a text",
     "spans --from a.trace --parts role": "holds no chat",
-    "show --from a.trace --weighting norm": "--weighting: cannot be combined with --from: a file has no values",
+    "show --from a.trace --weighting norm": "--weighting: cannot be combined with --from: a file",
     "show TEXT --save-trace b.trace --weighting norm": "--weighting: cannot be combined with --save-trace",
     "compare TEXT --with-trace a.trace --weighting norm": "no values to weight by",
     # stats

@@ -340,7 +340,7 @@ def value_of(name: str) -> Any:
     return context and context.params.get(name)
 
 
-def untyped(group: Any) -> Any:
+def without_typed_options(group: Any) -> Any:
     """A group with nothing typed: its defaults and the user's settings."""
     context = _running.get()
     given = {} if context is None else context.params

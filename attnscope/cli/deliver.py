@@ -124,7 +124,7 @@ def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph):
-        write_whole(out, graph_page(dress(view, picture), picture.cmap).encode())
+        write_whole(out, graph_page(apply_title_options(view, picture), picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
 
@@ -164,11 +164,11 @@ def save_pictures(answer: Answer, out: Path, picture: SavedOptions) -> None:
 
     how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font")}
     how["annotate"] = isinstance(picture, PrintedOptions) and picture.annotate
-    for warning in save_image(dress(answer.picture, picture), out, width=picture.size, **how):
+    for warning in save_image(apply_title_options(answer.picture, picture), out, width=picture.size, **how):
         warn(warning)
 
 
-def dress(view: Shown, picture: SavedOptions) -> Shown:
+def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
     """A view with the requested title, or without title, figures or notes."""
     from attnscope.views import Heatmap, Panels
 
@@ -181,5 +181,5 @@ def dress(view: Shown, picture: SavedOptions) -> Shown:
         changed |= {"readings": (), "subtitle": ""}
     if isinstance(view, Panels):  # the title is that of the whole
         own = replace(picture, title=picture.title and None)
-        changed["parts"] = tuple(dress(part, own) for part in view.parts)
+        changed["parts"] = tuple(apply_title_options(part, own) for part in view.parts)
     return replace(view, **changed)

@@ -20,9 +20,9 @@ from attnscope.cli.command import (
     option_of,
     refuse,
     refuse_first,
-    untyped,
     up_to,
     value_of,
+    without_typed_options,
 )
 from attnscope.errors import OutputError, SelectionError
 from attnscope.figures import Weighting
@@ -478,7 +478,7 @@ class SourceOptions(Group):
     def names_one(self) -> bool:
         """Whether an input is named, not only how it is read."""
         plain = replace(self, max_tokens=None, truncate=False, no_cache=False, chat=False)
-        shown: bool = plain != untyped(type(self))
+        shown: bool = plain != without_typed_options(type(self))
         return shown
 
 

@@ -14,7 +14,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from attnscope.cli.command import refuse, untyped
+from attnscope.cli.command import refuse, without_typed_options
 from attnscope.cli.messages import notify, progress_bar, spinner, stop, warn
 from attnscope.cli.options import (
     CorpusOptions,
@@ -255,7 +255,7 @@ class PassSource:
         if self.saved is not None:
             from attnscope.models.served import open_file
 
-            named = self.model.model if self.model != untyped(type(self.model)) else None
+            named = self.model.model if self.model != without_typed_options(type(self.model)) else None
             return open_file(self.saved, self.request.labels, named, self.line)
         return load_model(self.model, generative=self.request.generate is not None, predicting=predicting)
 
@@ -349,8 +349,8 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
 
 def _refuse_beside_file(source: SourceOptions, model: ModelOptions) -> None:
     """Refuse an input or a model beside a file that takes their place, which ``model`` may only describe."""
-    plain, usual = replace(source, saved=None, labels=None, line=None), untyped(type(model))
-    beside = plain != untyped(type(source)) or replace(model, model=usual.model) != usual
+    plain, usual = replace(source, saved=None, labels=None, line=None), without_typed_options(type(model))
+    beside = plain != without_typed_options(type(source)) or replace(model, model=usual.model) != usual
     refuse(beside, "--from", "the file has text and weights: leave out the text and the model")
 
 

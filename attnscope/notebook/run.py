@@ -29,7 +29,7 @@ from attnscope.questions.head import OneHead, one_head
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import Stats, measure_heads, of_overview, of_stats, overview
+from attnscope.questions.stats import Stats, measure_heads, overview, overview_answer, stats_answer
 from attnscope.questions.token import one_token
 from attnscope.records import plain
 from attnscope.render.page import PAGE, page_of, save_page
@@ -165,7 +165,7 @@ class FigureTable(Drawing):
     def __init__(self, measured: Stats) -> None:
         taken = {name for head in measured.heads for name in head.figures}
         names = [name for name in MEASURES if name in taken]
-        super().__init__(of_stats(measured, measured.heads, names, None))
+        super().__init__(stats_answer(measured, measured.heads, names, None))
         self.measured, self.heads = measured, measured.heads
 
     @property
@@ -303,7 +303,7 @@ class Run(Display):
     ) -> Drawing:
         """Every head as a thumbnail, and those most worth a look."""
         result = overview(*self._given, _select(words=words, hide_special=hide_special))
-        return Drawing(of_overview(result, None, lambda head: f'run.head("{head}")'), cmap)
+        return Drawing(overview_answer(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
         self,
@@ -359,10 +359,10 @@ class Run(Display):
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
         """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``."""
-        from attnscope.questions.find import find_heads, of_found, parse_questions
+        from attnscope.questions.find import find_answer, find_heads, parse_questions
 
         asked = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
-        return Drawing(of_found(find_heads(*self._given, asked, _select())), cmap)
+        return Drawing(find_answer(find_heads(*self._given, asked, _select())), cmap)
 
     @contextmanager
     def _model_at_rest(self) -> Iterator[tuple[Model, InputRequest]]:
@@ -422,7 +422,7 @@ class Run(Display):
         this pass; ``fast`` estimates, ``exact`` beside the exact effects.
         """
         from attnscope.questions.cause import intervention_answer
-        from attnscope.questions.patching import Receiver, TextPair, of_trace, patch, trace_tokens
+        from attnscope.questions.patching import Receiver, TextPair, patch, trace_answer, trace_tokens
 
         if by not in (known := ("head", "token")):
             raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")
@@ -437,7 +437,7 @@ class Run(Display):
                 theirs = other.source[1]
             pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
             if by == "token":
-                return Drawing(of_trace(trace_tokens(model, pair, noise=noise)), cmap)
+                return Drawing(trace_answer(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
             result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
         return Drawing(intervention_answer(result), cmap)
@@ -446,11 +446,11 @@ class Run(Display):
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:
         """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat."""
-        from attnscope.questions.spans import of_spans, span_maps
+        from attnscope.questions.spans import span_maps, spans_answer
 
         kept, prepared = self._given
         result = span_maps(kept, prepared, cut_input(prepared, by), _select(head=head))
-        return Drawing(of_spans(result), cmap)
+        return Drawing(spans_answer(result), cmap)
 
     def flow(
         self,
@@ -462,13 +462,13 @@ class Run(Display):
         cmap: str | None = None,
     ) -> Drawing:
         """How much each token of the text contributes to each token of the last layer, or to one token."""
-        from attnscope.questions.flow import follow_flow, of_flow
+        from attnscope.questions.flow import flow_answer, follow_flow
 
         if method not in (methods := ("rollout", "flow")):
             raise SelectionError(f"no method {method!r}: there are {', '.join(methods)}")
         asked, named = _select(words=words, hide_special=hide_special), None if token is None else str(token)
         result = follow_flow(*self._given, method, asked, token=named)
-        return Drawing(of_flow(result, token=named, pictures=self._pass.prepared.pictures), cmap)
+        return Drawing(flow_answer(result, token=named, pictures=self._pass.prepared.pictures), cmap)
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""

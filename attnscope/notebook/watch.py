@@ -26,7 +26,7 @@ from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions
-from attnscope.questions.track import Track, courses_of, figures_of, of_track
+from attnscope.questions.track import Track, courses_of, figures_of, track_answer
 from attnscope.storage.corpus import Corpus, ListedTexts, read_corpus
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TrainingLog(Display):
         return courses_of(self.figures, self.measures, tuple(self.notes), "steps of training")
 
     def _drawing(self) -> Drawing:
-        return Drawing(of_track(self.track))
+        return Drawing(track_answer(self.track))
 
     def frame(self) -> Any:
         """The figures as a ``pandas.DataFrame``, a row for each measure, head and step."""

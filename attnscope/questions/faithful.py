@@ -269,7 +269,7 @@ def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Array:
     return deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
 
 
-def of_faithful(result: Faithful, top: int) -> Answer:
+def faithfulness_answer(result: Faithful, top: int) -> Answer:
     """The ``top`` orders, with random ones at their rank; pictures of their curves."""
     shown = replace(result, ranked=result.ranked[:top])
     random, alone = result.random, result.alone

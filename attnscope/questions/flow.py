@@ -395,7 +395,7 @@ def focus_token(
     )
 
 
-def of_flow(
+def flow_answer(
     result: Flow,
     *,
     kind: str | None = None,

@@ -208,7 +208,7 @@ RARE = 10
 """A direction is not listed if the other one of its label is asked more than this many times as often."""
 
 
-def of_gold(result: GoldResult, top: int = 1) -> Answer:
+def gold_answer(result: GoldResult, top: int = 1) -> Answer:
     """For each label the ``top`` heads that find most answers, with errors if there is room."""
     return Answer((_table(result, top),), {}, lambda: result, lambda: _csv_rows(result, top))
 

@@ -38,7 +38,7 @@ Losses: TypeAlias = Annotated[
 ]
 
 
-def of_token_losses(losses: Sequence[TokenLoss]) -> Table:
+def token_losses_table(losses: Sequence[TokenLoss]) -> Table:
     """The tokens in order, each with its loss, coloured up to the largest."""
     known = [each.loss for each in losses if each.loss is not None]
     top = max(known, default=0.0) or 1.0

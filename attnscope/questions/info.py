@@ -174,7 +174,7 @@ def taken_memory() -> int:
     return 0
 
 
-def of_cost(cost: LookCost) -> Answer:
+def cost_answer(cost: LookCost) -> Answer:
     """What each command takes, as a table."""
 
     def duration(seconds: float) -> str:
@@ -344,7 +344,7 @@ def describe_model(model: Model, result: Survey) -> str:
     return " · ".join(parts)
 
 
-def of_survey(result: Survey, title: str = "") -> Answer:
+def survey_answer(result: Survey, title: str = "") -> Answer:
     """One line for calls that differ only in their numbers, the layers without attention, and notes."""
     rows = group_by(result.sightings, _cells)
     table = Table(

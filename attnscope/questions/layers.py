@@ -210,7 +210,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     """Run the model once, and keep and measure all heads of the selected layers."""
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    made = of_layers(layers, settle_roles(measured.figures()), model, prepared, selection)
+    made = heads_of_layers(layers, settle_roles(measured.figures()), model, prepared, selection)
     if selection.as_read:
         return made
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
@@ -223,7 +223,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
     return replace(made, layers=layers, figures={**made.figures, **spoken})
 
 
-def of_layers(
+def heads_of_layers(
     layers: WholeLayers,
     heads: Iterable[HeadFigures],
     model: Model,
@@ -288,7 +288,7 @@ class Manifest:
     files: Annotated[tuple[ExportedFile, ...], Meaning("every file")]
 
 
-def write_down(
+def describe_export(
     model: Model,
     prepared: ModelInput,
     layers: WholeLayers,

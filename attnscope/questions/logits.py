@@ -193,7 +193,7 @@ def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
 MOST = 10  # parts that are listed; the numbers have all of them
 
 
-def of_writes(result: Writes, head: Head | None = None) -> Answer:
+def logits_answer(result: Writes, head: Head | None = None) -> Answer:
     """The groups of parts, the largest parts, the words that heads move, and maps of all heads."""
     effects, several = result.effects, len({each.kind for each in result.effects.heads}) > 1
 
@@ -320,7 +320,7 @@ def _read_off(model: Model, prepared: ModelInput, first: LayerPass, prediction: 
     return logits
 
 
-def of_lens(result: Lens) -> Answer:
+def lens_answer(result: Lens) -> Answer:
     """One line per layer: the target's rank and log-probability, and the most likely tokens."""
     against = any(each.difference is not None for each in result.layers)
     told = any(each.likeliest for each in result.layers)

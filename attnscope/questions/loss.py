@@ -134,7 +134,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
 LISTED = 8  # tokens listed whose prediction changed most
 
 
-def of_ablation(result: Ablation) -> Answer:
+def ablation_answer(result: Ablation) -> Answer:
     """The mean change, and the predictions that changed most."""
     (was, is_), named = result.losses, "the heads" if "," in result.head else "the head"
     lead = Table(

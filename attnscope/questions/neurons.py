@@ -126,7 +126,7 @@ def _note_again(axis: Sequence[Place], at: int) -> str:
     return f"token {start} is shown; {label} stands at {number_ranges(again)} too" if again else ""
 
 
-def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
+def split_score(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
     """Run the model once, and decompose a head's score for a ``pair``, ``"it -> cat"``, by dimension."""
     names = [name.strip() for name in pair.split(ARROW)]
     if len(names) != 2 or selection.head is None:
@@ -153,7 +153,7 @@ def take_apart(model: Model, prepared: ModelInput, selection: Selection, pair: s
 DIMENSIONS = 8  # dimensions that are listed; the map has all of them
 
 
-def of_neurons(result: Neurons) -> Answer:
+def neurons_answer(result: Neurons) -> Answer:
     """The largest products, the other terms of the score, and a map of all products."""
     products = [each.product for each in result.dimensions]
     order = sorted(range(len(products)), key=lambda at: -abs(products[at]))

@@ -319,7 +319,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     )
 
 
-def of_trace(result: TokenTrace) -> Answer:
+def trace_answer(result: TokenTrace) -> Answer:
     """The states that restore most, and a map of tokens × layers for each side of the model."""
     top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
     maps = dict[str, HeadMap]()

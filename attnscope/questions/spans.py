@@ -146,7 +146,7 @@ def _name(heads: Sequence[Head]) -> str:
     return heads[0].name if len(heads) == 1 else f"mean of {len(heads)} heads"
 
 
-def of_spans(result: SpanMaps) -> Answer:
+def spans_answer(result: SpanMaps) -> Answer:
     """The parts as a map for each kind of attention: one head, or the mean of several."""
     views: dict[str, Heatmap] = {}
     places = tuple(Place(span.name, span.start, span.stop) for span in result.spans)
@@ -221,7 +221,7 @@ class WrittenAttention:
         return tuple(map(HeadLookback, self.heads, self.lookback.values(), self.shares))
 
 
-def written_looks(
+def written_attention(
     model: Model,
     prepared: ModelInput,
     spans: Sequence[Span],
@@ -252,7 +252,7 @@ def written_looks(
     )
 
 
-def of_written(result: WrittenAttention) -> Answer:
+def written_answer(result: WrittenAttention) -> Answer:
     """What each generated token looks at, a line per token: one head, or the mean of several."""
     best = sorted(result.lookback, key=lambda head: -result.lookback[head])
     ends = [f"{head.name} {result.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]

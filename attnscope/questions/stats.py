@@ -22,7 +22,7 @@ from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measuremen
 from attnscope.measures.roles import NONE, PATTERNLESS, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.head import Losses, find_figures, of_token_losses, pick_figures
+from attnscope.questions.head import Losses, find_figures, pick_figures, token_losses_table
 from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
@@ -185,10 +185,12 @@ def with_predictions(
     return tuple(replace(head, importance=slopes.get(at), ablation=losses.get(at)) for head, at in places)
 
 
-def of_stats(result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None) -> Answer:
+def stats_answer(
+    result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None
+) -> Answer:
     """Some heads as a table, their figures as numbers, and those of ``names`` for a file."""
     chosen = replace(result, heads=tuple(heads))
-    table = figure_table(result, heads, sort)
+    table = score_table(result, heads, sort)
     return Answer((table,), {}, lambda: chosen, table=lambda: figure_rows(chosen, names))
 
 
@@ -232,7 +234,7 @@ COLUMNS = ("entropy", "distance", "previous", "first", "special")
 ERRORS = "± is the standard error over the texts"
 
 
-def figure_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
+def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
     """One line per head: its role, the role's figure, and some measures that apply to every head."""
     taken = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*taken} else list(taken)[: len(COLUMNS)]
@@ -290,7 +292,7 @@ def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: st
     ]
 
 
-def of_removals(result: Stats, top: int) -> Answer:
+def removals_answer(result: Stats, top: int) -> Answer:
     """The ``top`` heads without which predictions lose most, as a table, and a map of all heads."""
     without = [head.ablation for head in result.heads if head.ablation]
     name = ABLATION if without else IMPORTANCE
@@ -471,7 +473,7 @@ def overview(
     return Overview(grids, settle_roles(heads), record, layers.notes, apart=layers.apart)
 
 
-def of_overview(
+def overview_answer(
     result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
 ) -> Answer:
     """Every head as a thumbnail, and those most worth a look, each with a command, or ``opening`` of it."""
@@ -496,6 +498,6 @@ def of_overview(
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), title="Worth a look" if ranked else "", notes=notes)
-    strips = [] if result.losses is None else [of_token_losses(result.losses)]
+    strips = [] if result.losses is None else [token_losses_table(result.losses)]
     pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
     return Answer((*result.grids.values(), *strips, ranking), pictures, lambda: result)

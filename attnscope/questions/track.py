@@ -199,7 +199,7 @@ def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | 
     return late[-1][0] if late else None
 
 
-def of_track(result: Track) -> Answer:
+def track_answer(result: Track) -> Answer:
     """For each measure its curves, the table of what appears when, and the largest figure of each layer."""
     views: list[Any] = []
     pictures = {}

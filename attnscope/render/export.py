@@ -13,7 +13,7 @@ from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
-from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, write_down
+from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, describe_export
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import SeenToken, see_token
 from attnscope.records import plain
@@ -98,7 +98,7 @@ def save_export(
                 layers.save(path)
             files.append(ExportedFile(**kept.describe_file(path)))
             tell("file", len(files), total)
-        told = write_down(model, prepared, layers, command, tuple(warnings), tuple(files))
+        told = describe_export(model, prepared, layers, command, tuple(warnings), tuple(files))
         manifest: dict[str, Any] = plain(told)
         kept.write_manifest(folder, manifest)
     return manifest

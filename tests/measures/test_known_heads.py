@@ -6,7 +6,7 @@ import pytest
 from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads, of_overview, overview
+from attnscope.questions.stats import measure_heads, overview, overview_answer
 from tests.capture.observing import Keep
 from tests.models.folders import eager_minilm, minilm
 from tests.questions import planted
@@ -42,7 +42,7 @@ def test_content_heads_are_suggested_and_uniform_heads_are_not():
     prepared = model.prepare(" ".join(planted.WORDS))
     seen = overview(model, prepared, Selection())
     assert [head.role.name for head in seen.heads] == ["broad", "sharp", "none"]
-    ranking = of_overview(seen, "look").views[-1]
+    ranking = overview_answer(seen, "look").views[-1]
     assert [each.head for each in ranking.heads] == ["L0H2", "L0H1"]
     model.run(prepared, [keep])
     for head, maps in enumerate(keep.maps[0].weights[0].double().numpy()):

@@ -8,7 +8,7 @@ from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, Mamba
 from attnscope.errors import ModelError, SizeError
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.untrusted_folder import ModelSource
-from attnscope.questions.info import estimate_cost, fault, measure_pace, of_cost, survey_model
+from attnscope.questions.info import cost_answer, estimate_cost, fault, measure_pace, survey_model
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
 FUNNEL = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 100}
@@ -79,7 +79,7 @@ def test_seventy_billion_parameters_are_counted_unbuilt(cost_of):
     show, logits, *_ = (each.memory for each in cost.commands)
     assert cost.weights - embeddings < show < cost.weights + 3e9
     assert logits > cost.weights + embeddings  # the output head
-    assert "GB" in of_cost(cost).views[0].rows[0][2]
+    assert "GB" in cost_answer(cost).views[0].rows[0][2]
 
 
 def test_machine_speed_is_measured():

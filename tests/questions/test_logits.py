@@ -14,9 +14,9 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import TURNS, place_prediction
 from attnscope.questions.head import one_head
-from attnscope.questions.logits import Favours, Word, Writes, direct_effects, logit_lens, of_writes
+from attnscope.questions.logits import Favours, Word, Writes, direct_effects, logit_lens, logits_answer
 from attnscope.questions.loss import token_losses
-from attnscope.questions.neurons import of_neurons, take_apart
+from attnscope.questions.neurons import neurons_answer, split_score
 from attnscope.questions.selection import Selection
 from attnscope.render.image import drawing
 from tests.models.images import save_noise
@@ -188,7 +188,7 @@ def test_space_tokens_are_visible():
     word = Word(" ", 0.5), Word("the", 0.4), Word("  ", 0.3)
     effects = Effects(heads={Head(0, 0): 1.0}, embeddings=0.0)
     result = Writes(effects, (Favours(Head(0, 0), word, ()),), 1.0, 0.0, "", "", ())
-    (moved,) = of_writes(result).pictures["writes"].moved
+    (moved,) = logits_answer(result).pictures["writes"].moved
     assert [term.label for term in moved.raised] == ["␣", "the", "␣␣"]
 
 
@@ -268,7 +268,7 @@ def test_query_key_products_sum_to_score_and_softmax_to_weight(name, pair, made,
         Attends(patched, parts=lambda number, *parts: given.append(parts) or parts)
         model.module(**prepared.inputs)
     query, key = (part[0, HEAD].double() for part in given[LAYER][:2])
-    seen = take_apart(model, prepared, CHOSEN, f"{at} -> {to}")
+    seen = split_score(model, prepared, CHOSEN, f"{at} -> {to}")
     products = query[at] * key[to] / math.sqrt(query.shape[-1])
     assert [each.product for each in seen.dimensions] == pytest.approx(products.tolist(), abs=1e-5)
     assert [each.query for each in seen.dimensions] == pytest.approx(query[at].tolist(), abs=1e-5)
@@ -298,7 +298,7 @@ def test_neurons_account_for_softcap_bias_and_sink(name, tmp_path) -> None:
     torch.manual_seed(1)
     model = load(saved(tmp_path, EXTRAS[name]))
     prepared = model.prepare(TEXT)
-    seen = take_apart(model, prepared, CHOSEN, "sat -> cat")
+    seen = split_score(model, prepared, CHOSEN, "sat -> cat")
     total = sum(each.product for each in seen.dimensions)
     assert {"gemma2": seen.softcap, "gpt-oss": seen.sink, "t5": seen.bias}[name]
     assert seen.score == pytest.approx(total + seen.softcap + seen.bias, abs=1e-9)
@@ -313,8 +313,8 @@ def test_neurons_account_for_softcap_bias_and_sink(name, tmp_path) -> None:
 
 
 def test_neurons_picture_lists_largest_and_maps_all_products(causal) -> None:
-    result = take_apart(causal, causal.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
-    terms, map_ = of_neurons(result).views
+    result = split_score(causal, causal.prepare(TEXT), Selection(head=Head(2, 1)), "sat -> cat")
+    terms, map_ = neurons_answer(result).views
     products = [each.product for each in result.dimensions]
     assert sum(term.value for term in terms.groups) == pytest.approx(result.score, abs=1e-3)
     for block in terms.blocks[1:]:
@@ -326,11 +326,11 @@ def test_neurons_picture_lists_largest_and_maps_all_products(causal) -> None:
 def test_neurons_refuse_heads_without_captured_queries(made) -> None:
     model = made("bloom")
     with pytest.raises(ModelError, match=r"the queries and keys of L1H2 \(softmax\) are unknown"):
-        take_apart(model, model.prepare(TEXT), CHOSEN, "sat -> cat")
+        split_score(model, model.prepare(TEXT), CHOSEN, "sat -> cat")
 
 
 def test_repeated_token_in_neurons_is_noted(causal) -> None:
-    seen = take_apart(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
+    seen = split_score(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
     assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)
 
 

@@ -60,26 +60,26 @@ def ablate(
         ("--json, --csv and -o", output.as_json or written, "they have every head", "top"),
     )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
-    from attnscope.questions.loss import Way, of_ablation
+    from attnscope.questions.loss import Way, ablation_answer
     from attnscope.questions.loss import ablate as ablate_heads
     from attnscope.questions.processes import torchrun_processes
-    from attnscope.questions.stats import measure_heads, of_removals
+    from attnscope.questions.stats import measure_heads, removals_answer
 
     if texts:
         way: Way | None = None if asked.importance else "mean" if asked.mean else "zero"
         result = measure_corpus(corpus, source, model, selection, importance=asked.importance, ablation=way)
         if torchrun_processes().number:
             return
-        return deliver("ablate", of_removals(result, asked.top), output, picture, None, result.read)
+        return deliver("ablate", removals_answer(result, asked.top), output, picture, None, result.read)
     given = read_source(source, model)
     loaded = given.load(predicting=True)
     prepared = given.prepare(loaded)
     if heads and not asked.importance:
         with spinner(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
-            answer = of_ablation(ablate_heads(loaded, prepared, selection, heads))
+            answer = ablation_answer(ablate_heads(loaded, prepared, selection, heads))
         return deliver("ablate", answer, output, read=(loaded, prepared))
     with model_progress(loaded, prepared):
         result = measure_heads(
             loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
         )
-    deliver("ablate", of_removals(result, asked.top), output, picture, None, result.read)
+    deliver("ablate", removals_answer(result, asked.top), output, picture, None, result.read)

@@ -32,7 +32,7 @@ def explain(options: WordOptions) -> None:
     attnscope explain sharp
     attnscope explain
     """
-    from attnscope.measures import explain as words_of
+    from attnscope.measures import explain as explain_word
     from attnscope.measures import list_words
 
-    print(list_words() if options.word is None else words_of(options.word))
+    print(list_words() if options.word is None else explain_word(options.word))

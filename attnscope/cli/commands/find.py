@@ -73,7 +73,7 @@ def answer_gold(
     model: options.WeightedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they answer."""
-    from attnscope.questions.gold import find_gold, of_gold
+    from attnscope.questions.gold import find_gold, gold_answer
     from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import ROWS, read_gold
 
@@ -87,7 +87,7 @@ def answer_gold(
             loaded, file, options.select(attention), relations=relations, held_out=gold.held_out, run=run
         )
     if not torchrun_processes().number:
-        answer, read = of_gold(result, output.top or 1), (*result.read, gold.alignments)
+        answer, read = gold_answer(result, output.top or 1), (*result.read, gold.alignments)
         deliver("find", answer, output, metadata=model.metadata, read=read)
 
 
@@ -123,7 +123,7 @@ def find(
     attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj
     attnscope find --gold sample_inputs/words.jsonl --held-out
     """
-    from attnscope.questions.find import LISTED, asks_all_rows, find_heads, of_found
+    from attnscope.questions.find import LISTED, asks_all_rows, find_answer, find_heads
 
     if gold.gold is not None:
         given = asked.questions or source.names_one
@@ -141,4 +141,4 @@ def find(
     meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
     opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)
     read = loaded, prepared
-    deliver("find", of_found(result, output.top or LISTED, opening), output, picture, model.metadata, read)
+    deliver("find", find_answer(result, output.top or LISTED, opening), output, picture, model.metadata, read)

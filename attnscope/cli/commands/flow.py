@@ -87,22 +87,22 @@ def flow(
     given = read_source(source, model)
     if asked.faithful:
         refuse(source.saved, "--faithful", FAITHFUL_ALONE)
-        from attnscope.questions.faithful import compare_methods, of_faithful
+        from attnscope.questions.faithful import compare_methods, faithfulness_answer
 
         with given.open_with_progress(predicting=True) as (loaded, prepared):
             found = compare_methods(loaded, prepared, asked.target)
-        answer = of_faithful(found, len(found.ranked))
+        answer = faithfulness_answer(found, len(found.ranked))
         return deliver("flow", answer, output, picture, None, (loaded, prepared))
-    from attnscope.questions.flow import follow_flow, of_flow
+    from attnscope.questions.flow import flow_answer, follow_flow
 
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
     with given.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
     if output.out is not None and output.out.suffix.lower() in options.WHOLE:
-        answer = of_flow(result)  # of every layer
+        answer = flow_answer(result)  # of every layer
     else:
-        answer = of_flow(
+        answer = flow_answer(
             result, kind=attention.kind, layers=layers, token=asked.token, scale=axes.scale,
             pictures=prepared.pictures,
         )  # fmt: skip

@@ -95,14 +95,14 @@ def info(
     refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
     if asked.cost:
         from attnscope.models.untrusted_folder import ModelSource
-        from attnscope.questions.info import estimate_cost, of_cost
+        from attnscope.questions.info import cost_answer, estimate_cost
 
         name = named.first or model.name
         refuse(
             name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
         )
         source_of = ModelSource(name, model.revision, model.trust_remote_code)
-        return deliver("info", of_cost(estimate_cost(source_of, asked.tokens)), output, read=(name,))
+        return deliver("info", cost_answer(estimate_cost(source_of, asked.tokens)), output, read=(name,))
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:
@@ -113,7 +113,7 @@ def info(
     refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")
     from attnscope.questions.audit import audit
     from attnscope.questions.composition import copying_answer, measure_copying
-    from attnscope.questions.info import describe_model, of_survey, survey_model
+    from attnscope.questions.info import describe_model, survey_answer, survey_model
     from attnscope.views import Column, Table
 
     given = read_source(source, model)
@@ -126,5 +126,5 @@ def info(
             answer = Answer((sentences,), {}, lambda: found)
         else:
             survey = survey_model(loaded, prepared)
-            answer = of_survey(survey, describe_model(loaded, survey))
+            answer = survey_answer(survey, describe_model(loaded, survey))
     deliver("info", answer, output, read=(loaded, prepared))

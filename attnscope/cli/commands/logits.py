@@ -67,7 +67,14 @@ def logits(
     refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
     head = None if attention.head is None else options.parse_head(attention.head, attention)
     given = read_source(source, model)
-    from attnscope.questions.logits import Lens, Writes, direct_effects, logit_lens, of_lens, of_writes
+    from attnscope.questions.logits import (
+        Lens,
+        Writes,
+        direct_effects,
+        lens_answer,
+        logit_lens,
+        logits_answer,
+    )
     from attnscope.questions.prompts import mean_lens, mean_writes
 
     refuse(head and many.prompts, "--head", "words are those of one text: not valid with --prompts")
@@ -84,8 +91,8 @@ def logits(
                 effects.append(direct_effects(loaded, prepared, prompt.target, prompt.against, head))
     one = many.prompts is None
     if by_layer:
-        answer = of_lens(lenses[0] if one else mean_lens(lenses, given.text))
+        answer = lens_answer(lenses[0] if one else mean_lens(lenses, given.text))
     else:
-        answer = of_writes(effects[0] if one else mean_writes(effects, given.text), head)
+        answer = logits_answer(effects[0] if one else mean_writes(effects, given.text), head)
     about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
     deliver("logits", answer, output, picture, None, about)

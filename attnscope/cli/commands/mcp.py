@@ -156,11 +156,11 @@ class Answers:
     def stats(self, text: str, model: str = "own", top: int = 20) -> str:
         """What every head does: its role and figures with their baselines, the most telling heads first."""
         from attnscope.notebook.run import as_text
-        from attnscope.questions.stats import figure_table
+        from attnscope.questions.stats import score_table
         from attnscope.render.terminal import print_view
 
         figures = self._read(text, model).stats()
-        table = figure_table(figures.measured, figures.heads[: max(top, 1)])
+        table = score_table(figures.measured, figures.heads[: max(top, 1)])
         return as_text(lambda console: print_view(table, console))
 
     def find(self, text: str, question: str, model: str = "own") -> str:

@@ -78,7 +78,7 @@ def patch(
     )
     from attnscope.models.inputs import Limit
     from attnscope.questions.cause import intervention_answer
-    from attnscope.questions.patching import Receiver, TextPair, of_trace, read_pairs, trace_tokens
+    from attnscope.questions.patching import Receiver, TextPair, read_pairs, trace_answer, trace_tokens
     from attnscope.questions.patching import patch as patch_heads
 
     heads = options.parse_heads(cause.head, attention)
@@ -99,7 +99,7 @@ def patch(
         ]
     with spinner(f"{loaded.name} predicts with the heads of another text"):
         if token:
-            answer = of_trace(trace_tokens(loaded, pairs[0], noise=asked.noise))
+            answer = trace_answer(trace_tokens(loaded, pairs[0], noise=asked.noise))
         else:
             result = patch_heads(
                 loaded, pairs, options.select(attention), heads=heads, what=asked.what, to=to,

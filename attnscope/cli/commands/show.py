@@ -121,7 +121,7 @@ def show(
         )
     from attnscope.questions.head import one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
-    from attnscope.questions.stats import of_overview, overview
+    from attnscope.questions.stats import overview, overview_answer
     from attnscope.questions.token import one_token
 
     exact, saving = output.exact_kernel, output.out is not None
@@ -149,7 +149,7 @@ def show(
             again, anew = reopen(source, model)
             opening = repeat("show", again, axes, picture, anew)
             result = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
-            answer = of_overview(replace(result, losses=losses), opening)
+            answer = overview_answer(replace(result, losses=losses), opening)
     if whole:
         answer = replace(answer, pictures={}, layers=lambda: held.data, heads=lambda: held)
     if not output.as_json and output.out is None:
@@ -180,9 +180,9 @@ def _show_neurons(
     )
     if output.out is not None:
         options.check_place(output.out, options.PICTURES)
-    from attnscope.questions.neurons import of_neurons, take_apart
+    from attnscope.questions.neurons import neurons_answer, split_score
 
     with read_source(source, model).open_with_progress(cached=False) as (loaded, prepared):
         selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
-        answer = of_neurons(take_apart(loaded, prepared, selection, score.neurons or ""))
+        answer = neurons_answer(split_score(loaded, prepared, selection, score.neurons or ""))
     deliver("show", answer, output, picture, model.metadata, (loaded, prepared))

@@ -56,9 +56,9 @@ def spans(
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks
     attnscope spans "The king said that" -m own-causal --generate 10 --written
     """
-    from attnscope.questions.find import LISTED, FindResult, of_found, parse_questions
+    from attnscope.questions.find import LISTED, FindResult, find_answer, parse_questions
     from attnscope.questions.parts import cut_input, read_marks, read_parts
-    from attnscope.questions.spans import of_spans, of_written, span_maps, written_looks
+    from attnscope.questions.spans import span_maps, spans_answer, written_answer, written_attention
 
     questions = parse_questions(parts.pair) if parts.pair is not None else ()
     unknown = parts.parts not in WAYS and not parts.parts.endswith(".json")
@@ -89,11 +89,11 @@ def spans(
     cut = cut_input(prepared, parts.parts, begins)
     with model_progress(loaded, prepared):
         if parts.written:
-            answer = of_written(written_looks(loaded, prepared, cut, asked, exact_kernel=exact))
+            answer = written_answer(written_attention(loaded, prepared, cut, asked, exact_kernel=exact))
         else:
             result = span_maps(loaded, prepared, cut, asked, exact_kernel=exact)
-            answer = of_spans(result)
+            answer = spans_answer(result)
     if questions:
         found = tuple(map(result.pair, questions))
-        answer = of_found(FindResult(found, result.title, result.notes), output.top or LISTED)
+        answer = find_answer(FindResult(found, result.title, result.notes), output.top or LISTED)
     deliver("spans", answer, output, picture, model.metadata, (loaded, prepared))

@@ -109,7 +109,7 @@ def stats(
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions import stats as study
     from attnscope.questions.answer import Answer
-    from attnscope.questions.layers import of_layers
+    from attnscope.questions.layers import heads_of_layers
     from attnscope.questions.processes import torchrun_processes
 
     check_texts(corpus, source)
@@ -142,12 +142,12 @@ def stats(
         others = source.saved or output.as_csv or output.head_map
         refuse(given is None or others, "--faithful", FAITHFUL_ALONE)
         assert given is not None
-        from attnscope.questions.faithful import compare_weighted_heads, of_faithful
+        from attnscope.questions.faithful import compare_weighted_heads, faithfulness_answer
 
         given = replace(given, model=replace(model, weighting="raw", target=None))  # weighted below
         with given.open_with_progress(predicting=True) as (loaded, prepared):
             ranked = compare_weighted_heads(loaded, prepared, model.weighting, model.target, selection)
-        answer = of_faithful(ranked, attention.top or FAITHFUL_TOP)
+        answer = faithfulness_answer(ranked, attention.top or FAITHFUL_TOP)
         return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
     met = study.parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None
@@ -169,7 +169,7 @@ def stats(
     def answer_of(found: Stats) -> Answer:
         kept = found.heads if head is None else study.find_heads(head, found.heads)
         listed = [each for each in found.meeting(met, attention.sort) if each in kept]
-        return study.of_stats(found, listed[: attention.top], names, attention.sort)
+        return study.stats_answer(found, listed[: attention.top], names, attention.sort)
 
     if output.jsonl:
         refuse_first(
@@ -194,7 +194,7 @@ def stats(
             result = study.measure_heads(loaded, prepared, selection, **how, pool=pool, rows=rows)
             layers = result.maps
             if asked.pooled is not None and layers is not None:
-                page = partial(of_layers, layers, result.heads, loaded, prepared, selection)
+                page = partial(heads_of_layers, layers, result.heads, loaded, prepared, selection)
                 save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
     if torchrun_processes().number:
         return

@@ -69,8 +69,8 @@ def track(
     """
     from attnscope.measures import MEASURES
     from attnscope.questions.corpus import CorpusRun
-    from attnscope.questions.track import of_track
     from attnscope.questions.track import track as follow
+    from attnscope.questions.track import track_answer
 
     revisions = [name.strip() for name in (asked.revisions or "").split(",") if name.strip()]
     both = bool(asked.revisions) == bool(asked.checkpoints)
@@ -101,7 +101,7 @@ def track(
             names = revisions or find_checkpoints(asked.checkpoints or [])
             result = follow(names, load, probes, measures, selection, run=run, log=asked.log, report=report)
             if result != last:
-                deliver("track", of_track(result), output, picture, None, (names[0], corpus.texts))
+                deliver("track", track_answer(result), output, picture, None, (names[0], corpus.texts))
             last = result
         except NoCheckpoint as error:
             if not asked.watch:

@@ -28,7 +28,7 @@ from attnscope.questions.parts import (
     spans_of_roles,
 )
 from attnscope.questions.selection import Selection
-from attnscope.questions.spans import SpanMaps, span_maps, written_looks
+from attnscope.questions.spans import SpanMaps, span_maps, written_attention
 from attnscope.storage.trace.layout import Message
 from tests.measures.rounding import near
 from tests.models import folders
@@ -220,7 +220,7 @@ def test_span_shares_and_lookback_ratio_equal_numpy(causal):
     assert size - start == 8
     parts = spans_of(prepared.tokens[:start], KING, cut_text(KING, "sentence"))
     cut = (*parts, Span("written", start, size))
-    seen = written_looks(causal, prepared, cut)
+    seen = written_attention(causal, prepared, cut)
     rows = rows_of(causal, prepared)
     for number, part in enumerate(cut):
         expected = rows[:, start:, part.start : part.stop].sum(-1)
@@ -230,7 +230,7 @@ def test_span_shares_and_lookback_ratio_equal_numpy(causal):
         expected = np.mean([old / (old + new) for old, new in means])
         assert seen.lookback[head] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="wrote nothing"):
-        written_looks(causal, prompt, parts)
+        written_attention(causal, prompt, parts)
 
 
 TALK = ("system", "You are a cat."), ("user", "Who slept?"), ("tool", "the  mat"), ("assistant", "A cat.")

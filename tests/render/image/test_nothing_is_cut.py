@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnscope.axes import weights
-from attnscope.cli.deliver import dress
+from attnscope.cli.deliver import apply_title_options
 from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError
 from attnscope.render import image as draw
@@ -121,11 +121,11 @@ def test_annotated_cells_need_room() -> None:
 
 def test_picture_title_and_caption_options_apply() -> None:
     head = views()["head"]
-    own = dress(head, PrintedOptions(title="A head"))
+    own = apply_title_options(head, PrintedOptions(title="A head"))
     assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(FIGURES.split()))
-    bare = dress(head, PrintedOptions(title="", no_figures=True))
+    bare = apply_title_options(head, PrintedOptions(title="", no_figures=True))
     assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
-    heads = dress(views()["heads"], PrintedOptions(title="All heads", no_figures=True))
+    heads = apply_title_options(views()["heads"], PrintedOptions(title="All heads", no_figures=True))
     assert (heads.title, heads.notes) == ("All heads", ())
 
 

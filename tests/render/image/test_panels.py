@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.cli.deliver import dress
+from attnscope.cli.deliver import apply_title_options
 from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import table
@@ -130,9 +130,9 @@ def test_panel_texts_move_with_their_part(form) -> None:
 
 
 def test_panel_title_stands_above_the_titles_of_parts() -> None:
-    named = dress(BOTH, PrintedOptions(title="猫 of the whole"))
+    named = apply_title_options(BOTH, PrintedOptions(title="猫 of the whole"))
     assert sorted(texts(svg(named))) == sorted(["猫 of the whole", *texts(svg(BOTH))])
-    bare = dress(named, PrintedOptions(title="", no_figures=True))
+    bare = apply_title_options(named, PrintedOptions(title="", no_figures=True))
     assert not {"猫 of the whole", "first", "above", "second", "a note"} & set(texts(svg(bare)))
     with drawing(named) as (figure, _), drawing(BOTH) as (without, _):
         higher = figure.get_figheight() - without.get_figheight()

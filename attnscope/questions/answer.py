@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attnscope.axes import Array
 from attnscope.models.identity import Input
 from attnscope.records import RECORDS_BY_COMMAND, Meaning, plain, record, schema, shaped
-from attnscope.views import Drawable, Panels, View
+from attnscope.views import Column, Drawable, Panels, Table, View
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -68,6 +68,18 @@ def csv_rows(entries: Iterable[object], names: Sequence[str] = ()) -> Iterator[t
         if not number:
             yield tuple(row)
         yield tuple(row.values())
+
+
+def format_table(
+    formats: Mapping[str, str | Callable[[Any], str]],
+    entries: Iterable[object],
+    left: Sequence[str] = ("head",),
+    **more: Any,
+) -> Table:
+    """A table of a row an entry; by column, its cell's format (``{0.loss:.3f}``) or function of the entry."""
+    cells = [each.format if isinstance(each, str) else each for each in formats.values()]
+    columns = tuple(Column(name, name not in left, "keep") for name in formats)
+    return Table(columns, tuple(tuple(cell(entry) for cell in cells) for entry in entries), **more)
 
 
 UNWEIGHTED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")

@@ -6,11 +6,12 @@ the ones that need the whole context (DuoAttention, Xiao et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,22 +27,30 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions, note_repeats
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer, csv_rows
+from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.intervention import Change, Made, PlainPass, mix_rows, put_heads, running_layers
 from attnscope.questions.loss import predicted_side
 from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import group_by
 from attnscope.questions.stats import measuring_pass
 from attnscope.records import Meaning, Notes, derived, record
-from attnscope.views import Column, Curve, Curves, Drawable, Table, head_map
+from attnscope.views import Curve, Curves, Drawable, head_map
 
 LISTED = 10  # heads that are listed; the map and the numbers have all of them
 
 NEEDLE = 8
 """Random tokens of a needle: at the end of the text the first half is repeated, the rest is predicted."""
 
-WAYS = ("loss", "mass", "even", "random")  # how unlimited heads are chosen
+METHODS = {
+    "loss": "costliest heads",
+    "mass": "most missed weight",
+    "even": "same number per layer",
+    "random": "random (one draw)",
+}
+"""How unlimited heads are chosen."""
 
 KeyHead: TypeAlias = tuple[int, int]  # a layer and a key-value head, which several query heads may share
+QueryHeads: TypeAlias = Mapping[KeyHead, tuple[int, Sequence[Head]]]  # each one's call, and its query heads
 
 
 @record("a key-value head, limited alone")
@@ -136,27 +145,26 @@ def _predicting(model: Model, text: ModelInput, copies: int = 1, last: int = 0) 
     -> [copy, target]
     """
     batch = join_texts([text] * copies)
-    (made,) = batch_predictions(model, batch.prepared, predicted_side(batch.labels))
+    (predictions,) = batch_predictions(model, batch.prepared, predicted_side(batch.labels))
 
     def run() -> Tensor:
         if last:
-            told = torch.cat([logits.argmax(-1) == ids for logits, ids in made.scored(model)])
+            scores = torch.cat([logits.argmax(-1) == ids for logits, ids in predictions.scored(model)])
         else:
-            told = made.losses(model)
-        return told.cpu().double().view(copies, -1)[:, -last:]
+            scores = predictions.losses(model)
+        return scores.cpu().double().view(copies, -1)[:, -last:]
 
-    return made.prepared, run
+    return predictions.prepared, run
 
 
-def _query_heads(seen: Record) -> dict[KeyHead, tuple[int, list[Head]]]:
-    """Each key-value head's call, by number, and the query heads that share it."""
-    found = dict[KeyHead, tuple[int, list[Head]]]()
-    for call, site in enumerate(seen.sites):
+def _query_heads(record: Record) -> QueryHeads:
+    query_heads = dict[KeyHead, tuple[int, Sequence[Head]]]()
+    for call, site in enumerate(record.sites):
         share = site.heads // site.key_heads
         heads = [Head(site.site.layer, head, site.site.kind) for head in range(site.heads)]
         for key in range(site.key_heads):
-            found[site.site.layer, key] = call, heads[key * share : (key + 1) * share]
-    return found
+            query_heads[site.site.layer, key] = call, heads[key * share : (key + 1) * share]
+    return query_heads
 
 
 def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor, dict[KeyHead, float]]:
@@ -170,7 +178,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
     _, losses = _predicting(model, text, copies)
     with (
         edited(lambda number, output: None) as gates,
-        running_layers(model.module, None, gates.heads) as kept,
+        running_layers(model.module, None, gates.heads) as layers,
     ):
         before = losses()
     rises = dict[KeyHead, float]()
@@ -179,11 +187,105 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
         for start in range(0, site.key_heads, copies):
             keys = [(site.site.layer, key) for key in range(start, min(start + copies, site.key_heads))]
             places = [(copy, head.head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
+            # the change was computed for one text: every copy gets the same outputs
             wide = None if made is None else made._replace(outputs=made.outputs.expand(copies, -1, -1, -1))
-            with first.edited_from(call, partial(put_heads, {call: places}, {call: wide}), copies=kept):
+            with first.edited_from(call, partial(put_heads, {call: places}, {call: wide}), copies=layers):
                 rose = (losses() - before).sum(1).tolist()
             rises |= zip(keys, rose, strict=False)
     return first.before[0], rises
+
+
+class SingleLimits(NamedTuple):
+    """What all texts show of key-value heads that are limited one at a time."""
+
+    passes: Sequence[Pass]  # of each text
+    losses: Tensor  # of every prediction of the model as it is
+    rises: Mapping[KeyHead, float]  # of their sum
+    missed: Mapping[KeyHead, float]  # the weight outside of the window
+    query_heads: QueryHeads
+    length: float  # mean tokens of a text
+    notes: Sequence[str]
+
+    def unlimited(self, count: int) -> dict[str, Sequence[KeyHead]]:
+        """So many heads by every method of choosing; all and none have one choice alone."""
+        heads, ranked = sorted(self.rises), sorted(self.rises, key=lambda head: -self.rises[head])
+        if count in (0, len(heads)):
+            return {"loss": ranked[:count]}
+        shuffled = torch.randperm(len(heads), generator=torch.Generator().manual_seed(0)).tolist()
+        return {
+            "loss": ranked[:count],
+            "mass": sorted(heads, key=lambda head: -self.missed[head])[:count],
+            "even": [heads[(2 * at + 1) * len(heads) // (2 * count)] for at in range(count)],
+            "random": [heads[at] for at in shuffled[:count]],
+        }
+
+
+def _limit_each(model: Model, texts: Sequence[ModelInput], window: str, change: Change) -> SingleLimits:
+    measured = Measurement((window, "no_key"))
+    passes, losses, rises = list[Pass](), list[Tensor](), dict[KeyHead, float]()
+    for number, text in enumerate(texts):
+        tell("text", number, len(texts))
+        record = measuring_pass(model, text, measured, Selection(), [text.tokens])
+        if any(site.site.kind != "decoder" for site in record.sites):
+            raise ModelError(f"{model.name} is not causal: choose a causal model of text")
+        passes.append(_predicting(model, text))
+        with torch.no_grad(), model.threads(text):
+            before, rose = _limit_alone(model, text, change)
+        losses.append(before)
+        rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
+    query_heads = _query_heads(record)
+    outside = {
+        each.address: 1 - each.figures[window].value - each.figures["no_key"].value
+        for each in measured.figures()
+    }
+    missed = {key: fmean(outside[head] for head in heads) for key, (_, heads) in query_heads.items()}
+    length = fmean(len(text.tokens) for text in texts)
+    return SingleLimits(passes, torch.cat(losses), rises, missed, query_heads, length, record.notes)
+
+
+def _measure_retrieval(
+    model: Model, needles: Sequence[ModelInput], probes: Sequence[Pass], query_heads: QueryHeads
+) -> dict[KeyHead, float]:
+    """How often a query head of each looks most at the needle's next token; empty if none is recalled."""
+    measured = Measurement(("retrieval",))
+    for needle, (prepared, recalls) in zip(needles, probes, strict=True):
+        with torch.no_grad(), model.threads(prepared):
+            if float(recalls().mean()) < RECALLED_SHARE:  # whatever a head looks at, the model copies nothing
+                continue
+        end = max(place for place, token in enumerate(needle.tokens) if not token.special)
+        measured.rows = range(end - NEEDLE // 2, end)
+        measuring_pass(model, needle, measured, Selection(), [needle.tokens])
+    scores = {each.address: each.figures["retrieval"].value for each in measured.figures()}
+    return {key: max(scores[head] for head in heads) for key, (_, heads) in query_heads.items() if scores}
+
+
+def _measure_unlimited(
+    model: Model,
+    change: Change,
+    single: SingleLimits,
+    share: float,
+    window: int,
+    probes: Sequence[Pass],
+) -> UnlimitedHeads:
+    """The cost with a share of the heads unlimited, and what the costliest ones recall of the probes."""
+    count = len(single.rises)
+    unlimited = round(share * count)
+    chosen = single.unlimited(unlimited)
+
+    def run(prediction: Pass, heads: Sequence[KeyHead]) -> Tensor:
+        limited = [each for key, each in single.query_heads.items() if key not in heads]
+        calls = {head: [call] for call, query_heads in limited for head in query_heads}
+        with torch.no_grad(), model.threads(prediction[0]):
+            return PlainPass.run(model, *prediction, change, calls=calls).before[0]
+
+    losses = {
+        method: sum(float(run(each, heads).sum()) for each in single.passes) / len(single.losses)
+        for method, heads in chosen.items()
+    }
+    costs = {method: losses.get(method, losses["loss"]) - float(single.losses.mean()) for method in METHODS}
+    memory = (unlimited + (count - unlimited) * window / single.length) / count
+    recall = tuple(float(run(each, chosen["loss"]).mean()) for each in probes)
+    return UnlimitedHeads(share, unlimited, memory, **costs, recall=recall)
 
 
 def cachecost(
@@ -204,88 +306,40 @@ def cachecost(
             f"a window of {sink + recent:,} tokens holds all of the longest text, {most:,} tokens: lower "
             "--recent or give longer texts"
         )
-    window, change = f"window={sink}+{recent}", limit_windows(sink, recent)
-    measured, sought = Measurement((window, "no_key")), Measurement(("retrieval",))
-    asked, losses, rises = list[Pass](), list[Tensor](), dict[KeyHead, float]()
-    for number, text in enumerate(long):
-        tell("text", number, len(long))
-        seen = measuring_pass(model, text, measured, Selection(), [text.tokens])
-        if any(site.site.kind != "decoder" for site in seen.sites):
-            raise ModelError(f"{model.name} is not causal: choose a causal model of text")
-        asked.append(_predicting(model, text))
-        with torch.no_grad(), model.threads(text):
-            before, rose = _limit_alone(model, text, change)
-        losses.append(before)
-        rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
-    total = torch.cat(losses)
-    query_heads = _query_heads(seen)
-    outside = {
-        each.address: 1 - each.figures[window].value - each.figures["no_key"].value
-        for each in measured.figures()
-    }
-    missed = {key: fmean(outside[head] for head in heads) for key, (_, heads) in query_heads.items()}
+    change = limit_windows(sink, recent)
+    single = _limit_each(model, long, f"window={sink}+{recent}", change)
     needles = [_plant(model, max(long, key=lambda text: len(text.tokens)), depth) for depth in depths]
     probes = [_predicting(model, each, last=NEEDLE // 2) for each in needles]
-    for needle, (prepared, recalls) in zip(needles, probes, strict=True):
-        with torch.no_grad(), model.threads(prepared):
-            if float(recalls().mean()) < RECALLED_SHARE:  # whatever a head looks at, the model copies nothing
-                continue
-        end = max(place for place, token in enumerate(needle.tokens) if not token.special)
-        sought.rows = range(end - NEEDLE // 2, end)
-        measuring_pass(model, needle, sought, Selection(), [needle.tokens])
-    found = {each.address: each.figures["retrieval"].value for each in sought.figures()}
-    looked = {key: max(found[head] for head in heads) for key, (_, heads) in query_heads.items() if found}
-    ranked = sorted(rises, key=lambda head: -rises[head])
-    count, mean = len(ranked), fmean(len(text.tokens) for text in long)
-    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
-    listed = sorted(rises)
-    by_mass = sorted(listed, key=lambda head: -missed[head])
-
-    def run(asked: Pass, chosen: Sequence[KeyHead]) -> Tensor:
-        limited = [each for key, each in query_heads.items() if key not in chosen]
-        calls = {head: [call] for call, heads in limited for head in heads}
-        with torch.no_grad(), model.threads(asked[0]):
-            return PlainPass.run(model, *asked, change, calls=calls).before[0]
-
+    retrieval = _measure_retrieval(model, needles, probes, single.query_heads)
     kept = []
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):
         tell("share", number, len(shares))
-        some = round(share * count)
-        chosen = {"loss": ranked[:some]}
-        if 0 < some < count:
-            chosen["mass"] = by_mass[:some]
-            chosen["even"] = [listed[(2 * at + 1) * count // (2 * some)] for at in range(some)]
-            chosen["random"] = [listed[at] for at in drawn[:some]]
-        costs = {
-            name: sum(float(run(each, heads).sum()) for each in asked) / len(total)
-            for name, heads in chosen.items()
-        }
-        held = (some + (count - some) * (sink + recent) / mean) / count
-        recall = tuple(float(run(each, ranked[:some]).mean()) for each in probes)
-        lost = {name: costs.get(name, costs["loss"]) - float(total.mean()) for name in WAYS}
-        kept.append(UnlimitedHeads(share, some, held, **lost, recall=recall))
-    top = max(max(rises.values()), 0.0) or 1.0
+        kept.append(_measure_unlimited(model, change, single, share, sink + recent, probes))
+    top = max(max(single.rises.values()), 0.0) or 1.0
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
     notes += note_repeats(model, [text.tokens for text in long])
-    if needles and not found:
+    if needles and not retrieval:
         notes.append("the whole cache recalls no needle, so no head is called a retrieval head")
     return CacheCost(
         sink=sink,
         recent=recent,
-        loss=float(total.mean()),
+        loss=float(single.losses.mean()),
         texts=len(long),
-        tokens=len(total),
+        tokens=len(single.losses),
         heads=tuple(
-            LimitedHead(*head, rises[head] / len(total), missed[head], looked.get(head)) for head in ranked
+            LimitedHead(
+                *head, single.rises[head] / len(single.losses), single.missed[head], retrieval.get(head)
+            )
+            for head in single.unlimited(len(single.rises))["loss"]
         ),
         pattern=tuple(
-            tuple(max(rises[head], 0.0) / top for head in listed if head[0] == layer)
-            for layer in sorted({layer for layer, _ in listed})
+            tuple(max(single.rises[head], 0.0) / top for head in heads)
+            for heads in group_by(sorted(single.rises), itemgetter(0)).values()
         ),
         kept=tuple(kept),
         depths=tuple(depths),
         title=model.title,
-        notes=(*notes, *model.notes, *seen.notes),
+        notes=(*notes, *model.notes, *single.notes),
     )
 
 
@@ -307,22 +361,18 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
 
 def cachecost_answer(result: CacheCost) -> Answer:
     """The most costly heads, a map of all, and the loss against the share of the cache that is kept."""
-    needle = bool(result.depths)
-    columns = ["head", "loss", "missed", *["needle"] * needle, "role"]
     window = f"a window of {result.sink:,} + {result.recent:,} tokens"
-    rows = (
-        (
-            f"L{each.layer}KV{each.head}",
-            f"{each.loss:+.4f}",
-            f"{each.missed:.3f}",
-            *["–" if each.retrieval is None else f"{each.retrieval:.2f}"] * needle,
-            each.role or "",
-        )
-        for each in result.heads[:LISTED]
-    )
-    heads = Table(
-        tuple(Column(name, name not in ("head", "role"), "keep") for name in columns),
-        tuple(rows),
+    needle = {"needle": lambda each: "–" if each.retrieval is None else f"{each.retrieval:.2f}"}
+    heads = format_table(
+        {
+            "head": "L{0.layer}KV{0.head}",
+            "loss": "{0.loss:+.4f}",
+            "missed": "{0.missed:.3f}",
+            **(needle if result.depths else {}),
+            "role": lambda each: each.role or "",
+        },
+        result.heads[:LISTED],
+        left=("head", "role"),
         title=f"{window} · {result.title}",
         subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; of each head limited "
         "alone: how much the loss rises, and the weight that the head misses",
@@ -332,36 +382,30 @@ def cachecost_answer(result: CacheCost) -> Answer:
         dict(enumerate(result.pattern)),
         "loss",
         limits=(0.0, 1.0),
-        title="every key-value head: its loss over the largest one",
+        title="cost of a short cache per key-value head (1 = the costliest)",
         marks=("L", "KV"),
     )
     depths = [f"{depth:g}" for depth in result.depths]
-    names = ("kept", "memory", *WAYS, *(f"at {depth}" for depth in depths))
-    kept = Table(
-        tuple(Column(name, True, "keep") for name in names),
-        tuple(
-            (
-                f"{each.heads:,}",
-                f"{each.memory:.0%}",
-                *(f"{getattr(each, way):+.4f}" for way in WAYS),
-                *(f"{recall:.2f}" for recall in each.recall),
-            )
-            for each in result.kept
-        ),
+    recall = {f"at {depth}": f"{{0.recall[{at}]:.2f}}" for at, depth in enumerate(depths)}
+    methods = {method: f"{{0.{method}:+.4f}}" for method in METHODS}
+    kept = format_table(
+        {"kept": "{0.heads:,}", "memory": "{0.memory:.0%}", **methods, **recall},
+        result.kept,
         title="heads that see everything, and the rise of the loss by how they are chosen"
-        + f"; recall of needles at {', '.join(depths)}" * needle,
-        subtitle="loss: the most costly; mass: those that miss most; even: over all layers; random: one draw",
+        + f"; recall of needles at {', '.join(depths)}" * bool(depths),
+        subtitle="; ".join(f"{method}: {label}" for method, label in METHODS.items()),
     )
-    losses = [tuple(getattr(each, way) for each in result.kept) for way in WAYS]
     chart = Curves(
         "rise of the loss",
-        "nats a token",
+        "nats per token",
         (*(round(100 * each.memory) for each in result.kept), 100),
-        tuple(Curve(way, each, (None,) * len(each)) for way, each in zip(WAYS, losses, strict=True)),
-        "what a shorter cache costs",
+        tuple(
+            Curve(label, tuple(getattr(each, method) for each in result.kept), (None,) * len(result.kept))
+            for method, label in METHODS.items()
+        ),
+        "cost of a shorter cache, by which heads keep all of it",
         f"{result.title} · {window}",
-        ("kept by loss: the most costly; mass: those that miss most; even: over layers; random: one draw",),
-        "% of the cache that is kept",
+        along="% of the cache that is kept",
     )
     pictures: dict[str, Drawable] = {"heads": every, "memory": chart}
     return Answer((heads, every, kept), pictures, lambda: result, lambda: csv_rows(result.heads))

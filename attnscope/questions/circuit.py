@@ -30,7 +30,8 @@ from attnscope.capture.hooks.torch_functions import Edit
 from attnscope.capture.record import Seeing
 from attnscope.capture.rows.scores import call_behind
 from attnscope.errors import InputError, ModelError
-from attnscope.models import Model
+from attnscope.measures.roles import NONE
+from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import SAME, ScoreOutcome, for_each_text
@@ -293,6 +294,10 @@ class PredictionCircuit(ScoreOutcome):
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
 
 
+CompositionScores: TypeAlias = Mapping[tuple[Head | None, Head | None, str], tuple[float, float]]
+"""The composition score and its baseline, by earlier head, later head and way."""
+
+
 def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> PredictionCircuit:
     """The smallest circuit that restores ``keep`` of the difference between texts."""
     contrasts = for_each_text("pair", pairs, partial(TwoTexts.read, model))
@@ -304,11 +309,14 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     whole, last, ran = -sum(each.scored.whole for each in contrasts), len(nodes) + 1, 0
     if abs(whole) < SAME * len(contrasts):
         raise InputError("over all pairs the texts give the same score: name the target of each")
-    scores = np.zeros((last + 1, last + 1))
-    for number, each in enumerate(contrasts):
-        tell("gradient", number + 1, len(contrasts))
-        with torch.enable_grad(), model.threads(each.scored.prepared):
-            scores += each.attribute()[0] / whole
+
+    def attribute(split: Collection[int] = ()) -> Array:
+        scores = np.zeros((4, last + 1, last + 1))
+        for number, each in enumerate(contrasts, 1):
+            tell("gradient", number, len(contrasts))
+            with torch.enable_grad(), model.threads(each.scored.prepared):
+                scores += each.attribute(split) / whole
+        return scores
 
     def share_of(run: Callable[[TwoTexts], float]) -> float:
         return sum(run(each) - each.score(each.there) for each in contrasts) / whole
@@ -320,39 +328,15 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         tell("pass", min(ran, PASSES), PASSES)
         return share_of(lambda each: each.restored(edges))
 
+    scores = attribute()[0]
     order = [divmod(int(at), last + 1) for at in np.argsort(-np.abs(scores), axis=None, kind="stable")]
     edges = [edge for edge in order if scores[edge]]
     with torch.no_grad(), model.threads(clean):
-        kept = prune(edges, last, share, keep, lambda: ran)
-        chosen = sorted({node for edge in kept for node in edge} - {0, last})
+        circuit = prune(edges, last, share, keep, lambda: ran)
+        chosen = sorted({node for edge in circuit for node in edge} - {0, last})
         left = share_of(lambda each: each.without(chosen))
-    parts = np.zeros((4, last + 1, last + 1))
-    for each in contrasts:
-        with torch.enable_grad(), model.threads(each.scored.prepared):
-            parts += each.attribute(chosen) / whole
-    measured = measure_heads(model, clean, Selection()).heads
-    named = ((each.address, each.role.name) for each in measured if each.role is not None)
-    roles = {head: role for head, role in named if role != "none"}
-    several = len({head.kind for head in nodes}) > 1
-    names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
-    ends, feeds = [None, *nodes, None], dict[tuple[Head | None, Head | None, str], tuple[float, float]]()
-    with suppress(ModelError):  # the weights may not tell
-        for feed in measure_composition(model, clean).feeds:
-            feeds[feed.head, feed.fed, feed.way] = feed.score, feed.baseline
-    found = []
-    for source, target in sorted(kept, key=lambda edge: -abs(scores[edge])):
-        of, way = parts[1:, source, target].tolist(), None
-        if target < last and abs(sum(of) - scores[source, target]) <= SPLIT * abs(scores[source, target]):
-            way = max(zip(WAYS, of, strict=True), key=lambda one: abs(one[1]))[0]
-        by_weights = feeds.get((ends[source], ends[target], way or ""), (None, None))
-        split = (*(of if way else (None,) * 3), way, *by_weights)
-        found.append(CircuitEdge(names[source], names[target], float(scores[source, target]), *split))
-    heads = ((nodes[node - 1], float(scores[node].sum())) for node in chosen)
-    notes = ["feed-forward parts belong to the edges", f"effects: {STEPS} gradients a pair; shares are run"]
-    if any(each.way is None and each.target != PREDICTION for each in found):
-        notes.append("no parts by q, k, v where a target's queries, keys and values cannot be told apart")
-    if ran >= PASSES:
-        notes.append(f"the search stopped after {ran:,} passes: fewer edges may keep as much")
+    described = _describe_edges(circuit, attribute(chosen)[1:], scores, nodes, _composition(model, clean))
+    roles, effects = _roles(model, clean), [(nodes[node - 1], float(scores[node].sum())) for node in chosen]
     means = {
         "score": sum(each.score(each.here) for each in contrasts) / len(contrasts),
         "reference": sum(each.score(each.there) for each in contrasts) / len(contrasts),
@@ -360,15 +344,63 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     }
     return PredictionCircuit(
         **first.scored.outcome(first.here.before) | means,
-        heads=tuple(CircuitHead(head, effect, roles.get(head)) for head, effect in heads),
-        edges=tuple(found),
-        faithfulness=share(kept),
+        heads=tuple(CircuitHead(head, effect, roles.get(head)) for head, effect in effects),
+        edges=described,
+        faithfulness=share(circuit),
         completeness=1 - left,
         pairs=len(contrasts),
         all_heads=len(nodes),
         all_edges=len(edges),
-        notes=(*notes, *model.notes, *clean.notes, *first.here.record.notes),
+        notes=(*_note_search(described, ran), *model.notes, *clean.notes, *first.here.record.notes),
     )
+
+
+def _roles(model: Model, prepared: ModelInput) -> dict[Head, str]:
+    measured = measure_heads(model, prepared, Selection()).heads
+    roles = {each.address: each.role.name for each in measured if each.role is not None}
+    return {head: role for head, role in roles.items() if role != NONE}
+
+
+def _composition(model: Model, prepared: ModelInput) -> CompositionScores:
+    """The composition of every pair of heads; empty where the weights do not tell."""
+    with suppress(ModelError):
+        feeds = measure_composition(model, prepared).feeds
+        return {(feed.head, feed.fed, feed.way): (feed.score, feed.baseline) for feed in feeds}
+    return {}
+
+
+def _describe_edges(
+    edges: Edges, parts: Array, scores: Array, nodes: Sequence[Head], composition: CompositionScores
+) -> tuple[CircuitEdge, ...]:
+    """The edges, largest first, split by query, key and value where these parts add up to the whole.
+
+    [query | key | value, node, node], [node, node]
+    """
+    several = len({head.kind for head in nodes}) > 1
+    names = [EMBEDDINGS, *(str(head) if several else head.name for head in nodes), PREDICTION]
+    ends, described = [None, *nodes, None], []
+    for source, target in sorted(edges, key=lambda edge: -abs(scores[edge])):
+        score, split, way = float(scores[source, target]), parts[:, source, target].tolist(), None
+        if names[target] != PREDICTION and abs(sum(split) - score) <= SPLIT * abs(score):
+            way = max(zip(WAYS, split, strict=True), key=lambda one: abs(one[1]))[0]
+        query, key, value = split if way else (None, None, None)
+        by_weights = composition.get((ends[source], ends[target], way or ""), (None, None))
+        described.append(
+            CircuitEdge(names[source], names[target], score, query, key, value, way, *by_weights)
+        )
+    return tuple(described)
+
+
+def _note_search(edges: Sequence[CircuitEdge], passes: int) -> Iterator[str]:
+    yield "MLPs are not nodes: their effect is counted in the edges"
+    yield (
+        f"edge effects are estimated (integrated gradients, {STEPS} steps); faithfulness and completeness "
+        "are measured"
+    )
+    if any(each.way is None and each.target != PREDICTION for each in edges):
+        yield "no parts by q, k, v where a target's queries, keys and values cannot be told apart"
+    if passes >= PASSES:
+        yield f"the search stopped after {passes:,} passes: fewer edges may be enough"
 
 
 def circuit_answer(result: PredictionCircuit, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
@@ -378,8 +410,8 @@ def circuit_answer(result: PredictionCircuit, maps: Mapping[Head, Heatmap] | Non
         f"{result.unit} {result.score:.3f}, {result.reference:.3f} in the other text{means}",
         f"{len(result.heads):,} of {result.all_heads:,} heads, {len(result.edges):,} of "
         f"{result.all_edges:,} edges",
-        f"faithfulness {result.faithfulness:.2f}: the share that comes back with these edges alone",
-        f"completeness {result.completeness:.2f}: the share that is lost without these heads",
+        f"faithfulness {result.faithfulness:.2f}: how much of the score difference these edges alone restore",
+        f"completeness {result.completeness:.2f}: how much of it is lost without these heads",
     ]
     title, subtitle = f"circuit · {result.title}", "; ".join([result.prediction, *lines[:2]])
     edges, heads, arrows = [], [], list[GraphEdge]()

@@ -14,12 +14,13 @@ One pass shows which weights belong to what, by their numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import attrgetter
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,15 +42,16 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.trace_model import TracedModel
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer
+from attnscope.questions.answer import Answer, format_table
+from attnscope.questions.sentences import group_by
 from attnscope.records import ADDRESS, Address, Meaning, Notes, plain, record
-from attnscope.views import Column, Table, View, head_map, layer_rows
+from attnscope.views import Table, View, head_map, layer_rows
 
 DRAWS = 32  # the baseline is the mean over this many random matrices
 
 
 @dataclass(frozen=True, eq=False)
-class Circuit:
+class LayerWeights:
     """The projections of the heads of one layer, each ``[head, width, size]``; ``output`` is transposed."""
 
     query: Tensor | None
@@ -58,7 +60,7 @@ class Circuit:
     output: Tensor
 
 
-def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
+def compose(earlier: LayerWeights, later: LayerWeights) -> dict[str, Tensor]:
     """Q-, K- and V-composition of all heads of two layers.  -> [later head, earlier head]"""
     ways = {"V": (later.value, later.output)}
     if later.query is not None and later.key is not None:
@@ -73,15 +75,15 @@ def compose(earlier: Circuit, later: Circuit) -> dict[str, Tensor]:
     return scores
 
 
-def compose_random(earlier: Circuit, later: Circuit) -> tuple[float, float]:
+def compose_random(earlier: LayerWeights, later: LayerWeights) -> tuple[float, float]:
     """The mean score of random matrices of the same shapes, and its deviation; reproducible."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(like: Tensor) -> Tensor:
         return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
 
-    one = Circuit(None, None, drawn(earlier.value), drawn(earlier.output))
-    other = Circuit(None, None, drawn(later.value), drawn(later.output))
+    one = LayerWeights(None, None, drawn(earlier.value), drawn(earlier.output))
+    other = LayerWeights(None, None, drawn(later.value), drawn(later.output))
     scores = compose(one, other)["V"]
     return float(scores.mean()), float(scores.std())
 
@@ -99,8 +101,6 @@ def _length(one: Tensor, other: Tensor) -> Tensor:
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
 """What the later head computes from the earlier head's output."""
 
-TURNED = "positions turn queries and keys (rotary): Q and K are as at distance 0, where nothing is turned"
-
 
 @record("a head")
 class HeadAddress:
@@ -115,7 +115,7 @@ def _addressed(text: str) -> Meaning:
 
 
 @record("one way of a pair of heads")
-class Feed:
+class Composition:
     """One composition between two heads, beside the scores of random matrices: mean and deviation."""
 
     head: Annotated[Head, _addressed("the earlier head")]
@@ -132,11 +132,11 @@ class Feed:
 
 
 @record("how much later heads read of earlier ones (--composition)", "compare", eq=False)
-class Feeds:
+class Compositions:
     """The compositions of pairs of heads, the largest lift first; ``fed`` is the one later head asked for."""
 
     feeds: Annotated[
-        tuple[Feed, ...], Meaning("every way of every pair, the one farthest above its baseline first")
+        tuple[Composition, ...], Meaning("every way of every pair, the one farthest above its baseline first")
     ]
     title: Annotated[str, Meaning("the model")]
     notes: Annotated[tuple[str, ...], Meaning("what to know")]
@@ -148,7 +148,7 @@ class Feeds:
         return layer_rows({each.head: each.lift for each in mine})
 
 
-def measure_composition(model: Model, prepared: ModelInput, fed: Head | None = None) -> Feeds:
+def measure_composition(model: Model, prepared: ModelInput, fed: Head | None = None) -> Compositions:
     """Run the model once, to see which weights belong to what, and compose them, for one later head or all.
 
     The text does not matter. Heads of cross-attention, which read two sequences, are left out.
@@ -158,65 +158,78 @@ def measure_composition(model: Model, prepared: ModelInput, fed: Head | None = N
     circuits = Circuits()
     with circuits.watching(model.module):
         record = model.run(prepared, [circuits])
-    found = {site: circuit for site in circuits.sites if (circuit := _circuit(circuits, site)) is not None}
-    fed = None if fed is None else _require(fed, found)
-    feeds: list[Feed] = []
-    baselines: dict[tuple[torch.Size, ...], tuple[float, float]] = {}
-    for later, earlier in product(found, found):
-        reads, wrote = found[later], found[earlier]
-        alike = earlier.kind == later.kind and wrote.output.shape[1] == reads.value.shape[1]
-        asked = fed is None or (later.layer, later.kind) == (fed.layer, fed.kind)
-        if not (alike and asked and earlier.layer < later.layer):
-            continue
+    layers = {site: each for site in circuits.sites if (each := _layer_weights(circuits, site)) is not None}
+    fed = None if fed is None else _require(fed, layers)
+    scores, baselines = list[Composition](), dict[tuple[torch.Size, ...], tuple[float, float]]()
+    for earlier, later in _composable(layers, fed):
+        wrote, reads = layers[earlier], layers[later]
         shapes = wrote.value.shape[1:], wrote.output.shape[1:], reads.value.shape[1:]
         if shapes not in baselines:
             baselines[shapes] = compose_random(wrote, reads)
-        for way, scores in compose(wrote, reads).items():
-            for number, row in enumerate(scores.tolist()):
-                reader = Head(later.layer, number, later.kind)
-                if fed in (None, reader):
-                    writers = (Head(earlier.layer, each, earlier.kind) for each in range(len(row)))
-                    made = zip(writers, row, strict=True)
-                    feeds += (Feed(each, reader, way, score, *baselines[shapes]) for each, score in made)
-    left_out = {site.layer for site in circuits.sites if site not in found and site.kind != "cross"}
-    unread = {site for site, circuit in found.items() if circuit.query is None}
-    unscored = {site.layer for site in unread if not circuits.reads[site].scored}
-    turned = {site.layer for site in found if circuits.reads[site].turned}
-    shared = max((circuits.reads[site].shared for site in found), default=1)
-    notes = [*model.notes, *record.notes]
-    for layers, what in (
-        (left_out, "values or output projection were not found: left out"),
+        for way, table in compose(wrote, reads).items():  # [later head, earlier head]
+            for (reader, writer), score in np.ndenumerate(table.numpy()):
+                heads = Head(earlier.layer, writer, earlier.kind), Head(later.layer, reader, later.kind)
+                if fed in (None, heads[1]):
+                    scores.append(Composition(*heads, way, float(score), *baselines[shapes]))
+    scores.sort(key=lambda each: -each.lift)
+    notes = (*model.notes, *record.notes, *_note_layers(circuits, layers))
+    return Compositions(tuple(scores), f"{model.title} · from the weights", notes, fed)
+
+
+def _composable(layers: Mapping[Site, LayerWeights], fed: Head | None) -> Iterator[tuple[Site, Site]]:
+    """Every earlier and later layer of one residual stream; the later one is that of ``fed``, if given."""
+    for later, earlier in product(layers, layers):
+        read = fed is None or (later.layer, later.kind) == (fed.layer, fed.kind)
+        width, read_width = layers[earlier].output.shape[1], layers[later].value.shape[1]
+        if read and earlier.kind == later.kind and earlier.layer < later.layer and width == read_width:
+            yield earlier, later
+
+
+def _note_layers(circuits: Circuits, layers: Mapping[Site, LayerWeights]) -> Iterator[str]:
+    """What could not be computed in which layers, and how keys and values are shared."""
+    reads = {site: circuits.reads[site] for site in layers}
+    value_only = [site for site, weights in layers.items() if weights.query is None]
+    unscored = [site for site in value_only if not reads[site].scored]
+    for sites, note in (
+        (
+            [site for site in circuits.sites if site not in layers and site.kind != "cross"],
+            "values or output projection were not found: left out",
+        ),
         (unscored, "the softmax was seen, but not the queries and keys that it is of: V alone"),
-        ({site.layer for site in unread} - unscored, "queries and keys are not a plain product: V alone"),
-        (turned, TURNED),
+        (
+            [site for site in value_only if site not in unscored],
+            "queries and keys are not a plain product: V alone",
+        ),
+        (
+            [site for site in layers if reads[site].turned],
+            "rotary positions; Q- and K-composition are computed for distance 0",
+        ),
     ):
-        if layers:
-            notes.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, sorted(layers)))}: {what}")
+        numbers = sorted({site.layer for site in sites})
+        if numbers:
+            yield f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: {note}"
+    shared = max((each.shared for each in reads.values()), default=1)
     if shared > 1:
-        notes.append(
-            f"{shared} heads share each key and value: composition with one of them is composition with all"
-        )
-    feeds.sort(key=lambda each: -each.lift)
-    return Feeds(tuple(feeds), f"{model.title} · from the weights", tuple(notes), fed)
+        yield f"{shared} heads share each key and value: composition with one of them is composition with all"
 
 
 LISTED = 4  # pairs listed for each composition, since scores of different ones do not compare; --csv has all
 
 EXPLAINED = (
     "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
-    "and feed-forward parts between them are left out",
+    "and MLPs between them are left out",
     "baseline: random matrices of the same shapes, ± how far their scores scatter",
 )
 
 
-def composition_answer(result: Feeds) -> Answer:
+def composition_answer(result: Compositions) -> Answer:
     """A map for each composition with the named head, and the largest lifts."""
     tables = {way: table for way in WAYS if (table := result.by(way))}
     top = max((abs(lift) for table in tables.values() for row in table.values() for lift in row), default=0)
     maps = {
         way: head_map(
             table,
-            "above random weights",
+            "score minus random baseline",
             limits=(-(top or 1.0), top or 1.0),
             signed=True,
             title=f"what feeds the {WAYS[way]} of {result.fed and result.fed.name} · {way}-composition",
@@ -224,18 +237,20 @@ def composition_answer(result: Feeds) -> Answer:
         )
         for way, table in tables.items()
     }
-    several = len({each.head.kind for each in result.feeds}) > 1
-    rows = []
-    shown = [each for way in WAYS for each in [one for one in result.feeds if one.way == way][:LISTED]]
-    for each in shown:
-        head, fed = (str(one) if several else one.name for one in (each.head, each.fed))
-        beside = f"{each.baseline:.3f} ±{each.scatter:.3f}"
-        rows.append((head, f"{WAYS[each.way]} of {fed}", f"{each.score:.3f}", beside))
-    rest, columns = len(result.feeds) - len(shown), ("head", "feeds the", "score", "baseline")
-    listed = Table(
-        tuple(Column(name, name in ("score", "baseline"), "keep") for name in columns),
-        tuple(rows),
-        notes=(*([f"--csv has {rest:,} more"] if rest > 0 else ()), *EXPLAINED, *result.notes),
+    name = str if len({each.head.kind for each in result.feeds}) > 1 else attrgetter("name")
+    by_way = group_by(result.feeds, attrgetter("way"))
+    shown = [each for way in WAYS for each in by_way.get(way, [])[:LISTED]]
+    more = len(result.feeds) - len(shown)
+    listed = format_table(
+        {
+            "head": lambda each: name(each.head),
+            "feeds the": lambda each: f"{WAYS[each.way]} of {name(each.fed)}",
+            "score": "{0.score:.3f}",
+            "baseline": "{0.baseline:.3f} ±{0.scatter:.3f}",
+        },
+        shown,
+        left=("head", "feeds the"),
+        notes=(*[f"--csv has {more:,} more"] * (more > 0), *EXPLAINED, *result.notes),
     )
     printed = (replace(each, subtitle="") for each in maps.values())
     views: tuple[View, ...] = (Table(subtitle=result.title), *printed, listed)
@@ -244,27 +259,27 @@ def composition_answer(result: Feeds) -> Answer:
     return Answer(views, maps, lambda: result, lambda: [header, *map(attrgetter(*names), result.feeds)])
 
 
-def _circuit(circuits: Circuits, site: Site) -> Circuit | None:
+def _layer_weights(circuits: Circuits, site: Site) -> LayerWeights | None:
     """The projections of one call, if its input and output are known."""
     reads, wrote = circuits.reads[site], circuits.found.get(site)
     if site.kind == "cross" or wrote is None or reads.value is None:
         return None
     writes = reads.value.cpu(), wrote.weight.mT.cpu()
     if reads.query is None or reads.key is None:
-        return Circuit(None, None, *writes)
-    return Circuit(reads.query.cpu(), reads.key.cpu(), *writes)
+        return LayerWeights(None, None, *writes)
+    return LayerWeights(reads.query.cpu(), reads.key.cpu(), *writes)
 
 
-def _require(fed: Head, found: Mapping[Site, Circuit]) -> Head:
+def _require(fed: Head, layers: Mapping[Site, LayerWeights]) -> Head:
     """The head with its kind. Raises ``SelectionError`` unless it exists and has earlier heads."""
-    same = [site for site in found if fed.kind in (None, site.kind)]
-    here = [site for site in same if site.layer == fed.layer and fed.head < len(found[site].value)]
+    same = [site for site in layers if fed.kind in (None, site.kind)]
+    here = [site for site in same if site.layer == fed.layer and fed.head < len(layers[site].value)]
     if not same:
         raise ModelError("no layer has separable head weights: composition cannot be computed")
     if not here:
-        layers, most = [site.layer for site in same], max(len(circuit.value) for circuit in found.values())
-        raise SelectionError(f"no head {fed}: layers {min(layers)}-{max(layers)} have heads 0-{most - 1}")
-    if all(site.layer >= fed.layer for site in found):
+        numbers, most = [site.layer for site in same], max(len(each.value) for each in layers.values())
+        raise SelectionError(f"no head {fed}: layers {min(numbers)}-{max(numbers)} have heads 0-{most - 1}")
+    if all(site.layer >= fed.layer for site in layers):
         raise SelectionError(f"no head comes before {fed}: name one of a later layer")
     return Head(fed.layer, fed.head, here[0].kind)
 
@@ -412,32 +427,40 @@ def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows:
 
 def _ends_of(model: Model, ids: Tensor, steps: _Steps, size: int) -> tuple[Tensor, Tensor, Norm | None]:
     """The embedding (norms folded in), the unembedding, both [vocabulary, width], and the norm before it."""
-    tables = [
-        weight.detach()
-        for step in steps.ran
-        if isinstance(step.call.module, nn.Embedding)
-        and _same(step.call.first, ids)
-        and (weight := weight_of(step.call.module)) is not None
-    ]
-    if not tables:
-        raise ModelError(f"the token embedding of {model.name} was not found")
     lists = {layer[0] for site in steps.sites if (layer := _layer_of(site.name))}
-    layers = [_layer_of(step.call.name) for step in steps.ran]
-    inside = [at for at, layer in enumerate(layers) if layer is not None and layer[0] in lists]
-    behind = [step for step in steps.ran[inside[-1] + 1 if inside else 0 :] if _works(step)]
-    matrix = None if not behind else _matrix_of(behind[-1], size)
+    inside = [
+        at
+        for at, step in enumerate(steps.ran)
+        if (layer := _layer_of(step.call.name)) is not None and layer[0] in lists
+    ]
+    first, behind = (inside[0], inside[-1] + 1) if inside else (0, 0)
+    embed = _token_embedding(model, ids, steps)
+    for step in steps.ran[:first]:
+        if len(step.gave) == embed.shape[1] and (norm := _norm(step)) is not None:
+            embed = _folded(embed, norm)
+    return embed, *_output_head(model, list(filter(_works, steps.ran[behind:])), size)
+
+
+def _token_embedding(model: Model, ids: Tensor, steps: _Steps) -> Tensor:
+    """The weights of the first embedding that the token ids went into.  -> [vocabulary, width]"""
+    for step in steps.ran:
+        weight = weight_of(step.call.module)
+        if isinstance(step.call.module, nn.Embedding) and _same(step.call.first, ids) and weight is not None:
+            return weight.detach().float()
+    raise ModelError(f"the token embedding of {model.name} was not found")
+
+
+def _output_head(model: Model, behind: Sequence[_Step], size: int) -> tuple[Tensor, Norm | None]:
+    """The unembedding, [vocabulary, width], and the norm before it, if these are all behind the layers."""
+    matrix = _matrix_of(behind[-1], size) if behind else None
     norms = [_norm(step) for step in behind[-2:-1]]
     if matrix is None or len(behind) > 2 or None in norms:
         named = ", ".join(step.call.name for step in behind) or "nothing"
         raise ModelError(
-            f"copying needs an output head that is a norm and a matrix: {model.name} has {named} behind its "
-            "last layer"
+            "--copying needs a model whose output head is a norm followed by one matrix: "
+            f"{model.name} has {named} behind its last layer"
         )
-    embed = tables[0].float()
-    for step in steps.ran[: inside[0] if inside else 0]:  # before the layers
-        if len(step.gave) == embed.shape[1] and (norm := _norm(step)) is not None:
-            embed = _folded(embed, norm)
-    return embed, matrix.float(), norms[0] if norms else None
+    return matrix.float(), norms[0] if norms else None
 
 
 def _folded(states: Tensor, norm: Norm) -> Tensor:
@@ -494,19 +517,20 @@ def copying_answer(result: Copying) -> Answer:
     """A map of the share of tokens that each head copies, and the heads that copy most."""
     shares = layer_rows({each.head: each.copies for each in result.heads})
     map_ = head_map(shares, "copies", limits=(0.0, 1.0), title=f"OV copying · {result.title}")
-    named = ("head", "copies", "positive", "eigenvalues")
-    tried = f"{result.tokens:,} of " if result.tokens < result.vocabulary else "all "
-    table = Table(
-        tuple(Column(name, name != "head", "keep") for name in named),
-        tuple(
-            (each.head.name, f"{each.copies:.2f}", f"{each.positive:.2f}", f"{each.eigenvalues:+.2f}")
-            for each in result.heads[:COPYING]
-        ),
+    tested = f"{result.tokens:,} of " if result.tokens < result.vocabulary else "all "
+    table = format_table(
+        {
+            "head": "{0.head.name}",
+            "copies": "{0.copies:.2f}",
+            "positive": "{0.positive:.2f}",
+            "eigenvalues": "{0.eigenvalues:+.2f}",
+        },
+        result.heads[:COPYING],
         notes=(
-            f"copies: share of {tried}{result.vocabulary:,} tokens whose own logit rises most where the head "
-            "looks at them",
+            f"copies: share of {tested}{result.vocabulary:,} tokens whose own logit rises most where the "
+            "head attends to them",
             "positive: share of the eigenvalues; eigenvalues: their sum over the sum of their sizes",
-            "from the weights, norms folded in; feed-forward parts are left out",
+            "from the weights, norms folded in; MLPs are left out",
             *result.notes,
         ),
     )

@@ -14,7 +14,7 @@ from attnscope.models.inputs import Limit
 from attnscope.models.trace_model import TracedModel
 from attnscope.models.trace_recording import record_trace
 from attnscope.questions.composition import (
-    Circuit,
+    LayerWeights,
     compose,
     compose_random,
     measure_composition,
@@ -101,7 +101,7 @@ def test_composition_refuses_missing_or_first_layer_heads_and_traces(causal):
 def test_rotary_positions_and_shared_keys_are_noted(tmp_path, name, told):
     model = load(saved(tmp_path, name))
     notes = " ".join(measure_composition(model, model.prepare("A cat sat.")).notes)
-    assert ("layers 0, 1: positions turn queries and keys" in notes) == told
+    assert ("layers 0, 1: rotary positions; Q- and K-composition" in notes) == told
     assert ("2 heads share each key and value" in notes) == told
 
 
@@ -185,7 +185,7 @@ WIDTH = 12
 
 def layer(heads, size, seed):
     generator = torch.Generator().manual_seed(seed)
-    return Circuit(*(torch.randn(heads, WIDTH, size, generator=generator).double() for _ in range(4)))
+    return LayerWeights(*(torch.randn(heads, WIDTH, size, generator=generator).double() for _ in range(4)))
 
 
 def test_composition_score_is_normalized_product_norm():

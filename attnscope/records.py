@@ -87,11 +87,11 @@ def record(sentence: str, *commands: str, **options: Any) -> Callable[[Class], C
     """A frozen dataclass described by ``sentence``, which these ``commands`` print with ``--json``."""
 
     def make(cls: Class) -> Class:
-        made: Any = dataclass(frozen=True, **options)(cls)
-        made.__sentence__ = sentence
+        kind: Any = dataclass(frozen=True, **options)(cls)
+        kind.__sentence__ = sentence
         for command in commands:
-            RECORDS_BY_COMMAND.setdefault(command, []).append(made)
-        return made  # type: ignore[no-any-return]
+            RECORDS_BY_COMMAND.setdefault(command, []).append(kind)
+        return kind  # type: ignore[no-any-return]
 
     return make
 
@@ -106,9 +106,9 @@ def derived(text: str, **options: Any) -> Callable[[Callable[[Any], Value]], Val
     """Make a method a property that appears in data beside the fields, where ``text`` says what it holds."""
 
     def make(method: Callable[[Any], Value]) -> Any:
-        made = Derived(method, doc=text)
-        made.meaning = Meaning(text, **options)
-        return made
+        attribute = Derived(method, doc=text)
+        attribute.meaning = Meaning(text, **options)
+        return attribute
 
     return make
 
@@ -123,23 +123,23 @@ def shaped(kind: Any, meaning: Meaning) -> Shape:
 def members(kind: Any) -> tuple[tuple[tuple[str, ...], Any, Meaning], ...]:
     """The parts of a record that appear in data: path of attributes, type and meaning."""
     hints = get_type_hints(kind, include_extras=True)
-    found: list[tuple[tuple[str, ...], Any, Meaning]] = []
+    parts: list[tuple[tuple[str, ...], Any, Meaning]] = []
     for each in fields(kind):
         for note in getattr(hints[each.name], "__metadata__", ()):
             inner = get_args(hints[each.name])[0]
             if isinstance(note, Meaning):
-                found.append(((each.name,), inner, note))
+                parts.append(((each.name,), inner, note))
             elif isinstance(note, Parts) and not note.meanings:
-                found += [((each.name, *way), kind_, meaning) for way, kind_, meaning in members(inner)]
+                parts += [((each.name, *path), kind_, meaning) for path, kind_, meaning in members(inner)]
             elif isinstance(note, Parts):
-                parts = note.meanings.items()
-                found += [((each.name, name), _type_of(inner, name), one) for name, one in parts]
+                named = note.meanings.items()
+                parts += [((each.name, name), _type_of(inner, name), meaning) for name, meaning in named]
     for cls in reversed(kind.__mro__):
         for name, value in vars(cls).items():
             if isinstance(value, Derived):
                 kind_ = get_type_hints(value.fget, include_extras=True)["return"]
-                found.append(((name,), kind_, value.meaning))
-    return tuple(found)
+                parts.append(((name,), kind_, value.meaning))
+    return tuple(parts)
 
 
 def _type_of(kind: Any, name: str) -> Any:
@@ -150,34 +150,52 @@ def _type_of(kind: Any, name: str) -> Any:
 
 def schema(kind: Any) -> Shape:
     """The JSON Schema of what ``plain`` makes of a value of this type; a schema is returned as it is."""
-    origin, inside = get_origin(kind), get_args(kind)
     if isinstance(kind, dict):
         return kind
     if kind in BASIC_SHAPES:
         return dict(BASIC_SHAPES[kind])
-    if origin is Annotated:
-        return shaped(inside[0], inside[1]) if isinstance(inside[1], Meaning) else schema(inside[0])
-    if origin is Literal:
-        return {"enum": list(inside)}
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [schema(each) for each in inside]}
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema(inside[1])}
-    if origin is tuple and inside[-1] is not ...:
-        if len(set(inside)) == 1:
-            count = {"minItems": len(inside), "maxItems": len(inside)}
-            return {"type": "array", "items": schema(inside[0]), **count}
-        return {"type": "array", "prefixItems": [schema(each) for each in inside], "items": False}
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return {"type": "array", "items": schema(inside[0])}
-    found = {meaning.name or way[-1]: (inner, meaning) for way, inner, meaning in members(kind)}
+    if (origin := get_origin(kind)) is not None:
+        return SCHEMAS[origin](*get_args(kind))
+    parts = {meaning.name or path[-1]: (inner, meaning) for path, inner, meaning in members(kind)}
     return {
         "type": "object",
         "description": kind.__sentence__,
-        "properties": {name: shaped(*each) for name, each in found.items()},
-        "required": [name for name, (_, meaning) in found.items() if not meaning.optional],
+        "properties": {name: shaped(*part) for name, part in parts.items()},
+        "required": [name for name, (_, meaning) in parts.items() if not meaning.optional],
         "additionalProperties": False,
     }
+
+
+def _annotated(kind: Any, note: Any, *_: Any) -> Shape:
+    return shaped(kind, note) if isinstance(note, Meaning) else schema(kind)
+
+
+def _union(*kinds: Any) -> Shape:
+    return {"anyOf": [schema(each) for each in kinds]}
+
+
+def _array(kind: Any) -> Shape:
+    return {"type": "array", "items": schema(kind)}
+
+
+def _tuple(*kinds: Any) -> Shape:
+    """As many items as there are types, or any number of the type before an ellipsis."""
+    if kinds[-1] is ...:
+        return _array(kinds[0])
+    if len(set(kinds)) == 1:
+        return _array(kinds[0]) | {"minItems": len(kinds), "maxItems": len(kinds)}
+    return {"type": "array", "prefixItems": [schema(each) for each in kinds], "items": False}
+
+
+SCHEMAS: Mapping[Any, Callable[..., Shape]] = {
+    Annotated: _annotated,
+    Literal: lambda *values: {"enum": list(values)},
+    **dict.fromkeys((Union, types.UnionType), _union),
+    **dict.fromkeys((Mapping, dict), lambda _, one: {"type": "object", "additionalProperties": schema(one)}),
+    **dict.fromkeys((Sequence, list), _array),
+    tuple: _tuple,
+}
+"""The schema of a generic type from its arguments."""
 
 
 def plain(value: Any) -> Any:
@@ -191,10 +209,10 @@ def plain(value: Any) -> Any:
     kind: Any = type(value)
     if hasattr(kind, "__sentence__"):
         data = {}
-        for way, _, meaning in members(kind):
-            found = reduce(getattr, way, value)
-            if not (meaning.optional and found is None):
-                data[meaning.name or way[-1]] = plain(meaning.plain(found) if meaning.plain else found)
+        for path, _, meaning in members(kind):
+            part = reduce(getattr, path, value)
+            if not (meaning.optional and part is None):
+                data[meaning.name or path[-1]] = plain(meaning.plain(part) if meaning.plain else part)
         return data
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
@@ -207,41 +225,46 @@ def plain(value: Any) -> Any:
 
 def read(kind: Any, value: Any, where: str = "it") -> Any:
     """JSON data as this type, with all its fields and no other. Raises ``ValueError`` with the place."""
-    origin, inside, made = _parts(kind)
+    origin, inside, is_record = _parts(kind)
     if origin is Annotated:
         return read(inside[0], value, where)
-    if made:
+    if is_record:
         hints = _hints(kind)
         if not isinstance(value, dict) or set(value) != set(hints):
             raise ValueError(f"{where} has other fields than {', '.join(hints)}")
         return kind(**{name: read(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
     if origin in (Union, types.UnionType):
         return _read_one_of(inside, value, where)
-    if origin is Literal and isinstance(value, str) and value in inside:
-        return value
     if origin is tuple and isinstance(value, list) and (inside[-1] is ... or len(value) == len(inside)):
         kinds = [inside[0]] * len(value) if inside[-1] is ... else inside
         return tuple(read(one, each, where) for one, each in zip(kinds, value, strict=True))
     if origin is Mapping and isinstance(value, dict):
         return {name: read(inside[1], each, f"{where}.{name:.40}") for name, each in value.items()}
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind is int and type(value) is int and abs(value) <= LARGEST_INTEGER:
-        return value
-    if kind in (str, bool, type(None)) and type(value) is kind:
-        return value
-    raise ValueError(f"{where} is {str(value)[:60]!r}, which it must not be")
+    if not _is_basic(kind, value):
+        raise ValueError(f"{where} is {str(value)[:60]!r}, which it must not be")
+    return float(value) if kind is float else value
+
+
+def _is_basic(kind: Any, value: Any) -> bool:
+    """Whether a value is a number, text, truth value or null of this type, or one of its literal texts."""
+    origin, inside, _ = _parts(kind)
+    if origin is Literal:
+        return isinstance(value, str) and value in inside
+    if kind is float:
+        return type(value) in (int, float)
+    whole = kind is not int or (type(value) is int and abs(value) <= LARGEST_INTEGER)
+    return whole and kind in (str, bool, int, type(None)) and type(value) is kind
 
 
 def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     """The type of a union that a value fits; among several objects, by their ``form`` or their fields."""
     for kind in kinds:
-        origin, _, made = _parts(kind)
-        if made and isinstance(value, dict):
+        origin, _, is_record = _parts(kind)
+        if is_record and isinstance(value, dict):
             form = _hints(kind).get("form")
             if set(value) == set(_hints(kind)) if form is None else value.get("form") in get_args(form):
                 return read(kind, value, where)
-        elif made:
+        elif is_record:
             continue
         elif kind is type(None):
             if value is None:

@@ -211,18 +211,13 @@ def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
     patterns = patterns_of({name for head in heads for name in head.figures})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
     lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
-    least = {name: _least(lifts[name]) for name in patterns}
+    least = {name: _outlying_lift(lifts[name]) for name in patterns}
     for head in heads:
-        known = [name for name in patterns if name in head.figures]
-        if head.role is not None and head.role.name in (NONE, SHARP_ROLE) and known:
-            name = max(known, key=lambda name: head.figures[name].lift)
+        measured = [name for name in patterns if name in head.figures]
+        if head.role is not None and head.role.name in (NONE, SHARP_ROLE) and measured:
+            name = max(measured, key=lambda name: head.figures[name].lift)
             pattern, figure = patterns[name], head.figures[name]
-            if (
-                (figure.value >= NEAR_SHARE * pattern.threshold or figure.lift > least[name])
-                and figure.value >= max(WEAK_SHARE * pattern.threshold, WEAK_RATIO * figure.baseline)
-                and is_beyond_chance(figure)
-                and is_no_shoulder(head.figures, name)
-            ):
+            if _is_weak(pattern, figure, least[name]) and is_no_shoulder(head.figures, name):
                 rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
                 words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), figure)
                 sentence = f"{words}, {rank} of {len(heads):,} heads"
@@ -230,7 +225,14 @@ def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
         yield head
 
 
-def _least(lifts: Sequence[float]) -> float:
+def _is_weak(pattern: Pattern, figure: Figure, outlying: float) -> bool:
+    """Whether a pattern is near its threshold or has an ``outlying`` lift, and is not there by chance."""
+    near = figure.value >= NEAR_SHARE * pattern.threshold or figure.lift > outlying
+    least = max(WEAK_SHARE * pattern.threshold, WEAK_RATIO * figure.baseline)
+    return near and figure.value >= least and is_beyond_chance(figure)
+
+
+def _outlying_lift(lifts: Sequence[float]) -> float:
     """The lift that is an outlier among the heads, and that few heads exceed."""
     if len(lifts) < FEWEST_HEADS:
         return float("inf")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
@@ -20,7 +21,7 @@ from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
 from attnscope.render.page import PAGE, save_page
-from attnscope.storage import folder as kept
+from attnscope.storage import folder as folders
 from attnscope.storage.files import fingerprint
 from attnscope.text import number_ranges
 from attnscope.version import __version__
@@ -55,53 +56,87 @@ def save_export(
     file would be overwritten without ``force``, ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
-    contents = kept.ExportPlan(formats, selection.layers, heads)
+    contents = folders.ExportPlan(formats, selection.layers, heads)
     if selection.token is not None and contents.wholes:
-        raise OutputError(f"a token has pictures alone: --format {','.join(kept.PICTURES)}")
-    with kept.claim_folder(folder):
+        raise OutputError(f"a token has pictures alone: --format {','.join(folders.PICTURES)}")
+    with folders.claim_folder(folder):
         tokens = [[str(place) for place in axis] for axes in prepared.axes.values() for axis in axes]
         options = (selection, formats, sorted(heads or ()), dpi, size, font, cmap, command, mass)
-        asked = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
-        identity = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        facts = [__version__, model.name, fingerprint(model.module), tokens, *map(repr, options)]
+        identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         if not force:
-            kept.refuse_existing(folder, contents, identity)
-        result = None if selection.token is not None else all_heads(model, prepared, selection)
-        if result is not None:
-            layers, most = result.layers, max(len(weights.values) for weights in result.weights.values())
-            pictures = _pictures(result) if contents.pictures else iter(())
-        else:
-            seen = see_token(model, prepared, selection)
-            kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in seen.sites}
-            layers = WholeLayers(kinds, model.title, "", seen.notes, seen.record)
-            pictures, most = _token_pictures(seen, mass), max(site.heads for site in seen.sites)
-        if missing := sorted(head for head in heads or () if head >= most):
-            raise SelectionError(f"no head {number_ranges(missing)}: these layers have heads 0-{most - 1}")
+            folders.refuse_existing(folder, contents, identity)
+        source = _run(model, prepared, selection, mass)
+        if missing := sorted(head for head in heads or () if head >= source.heads):
+            there = f"these layers have heads 0-{source.heads - 1}"
+            raise SelectionError(f"no head {number_ranges(missing)}: {there}")
+        pictures = source.pictures if contents.pictures else ()
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap=cmap, width=size, font=font), dict[str, None]()
         families((), font)  # refuses one that is not there before anything is written
-        kept.begin_manifest(folder, contents, identity)
-        total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), []
-        for named, view in jobs:
-            name = named if len(layers.kinds) > 1 else {**named, "kind": None}
-            drawn = view()
-            for form in contents.pictures:
-                path = folder / str(kept.Name(form, **name))
-                warnings |= dict.fromkeys(album.save(drawn, path))
-                files.append(ExportedFile(**kept.describe_file(path), **name))
-                tell("file", len(files), total)
-        for form in contents.wholes:
-            assert result is not None
-            path = folder / f"{kept.ALL}.{form}"
-            if path.suffix == PAGE:
-                save_page(result, path, cmap)
-            else:
-                layers.save(path)
-            files.append(ExportedFile(**kept.describe_file(path)))
+        folders.begin_manifest(folder, contents, identity)
+        total, files = len(jobs) * len(contents.pictures) + len(contents.wholes), list[ExportedFile]()
+        written = _save_pictures(
+            jobs, contents.pictures, folder, album, warnings, len(source.layers.kinds) > 1
+        )
+        for file in chain(written, _save_wholes(source, contents.wholes, folder, cmap)):
+            files.append(file)
             tell("file", len(files), total)
-        told = describe_export(model, prepared, layers, command, tuple(warnings), tuple(files))
-        manifest: dict[str, Any] = plain(told)
-        kept.write_manifest(folder, manifest)
+        described = describe_export(model, prepared, source.layers, command, tuple(warnings), tuple(files))
+        manifest: dict[str, Any] = plain(described)
+        folders.write_manifest(folder, manifest)
     return manifest
+
+
+class _Source(NamedTuple):
+    """What an export shows: its layers, what its pictures are of, and all heads unless it is of one token."""
+
+    layers: WholeLayers
+    pictures: Iterator[Job]
+    heads: int  # of the layer with most
+    all_heads: AllHeads | None = None
+
+
+def _run(model: Model, prepared: ModelInput, selection: Selection, mass: float | None) -> _Source:
+    if selection.token is None:
+        result = all_heads(model, prepared, selection)
+        heads = max(len(weights.values) for weights in result.weights.values())
+        return _Source(result.layers, _pictures(result), heads, result)
+    seen = see_token(model, prepared, selection)
+    kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in seen.sites}
+    layers = WholeLayers(kinds, model.title, "", seen.notes, seen.record)
+    return _Source(layers, _token_pictures(seen, mass), max(site.heads for site in seen.sites))
+
+
+def _save_pictures(
+    jobs: Sequence[Job],
+    formats: Sequence[str],
+    folder: Path,
+    album: Album,
+    warnings: dict[str, None],
+    several: bool,
+) -> Iterator[ExportedFile]:
+    """Draw each picture once and write it in all formats; names have the kind if there are several."""
+    for named, view in jobs:
+        name = named if several else {**named, "kind": None}
+        drawn = view()
+        for form in formats:
+            path = folder / str(folders.Name(form, **name))
+            warnings |= dict.fromkeys(album.save(drawn, path))
+            yield ExportedFile(**folders.describe_file(path), **name)
+
+
+def _save_wholes(
+    source: _Source, formats: Sequence[str], folder: Path, cmap: str | None
+) -> Iterator[ExportedFile]:
+    """Write all heads as a page, or as data."""
+    for form in formats:
+        path = folder / f"{folders.ALL}.{form}"
+        if path.suffix != PAGE:
+            source.layers.save(path)
+        elif source.all_heads is not None:
+            save_page(source.all_heads, path, cmap)
+        yield ExportedFile(**folders.describe_file(path))
 
 
 def _pictures(result: AllHeads) -> Iterator[Job]:

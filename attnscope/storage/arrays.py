@@ -15,7 +15,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -190,33 +190,8 @@ def _all_open(values: Array) -> Array:
 
 def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     tokens = arrays.pop("tokens", None)
-
-    def in_order(name: str) -> list[tuple[int, str]]:  # 2 before 10
-        return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
-
-    found = {
-        name: _without_padding(name, arrays[name])
-        for name in sorted(arrays, key=in_order)
-        if arrays[name].dtype.kind == "f" and arrays[name].ndim >= 2 and arrays[name].size
-    }
-    if not found:
-        named = ", ".join(arrays) or "nothing"
-        raise ValueError(f"it has no array of weights [..., query, key], only {named}")
-    first = next(iter(found.values()))
-    if len(found) == 1:
-        alone = first[None] if first.ndim == 3 else first[None, None] if first.ndim == 2 else first
-        found = {f"layer {number}": values for number, values in enumerate(alone[: MOST_LAYERS + 1])}
-    if len(found) > MOST_LAYERS or max(max(values.shape[-2:]) for values in found.values()) > MOST_PLACES:
-        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {MOST_PLACES:,} rows or columns")
-    layers = [
-        _weights_of(name, values[0] if values.ndim == 4 and len(values) == 1 else values)  # of one text
-        for name, values in found.items()
-    ]
-    kind, known = "encoder", "and which cells were masked is not known"
-    if any(values.shape[-2] != values.shape[-1] for values in layers):
-        kind = "cross"
-    elif all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
-        kind, known = "decoder", "and what is above the diagonal is all 0, so it counts as masked"
+    layers = _foreign_layers(arrays)
+    kind, mask_note = _guess_kind(layers)
     texts = [] if tokens is None else [str(text) for text in tokens.ravel()]
     axes = {n: list(map(str, range(n))) for values in layers for n in values.shape[-2:]} | {len(texts): texts}
     places = {n: tuple(Place(text, i, i + 1) for i, text in enumerate(named)) for n, named in axes.items()}
@@ -224,8 +199,43 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
     for number, values in enumerate(layers):
         allowed = np.tril(_all_open(values)) if kind == "decoder" else _all_open(values)
         labelled.append((number, Weights(values, allowed, *(places[n] for n in values.shape[-2:]))))
-    note = f"read from {path.name}: layers count from 0, {known}"
+    note = f"read from {path.name}: layers count from 0, {mask_note}"
     return Saved({kind: tuple(labelled)}, Untrusted(path.stem), (Untrusted(note),))
+
+
+def _foreign_layers(arrays: Mapping[str, Array]) -> list[Array]:
+    """The weights of each layer, by the names' natural order.  -> [head, query, key] each"""
+
+    def in_order(name: str) -> list[tuple[int, str]]:  # 2 before 10
+        return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
+
+    weights = {
+        name: _without_padding(name, arrays[name])
+        for name in sorted(arrays, key=in_order)
+        if arrays[name].dtype.kind == "f" and arrays[name].ndim >= 2 and arrays[name].size
+    }
+    if not weights:
+        named = ", ".join(arrays) or "nothing"
+        raise ValueError(f"it has no array of weights [..., query, key], only {named}")
+    if len(weights) == 1:
+        (alone,) = weights.values()
+        alone = alone[None] if alone.ndim == 3 else alone[None, None] if alone.ndim == 2 else alone
+        weights = {f"layer {number}": values for number, values in enumerate(alone[: MOST_LAYERS + 1])}
+    if len(weights) > MOST_LAYERS or max(max(each.shape[-2:]) for each in weights.values()) > MOST_PLACES:
+        raise ValueError(f"it has more than {MOST_LAYERS:,} layers, or {MOST_PLACES:,} rows or columns")
+    return [
+        _weights_of(name, values[0] if values.ndim == 4 and len(values) == 1 else values)  # of one text
+        for name, values in weights.items()
+    ]
+
+
+def _guess_kind(layers: Sequence[Array]) -> tuple[str, str]:
+    """The kind of attention of layers without a mask, and a note on what counts as masked."""
+    if any(values.shape[-2] != values.shape[-1] for values in layers):
+        return "cross", "and which cells were masked is not known"
+    if all(len(values[0]) > 1 and not np.triu(values, 1).any() for values in layers):
+        return "decoder", "and what is above the diagonal is all 0, so it counts as masked"
+    return "encoder", "and which cells were masked is not known"
 
 
 def _without_padding(name: str, values: Array) -> Array:

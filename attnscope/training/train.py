@@ -330,38 +330,23 @@ def train_on_files(
         raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     write_whole(work / "terms.json", json.dumps(terms, indent=2).encode())
     try:
-        if first is None and not (work / network.TOKENIZER).is_file():
-            say("learning the vocabulary")
-            how = recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase
-            learned = data.train_tokenizer(training_lines, *how)
-            write_whole(work / network.TOKENIZER, learned.to_str().encode())
-        tokenizer = network.load_tokenizer(work / network.TOKENIZER) if first is None else first[1]
+        tokenizer = _learn_tokenizer(work, training_lines, recipe, say) if first is None else first[1]
         config = replace(recipe.config, vocabulary=tokenizer.get_vocab_size(), trained=True)
-        cutters = []
-        for lines, name in ((training_lines, "training"), (held_out_lines, "held-out")):
-            path = work / f"{name}.tokens"
-            if not path.is_file():
-                say(f"reading the {name} text")
-                data.write_stream(lines, tokenizer, path)
-            stream = data.read_stream(path)
-            cutters.append(data.Cutter(stream, tokenizer, recipe.length, config.causal, seed=settings.seed))
-            if cutters[-1].count < 1:
-                raise InputError(
-                    f"the {name} text has {len(stream)} tokens, but sequences of {recipe.length} "
-                    f"need {2 * cutters[-1].stretch} or more: give more text, or shorter sequences"
-                )
+        cutter = data.Cutter(EMPTY, tokenizer, recipe.length, config.causal, seed=settings.seed)
+        training = _cut_lines(cutter, training_lines, work / "training.tokens", say)
+        held = _cut_lines(cutter, held_out_lines, work / "held-out.tokens", say)
     except AttnscopeError:
         if not resume:
             shutil.rmtree(folder)
         raise
-    training = replace(cutters[0], guessed=recipe.guessed, short=recipe.short, repeats=recipe.repeats)
+    training = replace(training, guessed=recipe.guessed, short=recipe.short, repeats=recipe.repeats)
+    held = replace(held, guessed=1.0 if config.causal else MASKED)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         encoder = Encoder(config)
         if first is not None:
             encoder.load_state_dict(first[0].state_dict())
         resumes = resume and (work / CHECKPOINT).is_file()
-        held = replace(cutters[1], guessed=1.0 if config.causal else MASKED)
         progress, done = train_encoder(encoder, training, held, settings, work / CHECKPOINT, resumes, observe)
     encoder.cpu()
     if progress.step:
@@ -371,6 +356,33 @@ def train_on_files(
         write_whole(folder / "training.json", (json.dumps(summary, indent=2) + "\n").encode())
         shutil.rmtree(work)
     return Outcome(encoder, tokenizer, progress, done, tuple(path.name for path in held_out_lines.files))
+
+
+EMPTY = np.zeros(0, np.uint32)  # the stream of a cutter before its text is read
+
+
+def _learn_tokenizer(work: Path, lines: data.Lines, recipe: Recipe, say: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer of the training text, which a resumed run finds in its folder."""
+    path = work / network.TOKENIZER
+    if not path.is_file():
+        say("learning the vocabulary")
+        learned = data.train_tokenizer(lines, recipe.config.vocabulary, recipe.tokenizer, recipe.lowercase)
+        write_whole(path, learned.to_str().encode())
+    return network.load_tokenizer(path)
+
+
+def _cut_lines(cutter: data.Cutter, lines: data.Lines, path: Path, say: Callable[[str], None]) -> data.Cutter:
+    """A cutter of these lines, whose tokens are written to ``path``. Raises ``InputError`` for too few."""
+    if not path.is_file():
+        say(f"reading the {path.stem} text")
+        data.write_stream(lines, cutter.tokenizer, path)
+    cutter = replace(cutter, stream=data.read_stream(path))
+    if cutter.count < 1:
+        raise InputError(
+            f"the {path.stem} text has {len(cutter.stream)} tokens, but sequences of {cutter.length} "
+            f"need {2 * cutter.stretch} or more: give more text, or shorter sequences"
+        )
+    return cutter
 
 
 LEAST_TOKENS = 14  # loss is measured on at least this many tokens

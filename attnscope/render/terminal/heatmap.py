@@ -256,23 +256,23 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     beside = max(1, (surface.width - label) // cell)
     beside = -(-heads // -(-heads // beside)) if heads else 1  # equal halves rather than a remainder
     tones = np.round(np.nan_to_num(view.levels()) * (TONES - 1)).astype(int)
+
+    def number_cell(text: str, tone: int) -> Segment:
+        if not text:
+            return Segment("· ".rjust(cell), DIM)
+        return Segment(f"{text} ".rjust(cell), screen.style_on(palette, tone) if surface.colour else None)
+
     for start in range(0, heads, beside):
         shown = range(start, min(start + beside, heads))
         if start:
             yield []
         names = "".join(f"{columns[head]} ".rjust(cell) for head in shown)
         beside_them = bool(means) and shown.stop == heads and label + cell * len(shown) + 5 <= surface.width
-        names += " mean" * beside_them
-        yield [Segment(" " * label + names.rstrip(), DIM)]
+        yield [Segment(" " * label + (names + " mean" * beside_them).rstrip(), DIM)]
         for row, name in enumerate(rows):
-            line = [Segment(name.ljust(label), DIM)]
-            for head in shown:
-                text = texts[row][head]
-                style = screen.style_on(palette, int(tones[row, head])) if text and surface.colour else None
-                line.append(Segment(f"{text or '·'} ".rjust(cell), style or (None if text else DIM)))
-            if beside_them:
-                line.append(Segment(f"{means[row]:>5}"))
-            yield line
+            numbers = [number_cell(texts[row][head], int(tones[row, head])) for head in shown]
+            mean = [Segment(f"{means[row]:>5}")] if beside_them else []
+            yield [Segment(name.ljust(label), DIM), *numbers, *mean]
     yield []
     low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()
     if surface.colour:

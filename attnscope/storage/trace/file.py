@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -88,7 +88,15 @@ Shape = tuple[int, int, int, int]
 
 def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     """Raise ``ValueError`` that names what does not fit."""
-    description = trace.description
+    _check_axes(trace.description)
+    _check_media(trace.description, arrays)
+    _check_layers(trace.description.calls)
+    for call in trace.description.calls:
+        _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
+
+
+def _check_axes(description: layout.TraceDescription) -> None:
+    """Whether axes are of a possible length, and every axis that is named is there."""
     for axis in description.axes:
         start, stop = (axis.start, axis.stop) if isinstance(axis, layout.Positions) else (0, len(axis))
         if not (0 <= start <= MOST_PLACES and 0 <= stop - start <= MOST_PLACES):
@@ -99,6 +107,10 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
     axes += [axis for call in description.calls for axis in (call.queries, call.keys)]
     if not all(0 <= number < len(description.axes) for number in axes):
         raise ValueError(f"it names an axis that it does not have; there are {len(description.axes)}")
+
+
+def _check_media(description: layout.TraceDescription, arrays: TraceFile) -> None:
+    """Whether images and sounds are of a possible size."""
     for image in description.images:
         arrays.shape(image.array, "u", 3)
         if not all(abs(edge) <= MOST_PLACES for box in image.boxes for edge in box.edges):
@@ -109,21 +121,24 @@ def _check_trace(trace: Trace, arrays: TraceFile) -> None:
         timely = sound.seconds > 0, sound.begin >= 0, max(sound.seconds, sound.begin) < MOST_PLACES
         if not (0 < sound.frames <= most and all(timely)):
             raise ValueError(f"{sound.frames:,} moments of {sound.seconds:g} s each are no sound")
-    if not description.calls:
+
+
+def _check_layers(calls: Sequence[layout.TracedCall]) -> None:
+    """Whether there are layers, each once, with as many heads as a model can have."""
+    if not calls:
         raise ValueError("it holds no attention")
-    heads = sum(call.heads for call in description.calls)
+    heads = sum(call.heads for call in calls)
     if heads > MOST_HEADS:
         raise ValueError(f"its layers have {heads:,} heads together, and at most {MOST_HEADS:,} are read")
-    (kind, layer), times = Counter((call.kind, call.layer) for call in description.calls).most_common(1)[0]
+    (kind, layer), times = Counter((call.kind, call.layer) for call in calls).most_common(1)[0]
     if times > 1:
         raise ValueError(f"it holds the {kind} layer {layer} {times:,} times")
-    for call in description.calls:
+    for call in calls:
         sizes = ((call.heads, MOST_HEADS), (call.batch, MOST_PLACES), (call.layer + 1, MOST_LAYERS))
         if not all(0 < size <= most for size, most in sizes):
             raise ValueError(f"{call.kind} layer {call.layer}, {call.heads} heads: such a layer cannot exist")
         if call.dtype not in DTYPES:
             raise ValueError(f"{call.dtype!r:.40} is not a type of numbers: there are {', '.join(DTYPES)}")
-        _check_rows(call.rows, arrays, (call.batch, call.heads, *trace.size(call)))
 
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # the types of a model's computation

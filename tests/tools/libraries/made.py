@@ -321,6 +321,22 @@ def peft() -> dict[str, Make]:
     }
 
 
+def pytorch_forecasting() -> dict[str, Make]:
+    """The attention of its Temporal Fusion Transformer: the last 4 of 12 steps attend to all of them."""
+    modules = import_module("pytorch_forecasting.models.temporal_fusion_transformer.sub_modules")
+
+    def built() -> Given:
+        states = torch.randn(2, 12, 32)
+        future = torch.ones(4, 12, dtype=torch.bool).triu(9).expand(2, 4, 12)
+        return (
+            modules.InterpretableMultiHeadAttention(n_head=4, d_model=32, dropout=0.0),
+            (),
+            {"q": states[:, 8:], "k": states, "v": states, "mask": future},
+        )
+
+    return {"Temporal Fusion Transformer": built}
+
+
 def torchao() -> dict[str, Make]:
     """A Llama whose weights are of 8 bits."""
     library = import_module("torchao.quantization")
@@ -333,7 +349,7 @@ def torchao() -> dict[str, Make]:
 
 
 LIBRARIES = (timm, torchvision, open_clip, diffusers, x_transformers, vit_pytorch, sentence_transformers)
-LIBRARIES += (speechbrain, litgpt, peft, torchao)
+LIBRARIES += (speechbrain, litgpt, peft, pytorch_forecasting, torchao)
 
 
 def all_models() -> dict[str, Make]:

@@ -17,8 +17,8 @@ from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
 from tests.capture.observing import Keep, observe
+from tests.capture.placing.mixing_modules import Chain
 from tests.capture.placing.test_chunked import longformer, texts
-from tests.capture.placing.ways import Chain
 from tests.capture.tiny import FAMILIES, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:the recording failed")

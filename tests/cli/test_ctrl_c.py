@@ -15,8 +15,8 @@ import torch
 import attnscope
 from attnscope.cli import main
 from attnscope.storage.trace import read_trace
+from tests.incomplete_files import broken
 from tests.training.corpus import write_corpus
-from tests.whole_files import broken
 
 ROOMS = (
     "cli/__init__.py", "cli/commands/export.py", "cli/commands/train.py", "cli/source.py",

@@ -12,8 +12,8 @@ from attnscope.models import ModelInput, load, seal
 from attnscope.models.model import Model
 from attnscope.models.seal import NOT_ASKED
 from attnscope.questions.audit import audit
-from tests.capture.placing.test_table import PLACES
-from tests.capture.placing.ways import COUNT, MIXED, STATES, pool_by_a_sum, pool_by_an_einsum
+from tests.capture.placing.mixing_modules import COUNT, MIXED, STATES, pool_by_a_sum, pool_by_an_einsum
+from tests.capture.placing.test_mixing_places import PLACES
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 from tests.models.mixers import CLEAN, OTHERS, SIZE, UNSEEN, Attention, Language, Other, Residual, make

@@ -17,9 +17,9 @@ from attnscope.models.model import Model
 from attnscope.questions.audit import audit
 from tests.capture import modules
 from tests.capture.hooks.test_kernels import OPEN, Flexible
-from tests.capture.lineage import test_pieces, test_standing
+from tests.capture.lineage import test_pieces, test_token_axis
 from tests.capture.modules import Of
-from tests.capture.placing.ways import Stream, grouped_by_an_axis
+from tests.capture.placing.mixing_modules import Stream, grouped_by_an_axis
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 
@@ -340,11 +340,11 @@ def test_float_states_are_audited_like_ids(name):
     assert [(mixer.path, mixer.way) for mixer in seen.mixers] == mixers
 
 
-@pytest.mark.parametrize("way", test_standing.INSIDE[::3], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", test_token_axis.INSIDE[::3], ids=lambda way: way.__name__)
 def test_audit_ignores_mixing_within_tokens(way, monkeypatch):
-    monkeypatch.setattr(test_standing, "COUNT", 8)  # and so tokens, enough to be changed
+    monkeypatch.setattr(test_token_axis, "COUNT", 8)  # and so tokens, enough to be changed
     torch.manual_seed(0)
-    assert audited(test_standing.Model(way).eval(), torch.randn(1, 8, test_standing.SIZE)).complete
+    assert audited(test_token_axis.Model(way).eval(), torch.randn(1, 8, test_token_axis.SIZE)).complete
 
 
 def test_audit_names_channel_attention():

@@ -11,7 +11,7 @@ from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
 from attnscope.capture.record import Seeing
 from tests.capture.modules import Heads, Kernel, Of
 from tests.capture.observing import check_kept, check_parts, observe
-from tests.capture.placing.ways import Chain, Stream, attend
+from tests.capture.placing.mixing_modules import Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs, tiny
 
 SIZE, HEADS, COUNT = 16, 4, 12

@@ -13,7 +13,7 @@ from attnscope.capture import recording
 from attnscope.capture.placing.between import ACROSS, PERHAPS
 from tests.capture.modules import Of
 from tests.capture.observing import observe
-from tests.capture.placing.ways import COUNT, SIZE, STATES
+from tests.capture.placing.mixing_modules import COUNT, SIZE, STATES
 
 ORDER = torch.tensor([3, 1, 0, 6, 2, 4, 5])
 

@@ -12,7 +12,7 @@ from attnscope.errors import ModelError
 from attnscope.models import ModelInput
 from attnscope.models.model import Model
 from tests.capture.observing import Keep, observe
-from tests.capture.placing.ways import SIZE, STATES, TALK, Chain, Stream, attend, talk
+from tests.capture.placing.mixing_modules import SIZE, STATES, TALK, Chain, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, SIZES, inputs, tiny
 
 

@@ -9,7 +9,7 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.layout import SAMPLED
 from attnscope.capture.rows.capture import MAPPED
 from tests.capture.observing import check_kept, observe
-from tests.capture.placing.ways import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Stream, attend
+from tests.capture.placing.mixing_modules import COUNT, EACH, HEADS, SIZE, STATES, TEXTS, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs
 
 

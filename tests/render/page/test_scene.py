@@ -8,8 +8,8 @@ from attnscope.axes import SOUND_ID
 from attnscope.render.colour import blend
 from attnscope.views import Scene, SceneRegion
 from tests.render.page.browser import MARKS, write_page
+from tests.render.page.test_accessibility import every
 from tests.render.page.test_page import PATCHES, QUARTERS, WHITE, WORDS, field
-from tests.render.page.test_without_barriers import every
 
 pytestmark = MARKS
 

@@ -26,9 +26,9 @@ from random import Random
 from typing import Any
 from xml.etree import ElementTree
 
+from tests.incomplete_files import broken
 from tests.tools.attack.cases import KINDS, make_bases
 from tests.tools.outputs.outputs import forked
-from tests.whole_files import broken
 
 MEMORY = 2 * 10**9  # bytes that a command is told it may take; what libraries share with other processes
 SHARED = 1 << 30  # comes on top

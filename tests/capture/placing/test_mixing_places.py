@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.capture.modules import Of
 from tests.capture.observing import check_kept, observe
-from tests.capture.placing.ways import (
+from tests.capture.placing.mixing_modules import (
     COUNT,
     HEADS,
     NAMED,

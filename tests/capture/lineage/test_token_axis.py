@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.capture.modules import Heads, Of
 from tests.capture.observing import check_kept, observe
-from tests.capture.placing.ways import attend
+from tests.capture.placing.mixing_modules import attend
 
 SIZE, COUNT = 8, 4  # features, and the number of tokens, of streams, of experts, of slots and of heads
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rich.console import Console
 
-from attnscope.attention import Head
+from attnscope.attention import Head, Kind
 from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
 from attnscope.measures import DEFAULT, MEASURES
@@ -457,18 +457,25 @@ class Run(Display):
         method: Literal["rollout", "flow"] = "rollout",
         *,
         token: str | int | None = None,
+        kind: Kind | None = None,
+        layer: int | None = None,
         words: bool = False,
         hide_special: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """How much each token of the text contributes to each token of the last layer, or to one token."""
+        """How much each token of the text contributes to each token of a layer, or to one token.
+
+        ``kind`` is encoder, decoder or cross; ``layer`` the last if it is not named.
+        """
         from attnscope.questions.flow import flow_answer, follow_flow
 
         if method not in (methods := ("rollout", "flow")):
             raise SelectionError(f"no method {method!r}: there are {', '.join(methods)}")
-        asked, named = _select(words=words, hide_special=hide_special), None if token is None else str(token)
-        result = follow_flow(*self._given, method, asked, token=named)
-        return Drawing(flow_answer(result, token=named, pictures=self._pass.prepared.pictures), cmap)
+        asked = _select(words=words, hide_special=hide_special, kind=kind)
+        named, layers = None if token is None else str(token), None if layer is None else (layer,)
+        result = follow_flow(*self._given, method, asked, token=named, last=layer)
+        pictures = self._pass.prepared.pictures
+        return Drawing(flow_answer(result, kind=kind, layers=layers, token=named, pictures=pictures), cmap)
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""

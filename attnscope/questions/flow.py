@@ -6,7 +6,7 @@ Each layer has one matrix, whose row ``i`` holds the share of each token of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ from attnscope.models.weighting import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, provenance
-from attnscope.questions.token import boxes_of, find_place, lay_over
+from attnscope.questions.token import boxes_of, find_place, lay_over, match_places
 from attnscope.records import MATRIX, Meaning, derived, record
 from attnscope.text import number_ranges
 from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
@@ -68,22 +68,45 @@ class Mixing:
         self.matrices[site] = np.concatenate(blocks)
         self.axes[site] = attention.queries, attention.keys
 
-    def leave_out(self) -> tuple[str, ...]:
-        """Drop kinds that attend in parts, such as the tower of a tiled picture, with a note."""
+    def leave_out(self, asked: str | None = None, last: int | None = None) -> tuple[str, ...]:
+        """Drop what cannot be followed, with a note: parts, as of a tiled picture; layers of other tokens.
+
+        Raises ``ModelError`` if the ``asked`` kind, or all of them, cannot be followed up to layer ``last``.
+        """
         reasons = tuple(self.in_parts.values())
         kinds = {site.kind for site in self.matrices} - set(self.in_parts)
+        if reasons and asked == "encoder" and asked in kinds:
+            kinds = {asked}  # its layers need no others
         if reasons and (not kinds or "cross" in kinds):
             raise ModelError(reasons[0])
-        for site in [site for site in self.matrices if site.kind not in kinds]:
-            del self.matrices[site], self.axes[site]
+        self._drop(site for site in self.matrices if site.kind not in kinds)
+        across = "cross" in kinds
+        shapes = {site: (len(queries), len(keys)) for site, (queries, keys) in self.axes.items()}
+        first = {site.kind: shape for site, shape in reversed(shapes.items())}
+        rows, columns = first.get("cross", (0, 0))
+        ends_of = {"encoder": (columns, columns), "decoder": (rows, rows)} if across else {}
         for kind in kinds_of(self.matrices):
-            sizes = {matrix.shape for site, matrix in self.matrices.items() if site.kind == kind}
-            one = next(iter(sizes))
-            if len(sizes) > 1 or (kind != "cross" and one[0] != one[1]):
-                shapes = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(sizes))
-                said = f"({kind_title(kind)}: {shapes})"
-                raise ModelError(f"the tokens of {self.name} change on the way {said}")
+            sizes = {site: shapes[site] for site in self.matrices if site.kind == kind}
+            expected = first["cross"] if kind == "cross" else ends_of.get(kind, (first[kind][0],) * 2)
+            changed = next((site.layer for site, size in sizes.items() if size != expected), None)
+            if changed is None:
+                continue
+            written = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(set(sizes.values())))
+            said = f"the tokens of {self.name} change on the way ({kind_title(kind)}: {written})"
+            if last is not None and last < changed and not (across and kind == "encoder"):
+                self._drop(site for site in sizes if site.layer >= changed)
+                reasons = (*reasons, f"{said}: layers from {changed} on are left out")
+                continue
+            if kind == asked or (across and asked != "encoder") or set(first) == {kind}:
+                raise ModelError(said)
+            gone = {"decoder", "cross"} if across else {kind}
+            self._drop(site for site in [*self.matrices] if site.kind in gone)
+            reasons = (*reasons, said)
         return reasons
+
+    def _drop(self, sites: Iterable[Site]) -> None:
+        for site in list(sites):
+            del self.matrices[site], self.axes[site]
 
     def _amounts(self, attention: Attention) -> Amounts | None:
         """What is followed instead of the weights. Raises ``ModelError`` if a block cannot be followed."""
@@ -246,13 +269,19 @@ class Flow:
         """A map's title: the method, the layer, and the model."""
         return f"{self.method} through layers 0-{layer} · {self.title} · {kind_title(kind)}"
 
-    def map(self, kind: str | None, layer: int | None) -> tuple[str, int, Weights]:
-        """One map, with its kind and layer; the last one if none is named. Raises ``SelectionError``."""
+    def map(self, kind: str | None, layer: int | None, token: str | None = None) -> tuple[str, int, Weights]:
+        """One map, with its kind and layer; the last one if none is named. Raises ``SelectionError``.
+
+        A ``token`` that only rows of another kind have chooses that kind.
+        """
         known = " and ".join(map(kind_title, self.maps))
         if kind is not None and kind not in self.maps:
             raise SelectionError(f"no {kind_title(kind)} to follow: there is {known}")
         first = "decoder" if "cross" in self.maps else self.lead or ""
-        kind = kind or (first if first in self.maps else next(iter(self.maps)))
+        kinds = sorted(self.maps, key=lambda kind: kind != first)
+        rows = {each: self.maps[each][-1][1].queries for each in kinds}
+        having = (each for each in kinds if token is not None and match_places(token, rows[each])[0])
+        kind = kind or next(having, kinds[0])
         layers = dict(self.maps[kind])
         layer = max(layers) if layer is None else layer
         if layer not in layers:
@@ -269,11 +298,13 @@ def follow_flow(
     *,
     target: str | None = None,
     token: str | None = None,
+    last: int | None = None,
 ) -> Flow:
     """Run the model once, and follow attention through its layers.
 
     ``relevance`` needs one backward pass, from the prediction ``target``. ``token`` limits maximum flows
-    to its rows.
+    to its rows. The tokens need to be the same up to layer ``last`` of the selection's kind; behind it, what
+    cannot be followed is left out. Raises ``ModelError``.
     """
     if method in ("relevance", "alti"):  # these need more of a pass than its weights
         if isinstance(model, TracedModel):
@@ -286,7 +317,7 @@ def follow_flow(
         with mixing.residuals.watching(model.module):
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
-    apart = mixing.leave_out()
+    apart = mixing.leave_out(selection.kind, last)
     said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
     passed = (*model.notes, *prepared.notes, *record.notes)
     notes = (METHODS[method].share, *passed, *apart, *([said] if said else []))
@@ -372,7 +403,7 @@ def focus_token(
     result: Flow, kind: str | None, layer: int | None, token: str, pictures: Sequence[Picture] = ()
 ) -> TokenView:
     """The contributions to one token of a layer, and of the same input token to all of the layer."""
-    kind, layer, weights = result.map(kind, layer)
+    kind, layer, weights = result.map(kind, layer, token)
     row = find_place(weights.queries, token)
     place = weights.queries[row]
     boxes = boxes_of(pictures)

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,9 @@ DECODER = re.compile(
     r"(^|[._])decoders?($|[._])|decoder_?layer|(^|[._])language_model[._](model[._])?layers[._]", re.I
 )
 """Paths of decoders; some see a prefix or a picture in both directions."""
+
+ATTENDING = re.compile(r"att(entio)?n|attend", re.I)
+"""Classes of modules that attend."""
 
 Learned: TypeAlias = tuple[tuple[Token, ...], tuple[Token, ...]]
 """Keys that are the same for every input, before and behind those of the input."""
@@ -53,14 +57,15 @@ def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
     return at is not None and _given_elsewhere(at, capture)
 
 
-def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
+def self_kind(attention: Attention, call: Call | None, in_decoder: bool = False) -> tuple[Kind, bool]:
     """Encoder or decoder, for attention over one sequence, and whether this call shows it.
 
-    Decoder if no query sees later keys, or the path says decoder. A single query, or a single open key,
-    shows nothing: then only the module's own declarations count. A module that calls itself causal and
-    fills a cache is a decoder even if it sees a prefix in both directions.
+    Decoder if its layer also attends to another sequence, if no query sees later keys, or if the path says
+    decoder. A single query, or a single open key, shows nothing: then only the module's own declarations
+    count. A module that calls itself causal and fills a cache is a decoder even if it sees a prefix in both
+    directions.
     """
-    if is_causal(attention) or DECODER.search(attention.site.name):
+    if in_decoder or is_causal(attention) or DECODER.search(attention.site.name):
         return "decoder", True
     module = None if call is None else call.module
     causal = getattr(module, "is_causal", False) is True
@@ -73,16 +78,18 @@ def self_kind(attention: Attention, call: Call | None) -> tuple[Kind, bool]:
 def is_causal(attention: Attention) -> bool:
     """Whether, in a few rows, no query sees a later one's key, and later ones see more than the first.
 
-    (Padding may mask later keys, but for all rows alike.)
+    (Padding may mask later keys, but for all rows alike, and whole rows, which show nothing.)
     """
     count, offset = len(attention.queries), attention.offset
     if offset is None or count < 2:
         return False
-    for row in sorted({round(step * (count - 1) / 7) for step in range(8)}):
-        if bool(attention.allowed(row, row + 1)[..., row + offset + 1 : offset + count].any()):
+    rows = sorted({round(step * (count - 1) / 7) for step in range(8)})
+    allowed = [attention.allowed(row, row + 1) for row in rows]  # each [batch or 1, head or 1, 1, key]
+    for row, keys in zip(rows, allowed, strict=True):
+        if bool(keys[..., row + offset + 1 : offset + count].any()):
             return False
-    first, last = attention.allowed(0, 1), attention.allowed(count - 1, count)
-    return bool((last & ~first).any())
+    first, *later = [keys for keys in allowed if bool(keys.any())] or allowed
+    return any(bool((keys & ~first).any()) for keys in later)
 
 
 def offset_of(attention: Attention, cached: bool) -> int | None:
@@ -151,6 +158,60 @@ def _given_elsewhere(call: Call, capture: Capture) -> bool:
     queries, keys = len(capture.queries), len(capture.keys)
     asking = any(queries in axes for axes in lengths)
     return asking and any(keys in axes and queries not in axes for axes in lengths)
+
+
+@dataclass
+class LayerCall:
+    """One call of attention, as the next one of its layer sees it."""
+
+    name: str
+    rows: int
+    module: type | None = None  # its class
+    given: int = 0  # sequences
+    is_cross: bool = False
+    across: bool = False  # whether its layer is known to attend to another sequence
+
+    def is_beside(self, other: LayerCall) -> bool:
+        """Whether both have as many rows and one parent, or stand in the same entry of a list."""
+        pairs = zip(self.name.split("."), other.name.split("."), strict=False)
+        shared = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        parents = {each.name.rpartition(".")[0] for each in (self, other)}
+        return self.rows == other.rows and (len(parents) == 1 or any(part.isdigit() for part, _ in shared))
+
+    def has_fewer(self, other: LayerCall) -> bool:
+        """Whether it was given fewer sequences than another module of the same class."""
+        return self.module is not None and self.module is other.module and self.given < other.given
+
+
+def sequences_of(call: Call) -> list[Sequence[int]]:
+    """The shapes of the states that a module was given, if they have the axes of the first."""
+    shapes = [tensor.shape for tensor in call.tensors if tensor.is_floating_point() and tensor.ndim > 1]
+    return [shape for shape in shapes if len(shape) == len(shapes[0])]
+
+
+def will_attend_across(model: nn.Module, name: str, rows: int, calls: Sequence[Call]) -> bool:
+    """Whether a layer, which now attends to its own sequence, was given another one to attend to.
+
+    A layer that is one module has sequences of two lengths then; else it has another module that attends.
+    """
+    own = next((call for call in calls if call.name == name), None)
+    if name.rpartition(".")[2].isdigit() and own is not None:
+        lengths = {shape[-2] for shape in sequences_of(own)}
+        if len(lengths) > 1 and rows in lengths:
+            return True
+    parts = name.split(".")[:-1]
+    ends = [at for at, part in enumerate(parts, 1) if part.isdigit()]
+    layer = ".".join(parts[: ends[-1]] if ends else parts)
+    around = [call for call in calls if is_within(layer, call.name) and call.name != name]
+    given = sequences_of(around[-1]) if around else []
+    if len(given) < 2 or rows not in given[0]:
+        return False
+    attending = [
+        f"{layer}.{path}".strip(".")
+        for path, module in model.get_submodule(layer).named_modules()
+        if ATTENDING.search(type(module).__name__) or (own and type(module) is type(own.module))
+    ]
+    return any(not is_within(path, name) and not is_within(name, path) for path in attending)
 
 
 def label_axes(
@@ -268,6 +329,7 @@ class Sites:
         self.padding: dict[tuple[Kind, int, int], Tensor] = {}  # by the batch and its length
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
+        self._before: LayerCall | None = None
 
     def place(
         self, capture: Capture, name: str, calls: Sequence[Call], learned: tuple[int, int] = (0, 0)
@@ -280,13 +342,14 @@ class Sites:
         call = next((call for call in reversed(calls) if call.name == name), None)
         around = [entry for entry in calls if is_within(name, entry.name)]
         kind: Kind = "cross"
-        if not is_cross(capture, name, around):
+        cross, in_decoder = self._look_around(capture, name, around)
+        if not cross:
             known = capture.offset
             if known is None and not capture.apart:
                 same = len(attention.queries) + sum(learned) == len(attention.keys)
                 known = learned[0] if same else offset_of(attention, any(entry.cached for entry in calls))
             attention = replace(attention, offset=known)
-            kind, shows = self_kind(attention, call)
+            kind, shows = self_kind(attention, call, in_decoder)
             if shows:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
@@ -298,6 +361,23 @@ class Sites:
         queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
         names = name_learned(None if call is None else call.module, *learned)
         return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
+
+    def _look_around(self, capture: Capture, name: str, calls: Sequence[Call]) -> tuple[bool, bool]:
+        """Whether a call attends across, and if not, whether its layer does so before or behind it.
+
+        Across is also what was given more sequences than the call before, of the same layer and class.
+        """
+        now = LayerCall(name, len(capture.queries))
+        if calls and calls[-1].name == name:
+            now.module, now.given = type(calls[-1].module), len(sequences_of(calls[-1]))
+        last, self._before = self._before, now
+        before = last if last is not None and last.is_beside(now) else LayerCall("", 0)
+        more = capture.crossed is None and not before.is_cross and before.has_fewer(now)
+        if more or is_cross(capture, name, calls):
+            now.is_cross = now.across = True
+            return True, False
+        now.across = before.across or will_attend_across(self.model, name, now.rows, calls)
+        return False, now.across
 
     def close_padding(self, attention: Attention, record: Record) -> Attention:
         """The same, in which rows of padding see nothing; across two sequences, they are known before."""

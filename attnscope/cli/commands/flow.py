@@ -98,7 +98,10 @@ def flow(
     how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
     with given.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
-        result = follow_flow(loaded, prepared, asked.method, shown, target=asked.target, token=asked.token)
+        last = max(layers) if layers else None
+        result = follow_flow(
+            loaded, prepared, asked.method, shown, target=asked.target, token=asked.token, last=last
+        )
     if output.out is not None and output.out.suffix.lower() in options.WHOLE:
         answer = flow_answer(result)  # of every layer
     else:

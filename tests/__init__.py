@@ -1,4 +1,4 @@
-"""Nothing that runs here, a test or a tool, reads or writes the passes that the user's commands keep."""
+"""Tests and tools: nothing here reads or writes the user's own cached passes."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What holds of every test: its environment, in which process and order it runs, with how many threads."""
+"""Settings of all tests: environment, processes, order and threads."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the suite can be asked for beyond pytest's own options."""
-    parser.addoption("--whole", action="store_true", help="nightly tests and every case of sweeps, too")
+    parser.addoption("--whole", action="store_true", help="also run nightly tests and every case of sweeps")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""What is not whole among the files that a command has left."""
+"""Finds incomplete files among those that a command left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packages, one above the other, and the direction of the imports between them."""
+"""The order of the packages, the direction of imports, and the sizes of files and names."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Attention hands out rows of weights, and says what it cannot."""
+"""Attention gives rows of weights, and explains what it cannot give."""
 
 from itertools import combinations_with_replacement
 

@@ -1,4 +1,4 @@
-"""The limit of memory and the deadline: what they are, and the sentence that each ends in."""
+"""The memory limit and the deadline: their values, and their one-sentence errors."""
 
 from contextlib import nullcontext, suppress
 from time import thread_time

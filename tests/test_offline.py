@@ -1,4 +1,4 @@
-"""The closed network: other machines are refused whoever asks, this machine stays open."""
+"""The closed network: remote hosts are refused, localhost stays reachable."""
 
 import socket
 import subprocess

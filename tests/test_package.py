@@ -1,4 +1,4 @@
-"""What is published: a wheel that holds everything, and runs alone."""
+"""The wheel: it is complete, and runs alone."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Where a system has no forks, no locks on folders, no timers and no limits, as Windows, commands run too."""
+"""Commands run on systems without forks, folder locks, timers and limits, such as Windows."""
 
 import pkgutil
 import shlex

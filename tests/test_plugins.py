@@ -1,4 +1,4 @@
-"""A package that is installed beside this one adds a measure, a command, a hook and a reader."""
+"""An installed package adds a measure, a command, a hook and a reader."""
 
 import json
 import shutil

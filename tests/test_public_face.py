@@ -1,4 +1,4 @@
-"""What users may rely on: a name leaves or joins this list on purpose only."""
+"""The public names: they change on purpose only."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""The README says what happens."""
+"""The README shows real output."""
 
 import ast
 import re

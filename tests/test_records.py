@@ -1,4 +1,4 @@
-"""Records against JSON Schema's own validator, and against JSON that somebody else wrote."""
+"""Records against JSON Schema's own validator, and against foreign JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A registry answers a wrong name with the nearest right one."""
+"""A registry suggests the nearest name."""
 
 import pytest
 

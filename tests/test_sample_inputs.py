@@ -1,4 +1,4 @@
-"""The sample texts are what their names say, and nothing hidden is in them."""
+"""The sample inputs are what their names say, with no hidden characters."""
 
 import json
 import re

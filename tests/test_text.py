@@ -1,4 +1,4 @@
-"""Text from outside: every file kind, every field, hostile in each; nothing of it arrives as it was."""
+"""Untrusted text is cleaned wherever it is shown."""
 
 from __future__ import annotations
 

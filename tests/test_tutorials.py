@@ -1,6 +1,6 @@
-"""The tutorials: their models are trained anew at night, and every step finds what the page says.
+"""The tutorials: nightly, their models are trained again, and every step gives the result on the page.
 
-A tutorial is one test, so that its model is trained once, on whatever process.
+A tutorial is one test, so that its model is trained once, in one process.
 """
 
 from __future__ import annotations

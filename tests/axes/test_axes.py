@@ -1,4 +1,4 @@
-"""Coarser maps against plain loops over their definition, and what places are called."""
+"""Coarser maps against plain loops over their definition, and the labels of places."""
 
 from typing import Any
 

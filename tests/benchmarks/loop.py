@@ -1,7 +1,7 @@
-"""The loop that people write today: a text after the other, eager weights of every layer, figures in NumPy.
+"""The usual loop: one text after another, eager weights of every layer, scores in NumPy.
 
-All heads at once: everything that attnscope measures by default, with what even attention would give and the
-sums that standard errors need.
+All heads at once: every default measure of attnscope, with its baseline under uniform attention and the sums
+for standard errors.
 """
 
 import unicodedata

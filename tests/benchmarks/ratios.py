@@ -1,10 +1,10 @@
-"""All speeds that are watched, beside the last recorded: ``python -m tests.benchmarks.ratios [--quick]``.
+"""All monitored speeds, next to the last recorded ones: ``python -m tests.benchmarks.ratios [--quick]``.
 
-Each is the time of attnscope over that of something that nobody can avoid, or that people write today, in
-turns in one run; less is better. A line says which one is a tenth worse than ``ratios.json`` has it;
-``--record`` writes what was found there. Nothing fails: a busy machine may be all that it is. Whole processes
-are compared by processor time, but for what several threads or processes share. ``--quick`` has what starts
-a process alone, and takes a quarter of a minute; all of it takes minutes.
+Each is the time of attnscope relative to an unavoidable step, or to the usual script, in alternating rounds
+of one run; less is better. A line marks each ratio that is 10 % worse than in ``ratios.json``; ``--record``
+writes the new ratios there. Nothing fails, because a busy machine may be the only cause. Whole processes
+are compared by processor time, except where several threads or processes share the work. ``--quick``
+measures only the start of processes, in a quarter of a minute; all of it takes minutes.
 """
 
 import argparse
@@ -49,7 +49,7 @@ plt.xticks(range(len(labels)), labels, rotation=90)
 plt.yticks(range(len(labels)), labels)
 plt.savefig(out)
 """
-"""The script that draws one head today."""
+"""The usual script that draws one head."""
 
 READ = """
 import sys
@@ -64,20 +64,20 @@ assert inputs["input_ids"].shape[1] == int(tokens), "the book is shorter than th
 with torch.inference_mode():
     model(**inputs, use_cache=False)
 """
-"""The script that reads a text once, and looks at nothing."""
+"""A script that runs the model on a text once, and measures nothing."""
 
 
 def cost(work: Callable[[], object]) -> float:
-    """How many seconds some work in this process takes."""
+    """The seconds that some work in this process takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def process(arguments: Sequence[str], folder: str, *, fresh=False, wall=False, threads: int = 0) -> float:
-    """Processor time of one process, or its wall clock, with bytecode as an installed package has it.
+    """Processor time of one process, or its wall-clock time, with the bytecode of an installed package.
 
-    ``fresh``: nothing is kept yet, so that the model runs.
+    ``fresh``: without cached passes, so that the model runs.
     """
     kept = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ATTNSCOPE_CACHE": folder}
     given = os.environ | kept | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
@@ -92,18 +92,21 @@ def process(arguments: Sequence[str], folder: str, *, fresh=False, wall=False, t
 
 
 def paired(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> float:
-    """The median ratio of two times that are taken in turns, so that a busy neighbour slows both; the first
+    """The median ratio of two times measured in alternation, so that a busy machine slows both; the first
     round is not counted."""
     pairs = [(ours(), theirs()) for _ in range(1 + rounds)]
     return statistics.median(mine / other for mine, other in pairs[1:])
 
 
 def starts(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
-    """What starts a process, to ``import torch``."""
+    """The start of a process, relative to ``import torch``."""
     helped, torch = (partial(process, each, folder) for each in (["-m", "attnscope", "--help"], TORCH))
-    yield "--help, to import torch", paired(helped, torch, rounds)
-    yield "second look, to import torch", paired(partial(process, SHOW, folder), torch, rounds)
-    yield "first look, to import torch", paired(partial(process, SHOW, folder, fresh=True), torch, rounds)
+    yield "--help, relative to import torch", paired(helped, torch, rounds)
+    yield "cached pass, relative to import torch", paired(partial(process, SHOW, folder), torch, rounds)
+    yield (
+        "first pass, relative to import torch",
+        paired(partial(process, SHOW, folder, fresh=True), torch, rounds),
+    )
 
 
 def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
@@ -111,24 +114,27 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     png = [*SHOW, "-m", minilm(), "--head", "L2H5", "-o", f"{folder}/head.png"]
     script = ["-c", PICTURE, minilm(), TEXT, f"{folder}/script.png"]
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
-    yield "first look, MiniLM as PNG, to the usual script", paired(ours, theirs, rounds)
-    yield "Swin of 3,136 patches with figures, to the plain pass", swin(rounds)
+    yield "first pass, MiniLM as PNG, relative to the usual script", paired(ours, theirs, rounds)
+    yield "Swin of 3,136 patches, measured, relative to the plain pass", swin(rounds)
     yield from many_texts(rounds)
-    yield "peak memory, 20,000 texts, to 2,000", flat(folder)
-    yield "export of 157 pictures at 512 tokens, to import torch", pictures(folder)
+    yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
+    yield "export of 157 pictures, relative to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):
-        yield f"stats of a book, {shape}, {tokens:,} tokens, to the plain script", long_text(shape, tokens)
+        yield (
+            f"stats of a book, {shape}, {tokens:,} tokens, relative to the plain script",
+            long_text(shape, tokens),
+        )
 
 
 def write_book(folder: str) -> Path:
-    """A text of many words that every Python has."""
+    """A long text that comes with Python."""
     path = Path(folder) / "book.txt"
     path.write_text("\n".join(topics.values()), "utf-8")
     return path
 
 
 def pictures(folder: str, tokens: int = 512) -> float:
-    """144 heads, 12 layers and the whole of a random model, by all processes, once."""
+    """Pictures of 144 heads, 12 layers and the whole of a random model, by all processes, once."""
     from transformers import BertConfig, BertModel
 
     model = Path(folder) / "bert"
@@ -141,8 +147,8 @@ def pictures(folder: str, tokens: int = 512) -> float:
 
 
 def build(shape: str, tokens: int):
-    """A random model of twelve layers, long enough for the text; the Llama's 32 heads are small, and share
-    8 of keys."""
+    """A random model of twelve layers, long enough for the text; the Llama's 32 small heads share 8 key-value
+    heads."""
     import torch
     from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
@@ -155,7 +161,7 @@ def build(shape: str, tokens: int):
 
 
 def long_text(shape: str, tokens: int) -> float:
-    """Whole processes on two threads, by the clock; the tokenizer is trained on the text."""
+    """Wall-clock time of whole processes on two threads; the tokenizer is trained on the text."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -172,7 +178,7 @@ def long_text(shape: str, tokens: int) -> float:
 
 
 def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
-    """2,000 sentences through MiniLM, on two threads; the model alone runs on the batches that are made."""
+    """2,000 sentences through MiniLM, on two threads; the plain model runs on the same batches."""
     import torch
 
     from attnscope.models import load
@@ -199,13 +205,13 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
         for name in looped.keys() & head.figures.keys():
             value, even = looped[name][:, head.site.layer, head.head]
             assert abs(value - head.figures[name].value) + abs(even - head.figures[name].baseline) < 1e-3
-    yield "2,000 sentences, MiniLM, to the eager loop", paired(ours, loop, rounds)
+    yield "2,000 sentences, MiniLM, relative to the eager loop", paired(ours, loop, rounds)
     bare = partial(cost, batched)
-    yield "2,000 sentences, MiniLM, to the bare pass in batches", paired(ours, bare, rounds)
+    yield "2,000 sentences, MiniLM, relative to the plain batched pass", paired(ours, bare, rounds)
 
 
 def flat(folder: str, few: int = 2_000, times: int = 10) -> float:
-    """Peak memory over ``times`` as many texts of 5 to 500 words, to that over a few, as whole processes."""
+    """Peak memory for ``times`` as many texts of 5 to 500 words, relative to a few, as whole processes."""
     from tests.models.folders import gpt2
 
     model = gpt2(Path(folder) / "tiny", n_embd=8, n_layer=1, n_head=1, n_positions=1024)
@@ -224,7 +230,7 @@ def flat(folder: str, few: int = 2_000, times: int = 10) -> float:
 
 
 def swin(rounds: int) -> float:
-    """All figures of a random Swin of full size, on one thread."""
+    """All scores of a random full-size Swin, on one thread."""
     import torch
     from transformers import SwinConfig, SwinModel
 
@@ -245,12 +251,12 @@ def swin(rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="what starts a process alone")
-    parser.add_argument("--record", action="store_true", help="write the ratios down")
+    parser.add_argument("--quick", action="store_true", help="only the start of processes")
+    parser.add_argument("--record", action="store_true", help="write the ratios to ratios.json")
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args()
     recorded = json.loads(RECORDED.read_text("utf-8")) if RECORDED.exists() else {}
-    print(f"{'':60}{'now':>8}{'before':>8}", flush=True)
+    print(f"{'':70}{'now':>8}{'before':>8}", flush=True)
     worse = []
     with tempfile.TemporaryDirectory() as folder:
         for suite in (starts,) if asked.quick else (starts, everything):
@@ -258,12 +264,12 @@ def main() -> None:
                 before = recorded.get(name)
                 late = before is not None and found > before * WORSE
                 worse += [name] if late else []
-                told = f"{'' if before is None else f'{before:.2f}':>8}{'  a tenth worse' if late else ''}"
-                print(f"{name:60}{found:8.2f}{told}", flush=True)
+                told = f"{'' if before is None else f'{before:.2f}':>8}{'  10 % worse' if late else ''}"
+                print(f"{name:70}{found:8.2f}{told}", flush=True)
                 if asked.record:
                     recorded[name] = round(found, 3)
                     RECORDED.write_text(json.dumps(recorded, indent=2) + "\n", "utf-8")
-    print(f"a tenth worse than recorded: {'; '.join(worse) or 'nothing'}")
+    print(f"10 % worse than recorded: {'; '.join(worse) or 'nothing'}")
 
 
 if __name__ == "__main__":

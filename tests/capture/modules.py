@@ -1,4 +1,4 @@
-"""Attention as people write it by hand, one style a class; each returns its output and its weights."""
+"""Hand-written attention, one style per class; each returns its output and its weights."""
 
 import math
 

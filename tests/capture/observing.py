@@ -1,4 +1,4 @@
-"""One pass of a model as it is and one that is recorded: their output is the same, and all maps are kept."""
+"""Run a model with and without a recording, compare the outputs, and return all maps."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Compiled models are watched as they were written, in whatever way they were compiled, and stay compiled."""
+"""Compiled models are captured uncompiled, however they were compiled, and stay compiled."""
 
 import threading
 from functools import partial

@@ -1,4 +1,4 @@
-"""Dropout of weights that is a number, no module: weights before it are shown, and a note says so."""
+"""Weights before functional dropout are shown, with a note."""
 
 import pytest
 import torch

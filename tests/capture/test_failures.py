@@ -1,4 +1,4 @@
-"""What goes wrong in a recording never reaches the model: its own result stands, and the record says why."""
+"""A failing recording never changes the model's result, and the record gives the reason."""
 
 import threading
 from functools import partial

@@ -1,4 +1,4 @@
-"""A recording leaves nothing behind, watches its own thread only, and changes nothing."""
+"""A recording restores the model, observes only its own thread, and changes no output."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

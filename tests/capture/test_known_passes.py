@@ -1,4 +1,4 @@
-"""A pass of a known trace is not followed, and shows what it would have shown; any other is followed."""
+"""A known pass skips lineage and gives the same maps; any other pass is followed."""
 
 import gc
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Observers: coarse maps against loops over whole weights, kept heads and rows, rows read once for all."""
+"""Observers: coarse maps against loops over whole weights, kept heads and rows, shared reading of rows."""
 
 from contextlib import ExitStack
 from itertools import pairwise, product

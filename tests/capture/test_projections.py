@@ -1,4 +1,4 @@
-"""Projections, what each head reads, and what its attention was added to, over the families."""
+"""Projections, the inputs of each head, and the residual that its attention is added to, by family."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The parts of a score: what each head writes to it, written out, and a sum that is the score."""
+"""Contributions to a score: each head's, written out, and their sum."""
 
 import pytest
 import torch

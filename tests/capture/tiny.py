@@ -1,4 +1,4 @@
-"""Tiny random models of many families, with inputs, and what they say about their own attention."""
+"""Tiny random models of many families, with inputs and the attention that they report themselves."""
 
 from __future__ import annotations
 

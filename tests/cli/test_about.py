@@ -1,4 +1,4 @@
-"""What JSON says it is about: model, texts and files, by checksums; and what a claim has."""
+"""The input that JSON answers describe: model, texts and files, by checksum; and the parts of a claim."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""``attnscope align`` as a user meets it."""
+"""``attnscope align`` from the command line."""
 
 import re
 

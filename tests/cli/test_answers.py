@@ -1,4 +1,4 @@
-"""What each command answers: an option reaches its question; tests/questions has the numbers."""
+"""The answer of each command: every option has its effect; tests/questions checks the numbers."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""Cached passes: what changes anything runs the model again, and no damaged entry is believed."""
+"""Cached passes: every change of input runs the model again, and damaged entries are ignored."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a prediction is made of, and what changes it: cut, patch, ablate, circuit, cachecost and logits."""
+"""What a prediction depends on: cut, patch, ablate, circuit, cachecost and logits."""
 
 import re
 from html import escape

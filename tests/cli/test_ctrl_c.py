@@ -1,4 +1,4 @@
-"""A Ctrl-C at any line of a command that writes: whole files or none, and the same command completes them."""
+"""Ctrl-C at any line of a command that writes: complete files or none, and the same command resumes."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""Every command, on the sample inputs, in every sort of model: a trace answers what the model answers."""
+"""Every command on the sample inputs, in every kind of model: a trace answers like its model."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every example of the help, README.md and the tour is typed as it stands, in a folder like a clone.
+"""Every example of the help, README.md and the tour runs as written, in a folder like a clone.
 
 Models of the hub are tiny ones of the same sort, in folders of their names. Training is shortened.
 """

@@ -1,4 +1,4 @@
-"""``--from``, ``--save-trace``, and ``export``; test_every_architecture.py asks every command of a trace."""
+"""``--from``, ``--save-trace``, and ``export``; test_every_architecture.py runs every command on traces."""
 
 import json
 import re

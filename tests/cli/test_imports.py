@@ -1,7 +1,7 @@
-"""What a command imports: --help answers at once, and a trace or a cached pass needs no torch.
+"""The imports of commands: --help is instant, and a trace or a cached pass needs no torch.
 
-One fresh process forks for each question, so that Python and what all commands import are loaded once.
-Commands of which none may import some modules run in one fork, one after another.
+One fresh process forks for each question, so that Python and the common imports are loaded once. Commands
+that must not import the same modules run one after another in one fork.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""``attnscope info``: what is seen of a model, what it says of itself, and what a failed recording leaves."""
+"""``attnscope info``: what can be shown of a model, what it reports itself, and failed recordings."""
 
 import pytest
 import transformers

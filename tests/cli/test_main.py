@@ -1,4 +1,4 @@
-"""What holds of every command: how it starts, what it says while it works, and how it ends."""
+"""Every command: how it starts, what it prints while it works, and how it ends."""
 
 import io
 import signal

@@ -1,4 +1,4 @@
-"""An agent asks, by the protocol's own client; it reads nothing outside of the folder, and runs no code."""
+"""The MCP server through the protocol's own client: it reads only its folder, and runs no code."""
 
 import asyncio
 import base64

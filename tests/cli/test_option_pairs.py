@@ -1,8 +1,8 @@
-"""What is accepted is done: an option changes standard output, a file or the exit code, or it is refused.
+"""An accepted option has an effect on standard output, a file or the exit code; otherwise it is refused.
 
-Every option of every command is typed alone and beside each other one. An option that is accepted beside
-another must change what the other one gives. The day types the pairs with an output, a format or a mode
-in them, the night all of them.
+Every option of every command is typed alone and with each other one. An option that is accepted beside
+another must change the result. By default, the pairs with an output, a format or a mode are typed; with
+``--whole``, all.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Where an answer goes: files, standard output, another program; what Tab, ``help`` and a text alone do."""
+"""Output: files, standard output, other programs; completion, ``help``, and a bare text."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""No option writes over what the same command reads: refused before any work, and all is as it was."""
+"""No option overwrites an input of the same command: it is refused before any work."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Pictures and sounds, alone and in a text, as a user meets them."""
+"""Images and sounds, alone and in a text, from the command line."""
 
 import io
 import re

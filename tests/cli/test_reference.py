@@ -1,4 +1,4 @@
-"""Which command has which option, how heads and numbers are typed, defaults, the help and the pages."""
+"""Which command has which option, spellings of heads and numbers, defaults, help and reference pages."""
 
 import inspect
 import os

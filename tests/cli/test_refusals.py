@@ -1,4 +1,4 @@
-"""What each command refuses: it prints no answer, writes no file, ends with 2, and says why in a sentence."""
+"""Refusals of each command: no answer, no file, exit code 2, and a one-sentence reason."""
 
 import os
 import shlex

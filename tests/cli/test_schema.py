@@ -1,4 +1,4 @@
-"""Every answer in JSON is what its schema says, SKILL.md says what is true, and errors are JSON, too."""
+"""Every JSON answer fits its schema, SKILL.md is correct, and errors can be JSON."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``attnscope show`` as a user meets it, of generated text and of a chat, too; and how ``browse`` starts."""
+"""``attnscope show``, also of generated text and chats; and the start of ``browse``."""
 
 import builtins
 import re

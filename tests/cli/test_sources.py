@@ -1,4 +1,4 @@
-"""Whatever a command reads: a text, an image, tensors, a file of weights; and where its model comes from."""
+"""Inputs of every command: text, image, tensors, files of weights; and where the model comes from."""
 
 import io
 import json

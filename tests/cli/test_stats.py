@@ -1,4 +1,4 @@
-"""``stats`` and ``check``, of a text and of a corpus: figures sorted, filtered and weighted, and claims."""
+"""``stats`` and ``check``, of a text and of a corpus: sorting, filtering, weighting, and claims."""
 
 import itertools
 import json

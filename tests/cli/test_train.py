@@ -1,4 +1,4 @@
-"""``train``, ``loss`` and ``track``; what they compute is tested in tests/training and tests/questions."""
+"""``train``, ``loss`` and ``track``; tests/training and tests/questions check their numbers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is read without being asked for runs nothing; and the security guide names tests that there are."""
+"""Nothing that is read automatically runs code, and the tests named in the security guide exist."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Text from outside: every kind of file and every name, hostile in each; nothing arrives as it was."""
+"""Untrusted text in every kind of file and every name: no output has it unchanged."""
 
 import json
 import re

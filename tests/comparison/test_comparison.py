@@ -1,4 +1,4 @@
-"""Distances, groups, points, partners and alignments: known answers, laws, and independent computations."""
+"""Distances, clusters, projections, matches and alignments: known answers, properties, independent code."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""Random attention calls of every kind: the fused pass, rows beside the kernel, brute force in float64.
+"""Random attention calls of every kind: the fused pass and rows beside the kernel, against float64.
 
-``python -m tests.fused.combinations 230`` prints how many figures of so many were compared, and the farthest
-from brute force.
+``python -m tests.fused.combinations 230`` prints how many scores of 230 calls were compared, and the largest
+difference from float64.
 """
 
 from __future__ import annotations

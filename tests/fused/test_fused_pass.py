@@ -1,4 +1,4 @@
-"""One pass over tiles against the full computation in float64, and random calls against brute force."""
+"""The fused pass against the full computation in float64, and random calls against brute force."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The fused pass inside of real models: outputs, figures and maps as the kernel gives them."""
+"""The fused pass in real models: the same outputs, scores and maps as with the kernel."""
 
 import pytest
 import torch

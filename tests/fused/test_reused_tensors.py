@@ -1,4 +1,4 @@
-"""Models that write into tensors which they used before: every call is measured on what it held then."""
+"""Models that write into used tensors: every call is measured with its own values."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Every measure once more: plain loops over NumPy arrays in float64, written from the definitions."""
+"""Every measure again, as plain loops over float64 NumPy arrays, written from the definitions."""
 
 from __future__ import annotations
 

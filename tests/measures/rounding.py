@@ -1,10 +1,10 @@
-"""How far rounding may move a figure, for every test that holds one to another way of computing it.
+"""Bounds on the rounding error of a score, for every test that compares it with another way of computing it.
 
-A weight is a float32: the products, exponentials and sums that lead to it leave it a few units in the last
-place off, and another processor, number of threads or order of adding leaves it a few others. A figure is a
-mean of sums of weights, each times what the measure makes of a key, which is nowhere more than the measure's
-range; so what rounding moves grows with that range, and with nothing else. On the bundled encoders and
-MiniLM, a figure lies at most 2e-7 of its range from float64, whatever instructions the libraries may use.
+A weight is a float32: the products, exponentials and sums behind it leave it off by a few units in the last
+place, and another processor, number of threads or order of summing by a few others. A score is a mean of
+sums of weights, each times the measure's value for a key, which is at most the measure's range; so the
+rounding error grows with that range, and with nothing else. On the bundled encoders and MiniLM, a score is
+at most 2e-7 of its range from float64, whatever instructions the libraries use.
 """
 
 import math

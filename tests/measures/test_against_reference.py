@@ -1,4 +1,4 @@
-"""Every figure against plain loops in float64, in blocks of any size, and against closed forms."""
+"""Every score against plain loops in float64, in blocks of any size, and against closed forms."""
 
 import math
 from functools import cache, partial

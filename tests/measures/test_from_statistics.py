@@ -1,6 +1,6 @@
-"""The fused pass's statistics are used where they tell every measure, else rows are read; the largest score.
+"""The fused pass's statistics are used if they suffice for every measure; otherwise rows are read.
 
-What statistics tell equals brute force: see ``tests/fused/test_fused_pass.py``.
+Statistics are compared with brute force in ``tests/fused/test_fused_pass.py``.
 """
 
 import json

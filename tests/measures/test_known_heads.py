@@ -1,4 +1,4 @@
-"""Known heads: those written by hand, number by number, and facts about those of a trained encoder."""
+"""Known heads: hand-written ones, and properties of those of a trained encoder."""
 
 import numpy as np
 import pytest

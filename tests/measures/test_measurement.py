@@ -1,4 +1,4 @@
-"""Texts, batches and processes add up to the same figures; averages and errors are computed a second way."""
+"""Texts, batches and processes sum to the same scores; means and errors are computed a second way."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A measure of one function is wherever measures are, offset=K is, and all explain themselves."""
+"""A measure of one function works everywhere, offset=K too, and every measure has an explanation."""
 
 import csv
 import io

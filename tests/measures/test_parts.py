@@ -1,4 +1,4 @@
-"""Figures of some rows alone, of special tokens by name, and of the way that the largest keys go."""
+"""Scores of selected rows, of special tokens by name, and of monotonic attention."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Roles name the strongest pattern, or a weak one that other heads have not; random heads have none."""
+"""A role names the strongest pattern, or a weak one that other heads lack; random heads have none."""
 
 import random
 from itertools import product

@@ -1,4 +1,4 @@
-"""Weighings against NumPy on every single vector A[i, j] v_j W_O, with norms before and behind the sum."""
+"""Weightings against NumPy on every vector A[i, j] v_j W_O, with norms before and after the sum."""
 
 import numpy as np
 import pytest

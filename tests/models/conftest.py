@@ -1,4 +1,4 @@
-"""What several tests of models share."""
+"""Fixtures shared by tests of models."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

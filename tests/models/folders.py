@@ -1,4 +1,4 @@
-"""Tiny Hugging Face model folders with real tokenizers, made from nothing."""
+"""Tiny Hugging Face model folders with real tokenizers, built from scratch."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Tiny folders of models that read images, each with what prepares them, and image files."""
+"""Tiny folders of image models with their processors, and image files."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Modules that mix tokens: attention of which nothing is seen, and all else; and some that mix none."""
+"""Modules that mix tokens, by uncaptured attention or otherwise; and some that do not."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Tiny folders of models that hear, each with what prepares them, and sound files."""
+"""Tiny folders of speech models with their processors, and sound files."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Classes as predictions: which one is meant, and its gradient."""
+"""Predictions of classes: which class is the target, and its gradient."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A model whose layers live in different places is captured where each of them lives."""
+"""A model spread over devices is captured with each layer in its place."""
 
 import json
 import shutil

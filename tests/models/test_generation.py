@@ -1,4 +1,4 @@
-"""Generated text: its attention is that of one plain pass over all of it, and its tokens read as text."""
+"""Generated text: its attention equals one plain pass over all of it, and its tokens read as text."""
 
 from dataclasses import replace
 from functools import cache

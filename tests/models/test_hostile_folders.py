@@ -1,4 +1,4 @@
-"""Folders that ask for all time and all memory end in a sentence; the limits are given, not waited for."""
+"""Folders that demand unlimited time or memory lead to one sentence; tests use small limits."""
 
 import json
 import os

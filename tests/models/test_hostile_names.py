@@ -1,4 +1,4 @@
-"""A folder chooses no code and no network: what names a repository is refused, and nothing gets out."""
+"""A folder cannot choose code or the network: names of repositories are refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The identity of a model's files: any change is another one, and what cannot be known has none."""
+"""The identity of a model's files: it changes with every file, and is None if it cannot be known."""
 
 import os
 

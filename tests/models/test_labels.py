@@ -1,4 +1,4 @@
-"""Positions that are no text, and weights in files, have names, as genes have."""
+"""Labels for positions that are not text, and for weights in files."""
 
 from functools import cache
 

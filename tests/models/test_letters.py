@@ -1,4 +1,4 @@
-"""What CTC heads read, in the names of frames and as words with their times, against transformers' own."""
+"""Letters of CTC heads, in the names of frames and as words with times, against transformers' own."""
 
 import itertools
 

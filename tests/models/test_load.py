@@ -1,4 +1,4 @@
-"""Loading by name: what loads, and the one sentence that says why something does not, or what is missing."""
+"""Loading by name: what loads, and the one-sentence error if something does not."""
 
 import shutil
 import sys

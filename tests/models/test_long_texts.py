@@ -1,4 +1,4 @@
-"""Texts that are far longer than anything that can be looked at: read no further than is of use."""
+"""Texts longer than any model reads are read only as far as needed."""
 
 from dataclasses import replace
 

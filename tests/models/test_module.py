@@ -1,4 +1,4 @@
-"""Modules of a user's own, and a kind of model: what can be named, what they read, and what does not work."""
+"""A user's own modules and model kinds: names, inputs, and errors."""
 
 import re
 import textwrap

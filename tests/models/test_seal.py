@@ -1,4 +1,4 @@
-"""What mixes tokens outside of the attention that is shown is said in every answer; else nothing is."""
+"""Every answer notes mixing outside of the shown attention, and only that."""
 
 import json
 import warnings

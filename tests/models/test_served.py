@@ -1,4 +1,4 @@
-"""Queries and keys that a server wrote show the rows of the model that ran."""
+"""Queries and keys from a server give the rows of the model that ran."""
 
 import importlib
 import json

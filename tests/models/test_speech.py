@@ -1,4 +1,4 @@
-"""Sound as models hear it: which files are read, what reaches the model, and what every frame is called."""
+"""Sound: which files are read, what reaches the model, and the names of frames."""
 
 import contextlib
 import shutil

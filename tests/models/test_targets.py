@@ -1,4 +1,4 @@
-"""Losses of a long text: its scores are made some rows at a time, and are those of one plain pass."""
+"""Losses of a long text, computed some rows at a time, equal those of one plain pass."""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tokens read as a person reads them: what the model read, and nothing else on standard output."""
+"""Tokens read like their text, and nothing else is on standard output."""
 
 import json
 import re

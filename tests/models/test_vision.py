@@ -1,4 +1,4 @@
-"""Images as models read them: which are opened, how they are cut, and what every patch is called."""
+"""Images: which files are read, how they are cut, and the names of patches."""
 
 import struct
 import zlib

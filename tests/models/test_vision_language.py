@@ -1,4 +1,4 @@
-"""A picture inside a text or beside it, and frames of videos: each token is named by what it stands for."""
+"""Images in or beside a text, and video frames: each token is named by its image region."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Weights that are weighted by what they move, against NumPy, zeroed values, and on a trained model."""
+"""Weighted attention, against NumPy, against zeroed values, and on a trained model."""
 
 import re
 from contextlib import ExitStack

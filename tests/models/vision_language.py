@@ -1,4 +1,4 @@
-"""Tiny folders of models that read a picture as a part of their text, each with its real processor."""
+"""Tiny folders of models that read an image as part of their text, each with its real processor."""
 
 import inspect
 import re

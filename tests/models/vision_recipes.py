@@ -1,7 +1,7 @@
-"""Tiny folders of the other types that read pictures in texts: a config made small, and its real processor.
+"""Tiny folders of the other types that read images in texts: a shrunk config, and its real processor.
 
-What a type's processor is made of, which signs its tokenizer needs and how large its pictures are is asked of
-its own classes. ``RECIPES`` says what they do not tell, ``LEFT`` which types are not made, and why.
+The parts of a processor, its placeholders and its image sizes come from the type's own classes. ``RECIPES``
+has what these leave open, ``LEFT`` the types that are not built, with the reason.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Attention and the encoder against torch, from the same weights, and against the formula."""
+"""Attention and the encoder against torch with the same weights, and against the formula."""
 
 import dataclasses
 import itertools

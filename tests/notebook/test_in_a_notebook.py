@@ -1,4 +1,4 @@
-"""The face in real notebooks: run by Jupyter's own client, and the page in a frame in a real browser."""
+"""The Python API in notebooks, run by Jupyter's own client; and the page in a frame in a real browser."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""A model learns induction while it is watched: three ways to say at which step agree."""
+"""A model learns induction under a watch: log, checkpoints and a script agree on the step."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Several processes that train one model: each measures its own batches, and the first one has the sums."""
+"""Several processes train one model: each measures its own batches, and the first has the sums."""
 
 import json
 import subprocess

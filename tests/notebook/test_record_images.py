@@ -1,4 +1,4 @@
-"""A policy of a robot: what its cameras saw lies under what each action looks at."""
+"""A robot policy: its camera images lie under the attention of each action."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The face for Python: what a run shows is what the command line shows, and what the model did."""
+"""The Python API: a run gives the answers of the command line, and the model's own attention."""
 
 import base64
 import io

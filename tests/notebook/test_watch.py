@@ -1,4 +1,4 @@
-"""A model that is watched while a loop or a trainer trains it learns what it learns without, bit for bit."""
+"""Watching a loop or a trainer leaves the training bit-identical."""
 
 import contextlib
 import copy

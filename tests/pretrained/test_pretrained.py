@@ -1,4 +1,4 @@
-"""Facts about the bundled weights, measured on text that they were not trained on."""
+"""Properties of the bundled weights on text that they were not trained on."""
 
 import re
 from pathlib import Path

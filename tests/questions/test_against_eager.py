@@ -1,4 +1,4 @@
-"""What is looked at is what the model itself says: every view against eager attention of the same weights."""
+"""Every view against eager attention with the same weights."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""When words are said, against transformers' own token timestamps."""
+"""Times of words, against transformers' own token timestamps."""
 
 import itertools
 from dataclasses import replace

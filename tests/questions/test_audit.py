@@ -1,4 +1,4 @@
-"""An audit names the modules that mix tokens outside the attention that is shown, by what, and no others."""
+"""An audit names exactly the modules that mix tokens outside of the shown attention, and how."""
 
 from collections import UserDict
 from functools import cache

@@ -1,4 +1,4 @@
-"""What a short cache costs: planted heads are named, and losses are those of masks written by hand."""
+"""The cost of a short cache: planted heads are identified, and losses equal hand-written masks."""
 
 import copy
 import itertools

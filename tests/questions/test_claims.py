@@ -1,4 +1,4 @@
-"""Claims hold or fail by the figures, and snapshots tell what has changed."""
+"""Claims hold or fail by the scores, and snapshots list what changed."""
 
 import math
 

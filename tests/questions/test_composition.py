@@ -1,4 +1,4 @@
-"""From the weights: which head feeds which, and OV copying, planted and against matrices written out."""
+"""Q-, K- and V-composition and OV copying, with planted heads and against full matrices."""
 
 from itertools import product
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What looking, weighted or through layers, never holds: all heads' weights between all tokens at once."""
+"""Weighting and flow never hold the weights of all heads between all tokens at once."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What the tokens of each layer are made of, against eager weights and states, and linear programming."""
+"""Flow through the layers, against eager weights and states, and linear programming."""
 
 import numpy as np
 import pytest

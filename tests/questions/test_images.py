@@ -1,4 +1,4 @@
-"""Pictures and sounds: what is drawn over them is eager attention, and where their tokens are in them."""
+"""Images and sounds: overlays equal eager attention, and tokens have their regions."""
 
 import itertools
 from functools import cache

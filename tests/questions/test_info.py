@@ -1,4 +1,4 @@
-"""What info says: what a look will cost, from a config, and what models report wrongly of themselves."""
+"""The cost that info estimates from a config, and faults of models' own reports."""
 
 import pytest
 import torch

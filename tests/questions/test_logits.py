@@ -1,4 +1,4 @@
-"""What each part writes to a score; the logit lens; a score by dimension; the loss of each token."""
+"""Contributions to a score; the logit lens; a score by dimension; the loss of each token."""
 
 import math
 from functools import cache, partial

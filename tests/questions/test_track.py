@@ -1,4 +1,4 @@
-"""Heads over checkpoints: the figures are those of each one's own eager pass, and the log saves work."""
+"""Heads over checkpoints: scores equal each checkpoint's eager pass, and the log saves repeated work."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Views made from nothing, consoles to print them on, and pictures read back from what was printed."""
+"""Sample views, consoles to print them on, and pixels read back from the output."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Colour maps: even in lightness, and apart for colour-blind readers."""
+"""Colour maps: uniform in lightness, and distinct for colour-blind readers."""
 
 import matplotlib
 import numpy as np

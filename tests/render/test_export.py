@@ -1,4 +1,4 @@
-"""A folder of everything: what is in it, that it is true, and that nobody loses anything."""
+"""An export folder: its content, and that nothing is lost."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""Real pixels in a terminal that shows them; cells everywhere else."""
+"""Pixel graphics in terminals that support them; cells elsewhere."""
 
 import base64
 import io

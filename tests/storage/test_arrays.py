@@ -1,5 +1,5 @@
-"""Attention as data: written, read by other tools and read back; files that lie are refused in a sentence,
-in seconds and without memory.
+"""Attention as data: written, read by other tools and read back; false files are refused in one sentence,
+within seconds and without allocating memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; damaged at random, each is read, or refused in one sentence."""
+"""Files are complete or absent; damaged ones are read, or refused in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cached passes: what is stored is found, the oldest go first, and no other file is believed or touched."""
+"""Cached passes: found by key, oldest removed first; other files are neither trusted nor touched."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Texts of a corpus: lines, fields, rows and files, each with its place or with what is wrong with it."""
+"""Texts of a corpus: lines, fields, rows and files, each with its place or its fault."""
 
 import json
 import sys

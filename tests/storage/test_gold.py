@@ -1,4 +1,4 @@
-"""Files of questions: what they hold, and what is said of lines that nobody can read."""
+"""Gold files: their content, and the faults of unreadable lines."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What comes from a trace is what comes from the model; a trace that lies is refused in a sentence."""
+"""A trace gives what its model gives; a false trace is refused in one sentence."""
 
 from __future__ import annotations
 

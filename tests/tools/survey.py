@@ -1,4 +1,4 @@
-"""One survey for all: each thing in a child of its own, with a limit of time and memory; a table of all."""
+"""The common part of surveys: each item in its own child process with limits, and one table."""
 
 import argparse
 import json

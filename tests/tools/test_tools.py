@@ -1,4 +1,4 @@
-"""A round of tools: no link of the site leads nowhere, hostile cases end well."""
+"""The tools: links of the site exist, and hostile cases end well."""
 
 import importlib
 import re

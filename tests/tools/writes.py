@@ -1,4 +1,4 @@
-"""Whether what each part writes sums to the score, in every causal family of transformers.
+"""Whether the contributions of all parts sum to the score, in every causal family of transformers.
 
 ``python -m tests.tools.writes --table tests/tools/writes.md``: a tiny random model of every type that
 ``AutoModelForCausalLM`` knows, its biases and norms moved away from 0 and 1.

@@ -1,4 +1,4 @@
-"""A small language to learn: sentences from a few words, in which much can be guessed."""
+"""A small predictable language to learn: sentences from a few words."""
 
 import os
 import random

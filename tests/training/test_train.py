@@ -1,4 +1,4 @@
-"""A run ends, stops, resumes and is refused as it should."""
+"""Training ends, stops, resumes, and refuses bad input."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Bars, curves, stacks, terms, graphs and pairs of heads: what they say and where they place it, by hand."""
+"""Bars, curves, stacks, terms, graphs and pairs of heads: their texts and places, by hand."""
 
 import numpy as np
 import pytest

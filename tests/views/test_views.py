@@ -1,4 +1,4 @@
-"""Heatmap, Grid, TokenView, HeadMap: values, limits and notes, before anything is drawn."""
+"""Heatmap, Grid, TokenView, HeadMap: values, limits and notes before drawing."""
 
 import math
 import unicodedata

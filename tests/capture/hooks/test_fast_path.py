@@ -1,4 +1,4 @@
-"""Torch's fused encoder layers stay fused while they are watched, and their attention is seen and proved."""
+"""torch's fused encoder layers stay fused during a recording, and their attention is captured and proved."""
 
 from contextlib import nullcontext
 

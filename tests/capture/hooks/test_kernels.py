@@ -1,4 +1,4 @@
-"""Attention functions: flash, flex, those that are called by torch.ops.aten, and code that is not Python."""
+"""Attention functions: flash, flex, direct calls of torch.ops.aten, and code that is not Python."""
 
 import sys
 

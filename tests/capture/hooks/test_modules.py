@@ -1,4 +1,4 @@
-"""Attention in modules of any make, found without a change to them."""
+"""Attention in modules of any author, captured without changes to them."""
 
 from dataclasses import asdict
 from functools import partial

@@ -1,4 +1,4 @@
-"""Windows and blocks of libraries at their true keys: rows times values against what the module returns."""
+"""Windows and blocks of libraries at their true keys: rows times values against the module's output."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One attention that a module computes in pieces, against the same attention with one plain softmax."""
+"""Attention computed in pieces, against the same attention with one plain softmax."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Softmaxes over streams, experts, slots and heads of one token, in models with as many tokens as these."""
+"""Softmaxes over streams, experts, slots and heads of one token are not attention over tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Ways to mix tokens, and modules that hold one: with weights to show, or with none of a softmax."""
+"""Modules that mix tokens: with softmax weights to show, or without any."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Attention from text to text of a batch is named, by whatever it is computed, and never shown as tokens'."""
+"""Attention between the texts of a batch is named, however it is computed, and never shown as tokens'."""
 
 from functools import partial
 

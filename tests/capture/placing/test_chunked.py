@@ -1,7 +1,7 @@
-"""Attention computed in windows and sorted chunks, against what the modules do with unit values.
+"""Attention in windows and sorted chunks, against the modules' own outputs for unit values.
 
-The attention's output is linear in its values. With a unit vector for the value of each key, it is the row of
-weights itself, however the module laid its weights out on the way.
+The output is linear in the values. With a unit vector as the value of each key, it is the row of weights
+itself, whatever the layout of the weights inside the module.
 """
 
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Layers have numbers and kinds; those without attention are named, with what they hold instead."""
+"""Layers have numbers and kinds; layers without attention are named with what they contain instead."""
 
 import re
 

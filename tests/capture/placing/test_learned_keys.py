@@ -1,4 +1,4 @@
-"""Labels go to each axis that they fit; keys that are the same for every input have their own names."""
+"""Labels apply to each axis that they fit; keys that are the same for every input have their own names."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Ways to mix tokens with no weights of a softmax to show: the module is named, whatever it is called."""
+"""Modules that mix tokens without softmax weights are named, whatever they are called."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where in a model attention can hide × how its numbers can lie: each cell is shown exactly, or named."""
+"""Every kind of mixing in every place of a model is shown exactly, or named."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Rows that a mask calls padding, against NumPy on the eager attention of the real rows."""
+"""Padded rows, against NumPy on the eager attention of the real rows."""
 
 import numpy as np
 import pytest

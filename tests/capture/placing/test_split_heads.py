@@ -1,4 +1,4 @@
-"""Heads that tensor parallelism splits over two processes are those of one process."""
+"""Heads split over two processes by tensor parallelism equal those of one process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The steps of a generation, joined, are the attention of the whole text in one pass."""
+"""The joined steps of a generation equal the attention of the whole text in one pass."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Heads compared with each other, across texts and across models: against an independent computation."""
+"""Comparison of heads, texts and models, against an independent computation."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Figures over a corpus are those of its texts one by one, however it is read, batched, stopped or shared."""
+"""Corpus scores equal those of single texts, however read, batched, stopped or shared."""
 
 import json
 import re

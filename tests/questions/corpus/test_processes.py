@@ -1,4 +1,4 @@
-"""Processes that share a corpus have the figures of one, bit for bit."""
+"""Processes that share a corpus give the scores of one process, bit for bit."""
 
 import json
 import multiprocessing

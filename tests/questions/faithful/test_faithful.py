@@ -1,4 +1,4 @@
-"""Deletion and insertion: on a model whose prediction hangs on one known token, and by hand."""
+"""Deletion and insertion: on a model whose prediction depends on one known token, and by hand."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""Questions with known answers, against a script that asks one head and one word at a time."""
+"""Questions with known answers, against a script that handles one head and one word at a time."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A small treebank, made by hand, and the same as plain data."""
+"""A small hand-made treebank, and the same as plain data."""
 
 # each word with its head (from 0, -1 the root) and its relation; behind one with a + there is no space
 SENTENCES = [

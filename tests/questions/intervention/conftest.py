@@ -1,4 +1,4 @@
-"""Models whose passes are changed."""
+"""Models for interventions."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tiny random models of five shapes, and their passes by plain hooks and by attention written out."""
+"""Tiny random models of five architectures, run with plain hooks and with written-out attention."""
 
 import inspect
 import math

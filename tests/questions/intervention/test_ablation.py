@@ -1,4 +1,4 @@
-"""Ablation is W_O without a head's columns, also over texts; importance is what finite differences find."""
+"""Ablation equals W_O without a head's columns, also over texts; importance equals finite differences."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Edges cut, against attention written out; planted heads, which every intervention and a circuit name."""
+"""Cut edges against written-out attention; planted heads, which every intervention identifies."""
 
 import random
 from itertools import product

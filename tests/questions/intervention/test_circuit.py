@@ -1,4 +1,4 @@
-"""Circuits: each number is that of plain hooks; planted ones are in test_cause.py."""
+"""Circuits: every value equals that of plain hooks; test_cause.py has planted ones."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Heads of softmaxes written by hand, changed: the same as those of torch's kernel with the same weights."""
+"""Interventions on hand-written softmaxes equal those on torch's kernel with the same weights."""
 
 import math
 

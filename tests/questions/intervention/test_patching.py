@@ -1,4 +1,4 @@
-"""Heads patched, against plain PyTorch: hooks on the layers and projections, and attention written out."""
+"""Patched heads against plain PyTorch: hooks on layers and projections, and written-out attention."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Which heads look from here to there, against NumPy on the models' own eager weights."""
+"""Which heads attend from one part to another, against NumPy on the models' own eager weights."""
 
 import random
 import re

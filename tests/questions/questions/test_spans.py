@@ -1,4 +1,4 @@
-"""Parts of a text, and how much each looks at each, against NumPy on the rows of every head."""
+"""Parts of a text and the attention between them, against NumPy on the rows of every head."""
 
 import json
 import random

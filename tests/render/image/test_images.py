@@ -1,4 +1,4 @@
-"""Images by their facts: the array is the head, row 0 is on top, labels and limits are right."""
+"""Images by their content: the array is the head, row 0 is on top, labels and limits are right."""
 
 import io
 import warnings

@@ -1,4 +1,4 @@
-"""Pictures of every width: no text leaves its figure or stands on another, and lines are as long as fits."""
+"""Pictures of any width: no text leaves the figure or overlaps, and lines are as long as they can be."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""Several views in one file: each as it is alone, at its place; its size, bytes and vector text."""
+"""Several views in one file: each identical to its single picture; size, bytes and vector text."""
 
 import io
 import re

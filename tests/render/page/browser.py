@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by Playwright in its own protocol; tests skip where there is none."""
+"""A headless Chromium, driven by Playwright; tests are skipped without one."""
 
 import contextlib
 import io

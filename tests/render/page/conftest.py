@@ -1,4 +1,4 @@
-"""A browser for the tests of this folder, and a profile for those of a file."""
+"""A browser for the tests of this folder, and a profile for each file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The page by keyboard alone, for a screen reader, in both themes and at every size; no text on another."""
+"""The page with a keyboard and a screen reader, in both themes and at every size; no overlapping text."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""A token in every head of the layer, one text of a pair, and the strongest lines of a layer, in Chromium."""
+"""A token in every head of a layer, one text of a pair, and the strongest lines of a layer, in Chromium."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Several heads on one token, the view as a picture of its own, and the page under a finger."""
+"""Several heads on one token, saving the view as a picture, and the page on a touch screen."""
 
 import base64
 import io

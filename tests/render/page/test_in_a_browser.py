@@ -1,4 +1,4 @@
-"""The page in headless Chromium, opened from its file with the network off; thumbnails of long texts."""
+"""The page in headless Chromium, opened from its file without a network; thumbnails of long texts."""
 
 import base64
 import zlib

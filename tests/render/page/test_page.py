@@ -1,4 +1,4 @@
-"""The page as a file: what is in it, how exact it is, and that nothing foreign can run."""
+"""The page as a file: its content, its precision, and that nothing foreign can run."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Pages of pictures and sounds: a word lights what it looks at, and a part of a picture lights the words."""
+"""Pages with images and sounds: a word highlights what it attends to, and a region its words."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Terminal pictures, read back from what reaches the terminal."""
+"""Terminal pictures, read back from the characters that reach the terminal."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Text in columns: cut, filled and upright, in every script."""
+"""Text in columns: cut, padded and upright, in every script."""
 
 import io
 

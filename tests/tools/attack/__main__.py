@@ -1,11 +1,11 @@
-"""Files, folders, texts and moments that were made to break it, from valid ones, each by its number.
+"""Files, folders, texts and moments meant to break attnscope, generated from valid ones by number.
 
     python -m tests.tools.attack                    # some 2,200, one after another
     python -m tests.tools.attack trace --first 7 --cases 1
 
-A case is made from its kind and its number alone, and runs in a process of its own with a limit of time and
-of memory. It has to end in an answer or in one sentence, reach nothing outside of its folder, and leave whole
-files; a table says how many did, and whatever was wrong.
+A case is determined by its kind and its number, and runs in its own process with limits on time and memory.
+It must end in an answer or in a one-sentence error, reach nothing outside of its folder, and leave complete
+files; a table counts the cases that did, and lists all that did not.
 """
 
 import argparse

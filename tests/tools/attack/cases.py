@@ -1,4 +1,4 @@
-"""The cases: each writes its files into a folder of its own, and says which command reads them."""
+"""The cases: each writes its files into its own folder, and names the command that reads them."""
 
 # ruff: noqa: E501 - tables of many short values are read best in few lines
 

@@ -1,4 +1,4 @@
-"""Values, JSON, bytes and words that nobody wrote in good faith."""
+"""Hostile values, JSON, bytes and words."""
 
 # ruff: noqa: E501 - tables of many short values are read best in few lines
 

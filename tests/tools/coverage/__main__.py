@@ -1,6 +1,6 @@
-"""How many architectures of transformers are captured exactly: ``python -m tests.tools.coverage``.
+"""Count the architectures of transformers that are captured exactly: ``python -m tests.tools.coverage``.
 
-It builds some 800 model types, each in a process of its own, and writes ``tests/tools/coverage.md``.
+It builds some 800 model types, each in its own process, and writes ``tests/tools/coverage.md``.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How types are built and fed for which one factor, and the names of what their forward takes, do not do."""
+"""Types that one factor cannot build, and the inputs of unusual forward arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Models of other libraries than transformers, each held against a plain softmax of its own numbers."""
+"""Models of libraries other than transformers, each against a plain softmax of its own values."""

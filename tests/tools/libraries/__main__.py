@@ -1,4 +1,4 @@
-"""Check every model in a process of its own, with a limit of time and memory, and write the table."""
+"""Check every model in its own process, with limits on time and memory, and write the table."""
 
 import torch
 

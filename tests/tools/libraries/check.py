@@ -1,4 +1,4 @@
-"""One model of a library: every kind of map that was captured against the oracle, the others by name."""
+"""One model of a library: every kind of captured map against the oracle; the other layers by name."""
 
 from collections import Counter
 from collections.abc import Sequence

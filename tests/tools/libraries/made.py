@@ -1,4 +1,4 @@
-"""Small random models of other libraries, each with what it is given: two texts, pictures or sounds."""
+"""Small random models of other libraries, each with its inputs: two texts, images or sounds."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The models and files that the recorded commands read, the same bytes wherever they are made."""
+"""The models and files that the recorded commands read, with the same bytes everywhere."""
 
 import json
 import shutil

@@ -3,16 +3,16 @@
     python outputs.py record FOLDER [--checkout DIR] [--only REGEX]
     python outputs.py compare A B
 
-So that a refactoring can be shown to change nothing: record before and after it, and compare. ``inputs.py``
-makes the models and files that the commands read. Most commands run in forks of one process that has torch
-loaded already, which prints the same and is many times as fast.
+To show that a refactoring changes nothing, record before and after it, and compare. ``inputs.py`` creates the
+models and files that the commands read. Most commands run in forks of one process that has torch loaded
+already, which prints the same and is many times faster.
 
-The commands are the lines of ``commands.txt``, as one types them behind the name. An indented line goes on in
-the folder of the line above it, and reads what that one wrote; every other one begins in an empty folder with
-``models/``, ``files/`` and ``sample_inputs/``. ``$T`` is ``TEXT``, ``$SMALL`` sizes of a model to be trained,
-``< FILE`` gives standard input, and what stands in front is the environment, or one of
+The commands are the lines of ``commands.txt``, as typed after the program's name. An indented line
+continues in the folder of the line above it, and may read its files; every other line starts in an empty
+folder with ``models/``, ``files/`` and ``sample_inputs/``. ``$T`` is ``TEXT``, ``$SMALL`` sizes of a model
+to be trained, ``< FILE`` gives standard input, and a prefix is the environment, or one of
 
-    ALONE=1      a Python process of its own: for what happens before a command runs, and to try that much
+    ALONE=1      its own Python process: for the steps before a command runs
     KEYS=a,b     browse, with these keys pressed
     LAUNCH="..." with these options of torchrun
 

@@ -2,8 +2,8 @@
 
 Open its ``index.html``, from the disk or from a server; its search runs in the reader's browser.
 
-Pages are the project's own Markdown files at their own paths, and four that are made of the code: measures,
-the Python face, schemas, and a gallery of commands with what they draw. A link to nowhere is an error.
+Pages are the project's own Markdown files at their own paths, and four that are generated from the code:
+measures, the Python API, schemas, and a gallery of commands with their pictures. A broken link is an error.
 """
 
 import inspect

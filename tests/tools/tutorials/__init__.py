@@ -1,1 +1,1 @@
-"""The two tutorials: models are trained, and what the commands print is written into the pages."""
+"""The two tutorials: trains their models, and writes the output of their commands into the pages."""

@@ -1,7 +1,7 @@
 """The tutorials in sample_inputs/: train their models, run their commands, write what these print below.
 
-``python -m tests.tools.tutorials`` does so. A page is made of the text beside this file, in which a head
-stands as ``{induction}`` and not by its number: the figures that attnscope prints say which head it is.
+``python -m tests.tools.tutorials`` does so. A page is generated from the text beside this file, which names a
+head as ``{induction}`` and not by its number: the scores that attnscope prints identify the head.
 """
 
 import json

@@ -21,12 +21,12 @@ from torch import Tensor
 from attnscope.attention import RowSource
 from attnscope.capture.hooks.functions import Function
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import CapturedCall
 from attnscope.errors import AttnscopeError
 
 Result = TypeVar("Result")
 Shown: TypeAlias = tuple[tuple[bool, bool | None, int | None], ...]
-"""For each call, as far as known: whether queries and keys are apart, of two sequences, and the first row."""
+"""For each call its ``separate_axes``, ``is_cross`` and ``offset``."""
 
 ITEMS = {"__getitem__", "__setitem__"}
 # results depend on index values: one pass says nothing about the next
@@ -105,7 +105,7 @@ class PassTrace:
     shape: tuple[int, ...] = ()  # texts, tokens
     numbers: Any = field(default_factory=list)
     shown: Shown = ()
-    taken: int = 0  # how many calls kernels computed
+    captured: int = 0  # how many calls kernels computed
     last: RowSource | None = None  # the attention of the last of them; earlier ones may be freed
     _steps: list[object] = field(default_factory=list)
     _makers: dict[int, int] = field(default_factory=dict)  # by the identity of a tensor, rewritten with it
@@ -132,20 +132,20 @@ class PassTrace:
         if name in TAKING or name in MOVING:
             self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
 
-    def show(self, capture: Capture) -> Capture:
+    def show(self, capture: CapturedCall) -> CapturedCall:
         """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
         number = len(self.shown)
         if self.trusted and number < len(self.known.shown):
-            apart, crossed, offset = self.known.shown[number]
-            capture = replace(capture, apart=apart, crossed=crossed, offset=offset)
-        self.shown = (*self.shown, (capture.apart, capture.crossed, capture.offset))
-        self.plain &= self.taken == number + 1 and capture.read is self.last
+            separate, cross, offset = self.known.shown[number]
+            capture = replace(capture, separate_axes=separate, is_cross=cross, offset=offset)
+        self.shown = (*self.shown, (capture.separate_axes, capture.is_cross, capture.offset))
+        self.plain &= self.captured == number + 1 and capture.read is self.last
         return capture
 
     def settle(self) -> None:
         """Make the pass known; raises ``UnknownPass`` if it was not followed, and is no known one."""
         self.numbers, trace = np.array(self.numbers), tuple(self._steps)
-        self.plain &= len(self.shown) == self.taken
+        self.plain &= len(self.shown) == self.captured
         program = self.known.programs.get(trace)
         if self.trusted:
             alike = self.plain and program is not None and self.shown == self.known.shown

@@ -86,7 +86,7 @@ class SiteRecord:
         return beyond_rounding(self.difference, self.dtype)
 
     @staticmethod
-    def of(attention: Attention, step: int = 0) -> SiteRecord:
+    def from_attention(attention: Attention, step: int = 0) -> SiteRecord:
         """The record of one attention call."""
         same = {each.name for each in fields(SiteRecord)} - {"queries", "keys", "step", "dtype"}
         return SiteRecord(
@@ -107,7 +107,7 @@ class LayerWithoutAttention:
     reason: Annotated[str, Meaning("why")]
 
     @staticmethod
-    def at(name: str, reason: str) -> LayerWithoutAttention:
+    def from_path(name: str, reason: str) -> LayerWithoutAttention:
         """A module's entry; its number is the last one in its path."""
         numbers = [int(part) for part in name.split(".") if part.isdigit()]
         return LayerWithoutAttention(name, numbers[-1] if numbers else 0, reason)
@@ -146,7 +146,7 @@ class Record:
 
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention is not shown, and why, once."""
-        layer = LayerWithoutAttention.at(path, reason)
+        layer = LayerWithoutAttention.from_path(path, reason)
         if layer not in self.without_attention:
             self.without_attention.append(layer)
 
@@ -261,7 +261,7 @@ class Observer(Protocol):
         """
 
 
-class Seeing(NamedTuple):
+class FunctionObserver(NamedTuple):
     """An observer that is a function."""
 
     observe: Callable[[Attention], None]

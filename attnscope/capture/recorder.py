@@ -28,11 +28,11 @@ from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
 from attnscope.capture.known_passes import KnownPasses, PassTrace
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.lineage.layout import (
     SplitCalls,
-    judge,
-    judge_terms,
+    classify_weighing,
+    drop_relative_scores,
     origin_of_kernel,
     origin_of_weighing,
 )
@@ -43,7 +43,7 @@ from attnscope.capture.placing.single_heads import Loops, Repeats, SingleHeads
 from attnscope.capture.placing.split_heads import SplitHeads, find_group
 from attnscope.capture.placing.without_attention import why_empty
 from attnscope.capture.record import FUSED, Observer, Record, beyond_rounding
-from attnscope.capture.rows.capture import MAPPED, Capture, Weighing, is_mapped
+from attnscope.capture.rows.capture import MAPPED, CapturedCall, Weighing, is_mapped
 from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, mix_rows, sdpa_call
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.tracker import Pass, Tracker
@@ -96,29 +96,29 @@ class Recorder(Pass):
         if is_quiet() or (known is None and not self.stack.calls):
             return kernel(*args, **kwargs)
         path = (self.path[-1] if known is None and self.path else known) or ""
-        frame, refusal = Frame.of(name, args, kwargs), None
+        frame, refusal = Frame.from_arguments(name, args, kwargs), None
         if self.fused is not None and frame.has_fused_form:
             with quietly():
-                output, capture = fuse(self.fused, Capture.of_call(formula(frame, causal=False), name))
+                output, capture = fuse(self.fused, CapturedCall.from_call(formula(frame, causal=False), name))
             refusal = capture.refusal
             if output is not None:
-                self.take(capture, path)
+                self.add(capture, path)
                 return output.transpose(1, 2).contiguous(), None  # [batch, query, head, size]
         self.frames.append(frame)
         try:
             result = kernel(*args, **kwargs)
         finally:
             self.frames.pop()
-        self.doubt(bool(frame.weighings))
+        self.mark_unrepeatable(bool(frame.weighings))
         with quietly():
             concluded = conclude(frame, result)
             if concluded is None:
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:
-                query, key = (self.of(Lineage).of(states) for states in (frame.query, frame.key))
+                query, key = (self.tracker(Lineage).origin_of(states) for states in (frame.query, frame.key))
                 batch = len(frame.query)
-                origin = None if self.is_known else origin_of_kernel(query, key, batch, sure=True)
-                self.take(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
+                origin = None if self.is_known else origin_of_kernel(query, key, batch, axes_known=True)
+                self.add(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
         return result
 
     def sdpa(self, kernel: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -128,10 +128,10 @@ class Recorder(Pass):
         query: Tensor = given["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        fixed = [self.of(Learned).is_fixed(given[name]) for name in ("query", "key")]
+        fixed = [self.tracker(Learned).is_fixed(given[name]) for name in ("query", "key")]
         learned = frame is None and not self.is_known and fixed == [True, False]
-        self.doubt(learned)
-        output, capture = fuse(self.fused, Capture.of_call(call, "sdpa", learned))
+        self.mark_unrepeatable(learned)
+        output, capture = fuse(self.fused, CapturedCall.from_call(call, "sdpa", learned))
         mixed = mix_rows(self.fused, capture) if output is None else None
         proved = mixed is not None and self.is_known  # when a pass like this one was followed
         result: Tensor
@@ -139,10 +139,10 @@ class Recorder(Pass):
             result = kernel(*args, **kwargs)
             with quietly():
                 if not call.dropout:
-                    capture = capture.proved(call.value, result.reshape(*call.query.shape[:3], -1))
+                    capture = capture.with_difference(call.value, result.reshape(*call.query.shape[:3], -1))
             if mixed is not None and beyond_rounding(capture.difference, call.query.dtype):
                 mixed = None
-                self.doubt()
+                self.mark_unrepeatable()
         if mixed is not None:
             output, error = mixed, capture.difference or 0.0
             capture = replace(capture, source="kernel", kernel=FUSED, values=call.value, difference=error)
@@ -150,16 +150,16 @@ class Recorder(Pass):
         if output is not None:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
         with quietly():
-            self.take_kernel(capture, query, given["key"])
+            self.add_kernel_call(capture, query, given["key"])
         return result
 
-    def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
+    def on_weighing(self, weighing: Weighing, result: Tensor) -> bool:
         """The result of a softmax met its values; False if these are not tokens."""
-        tokens, learned = judge(self.of(Lineage), weighing, result)
+        tokens, learned = classify_weighing(self.tracker(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
         if not tokens:
-            self.placed += 1
-            self.seen += 1
+            self.lineage_uses += 1
+            self.events += 1
             return False
         if weighing.trail.reason:
             self.name(owner, weighing.trail.reason)
@@ -168,27 +168,27 @@ class Recorder(Pass):
         elif is_mapped(weighing.weights):
             self.name(owner, MAPPED)
         else:
-            self._take_weighing(weighing, result, owner, learned)
+            self._add_weighing(weighing, result, owner, learned)
         return True
 
-    def _take_weighing(self, weighing: Weighing, result: Tensor, owner: str, learned: bool) -> None:
+    def _add_weighing(self, weighing: Weighing, result: Tensor, owner: str, learned: bool) -> None:
         """Take the weights that a module's own code multiplied with its values."""
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
-        weighing = replace(weighing, trail=judge_terms(self.of(Lineage), weighing.trail))
-        origin = origin_of_weighing(self.of(Lineage).of(weighing.operand), weighing, batch, heads)
-        capture = Capture.of_weighing(weighing, batch, heads, learned)
+        weighing = replace(weighing, trail=drop_relative_scores(self.tracker(Lineage), weighing.trail))
+        origin = origin_of_weighing(self.tracker(Lineage).origin_of(weighing.operand), weighing, batch, heads)
+        capture = CapturedCall.from_weighing(weighing, batch, heads, learned)
         if learned and len(capture.queries) > 1:
-            self.of(ChannelSoftmaxes).expect(weighing, result)
-        self.take(capture, owner, origin, weighing.trail.softmax)
+            self.tracker(ChannelSoftmaxes).expect(weighing, result)
+        self.add(capture, owner, origin)
 
-    def take_kernel(self, capture: Capture, query: Tensor, key: Tensor) -> None:
+    def add_kernel_call(self, capture: CapturedCall, query: Tensor, key: Tensor) -> None:
         """Take what one of torch's kernels computed from queries and keys."""
         if not self.frames:
-            asked, answering = (self.of(Lineage).of(side) for side in (query, key))
+            asked, answering = (self.tracker(Lineage).origin_of(side) for side in (query, key))
             follows = capture.batch and not self.is_known
             origin = origin_of_kernel(asked, answering, capture.batch, query.ndim) if follows else None
-            self.take(capture, self.owner, origin)
+            self.add(capture, self.owner, origin)
             return
         self.note_compiled()
         if isinstance(capture.read, ScoredRows):
@@ -204,7 +204,7 @@ class Recorder(Pass):
     def settle(self) -> None:
         """Make the pass known, or use what is known about it; raises ``UnknownPass`` if nothing is."""
         if self.trace is not None:
-            self.doubt(bool(self.record.warnings))
+            self.mark_unrepeatable(bool(self.record.warnings))
             self.trace.settle()
 
 
@@ -279,13 +279,13 @@ class AttentionMode(WatchingMode):
             return func(*args, **kwargs)
         if (
             name == "scaled_dot_product_attention"
-            and (recorder.is_known or recorder.of(ChunkedModules).notes is None)
+            and (recorder.is_known or recorder.tracker(ChunkedModules).notes is None)
             and not is_mapped(*tensors_in(args, kwargs))
         ):
             result = recorder.guard.run(recorder.sdpa, func, args, kwargs)
             if not recorder.is_known:
                 with recorder.guard:
-                    recorder.of(Lineage).see(Seen(name, func, args, kwargs, result))
+                    recorder.tracker(Lineage).on_torch_call(TorchCall(name, func, args, kwargs, result))
             return result
         if recorder.is_known:
             return func(*args, **kwargs)
@@ -295,5 +295,5 @@ class AttentionMode(WatchingMode):
             result = func(*args, **kwargs)
         if name:
             with recorder.guard:
-                recorder.see(Seen(name, func, args, kwargs, result, inside))
+                recorder.on_torch_call(TorchCall(name, func, args, kwargs, result, inside))
         return result

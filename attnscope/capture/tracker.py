@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -14,26 +14,15 @@ from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.functions import COMPILED, is_quiet, quietly, runs_as_written
 from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
 from attnscope.capture.known_passes import PassTrace
-from attnscope.capture.lineage.functions import Seen
+from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.lineage.nodes import CallOrigin
 from attnscope.capture.placing.kinds import Sites
 from attnscope.capture.record import Observer, Record, SiteRecord
-from attnscope.capture.rows.capture import Capture, Weighing
+from attnscope.capture.rows.capture import CapturedCall, Weighing
 from attnscope.capture.rows.kernels import Frame
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import SizeError
 from attnscope.limits import MOST_CALLS
-
-
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """Attention that was captured at a module, on its way to the observers."""
-
-    capture: Capture
-    name: str
-    calls: tuple[Call, ...]
-    origin: CallOrigin | None = None  # of its queries and keys; None if nothing asks for it
-    softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
 
 
 class Pass(ABC):
@@ -55,26 +44,28 @@ class Pass(ABC):
         self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.ran: set[str] = set()  # the modules that were called
         self.frames: list[Frame] = []  # the attention functions of transformers that run
-        self.rests = False  # whether the running code needs no lineage
+        self.lineage_paused = False  # whether the running code needs no lineage
         self.batch_first = bool(axes)  # whether texts are known to be the first axis of the model's input
-        # attention calls and gates, the calls alone, and the requested origins
-        self.seen = self.captured = self.placed = 0
+        self.events = 0  # attention calls, gates, and modules that were named
+        self.captures = self.lineage_uses = 0  # attention calls, and those that needed their lineage
         self._sites, self._step = Sites(model, axes), -1
-        self._made: dict[type[Tracker], Tracker] = {}
-        self.trackers = [self.of(kind) for kind in trackers]
-        self._told = [] if self.is_known else self.trackers
-        self._seeing = [each for each in self.trackers if type(each).see is not Tracker.see]
+        self._by_class: dict[type[Tracker], Tracker] = {}
+        self.trackers = [self.tracker(kind) for kind in trackers]
+        self.active_trackers = [] if self.is_known else self.trackers
+        unused = Tracker.on_torch_call
+        self.torch_call_trackers = [each for each in self.trackers if type(each).on_torch_call is not unused]
 
-    def of(self, kind: type[T]) -> T:
+    def tracker(self, kind: type[T]) -> T:
         """The tracker of a class; one that is not in the list gets no events, and knows nothing."""
-        if kind not in self._made:
-            self._made[kind] = kind(self)
-        return cast(T, self._made[kind])
+        if kind not in self._by_class:
+            self._by_class[kind] = kind(self)
+        return cast(T, self._by_class[kind])
 
     def let_go(self) -> None:
         """Free all tensors, which else live until garbage is collected: the parts refer to each other."""
-        for held in (self._made, self.trackers, self._told, self._seeing, self.frames, self.stack.names):
-            held.clear()
+        trackers = self._by_class, self.trackers, self.active_trackers, self.torch_call_trackers
+        for group in (*trackers, self.frames, self.stack.names):
+            group.clear()
         self._sites.padding.clear()
         self.observers, self.trace = (), None
 
@@ -100,7 +91,7 @@ class Pass(ABC):
         return next((call for call in reversed(self.stack.calls) if call.name == name), None)
 
     def _begin_pass(self) -> None:
-        for tracker in self._told:
+        for tracker in self.active_trackers:
             tracker.begin()
         self._step += 1
         self._sites.begin_pass()
@@ -110,36 +101,36 @@ class Pass(ABC):
         self.ran.add(call.name)
         if self.trace is not None and len(self.stack.calls) == 1:
             self.trace.begin(call)
-        for tracker in self._told:
+        for tracker in self.active_trackers:
             tracker.enter(call)
 
     def _leave(self, call: Call, output: object) -> None:
-        before = self.seen
-        for tracker in self._told:
+        before = self.events
+        for tracker in self.active_trackers:
             tracker.leave(call, output)
-        self.doubt(self.seen != before)
+        self.mark_unrepeatable(self.events != before)
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """A torch function ran."""
-        before = self.seen
-        for tracker in self._seeing:
-            if tracker.see(seen):
+        before = self.events
+        for tracker in self.torch_call_trackers:
+            if tracker.on_torch_call(seen):
                 break
-        self.doubt(self.seen != before)
+        self.mark_unrepeatable(self.events != before)
 
-    def doubt(self, doubtful: bool = True) -> None:
+    def mark_unrepeatable(self, unrepeatable: bool = True) -> None:
         """A trace of the pass would not tell what was seen."""
-        if doubtful and self.trace is not None:
+        if unrepeatable and self.trace is not None:
             self.trace.plain = False
 
     # what it shows
 
     @abstractmethod
-    def see_weighing(self, weighing: Weighing, result: Tensor) -> bool:
+    def on_weighing(self, weighing: Weighing, result: Tensor) -> bool:
         """The result of a softmax met its values; False if these are not tokens."""
 
     @abstractmethod
-    def take_kernel(self, capture: Capture, query: Tensor, key: Tensor) -> None:
+    def add_kernel_call(self, capture: CapturedCall, query: Tensor, key: Tensor) -> None:
         """Take what one of torch's kernels computed from queries and keys."""
 
     def note_compiled(self) -> None:
@@ -149,42 +140,40 @@ class Pass(ABC):
 
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention was seen but cannot be shown."""
-        self.seen += 1
-        self.placed += 1
+        self.events += 1
+        self.lineage_uses += 1
         self.note_compiled()
-        self.doubt()
+        self.mark_unrepeatable()
         self.record.name(path, reason)
 
-    def take(self, capture: Capture, name: str, origin: CallOrigin | None = None, softmax: int = 0) -> None:
-        """Pass what a module showed to the observers."""
-        self.seen += 1
+    def add(self, capture: CapturedCall, name: str, origin: CallOrigin | None = None) -> None:
+        """Note the attention that a module showed, and pass it to the observers."""
+        self.events += 1
         self.note_compiled()
         self.record.calls.append(name)
         self.record.query_axes.append(capture.query_axis)
         self.record.layout = capture.layout
-        self.record.dropout |= capture.dropped
+        self.record.dropout |= capture.dropout
         if self.trace is not None:
-            self.trace.taken, self.trace.last = self.trace.taken + 1, capture.read
-        self.captured += 1
-        self.placed += origin is not None and not origin.sure
-        self.pass_on(Taken(capture, name, tuple(self.stack.calls), origin, softmax))
+            self.trace.captured, self.trace.last = self.trace.captured + 1, capture.read
+        self.captures += 1
+        self.lineage_uses += origin is not None and not origin.axes_known
+        self.emit(replace(capture, name=name, modules=tuple(self.stack.calls), origin=origin))
 
-    def pass_on(self, taken: Taken, after: Tracker | None = None) -> None:
-        """Pass it to the trackers after one, or to all, and to the observers unless a tracker holds it."""
+    def emit(self, capture: CapturedCall, after: Tracker | None = None) -> None:
+        """Pass a call to the remaining trackers, then to the observers unless a tracker holds it."""
         first = self.trackers.index(after) + 1 if after in self.trackers else 0
-        if not self.is_known and any(tracker.take(taken) for tracker in self.trackers[first:]):
+        if not self.is_known and any(tracker.on_capture(capture) for tracker in self.trackers[first:]):
             return
         if self.trace is not None:
-            taken = replace(taken, capture=self.trace.show(taken.capture))
-        capture = taken.capture
-        with replace(self.guard, place=lambda: taken.name):
-            learned = (0, 0) if taken.origin is None else taken.origin.learned
-            attention = self._sites.place(capture, taken.name, taken.calls, learned)
+            capture = self.trace.show(capture)
+        with replace(self.guard, place=lambda: capture.name):
+            attention = self._sites.place(capture)
             with quietly():
                 attention = self._sites.close_padding(attention, self.record)
             if attention.site.call >= MOST_CALLS:
                 raise SizeError(
-                    f"{taken.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
+                    f"{capture.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
                     "layer without end"
                 )
             with quietly():
@@ -192,7 +181,7 @@ class Pass(ABC):
                     observer.observe(attention)
             if isinstance(capture.read, ScoredRows):
                 capture.read.let_go()
-            self.record.sites.append(SiteRecord.of(attention, self._step))  # seen by all of them
+            self.record.sites.append(SiteRecord.from_attention(attention, self._step))  # seen by all of them
 
 
 class Tracker:
@@ -211,10 +200,10 @@ class Tracker:
     def enter(self, call: Call) -> None:
         """A module starts."""
 
-    def see(self, seen: Seen) -> bool | None:
+    def on_torch_call(self, seen: TorchCall) -> bool | None:
         """A torch function ran; True: the trackers after this one need not know."""
 
-    def take(self, taken: Taken) -> bool | None:
+    def on_capture(self, capture: CapturedCall) -> bool | None:
         """Attention was captured; True: this tracker holds it, or knows it already."""
 
     def leave(self, call: Call, output: object) -> None:

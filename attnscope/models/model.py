@@ -254,10 +254,10 @@ class Model:
         if prepared.replay is not None:
             return self.note_seal(prepared, prepared.replay.shown_to(observers))
         from attnscope.capture import recording
-        from attnscope.capture.record import Seeing
+        from attnscope.capture.record import FunctionObserver
 
         self.learn_kinds(prepared)
-        watching = (*observers, Seeing(partial(report_layer, self.module)))
+        watching = (*observers, FunctionObserver(partial(report_layer, self.module)))
         with (
             torch.no_grad() if self.trains else torch.inference_mode(),
             self.threads(prepared),

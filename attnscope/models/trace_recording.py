@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.errors import InputError, ModelError, SizeError
@@ -198,7 +198,7 @@ def make_trace(
         if size <= most:
             measured.observe(attention)
 
-    record = run([kept, Seeing(measure)])
+    record = run([kept, FunctionObserver(measure)])
 
     def number(axis: Axis) -> int:
         return axes.setdefault(axis, len(axes))

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
 from attnscope.capture.projections import Projection, Projections, Residual, Residuals, head_gradients
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import ModelError
 from attnscope.figures import Weighting
 from attnscope.measures.weighting import (
@@ -87,7 +87,7 @@ class WeightedPass:
             for observer in observers:
                 observer.observe(weighted)
 
-        record = self.model.run(prepared, [Seeing(show)])
+        record = self.model.run(prepared, [FunctionObserver(show)])
         if prediction:
             record.note_change(prediction)
         without = {site.layer for site in projections.sites if site not in projections.found}

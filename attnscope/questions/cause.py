@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Attention, Axis, Head, Site
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -302,7 +302,7 @@ def mean_weights(
     for prepared in texts:
         seen.clear()
         with torch.no_grad(), model.threads(prepared):
-            model.run(prepared, [Seeing(add)])
+            model.run(prepared, [FunctionObserver(add)])
         count += bool(seen)
     if not count:
         raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean")

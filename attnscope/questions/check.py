@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.attention import Attention, Head
-from attnscope.capture.record import Seeing, tolerance
+from attnscope.capture.record import FunctionObserver, tolerance
 from attnscope.errors import InputError, SelectionError
 from attnscope.lazy import torch
 from attnscope.measures import HeadFigures
@@ -259,7 +259,7 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
         found.append(Verdict(claim, worst <= most, said, worst, operator="<=", threshold=most))
 
     ids = torch.tensor([[token.id for token in prepared.tokens]])
-    model.run(model.prepare_tensors({"input_ids": ids}), [Seeing(compare)])
+    model.run(model.prepare_tensors({"input_ids": ids}), [FunctionObserver(compare)])
     lost = (Verdict(claim_of(layer), False, "the model shows no such layer") for layer in sorted(theirs))
     return (*found, *lost)
 

@@ -27,7 +27,7 @@ from attnscope.attention import Attention, Head
 from attnscope.axes import Array
 from attnscope.capture import Observer
 from attnscope.capture.hooks.torch_functions import Edit
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import call_behind
 from attnscope.errors import InputError, ModelError
 from attnscope.measures.roles import NONE
@@ -129,7 +129,7 @@ class TwoTexts(TwoPasses):
             seen.clear()
             share, pairs = (step + 0.5) / STEPS, zip(theirs, apart, strict=False)
             mixed = [(other + share * change).requires_grad_() for other, change in pairs]
-            made.append(self.run(mixed, part, [Seeing(seen.append)] if split else ()))
+            made.append(self.run(mixed, part, [FunctionObserver(seen.append)] if split else ()))
             totals = [torch.zeros_like(each) for each in leaves]  # the gradient of the score by each output
             for node, (call, head) in targets:
                 if not made[call].requires_grad:

@@ -15,7 +15,7 @@ from attnscope.attention import Attention, Head, Site, tensor_of
 from attnscope.axes import Array
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Projections
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
 from attnscope.figures import Weighting
 from attnscope.models import Model, ModelInput
@@ -149,7 +149,7 @@ def weighted_heads(
         found[attention.site] = total
 
     weighted = model if weighting == "raw" else with_weighting(model, weighting, target)
-    weighted.run(prepared, [Seeing(read)])
+    weighted.run(prepared, [FunctionObserver(read)])
     return found
 
 

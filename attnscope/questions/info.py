@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord, recording
-from attnscope.capture.record import Seeing, pattern
+from attnscope.capture.record import FunctionObserver, pattern
 from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import pick_class
@@ -291,7 +291,7 @@ def survey_model(model: Model, prepared: ModelInput) -> Survey:
             return "wrong", f"{len(theirs):,} tensors for {calls:,} calls"
         return ("right", None) if faults[site] is None else ("wrong", faults[site])
 
-    record = model.run(prepared, [sums, Seeing(compare)])
+    record = model.run(prepared, [sums, FunctionObserver(compare)])
     return Survey(
         tuple(Sighting(site, *verdict(site.site), sums.ranges[site.site]) for site in record.sites),
         tuple(record.without_attention),

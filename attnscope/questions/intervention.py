@@ -22,7 +22,7 @@ from attnscope.attention import Attention, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
 from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_forward
 from attnscope.capture.projections import first_tensor
-from attnscope.capture.record import Seeing, tolerance
+from attnscope.capture.record import FunctionObserver, tolerance
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import ModelError
 from attnscope.models import Model, ModelInput
@@ -265,7 +265,7 @@ class PlainPass(LayerPass):
                 mine.check(output)
             return put_heads(places, made, number, output)
 
-        observers = [*[Seeing(see)] * (change is not None), *observers]
+        observers = [*[FunctionObserver(see)] * (change is not None), *observers]
         with ExitStack() as stack:
             record, gates = stack.enter_context(editing(model, edit, prepared, observers))
             ran = [] if calls else stack.enter_context(running_layers(model.module, None, gates.heads))

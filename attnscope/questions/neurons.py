@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Head, Site
 from attnscope.axes import Place, places
-from attnscope.capture.record import Seeing, tolerance
+from attnscope.capture.record import FunctionObserver, tolerance
 from attnscope.capture.rows.scores import ScoredRows, call_behind
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -141,7 +141,7 @@ def split_score(model: Model, prepared: ModelInput, selection: Selection, pair: 
             at = [find_place(axis, name) for axis, name in zip(axes, names, strict=True)]
             found[attention.site] = _take_apart(attention, address, axes, at, title)
 
-    record = model.run(prepared, [Seeing(see)])
+    record = model.run(prepared, [FunctionObserver(see)])
     sentences.require_selected(list(found), record, selection)
     lead = sentences.kinds_of(found, prepared.first_kind)[0]
     site, result = next((site, made) for site, made in found.items() if site.kind == lead)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Head, Kind
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import ScoredRows, call_behind, find_scores
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -130,8 +130,8 @@ def _call(attention: Attention) -> AttentionCall:
     return call
 
 
-def _seeing(calls: list[AttentionCall]) -> Seeing:
-    return Seeing(lambda attention: calls.append(_call(attention)))
+def _collect_calls(calls: list[AttentionCall]) -> FunctionObserver:
+    return FunctionObserver(lambda attention: calls.append(_call(attention)))
 
 
 def _mixed(call: AttentionCall, other: AttentionCall, parts: Sequence[str]) -> Tensor:
@@ -168,9 +168,9 @@ class TwoPasses:
             before = mix_rows(attention.read, mixed_values(attention), 0, len(attention.queries))
             return Made(_mixed(call, others[0], PARTS[what][1]), before=before)
 
-        change, saw = (None, []) if what == "output" else (give_part, [_seeing(theirs)])
+        change, saw = (None, []) if what == "output" else (give_part, [_collect_calls(theirs)])
         there = PlainPass.run(*donor.asked, None, saw, keep_outputs=True)
-        here = PlainPass.run(*base.asked, change, [_seeing(mine)] * keep_calls, keep_outputs=True)
+        here = PlainPass.run(*base.asked, change, [_collect_calls(mine)] * keep_calls, keep_outputs=True)
         if [each.shape for each in here.given] != [each.shape for each in there.given]:
             raise InputError(OTHER_CALLS)
         scored = base.toward(donor.prepared, here.before, there.before)
@@ -208,7 +208,7 @@ class TwoPasses:
             if receiver is None:
                 return self.here.changed(sent, hold=True)
             seen = list[AttentionCall]()  # from the first change on
-            self.here.changed(sent, [_seeing(seen)], hold=True)
+            self.here.changed(sent, [_collect_calls(seen)], hold=True)
             made = Made(_mixed(self.mine[end], seen[end - len(sites)], PARTS[to.part][1]))
             return replace(self.here, made={end: made}).changed({receiver: [end]})
 

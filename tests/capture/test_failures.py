@@ -12,7 +12,7 @@ from attnscope.capture.hooks import modules as stack
 from attnscope.capture.hooks import softmax, torch_functions
 from attnscope.capture.placing import chunked
 from attnscope.capture.placing import kinds as sites
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
@@ -55,13 +55,13 @@ PLACES = [  # what fails, where it stands, and a model that gets there
     (recorder, "sdpa_call", gpt2),
     (recorder, "conclude", gpt2),
     (torch_functions, "capture_fast_path", projecting),
-    (recorder.Frame, "of", gpt2),
+    (recorder.Frame, "from_arguments", gpt2),
     (sites.Sites, "begin_pass", gpt2),
-    (recorder.Recorder, "take", gpt2),
-    (recorder.Repeats, "take", gpt2),
+    (recorder.Recorder, "add", gpt2),
+    (recorder.Repeats, "on_capture", gpt2),
     (chunked, "is_chunked", gpt2),
     (chunked, "compare_rows", windows),
-    (sites, "is_cross", gpt2),
+    (sites, "has_other_keys", gpt2),
     (softmax, "masked_keys", softmaxed),
     (softmax.Trails, "_start", softmaxed),
     (softmax.Trails, "_carry_on", softmaxed),
@@ -116,7 +116,7 @@ def test_layer_with_failing_observer_is_named():
     keep = Keep()
     with torch.inference_mode():
         expected = model(**given).last_hidden_state
-        with recording(model, [Seeing(fail), keep]) as record:
+        with recording(model, [FunctionObserver(fail), keep]) as record:
             assert torch.equal(model(**given).last_hidden_state, expected)
     assert [site.site.layer for site in record.sites] == [0, 2]
     assert [kept.site.layer for kept in keep.maps] == [0, 2]

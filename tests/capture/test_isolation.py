@@ -11,7 +11,7 @@ from torch.overrides import _get_current_function_mode_stack
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.capture import recording
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from tests.capture import modules
 from tests.capture.observing import Keep, observe
@@ -44,7 +44,7 @@ def test_model_is_restored_after_an_exception(bert, error):
             raise error
 
     before = traces(bert)
-    with pytest.raises(error), recording(bert, [Seeing(fail)]):
+    with pytest.raises(error), recording(bert, [FunctionObserver(fail)]):
         bert(**inputs("text"))
     assert traces(bert) == before
 
@@ -109,7 +109,11 @@ def test_attention_of_an_observer_is_not_recorded(bert):
             modules.Fused()(torch.randn(1, 5, 16))
             bert.encoder.layer[0].attention.self(torch.randn(1, 5, 32))
 
-    with torch.inference_mode(), recording(bert) as outer, recording(bert, [Seeing(attend)]) as record:
+    with (
+        torch.inference_mode(),
+        recording(bert) as outer,
+        recording(bert, [FunctionObserver(attend)]) as record,
+    ):
         bert(**inputs("text"))
     assert len(record.sites) == len(outer.sites) == 3
 

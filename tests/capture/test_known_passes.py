@@ -12,7 +12,7 @@ from torch import nn
 
 from attnscope.capture import KnownPasses, recording
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from attnscope.models import load
 from tests.capture.modules import Heads
@@ -110,8 +110,10 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
 def test_known_passes_skip_lineage_with_equal_results(name, monkeypatch):
     torch.manual_seed(0)
     make, shapes, expected = FOLLOWED[name]
-    model, known, seen, see = make().eval(), KnownPasses(), [], Lineage.see
-    monkeypatch.setattr(Lineage, "see", lambda lineage, call: seen.append(call.name) or see(lineage, call))
+    model, known, seen, see = make().eval(), KnownPasses(), [], Lineage.on_torch_call
+    monkeypatch.setattr(
+        Lineage, "on_torch_call", lambda lineage, call: seen.append(call.name) or see(lineage, call)
+    )
 
     def work():
         keep = Keep()
@@ -182,7 +184,7 @@ def test_pass_leaves_no_tensors_in_cycles_or_known_passes(name, fails, tensors_m
             raise SizeError("enough")
 
     def work():
-        with torch.inference_mode(), recording(model, [Seeing(fail)], warn=False):
+        with torch.inference_mode(), recording(model, [FunctionObserver(fail)], warn=False):
             model(**given)
 
     with torch.inference_mode():

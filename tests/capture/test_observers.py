@@ -12,7 +12,7 @@ from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.axes import Coarsening, edges, group_places, places
 from attnscope.capture import Coarsen, observers, recording
 from attnscope.capture.observers import Rows, Sample, SharedRows, rows_at_a_time
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.capture.recorder import AttentionMode
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request
@@ -115,7 +115,7 @@ def test_cell_is_share_mean_or_maximum_of_unmasked_pairs(how, count, block, monk
 def test_cell_is_equal_beside_a_fused_map(how, alone):
     states = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
     coarsen, made = WHOLE.coarsen(4, even=True, how=how), []
-    observed = [coarsen, Seeing(lambda attention: made.append(attention.statistics.map))]
+    observed = [coarsen, FunctionObserver(lambda attention: made.append(attention.statistics.map))]
     fused = FusedPass(Request(cells=4, map_alone=alone), shortest=1)
     model = Kernel()
     with torch.inference_mode(), recording(model, observed, fused=fused):
@@ -243,7 +243,7 @@ def test_observer_work_is_visible_to_user_modes_only(recordings, monkeypatch):
     with Mode(), ExitStack() as stack:
         for _ in range(recordings):
             stack.enter_context(
-                recording(model, [Seeing(lambda attention: torch.erfinv(attention.rows(0, 1)))])
+                recording(model, [FunctionObserver(lambda attention: torch.erfinv(attention.rows(0, 1)))])
             )
         model(states, states, states)
     assert told == {"ours": 0, "theirs": recordings}

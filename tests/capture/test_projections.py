@@ -6,7 +6,7 @@ from torch import nn
 
 from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.models import load
 from tests.capture.modules import Kernel, Of
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, inputs, tiny
@@ -73,7 +73,7 @@ def test_projected_heads_sum_to_block_output(name):
             total = total + torch.einsum("bij,bjw->biw", weights[:, head], vectors)
         sums.append((projection.name, total if projection.bias is None else total + projection.bias))
 
-    with torch.inference_mode(), recording(model, [Seeing(add_up)]):
+    with torch.inference_mode(), recording(model, [FunctionObserver(add_up)]):
         model(**given)
     assert [path for path, _ in sums] == [path for path, _ in outputs]
     for (path, ours), (_, theirs) in zip(sums, outputs, strict=True):

@@ -44,14 +44,14 @@ def audited(module, *arguments, **inputs):
 
 def missing(path):
     """A capture that misses whatever attends at one module."""
-    take = Recorder.take
+    add = Recorder.add
 
-    def take_others(recorder, capture, name, *more):
+    def add_others(recorder, capture, name, *more):
         if name != path:
-            return take(recorder, capture, name, *more)
-        recorder.seen += 1  # so that nobody looks for it in what the module returns
+            return add(recorder, capture, name, *more)
+        recorder.events += 1  # so that nobody looks for it in what the module returns
 
-    return mock.patch.object(Recorder, "take", take_others)
+    return mock.patch.object(Recorder, "add", add_others)
 
 
 @cache

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load, weighting
 from attnscope.models.inputs import ModelInput
@@ -230,7 +230,10 @@ def test_alti_with_parallel_attention_and_feed_forward(name):
         eager.get_submodule(DENSE[name].format(layer)).register_forward_hook(
             lambda module, _, output: given.append((module.weight.T.unflatten(0, (4, 8)), output[0]))
         )
-    model.run(text, [Seeing(lambda attention: values.append(attention.values[0].expand(4, -1, -1).clone()))])
+    model.run(
+        text,
+        [FunctionObserver(lambda attention: values.append(attention.values[0].expand(4, -1, -1).clone()))],
+    )
     expected = np.eye(6)
     (maps,) = follow_flow(model, text, "alti", Selection()).maps.values()
     with torch.no_grad():

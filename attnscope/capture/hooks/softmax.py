@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, Seen
+from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, TorchCall
 from attnscope.capture.rows.capture import (
     FACTORS,
     ROUNDING,
@@ -56,7 +56,7 @@ class Learned(Tracker):
         super().__init__(recorder)
         self._made: Any = WeakTensorKeyDictionary()
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """Whether all arguments of a function are learned."""
         args, result = seen.args, seen.result
         if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
@@ -81,13 +81,13 @@ class Trails(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._learned = recorder.of(Learned)
+        self._learned = recorder.tracker(Learned)
         self._trails: Any = WeakTensorKeyDictionary()
         self._mixtures: Any = WeakTensorKeyDictionary()  # what weights made of values
         self._scores: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
 
-    def see(self, seen: Seen) -> bool | None:
+    def on_torch_call(self, seen: TorchCall) -> bool | None:
         """Follow one call."""
         name, result = seen.name, seen.result
         if self._scores and name not in SOFTMAX:
@@ -98,7 +98,7 @@ class Trails(Tracker):
             weighing = self._weighing(seen)
             if weighing is not None:
                 self._mixtures[result] = True
-                return self.recorder.see_weighing(weighing, result)
+                return self.recorder.on_weighing(weighing, result)
             weights = [operand for operand in seen.tensors if operand in self._trails]
             if len(weights) == len(seen.tensors) == 2:
                 self._multiply(seen, [self._trails[each] for each in weights])
@@ -114,7 +114,7 @@ class Trails(Tracker):
             self._mix(seen.given("input")["input"], result)
         return None
 
-    def _multiply(self, seen: Seen, trails: Sequence[Trail]) -> None:
+    def _multiply(self, seen: TorchCall, trails: Sequence[Trail]) -> None:
         """Follow the product of two softmaxes; a key is masked that no way of two open steps leads to."""
         opened = [torch.ones(()) if each.masked is None else (~each.masked).float() for each in trails]
         steps = iter([each.expand(tensor.shape) for each, tensor in zip(opened, seen.tensors, strict=True)])
@@ -140,7 +140,7 @@ class Trails(Tracker):
                 scores=known and replace(known, given=scores.detach()),
             )
 
-    def _score(self, seen: Seen) -> None:
+    def _score(self, seen: TorchCall) -> None:
         """Follow scores; a function that does more than scale them and add to them ends it."""
         known = [arg for arg in seen.tensors if arg in self._scores]
         if not known or not isinstance(seen.result, Tensor):
@@ -152,7 +152,7 @@ class Trails(Tracker):
             if after is not None:
                 self._scores[seen.result] = after
 
-    def _carry_on(self, seen: Seen) -> None:
+    def _carry_on(self, seen: TorchCall) -> None:
         """Carry the first followed argument over to the result of a harmless function."""
         args, result = seen.args, seen.result
         if not self._trails:
@@ -174,7 +174,7 @@ class Trails(Tracker):
             dropped = trail.before is None and _drops(seen, source)
             self._trails[result] = replace(trail, before=source) if dropped else trail
 
-    def _weighing(self, seen: Seen) -> Weighing | None:
+    def _weighing(self, seen: TorchCall) -> Weighing | None:
         """The attention weights among the factors of a product; None if they weigh a parameter."""
         product = seen.product if self._trails else None
         sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
@@ -228,7 +228,7 @@ class Trails(Tracker):
         return replace(found, weights=weights, values=laid.detach(), result=result, made=order)
 
 
-def _drops(seen: Seen, source: Tensor) -> bool:
+def _drops(seen: TorchCall, source: Tensor) -> bool:
     """Whether a function is dropout that does more than return what it is given, in a new tensor."""
     if "dropout" not in seen.name or seen.result is source:
         return False
@@ -236,13 +236,13 @@ def _drops(seen: Seen, source: Tensor) -> bool:
     return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
-def _move(seen: Seen, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
+def _move(seen: TorchCall, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
     """The parts that a function which moves weights makes of a tensor in their axes."""
     moved = None if tensor is None else seen.func(tensor, *seen.args[1:], **seen.kwargs)
     return moved if isinstance(moved, (tuple, list)) else [moved] * count
 
 
-def _change_scores(scores: Scores, seen: Seen, given: Tensor) -> Scores | None:
+def _change_scores(scores: Scores, seen: TorchCall, given: Tensor) -> Scores | None:
     """Scores after a function that scales them by a number, or adds terms; None after any other."""
     others, first = [arg for arg in seen.args if arg is not given], seen.args[0] is given
     if seen.name in ADDING and (first or "sub" not in seen.name):

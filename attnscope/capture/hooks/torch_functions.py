@@ -28,12 +28,12 @@ from attnscope.capture.hooks.functions import (
 )
 from attnscope.capture.hooks.modules import Call, tensors_in
 from attnscope.capture.lineage.follow import SDPA, Lineage
-from attnscope.capture.lineage.functions import JOINING, PRODUCTS, Seen
+from attnscope.capture.lineage.functions import JOINING, PRODUCTS, TorchCall
 from attnscope.capture.lineage.layout import origin_of_kernel
 from attnscope.capture.lineage.nodes import Contracted, Origin
 from attnscope.capture.placing.without_attention import why_opaque
 from attnscope.capture.record import Record
-from attnscope.capture.rows.capture import MAPPED, Capture, Layout, is_mapped
+from attnscope.capture.rows.capture import MAPPED, CapturedCall, Layout, is_mapped
 from attnscope.capture.rows.kernels import bind, capture_flex, capture_projection
 from attnscope.capture.tracker import Tracker
 
@@ -45,7 +45,7 @@ UNSEEN = "it ran inside torch's fused encoder layer, which cannot be watched und
 @torch.no_grad()
 def capture_fast_path(
     name: str, args: Sequence[Any], kwargs: dict[str, Any], products: FusedProducts, calls: Sequence[Call]
-) -> tuple[Capture | None, str]:
+) -> tuple[CapturedCall | None, str]:
     """The attention of a fused function, None if unseen, and the path of the module that it replaces."""
     alone = name == "_native_multi_head_attention"
     names = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
@@ -76,9 +76,9 @@ def capture_fast_path(
         mask = given["mask"].bool()
         masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
-    capture = Capture.of_call(call, name.removeprefix("_"))
-    capture = capture.proved(value, split(products.mixed, math.nan))
-    return replace(capture, crossed=False if own else None), path
+    capture = CapturedCall.from_call(call, name.removeprefix("_"))
+    capture = capture.with_difference(value, split(products.mixed, math.nan))
+    return replace(capture, is_cross=False if own else None), path
 
 
 def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
@@ -90,9 +90,9 @@ def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
 
 
 class AttentionFunctions(Tracker):
-    """Takes the attention of torch's complete attention functions; its plain kernel is taken elsewhere."""
+    """Takes the attention of torch's complete attention functions; its plain kernel is capture elsewhere."""
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """Take the attention of one call."""
         recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
         name = seen.name.partition(".")[0]
@@ -101,30 +101,30 @@ class AttentionFunctions(Tracker):
         with quietly():
             if name in FUSED_FUNCTIONS:
                 capture, path = capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls)
-                self._take_whole(capture, path, seen)
+                self._add_whole(capture, path, seen)
             elif is_mapped(*tensors_in(args, kwargs)):
                 recorder.name(recorder.owner, MAPPED)
             elif name == "multi_head_attention_forward":
-                self._take_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
+                self._add_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
             elif name == "flex_attention":
-                recorder.take_kernel(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
+                recorder.add_kernel_call(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
             elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
                 recorder.name(recorder.owner, DIRECT.format(name))
 
-    def _take_whole(self, capture: Capture | None, path: str, seen: Seen) -> None:
+    def _add_whole(self, capture: CapturedCall | None, path: str, seen: TorchCall) -> None:
         """Take the attention of a function on states, [text, position, width] if it is fused."""
         if capture is None:
             return self.recorder.name(path, UNSEEN)
         states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
         query, key = states[0], states["encoder_layer" not in seen.name]
-        fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.of(Lineage)
+        fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.tracker(Lineage)
         origin = None
         if not query.is_nested and key.shape[fused and key.ndim > 2] == len(capture.keys):  # none are added
             asking, answering = (
-                _project(lineage.of(states), states, capture.heads, fused) for states in (query, key)
+                _project(lineage.origin_of(states), states, capture.heads, fused) for states in (query, key)
             )
             origin = origin_of_kernel(asking, answering, capture.batch)
-        self.recorder.take(capture, path, origin)
+        self.recorder.add(capture, path, origin)
 
 
 def _project(origin: Origin | None, states: Tensor, heads: int, batch_first: bool) -> Origin | None:

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
-from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, Seen
+from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, TorchCall
 from attnscope.capture.lineage.nodes import Beside, Contracted, Moved, Node, Origin, Root, join_labels
 from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
@@ -38,27 +38,27 @@ class Lineage(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._learned = recorder.of(Learned)
+        self._learned = recorder.tracker(Learned)
         self._known: set[tuple[type, ...]] = set()  # the classes inside modules that need not be followed
         self.begin()
 
     def begin(self) -> None:
         """Forget the last pass."""
-        self._resting: Call | None = None
-        self.recorder.rests = False
+        self._paused_in: Call | None = None
+        self.recorder.lineage_paused = False
         self._before: dict[Call, tuple[int, int]] = {}  # what was counted when a module that runs started
         self._origins: Any = WeakTensorKeyDictionary()
         self._numbers, self._projections = count(1), count(1)
         self._parameters: Any = WeakTensorKeyDictionary()  # the numbers of each, by where its parts begin
         self.texts: tuple[int, ...] = ()  # the model's first input: texts, or positions and texts
 
-    def of(self, tensor: object) -> Origin | None:
+    def origin_of(self, tensor: object) -> Origin | None:
         """Where a tensor comes from, if it is known."""
         return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
 
     def start(self, tensor: Tensor, channels: int | None = None) -> Origin | None:
         """A new root for a tensor without one; states of two or three axes have their channels last."""
-        known, told = self.of(tensor), tensor.ndim in (2, 3) or channels is not None
+        known, told = self.origin_of(tensor), tensor.ndim in (2, 3) or channels is not None
         if known is None and told and tensor.is_floating_point() and not is_parameter(tensor):
             channels = -1 if channels is None else channels
             known = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device))
@@ -67,12 +67,12 @@ class Lineage(Tracker):
 
     def enter(self, call: Call) -> None:
         """A module's input is a root if its origin is unknown."""
-        self._before[call] = self.recorder.captured, self.recorder.placed
-        if self._resting is None and self._known and _classes(call.module) in self._known:
-            origins = [self.of(tensor) for tensor in call.tensors]
+        self._before[call] = self.recorder.captures, self.recorder.lineage_uses
+        if self._paused_in is None and self._known and _classes(call.module) in self._known:
+            origins = [self.origin_of(tensor) for tensor in call.tensors]
             if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
-                self._resting, self.recorder.rests = call, True
-        if self.recorder.rests:
+                self._paused_in, self.recorder.lineage_paused = call, True
+        if self.recorder.lineage_paused:
             return
         if not self.texts and call.tensors:
             self.texts = tuple(call.tensors[0].shape[: 2 if call.tensors[0].ndim == 3 else 1])
@@ -82,16 +82,16 @@ class Lineage(Tracker):
 
     def leave(self, call: Call, output: object) -> None:
         """A module need not be followed again if it attended without asking for its lineage."""
-        captured, placed = self._before.pop(call, (self.recorder.captured, 0))
-        if self._resting is call:
-            self._resting, self.recorder.rests = None, False
-        if self.recorder.captured > captured and self.recorder.placed == placed:
+        captured, placed = self._before.pop(call, (self.recorder.captures, 0))
+        if self._paused_in is call:
+            self._paused_in, self.recorder.lineage_paused = None, False
+        if self.recorder.captures > captured and self.recorder.lineage_uses == placed:
             self._known.add(_classes(call.module))
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """Follow one call, with everything that has a shape."""
         name, result = seen.name, seen.result
-        if self.recorder.rests or seen.is_nested:
+        if self.recorder.lineage_paused or seen.is_nested:
             return
         if name in MOVING:
             self._move(seen)
@@ -124,22 +124,24 @@ class Lineage(Tracker):
 
     def _is_fixed(self, tensor: Tensor) -> bool:
         """Whether a factor is learned: a parameter in some form, or queries made of one."""
-        return self._learned.holds(tensor) or (self.of(tensor) is None and self._learned.is_fixed(tensor))
+        return self._learned.holds(tensor) or (
+            self.origin_of(tensor) is None and self._learned.is_fixed(tensor)
+        )
 
-    def _keep(self, seen: Seen) -> None:
+    def _keep(self, seen: TorchCall) -> None:
         """The entries stay in place: those of the first scores, or of the states with the shortest chain."""
         parts = [arg for arg in seen.args if isinstance(arg, Tensor) and arg.shape == seen.result.shape]
-        known = [origin for origin in map(self.of, parts) if origin is not None]
+        known = [origin for origin in map(self.origin_of, parts) if origin is not None]
         if known:
             scores = [origin for origin in known if origin.right is not None]
             best = scores[0] if scores else min(known, key=lambda origin: origin.node.depth)
             alike = scores or all(origin.state == best.state for origin in known)
             self._set(seen.result, best if alike else Origin(best.node))
 
-    def _move(self, seen: Seen) -> None:
+    def _move(self, seen: TorchCall) -> None:
         """A function that moves one tensor, the first of its arguments."""
         (source, *more), result = seen.args or (None,), seen.result
-        known, several = self.of(source), isinstance(result, (tuple, list))
+        known, several = self.origin_of(source), isinstance(result, (tuple, list))
 
         def moved(node: Node, part: int) -> Moved:
             return Moved(seen.func, seen.name, (node, *more), seen.kwargs, part if several else None)
@@ -149,11 +151,11 @@ class Lineage(Tracker):
                 right = None if known.right is None else moved(known.right, part)
                 self._set(tensor, Origin(moved(known.node, part), right, known.state))
 
-    def _join(self, seen: Seen) -> None:
+    def _join(self, seen: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
         given = seen.given("tensors", "dim")
         parts, axis = given["tensors"], given.get("dim", 0)
-        origins = [self.of(part) for part in parts]
+        origins = [self.origin_of(part) for part in parts]
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)
         if len(known) < len(parts) and not scores and seen.name != "stack":
@@ -180,11 +182,11 @@ class Lineage(Tracker):
         alike = all(origin.state == known[0].state for origin in known)
         self._set(seen.result, Origin(joined("node"), right, known[0].state if alike else object()))
 
-    def _convolve(self, seen: Seen) -> None:
+    def _convolve(self, seen: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
         given, result = seen.given("input", "weight"), seen.result
         source, weight = given["input"], given["weight"]
-        known, channels = self.of(source), result.ndim - weight.ndim + 1
+        known, channels = self.origin_of(source), result.ndim - weight.ndim + 1
         if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
             self.start(result, 1 if result.ndim > 2 else 0)
             return
@@ -199,7 +201,7 @@ class Lineage(Tracker):
         node = Contracted((known.node,), axes, result.shape, parts[weight.storage_offset()])
         self._set(result, Origin(node, state=known.state))
 
-    def _multiply(self, seen: Seen) -> None:
+    def _multiply(self, seen: TorchCall) -> None:
         """A product: a projection by a parameter, scores of two activations, or weighed values."""
         product, result = seen.product, seen.result
         if product is None:
@@ -217,7 +219,7 @@ class Lineage(Tracker):
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
             self.start(left)
             self.start(right)
-        known, other = self.of(left), self.of(right)
+        known, other = self.origin_of(left), self.origin_of(right)
         if known is None:
             return
         scored = known.right is not None  # weights met their values; or scores, which give scores again

@@ -68,7 +68,7 @@ class Product:
 
 
 @dataclass(eq=False)
-class Seen:
+class TorchCall:
     """One call of a torch function: its arguments, its result, and what was seen inside it."""
 
     name: str

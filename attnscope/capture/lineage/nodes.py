@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 Which: TypeAlias = Literal["position", "channel"]
 
-STRETCH = float(2**40)  # positions of one root; float64 is exact over thousands of such stretches
+ROOT_OFFSET = float(2**40)  # positions of one root; float64 is exact over thousands of such stretches
 
 
 class Node:
@@ -93,7 +93,7 @@ class Root(Node):
 
     def split(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The text of each position, and its number there."""
-        places = positions - self.number * STRETCH
+        places = positions - self.number * ROOT_OFFSET
         return places // self.length, places % self.length
 
     def walk(self, which: Which) -> Tensor:
@@ -102,7 +102,7 @@ class Root(Node):
         if which == "channel":
             return numbered(self.shape, [channels], 1, self.device)
         axes = [axis for axis in range(len(self.shape)) if axis != channels]
-        return numbered(self.shape, axes, self.number * STRETCH, self.device)
+        return numbered(self.shape, axes, self.number * ROOT_OFFSET, self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Contracted(Node):
     def walk(self, which: Which) -> Tensor:
         """The labels of the first entry along the summed axes."""
         if which == "channel" and self.channels:
-            start = 1 + (self.projection or 0) * STRETCH
+            start = 1 + (self.projection or 0) * ROOT_OFFSET
             return numbered(self.shape, self.channels, start, self.roots[0].device)
         return (self._positions if which == "position" else self._kept(which)).expand(self.shape)
 
@@ -178,7 +178,12 @@ class CallOrigin:
     key: Node | None = None
     state: object = None
     axes: int = 4  # of a kernel's arguments
-    sure: bool = False  # whether the function says which axes are texts, heads and positions
+    axes_known: bool = False  # whether the function says which axes are texts, heads and positions
+
+    @property
+    def sides(self) -> tuple[Node, ...]:
+        """The origins that are known, of queries and keys."""
+        return tuple(side for side in (self.query, self.key) if side is not None)
 
     @property
     def learned(self) -> tuple[int, int]:

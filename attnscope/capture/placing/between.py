@@ -12,12 +12,12 @@ from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.functions import PRODUCTS, Seen
+from attnscope.capture.lineage.functions import PRODUCTS, TorchCall
 from attnscope.capture.lineage.layout import MOST, split
-from attnscope.capture.lineage.nodes import STRETCH, Root, is_constant
+from attnscope.capture.lineage.nodes import ROOT_OFFSET, Root, is_constant
 from attnscope.capture.record import is_within
-from attnscope.capture.rows.capture import Weighing, is_mapped
-from attnscope.capture.tracker import Pass, Taken, Tracker
+from attnscope.capture.rows.capture import CapturedCall, Weighing, is_mapped
+from attnscope.capture.tracker import Pass, Tracker
 
 ACROSS = "it attends from text to text of a batch, not from token to token"
 PERHAPS = "attention from text to text, if the batch comes first, so the positions are no tokens: {names}"
@@ -36,7 +36,7 @@ class AcrossTexts(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._lineage = recorder.of(Lineage)
+        self._lineage = recorder.tracker(Lineage)
         self._along: set[str] = set()  # modules that attend in the direction of positions
         self.begin()
 
@@ -52,12 +52,12 @@ class AcrossTexts(Tracker):
                 self._begin_at(tensor)
 
     def _begin_at(self, tensor: Tensor) -> None:
-        origin = self._lineage.of(tensor)
+        origin = self._lineage.origin_of(tensor)
         root = None if origin is None else origin.node
         if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
             self._given[root.number] = root
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """The model receives ids."""
         if seen.name == "embedding" and isinstance(seen.result, Tensor):
             ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
@@ -65,9 +65,9 @@ class AcrossTexts(Tracker):
             if not is_mapped(ids, *given) and any(same):
                 self._begin_at(seen.result)
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a call attends between texts; then it is named."""
-        origin, capture = taken.origin, taken.capture
+        origin, capture = capture.origin, capture
         if origin is None or not self._given or origin.query is None or origin.key is None:
             return False
         if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
@@ -81,18 +81,18 @@ class AcrossTexts(Tracker):
         foreign = known & (asking[:, :, None] != answering[:, None])
         if bool(foreign.any()):
             foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
-        moves = not is_constant(mine % STRETCH, -1)
+        moves = not is_constant(mine % ROOT_OFFSET, -1)
         if not bool(foreign.any()):
             if moves and bool(known.any()):
-                self._along.add(taken.name)
+                self._along.add(capture.name)
                 for other in self._doubted:
                     self.recorder.record.note_place(PERHAPS, other)
                 self._doubted.clear()
             return False
         if moves or self._along or self.recorder.batch_first:
-            self.recorder.name(taken.name, ACROSS)
+            self.recorder.name(capture.name, ACROSS)
             return True
-        self._doubted.append(taken.name)
+        self._doubted.append(capture.name)
         return False
 
 
@@ -105,13 +105,13 @@ class ChannelSoftmaxes(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._lineage, self._learned = recorder.of(Lineage), recorder.of(Learned)
+        self._lineage, self._learned = recorder.tracker(Lineage), recorder.tracker(Learned)
         self.begin()
 
     def begin(self) -> None:
         """Nothing is held."""
         self._next: int | None = None
-        self._held: dict[int, Taken] = {}  # by the root that the result is
+        self._held: dict[int, CapturedCall] = {}  # by the root that the result is
         self._queries: dict[int, set[float]] = {}
 
     def expect(self, weighing: Weighing, result: Tensor) -> None:
@@ -123,24 +123,24 @@ class ChannelSoftmaxes(Tracker):
 
     def _channels(self, tensor: Tensor | None) -> set[float]:
         """The outputs of layers in a tensor."""
-        origin = self._lineage.of(tensor)
+        origin = self._lineage.origin_of(tensor)
         labels = None if origin is None else origin.node.labels("channel")
         return set() if labels is None else set(torch.unique(labels).tolist())
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a call is held."""
         number, self._next = self._next, None
         if number is not None:
-            self._held[number] = taken
+            self._held[number] = capture
         return number is not None
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, seen: TorchCall) -> None:
         """Name what is held if its rows are summed over."""
         if not self._held or seen.name not in PRODUCTS or (product := seen.product) is None:
             return
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         for factor, letters, other, _ in product.sides:
-            made, origin = self._lineage.of(factor), self._lineage.of(other)
+            made, origin = self._lineage.origin_of(factor), self._lineage.origin_of(other)
             if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
                 continue
             for number in {root.number for root in made.node.roots} & self._held.keys():
@@ -152,7 +152,7 @@ class ChannelSoftmaxes(Tracker):
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: what is held of it has learned queries."""
-        for number, taken in list(self._held.items()):
-            if is_within(taken.name, call.name):
+        for number, capture in list(self._held.items()):
+            if is_within(capture.name, call.name):
                 with quietly():
-                    self.recorder.pass_on(self._held.pop(number), self)
+                    self.recorder.emit(self._held.pop(number), self)

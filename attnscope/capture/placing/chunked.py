@@ -16,8 +16,8 @@ from torch import Tensor
 from attnscope.attention import HeldRows
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.functions import SOFTMAX, Seen
-from attnscope.capture.rows.capture import Capture, masked_keys
+from attnscope.capture.lineage.functions import SOFTMAX, TorchCall
+from attnscope.capture.rows.capture import CapturedCall, masked_keys
 from attnscope.capture.rows.scores import Part, PlacedRows, compare_rows
 from attnscope.capture.tracker import Tracker
 
@@ -46,7 +46,7 @@ class ChunkedModules(Tracker):
         if is_chunked(call.module):
             self.notes = Notes()
 
-    def see(self, seen: Seen) -> bool:
+    def on_torch_call(self, seen: TorchCall) -> bool:
         """Record a torch function if it matters; no other tracker needs it."""
         if self.notes is None:
             return False
@@ -68,7 +68,7 @@ class ChunkedModules(Tracker):
             if capture is None:
                 self.recorder.name(call.name, IN_CHUNKS.format(kernel))
             else:
-                self.recorder.take(capture, call.name)
+                self.recorder.add(capture, call.name)
 
 
 def put(weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tensor | None = None) -> Part:
@@ -93,7 +93,7 @@ def split(states: Tensor, heads: int) -> Tensor:
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-def lay_out_windows(call: Call, notes: Notes, output: Any) -> Capture | None:
+def lay_out_windows(call: Call, notes: Notes, output: Any) -> CapturedCall | None:
     """The attention of one call, given the states [batch, key, size] and the mask [batch, key].
 
     The mask is 0 for tokens with a window, positive for global ones and negative for masked ones.
@@ -141,10 +141,12 @@ def lay_out_windows(call: Call, notes: Notes, output: Any) -> Capture | None:
     rows = PlacedRows(kept, batch, heads, keys)
     mixed = mixed.masked_fill((mask > 0)[:, None, :, None], torch.nan)[:, :, :keys]
     proofs.append((rows, value[:, :, :keys], mixed))
-    capture = Capture.of(rows, "softmax", type(module).__name__, (batch, heads, keys, keys), windows.dtype)
+    capture = CapturedCall.from_rows(
+        rows, "softmax", type(module).__name__, (batch, heads, keys, keys), windows.dtype
+    )
     compared = value.dtype == windows.dtype
     worst = max(compare_rows(*each) for each in proofs) if compared else None
-    return replace(capture, crossed=False, difference=worst)
+    return replace(capture, is_cross=False, difference=worst)
 
 
 WINDOWED = {"LEDEncoderSelfAttention", "LongformerSelfAttention"}

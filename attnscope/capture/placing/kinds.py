@@ -21,7 +21,7 @@ from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import SEPARATOR_ID
 from attnscope.capture.hooks.modules import CACHES, Call
 from attnscope.capture.record import Record, is_within, pattern
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import RealRows, ScoredRows
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_attention|encoder_decoder", re.I)
@@ -43,18 +43,17 @@ A text of one token shows nothing, and gets the kinds of longer texts of the sam
 """
 
 
-def is_cross(capture: Capture, name: str, calls: Sequence[Call]) -> bool:
+def has_other_keys(capture: CapturedCall) -> bool:
     """Whether queries and keys come from different sequences: by the call, its names, or two inputs."""
-    if capture.crossed is not None:
-        return capture.crossed
-    parts = name.split(".")
+    if capture.is_cross is not None:
+        return capture.is_cross
+    parts = capture.name.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     tail = parts[numbers[-1] + 1 if numbers else 0 :][-3:]
-    around = [type(call.module).__name__.lower() for call in calls[-2:]]
-    if any(map(CROSS.search, tail)) or any("cross" in part for part in around):
+    around = [call for call in capture.modules if is_within(capture.name, call.name)][-2:]
+    if any(map(CROSS.search, tail)) or any("cross" in type(call.module).__name__.lower() for call in around):
         return True
-    at = calls[-1] if calls and calls[-1].name == name else None
-    return at is not None and _given_elsewhere(at, capture)
+    return bool(around) and around[-1].name == capture.name and _receives_two(around[-1], capture)
 
 
 def self_kind(attention: Attention, call: Call | None, in_decoder: bool = False) -> tuple[Kind, bool]:
@@ -143,7 +142,7 @@ def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
     return 0
 
 
-def _given_elsewhere(call: Call, capture: Capture) -> bool:
+def _receives_two(call: Call, capture: CapturedCall) -> bool:
     """Whether a module received the states of two sequences, the second of which gives the keys."""
     if call.cached:
         return False
@@ -331,24 +330,21 @@ class Sites:
         self._calls: Counter[str] = Counter()
         self._before: LayerCall | None = None
 
-    def place(
-        self, capture: Capture, name: str, calls: Sequence[Call], learned: tuple[int, int] = (0, 0)
-    ) -> Attention:
-        """The attention of one call of the module ``name``; ``calls`` are running, outermost first.
-
-        ``learned`` is how many keys before and behind those of the input are learned.
-        """
-        attention = replace(capture, site=Site(name, self._calls[name], "cross", 0), offset=None)
-        call = next((call for call in reversed(calls) if call.name == name), None)
-        around = [entry for entry in calls if is_within(name, entry.name)]
+    def place(self, capture: CapturedCall) -> Attention:
+        """The attention of a captured call, with its site and its labels; it holds no modules any more."""
+        name, modules = capture.name, capture.modules
+        learned = (0, 0) if capture.origin is None else capture.origin.learned  # keys before and behind
+        site = Site(name, self._calls[name], "cross", 0)
+        attention: Attention = replace(capture, site=site, offset=None, modules=(), origin=None)
+        call = next((call for call in reversed(modules) if call.name == name), None)
         kind: Kind = "cross"
-        cross, in_decoder = self._look_around(capture, name, around)
+        cross, in_decoder = self._look_around(capture)
         if not cross:
-            known = capture.offset
-            if known is None and not capture.apart:
+            offset = capture.offset
+            if offset is None and not capture.separate_axes:
                 same = len(attention.queries) + sum(learned) == len(attention.keys)
-                known = learned[0] if same else offset_of(attention, any(entry.cached for entry in calls))
-            attention = replace(attention, offset=known)
+                offset = learned[0] if same else offset_of(attention, any(call.cached for call in modules))
+            attention = replace(attention, offset=offset)
             kind, shows = self_kind(attention, call, in_decoder)
             if shows:
                 self._kinds[name] = kind
@@ -362,18 +358,19 @@ class Sites:
         names = name_learned(None if call is None else call.module, *learned)
         return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
 
-    def _look_around(self, capture: Capture, name: str, calls: Sequence[Call]) -> tuple[bool, bool]:
+    def _look_around(self, capture: CapturedCall) -> tuple[bool, bool]:
         """Whether a call attends across, and if not, whether its layer does so before or behind it.
 
         Across is also what was given more sequences than the call before, of the same layer and class.
         """
+        name, calls = capture.name, [call for call in capture.modules if is_within(capture.name, call.name)]
         now = LayerCall(name, len(capture.queries))
         if calls and calls[-1].name == name:
             now.module, now.given = type(calls[-1].module), len(sequences_of(calls[-1]))
         last, self._before = self._before, now
         before = last if last is not None and last.is_beside(now) else LayerCall("", 0)
-        more = capture.crossed is None and not before.is_cross and before.has_fewer(now)
-        if more or is_cross(capture, name, calls):
+        more = capture.is_cross is None and not before.is_cross and before.has_fewer(now)
+        if more or has_other_keys(capture):
             now.is_cross = now.across = True
             return True, False
         now.across = before.across or will_attend_across(self.model, name, now.rows, calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 from attnscope.attention import AttentionCall, HeldRows
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
-from attnscope.capture.lineage.functions import JOINING, Seen
+from attnscope.capture.lineage.functions import JOINING, TorchCall
 from attnscope.capture.record import is_within
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import JoinedHeads, ScoredRows, join_differences, sampled
 from attnscope.capture.rows.steps import SteppedRows
-from attnscope.capture.tracker import Pass, Taken, Tracker
+from attnscope.capture.tracker import Pass, Tracker
 
 
 class SingleHeads(Tracker):
@@ -28,41 +29,40 @@ class SingleHeads(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         # with the list's entry that each ran in, and its input, copied: something may be added in place
-        self.held: dict[str, list[tuple[Taken, str, Tensor | None]]] = {}
+        self.held: dict[str, list[tuple[CapturedCall, str, Tensor | None]]] = {}
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Hold one head if it ran inside an entry of a module list; returns whether it did."""
-        if taken.capture.heads > 1:
+        if capture.heads > 1:
             return False
-        for call in reversed(taken.calls[1:]):
+        for call in reversed(capture.modules[1:]):
             parent, _, index = call.name.rpartition(".")
             if index.isdigit() and isinstance(self.recorder.stack.root.get_submodule(parent), nn.ModuleList):
-                if not self._were_given(parent, call.first):
+                if not self._have_input(parent, call.first):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
                 given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append((taken, call.name, given))
+                self.held.setdefault(parent, []).append((capture, call.name, given))
                 return True
         return False
 
     def enter(self, call: Call) -> None:
-        """A module starts: lists beside it are over, and entries with another input were layers."""
+        """Lists beside a starting module are over, and entries with another input were layers."""
         parent, _, _ = call.name.rpartition(".")
         for path in list(self.held):
-            if not is_within(call.name, path) or (path == parent and not self._were_given(path, call.first)):
+            if not is_within(call.name, path) or (path == parent and not self._have_input(path, call.first)):
                 self._show(path)
 
-    def see(self, seen: Seen) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """Outputs of all entries of a list are joined around it: it is complete."""
-        for parent in list(self.held) if seen.name in JOINING else ():
+        for parent in list(self.held) if call.name in JOINING else ():
+            entries = self.recorder.stack.root.get_submodule(parent)._modules
             around = parent.rpartition(".")[0] == self.recorder.owner
-            if around and len(self.held[parent]) == len(
-                self.recorder.stack.root.get_submodule(parent)._modules
-            ):
+            if around and len(self.held[parent]) == len(entries):
                 self._show(parent)
 
     def leave(self, call: Call, output: object) -> None:
-        """A module ends: the lists inside it are complete."""
-        for parent in [held for held in self.held if is_within(held, call.name)]:
+        """The lists inside a module are complete when it ends."""
+        for parent in [path for path in self.held if is_within(path, call.name)]:
             self._show(parent)
 
     def finish(self) -> None:
@@ -70,25 +70,25 @@ class SingleHeads(Tracker):
         for parent in list(self.held):
             self._show(parent)
 
-    def _were_given(self, parent: str, tensor: Tensor | None) -> bool:
-        """Whether all held heads of a list received the same numbers."""
-        given = [given for _, _, given in self.held.get(parent, ())]
+    def _have_input(self, parent: str, tensor: Tensor | None) -> bool:
+        """Whether all held heads of a list received these numbers."""
         return all(
-            each is tensor if each is None or tensor is None else torch.equal(each, tensor) for each in given
+            each is tensor if each is None or tensor is None else torch.equal(each, tensor)
+            for _, _, each in self.held.get(parent, ())
         )
 
     def _show(self, parent: str) -> None:
         """Pass the heads of a list on, as one attention if they are."""
-        shown, entries, _ = zip(*self.held.pop(parent), strict=True)
-        sizes = {(one.capture.batch, one.capture.queries, one.capture.keys) for one in shown}
-        if len(shown) > 1 and len(set(entries)) == len(shown) and len(sizes) == 1:
-            shown = (replace(shown[0], capture=_joined([taken.capture for taken in shown]), name=parent),)
+        heads, entries, _ = zip(*self.held.pop(parent), strict=True)
+        sizes = {(head.batch, head.queries, head.keys) for head in heads}
+        if len(heads) > 1 and len(set(entries)) == len(heads) and len(sizes) == 1:
+            heads = (replace(_join(heads), name=parent),)
         with quietly():
-            for taken in shown:
-                self.recorder.pass_on(replace(taken, calls=tuple(self.recorder.stack.calls)), self)
+            for head in heads:
+                self.recorder.emit(replace(head, modules=tuple(self.recorder.stack.calls)), self)
 
 
-def _joined(heads: list[Capture]) -> Capture:
+def _join(heads: Sequence[CapturedCall]) -> CapturedCall:
     values = [head.values for head in heads if head.values is not None]
     return replace(
         heads[0],
@@ -103,16 +103,14 @@ def _joined(heads: list[Capture]) -> Capture:
 class Repeats(Tracker):
     """Remembers the attention that a module's call showed last."""
 
-    def __init__(self, recorder: Pass) -> None:
-        super().__init__(recorder)
-        self._latest: tuple[Call, AttentionCall, Tensor] | None = None
+    _latest: tuple[Call, AttentionCall, Tensor] | None = None
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a module weighed other values with the same weights a second time in one call.
 
         A few rows are compared, too: the module may have written new numbers into the same tensors.
         """
-        before, capture, module = self._latest, taken.capture, self.recorder.call_of(taken.name)
+        before, module = self._latest, self.recorder.call_of(capture.name)
         call = capture.read.call if isinstance(capture.read, (ScoredRows, HeldRows)) else None
         if module is None or not isinstance(call, AttentionCall):
             return False
@@ -124,7 +122,7 @@ class Repeats(Tracker):
         return same and torch.equal(rows, before[2])
 
     def leave(self, call: Call, output: object) -> None:
-        """A module's call ends, and its tensors are freed."""
+        """Free a module's tensors when its call ends."""
         if self._latest is not None and self._latest[0] is call:
             self._latest = None
 
@@ -137,18 +135,20 @@ class Loops(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._held: dict[str, list[Taken]] = {}
+        self._held: dict[str, list[CapturedCall]] = {}
         self._keys: dict[str, Tensor] = {}
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Hold a call of one query until the loop can have ended: until the module around it does."""
-        read, capture, name = taken.capture.read, taken.capture, taken.name
+        read, name, origin = capture.read, capture.name, capture.origin
         keys = read.call.key if isinstance(read, ScoredRows) else capture.values
-        asks = len(capture.queries) == 1 < len(capture.keys) and not capture.apart  # as a learned query is
-        if not asks or (taken.origin and taken.origin.sure):
+        single = len(capture.queries) == 1 < len(capture.keys)
+        if not single or capture.separate_axes or (origin and origin.axes_known):  # separate: learned
             keys = None
-        known = self._keys.get(name)
-        if known is not None and (keys is None or known.shape != keys.shape or not torch.equal(known, keys)):
+        before = self._keys.get(name)
+        if before is not None and (
+            keys is None or before.shape != keys.shape or not torch.equal(before, keys)
+        ):
             self._show(name)
         if keys is None:
             return False
@@ -156,15 +156,16 @@ class Loops(Tracker):
             self._keys[name] = keys.clone()
         if isinstance(read, ScoredRows):  # the module may overwrite its own
             call = replace(read.call, query=read.call.query.clone(), key=self._keys[name])
-            taken = replace(taken, capture=replace(capture, read=ScoredRows(call)))
-        self._held.setdefault(name, []).append(taken)
+            capture = replace(capture, read=ScoredRows(call))
+        self._held.setdefault(name, []).append(capture)
         return True
 
     def leave(self, call: Call, output: object) -> None:
-        """A module ends, and so do the loops in it."""
-        for name, held in list(self._held.items()):
-            outer = [each for each in held[0].calls if is_within(name, each.name) and each.name != name]
-            if call is (outer or held[0].calls)[-1]:
+        """The loops in a module end with it."""
+        for name, steps in list(self._held.items()):
+            modules = steps[0].modules
+            outer = [each for each in modules if is_within(name, each.name) and each.name != name]
+            if call is (outer or modules)[-1]:
                 self._show(name)
 
     def begin(self) -> None:
@@ -179,17 +180,14 @@ class Loops(Tracker):
         steps, _ = self._held.pop(name), self._keys.pop(name)
         first, count = steps[0], len(steps)
         if count > 1:
-            reads = tuple(step.capture.read for step in steps)
-            rows = SteppedRows(reads, tuple(range(count + 1)), (0,) * count, len(first.capture.keys))
-            errors = [step.capture.difference for step in steps]
-            capture = replace(
-                first.capture,
+            reads = tuple(step.read for step in steps)
+            first = replace(
+                first,
                 queries=range(count),
-                read=rows,
+                read=SteppedRows(reads, tuple(range(count + 1)), (0,) * count, len(first.keys)),
                 statistics=None,
-                crossed=True,
-                difference=join_differences(errors, first.capture.dtype),
+                is_cross=True,
+                difference=join_differences([step.difference for step in steps], first.dtype),
             )
-            first = replace(first, capture=capture)
         with quietly():
-            self.recorder.pass_on(first, self)
+            self.recorder.emit(first, self)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from attnscope.attention import HeldRows
 from attnscope.capture.hooks.functions import quietly
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import ScoredRows, join_differences
-from attnscope.capture.tracker import Pass, Taken, Tracker
+from attnscope.capture.tracker import Pass, Tracker
 from attnscope.errors import ModelError
 
 SPLIT = "its heads are split over processes, and nothing tells how to join them: its weights are not shown"
@@ -76,54 +76,53 @@ class SplitHeads(Tracker):
         except RuntimeError as error:
             raise _refusal(ALONE) from error
 
-    def take(self, taken: Taken) -> bool:
+    def on_capture(self, capture: CapturedCall) -> bool:
         """Pass the whole call on in the place of a part."""
         if self.group is None:
             return False
         with quietly():
-            capture = self._whole(taken.capture)
-        if capture is None:
-            self.recorder.name(taken.name, SPLIT)
+            whole = self._join(capture)
+        if whole is None:
+            self.recorder.name(capture.name, SPLIT)
         else:
-            self.recorder.pass_on(replace(taken, capture=capture), self)
+            self.recorder.emit(whole, self)
         return True
 
-    def _whole(self, capture: Capture) -> Capture | None:
+    def _join(self, capture: CapturedCall) -> CapturedCall | None:
         """A call with the heads of all processes, in their order; None if they cannot be joined."""
         import torch.distributed as distributed
 
         processes, read = distributed.get_world_size(self.group), capture.read
-        told: list[Any] = [None] * processes
+        calls: list[Any] = [None] * processes
         shape = type(read).__name__, capture.batch, capture.heads, len(capture.queries), len(capture.keys)
-        distributed.all_gather_object(told, (shape, capture.difference), self.group)
-        if len({shape for shape, _ in told}) > 1 or not isinstance(read, ScoredRows | HeldRows):
+        distributed.all_gather_object(calls, (shape, capture.difference), self.group)
+        if len({shape for shape, _ in calls}) > 1 or not isinstance(read, ScoredRows | HeldRows):
             return None
         heads = self._parts(read.call.query if isinstance(read, ScoredRows) else read.weights)
         if all(torch.equal(heads[0], part) for part in heads):
             return capture  # every process has all of them
         whole = torch.cat(heads, 1)
         if isinstance(read, HeldRows):
-            read = HeldRows(whole, None if read.open_keys is None else self._joined(read.open_keys))
+            read = HeldRows(whole, None if read.open_keys is None else self._all_heads(read.open_keys))
+            key_heads = capture.key_heads * processes
         else:
-            call, joined = read.call, self._joined
-            call = replace(call, query=whole, key=joined(call.key), value=joined(call.value))
-            biases, sinks = tuple(map(joined, call.biases)), call.sinks
-            masks = tuple(joined(each) if isinstance(each, Tensor) else each for each in call.masks)
-            sinks = None if sinks is None else joined(sinks)
-            read = ScoredRows(replace(call, biases=biases, masks=masks, sinks=sinks))
+            call, join = read.call, self._all_heads
+            call = replace(call, query=whole, key=join(call.key), value=join(call.value))
+            masks = tuple(join(each) if isinstance(each, Tensor) else each for each in call.masks)
+            sinks = None if call.sinks is None else join(call.sinks)
+            call = replace(call, biases=tuple(map(join, call.biases)), masks=masks, sinks=sinks)
+            read, key_heads = ScoredRows(call), call.key.shape[1]
         return replace(
             capture,
             read=read,
             heads=whole.shape[1],
-            key_heads=(
-                read.call.key.shape[1] if isinstance(read, ScoredRows) else capture.key_heads * processes
-            ),
-            values=None if capture.values is None else self._joined(capture.values),
-            difference=join_differences([difference for _, difference in told], capture.dtype),
+            key_heads=key_heads,
+            values=None if capture.values is None else self._all_heads(capture.values),
+            difference=join_differences([difference for _, difference in calls], capture.dtype),
         )
 
-    def _joined(self, tensor: Tensor) -> Tensor:
-        """What all processes have of a tensor with an axis of heads; one for all heads stays as it is."""
+    def _all_heads(self, tensor: Tensor) -> Tensor:
+        """A tensor with the heads of all processes; one for all heads stays as it is."""
         if tensor.ndim == 2:  # of queries and keys
             return tensor
         axis, parts = max(0, tensor.ndim - 3), self._parts(tensor)

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
+from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import Product
+from attnscope.capture.lineage.nodes import CallOrigin
 from attnscope.capture.rows.scores import ScoredRows, compare_rows
 
 FAR_BELOW = 5e3  # no mask lowers a score by less
@@ -223,70 +225,84 @@ def is_mapped(*tensors: Tensor) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Capture(Attention):
-    """The contents of one attention call, whose site and labels are not known yet."""
+class CapturedCall(Attention):
+    """An attention call on its way to the observers; its site and labels are not known yet."""
 
     dtype: torch.dtype
-    crossed: bool | None = None  # whether queries and keys come from different sequences, None if unknown
-    apart: bool = False  # whether queries have no positions among the keys
+    name: str = ""  # the path of the module at which it was captured
+    modules: tuple[Call, ...] = ()  # those that were running, outermost first
+    origin: CallOrigin | None = None  # of its queries and keys; None if nothing asks for it
+    softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
+    is_cross: bool | None = None  # whether queries and keys come from different sequences, None if unknown
+    separate_axes: bool = False  # whether queries have no positions among the keys
     query_axis: int | None = None  # in the product of weights and values
     layout: Layout | None = None  # of that product
-    dropped: bool = False  # whether dropout was on: weights are those before it
+    dropout: bool = False  # whether dropout was on: weights are those before it
 
     @classmethod
-    def of(
+    def from_rows(
         cls, read: RowSource, source: Source, kernel: str, shape: Sequence[int], dtype: torch.dtype
-    ) -> Capture:
+    ) -> CapturedCall:
         """A call of a module whose weights have this shape, [batch, head, query, key]."""
         batch, heads, queries, keys = shape
         unplaced, axes = Site("", 0, "cross", 0), (range(queries), range(keys))
         return cls(unplaced, source, kernel, batch, heads, heads, *axes, None, dtype, read)
 
     @classmethod
-    def of_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> Capture:
+    def from_call(cls, call: AttentionCall, kernel: str, learned: bool = False) -> CapturedCall:
         """Attention recomputed from its queries and keys; ``learned`` queries have no position among them."""
         query, key = call.query, call.key
         terms = (query, key, *(t for t in (*call.biases, *call.masks) if isinstance(t, Tensor)))
         shape = max(t.shape[0] for t in terms if t.ndim == 4), *query.shape[1:3], key.shape[2]
         return replace(
-            cls.of(ScoredRows(call), "recomputed", kernel, shape, query.dtype),
+            cls.from_rows(ScoredRows(call), "recomputed", kernel, shape, query.dtype),
             key_heads=key.shape[1],
-            crossed=True if learned else None,
-            apart=learned,
+            is_cross=True if learned else None,
+            separate_axes=learned,
             window=call.window,
             values=call.value,
-            dropped=bool(call.dropout),
+            dropout=bool(call.dropout),
         )
 
     @classmethod
-    def of_weights(cls, weights: Tensor, open_keys: Tensor | None, source: Source, kernel: str) -> Capture:
+    def from_weights(
+        cls, weights: Tensor, open_keys: Tensor | None, source: Source, kernel: str
+    ) -> CapturedCall:
         """Attention whose weights exist, [batch, head, query, key]; ``None``: no key is masked."""
         if open_keys is None:
             open_keys = torch.ones((), dtype=torch.bool, device=weights.device)
             open_keys = open_keys.expand(1, 1, *weights.shape[-2:])
         elif bool((open_keys == open_keys[:, :1]).all()):
             open_keys = open_keys[:, :1].clone()  # one mask for all heads, as almost always
-        return cls.of(HeldRows(weights.detach(), open_keys), source, kernel, weights.shape, weights.dtype)
+        return cls.from_rows(
+            HeldRows(weights.detach(), open_keys), source, kernel, weights.shape, weights.dtype
+        )
 
     @classmethod
-    def of_weighing(
+    def from_weighing(
         cls, weighing: Weighing, batch: int, heads: int | None = None, learned: bool = False
-    ) -> Capture:
+    ) -> CapturedCall:
         """Attention of a module's own code, which declares ``heads``; ``learned`` queries stand at no key."""
-        capture = cls.of_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
+        capture = cls.from_weights(*weighing.with_heads(batch, heads), "softmax", "softmax")
         layout = weighing.layout(batch, heads)
-        capture = replace(capture, query_axis=weighing.made_axis, layout=layout)
-        capture = replace(capture, crossed=True, apart=True) if learned else capture
+        capture = replace(
+            capture,
+            query_axis=weighing.made_axis,
+            layout=layout,
+            softmax=weighing.trail.softmax,
+            is_cross=True if learned else None,
+            separate_axes=learned,
+        )
         product = weighing.product(batch, heads)
         if product is None or not isinstance(capture.read, HeldRows):
             return capture
         if weighing.trail.before is not None:
-            return replace(capture, values=product[0], dropped=True)
+            return replace(capture, values=product[0], dropout=True)
         if weighing.trail.scores is not None:
             capture = replace(capture, read=replace(capture.read, call=partial(weighing.call, batch, heads)))
-        return capture.proved(*product)
+        return capture.with_difference(*product)
 
-    def proved(self, value: Tensor, output: Any) -> Capture:
+    def with_difference(self, value: Tensor, output: Any) -> CapturedCall:
         """The same call, checked if the kernel's output is [batch, head, query, size]."""
         shape = self.batch, self.heads, len(self.queries), value.shape[-1]
         if not isinstance(output, Tensor) or output.shape != shape or not output.numel():

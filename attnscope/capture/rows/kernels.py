@@ -15,7 +15,7 @@ from torch import Tensor
 from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.record import FUSED, beyond_rounding
-from attnscope.capture.rows.capture import ROUNDING, Capture, Weighing, masked_keys
+from attnscope.capture.rows.capture import ROUNDING, CapturedCall, Weighing, masked_keys
 from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, mix, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
 
@@ -89,7 +89,7 @@ def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return given.arguments
 
 
-def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
+def capture_projection(given: Mapping[str, Any], output: Tensor) -> CapturedCall:
     """The attention of one call, [query, batch, size] or unbatched [query, size], checked."""
     query, key, call = given["query"], given["key"], project(given)
     difference = None
@@ -103,8 +103,8 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> Capture:
             lambda heads, rows: F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias),
         )
     crossed = None if query is key or torch.equal(query, key) else True
-    capture = Capture.of_call(call, "multi_head_attention_forward")
-    return replace(capture, crossed=crossed, difference=difference)
+    capture = CapturedCall.from_call(call, "multi_head_attention_forward")
+    return replace(capture, is_cross=crossed, difference=difference)
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
 """The arguments of torch's operator, in order; a block mask is a tuple here, ending in its function."""
 
 
-def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor) -> Capture:
+def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor) -> CapturedCall:
     """The attention of one call, checked against its output, [batch, head, query, size]."""
     given = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
     query, key, value = (cast(given[name]) for name in ARGUMENTS_FLEX[:3])
@@ -161,7 +161,7 @@ def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor)
     call = AttentionCall(query, key, value, given["scale"])
     opened = open_rows(given["block_mask"][-1], len(query), query.shape[1], key.shape[2], key.device)
     rows = FlexRows(ScoredRows(call), given["score_mod"], opened)
-    return replace(Capture.of_call(call, "flex_attention"), read=rows).proved(value, output)
+    return replace(CapturedCall.from_call(call, "flex_attention"), read=rows).with_difference(value, output)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +220,7 @@ def _at_every_place(function: Callable[..., Tensor], *scores: Tensor, places: Se
         return function(*scores, *places)
 
 
-def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capture]:
+def fuse(fused: FusedPass | None, capture: CapturedCall) -> tuple[Tensor | None, CapturedCall]:
     """The output and statistics of the fused pass; or no output, and why the kernel has to run."""
     if fused is None or not isinstance(capture.read, ScoredRows):
         return None, capture
@@ -230,14 +230,14 @@ def fuse(fused: FusedPass | None, capture: Capture) -> tuple[Tensor | None, Capt
     except Refusal as refusal:
         return None, replace(capture, refusal=str(refusal))
     computed = replace(capture, source="kernel", kernel=FUSED, statistics=statistics)
-    computed = computed.proved(call.value, output)
+    computed = computed.with_difference(call.value, output)
     if beyond_rounding(computed.difference, call.query.dtype):
         reason = f"rows of its output differ from the formula by {computed.difference:.2g}"
         return None, replace(capture, refusal=reason)
     return output, computed
 
 
-def mix_rows(fused: FusedPass | None, capture: Capture) -> Tensor | None:
+def mix_rows(fused: FusedPass | None, capture: CapturedCall) -> Tensor | None:
     """Weights × values of a short call, where they are asked for in the kernel's place.
 
     Observers read the same weights next.  -> [batch, head, query, size]
@@ -268,11 +268,11 @@ class Frame:
     value: Tensor
     mask: Any  # bool, additive, [batch, key] padding (flash), BlockMask (flex) or None
     options: dict[str, Any]
-    sdpa: list[Capture] = field(default_factory=list)  # what torch's own kernel did inside it
+    sdpa: list[CapturedCall] = field(default_factory=list)  # what torch's own kernel did inside it
     weighings: list[Weighing] = field(default_factory=list)
 
     @staticmethod
-    def of(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    def from_arguments(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         """The call by the names that all attention functions of the library share."""
         given = dict(zip(RECEIVED, args, strict=False)) | kwargs
         module, query, key, value, mask = (given.pop(name, None) for name in RECEIVED)
@@ -286,7 +286,7 @@ class Frame:
         return self.kernel == "eager" and not learns and any(extra is not None for extra in extras)
 
 
-def conclude(frame: Frame, result: Any) -> Capture | None:
+def conclude(frame: Frame, result: Any) -> CapturedCall | None:
     """The attention of a call that has returned.
 
     First come the returned weights, unless they are scores, or only the formula reproduces the output; then
@@ -296,7 +296,7 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     weights = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     output = _output(frame, result)
     if frame.weighings and frame.weighings[-1].trail.before is not None:  # those returned are dropped
-        capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
+        capture = CapturedCall.from_weighing(frame.weighings[-1], frame.query.shape[0])
         capture = replace(capture, kernel=frame.kernel)
     elif isinstance(weights, Tensor) and _are_weights(weights, frame.query):
         opened: Tensor | None = None
@@ -306,10 +306,10 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
                 opened = ~last.masked.expand(last.weights.shape).reshape(weights.shape)
         else:  # it was not followed: a masked key has no weight
             opened = (weights != 0).any(1, keepdim=True)
-        capture = Capture.of_weights(weights, opened, "kernel", frame.kernel)
-        capture = capture.proved(frame.value, output)
+        capture = CapturedCall.from_weights(weights, opened, "kernel", frame.kernel)
+        capture = capture.with_difference(frame.value, output)
         if beyond_rounding(capture.difference, weights.dtype):
-            capture = _recomputed(frame, output) or capture  # a sink may be taken off the output alone
+            capture = _recomputed(frame, output) or capture  # a sink may be capture off the output alone
         if isinstance(capture.read, HeldRows):
             made = formula(frame, _causalities(frame)[0])
             capture = replace(capture, read=replace(capture.read, call=made))
@@ -318,7 +318,7 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
         if capture.kernel != FUSED:
             capture = replace(capture, kernel=frame.kernel)
     elif frame.weighings:
-        capture = Capture.of_weighing(frame.weighings[-1], frame.query.shape[0])
+        capture = CapturedCall.from_weighing(frame.weighings[-1], frame.query.shape[0])
         capture = replace(capture, kernel=frame.kernel)
     else:
         recomputed = _recomputed(frame, output)
@@ -330,10 +330,12 @@ def conclude(frame: Frame, result: Any) -> Capture | None:
     return replace(capture, key_heads=key_heads, window=window if isinstance(window, int) else None)
 
 
-def _recomputed(frame: Frame, output: Tensor | None) -> Capture | None:
+def _recomputed(frame: Frame, output: Tensor | None) -> CapturedCall | None:
     """The attention by the formula; None if it does not reproduce the output, [batch, head, query, size]."""
     for causal in _causalities(frame):
-        capture = Capture.of_call(formula(frame, causal), frame.kernel).proved(frame.value, output)
+        capture = CapturedCall.from_call(formula(frame, causal), frame.kernel).with_difference(
+            frame.value, output
+        )
         if capture.difference is not None and not beyond_rounding(capture.difference, frame.query.dtype):
             return capture
     return None

@@ -238,9 +238,9 @@ class PlacedRows:
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         chosen = range(self.heads) if heads is None else heads
-        taken = sorted(set(chosen))
-        rows = self._gathered(start, stop, taken, of_mask=False)
-        return rows if list(chosen) == taken else rows[:, [taken.index(head) for head in chosen]]
+        capture = sorted(set(chosen))
+        rows = self._gathered(start, stop, capture, of_mask=False)
+        return rows if list(chosen) == capture else rows[:, [capture.index(head) for head in chosen]]
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Keys that a part had and its mask left open, bool.  -> [batch, head or 1, row, key]"""

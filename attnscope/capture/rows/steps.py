@@ -96,7 +96,7 @@ class Steps:
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
         """The result of ``joined`` with the recording's record, as one pass."""
         attentions = self.joined(axes)
-        return Replay(attentions, replace(record, sites=list(map(SiteRecord.of, attentions))))
+        return Replay(attentions, replace(record, sites=list(map(SiteRecord.from_attention, attentions))))
 
 
 @dataclass(eq=False)

@@ -39,7 +39,7 @@ def replay(trace: Trace, *, arrays: bool = False) -> Replay:
         )
         for number, call in enumerate(description.calls)
     )
-    sites = list(map(SiteRecord.of, attentions, (call.step for call in description.calls)))
+    sites = list(map(SiteRecord.from_attention, attentions, (call.step for call in description.calls)))
     without, failures = list(description.without_attention), list(description.failures)
     return Replay(attentions, Record(sites, without, failures, list(description.changes)))
 

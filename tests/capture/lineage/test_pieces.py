@@ -8,7 +8,7 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from tests.capture.modules import Heads, Kernel, Of
 from tests.capture.observing import check_kept, check_parts, observe
 from tests.capture.placing.mixing_modules import Chain, Stream, attend
@@ -116,7 +116,7 @@ def test_attention_in_pieces_is_one_map(core, kernel):
 def test_piecewise_rows_of_some_heads_equal_full_map(kernel):
     with (
         torch.inference_mode(),
-        recording(model := in_pieces(chunked_queries, kernel), [Seeing(check_parts)]) as record,
+        recording(model := in_pieces(chunked_queries, kernel), [FunctionObserver(check_parts)]) as record,
     ):
         model(X)
     assert (len(record.sites), record.failures) == (1, [])
@@ -342,13 +342,13 @@ def test_row_limit_of_lineage_is_noted(monkeypatch):
 
 def test_lineage_skips_later_layers_of_transformers_models(monkeypatch):
     seen = []
-    see = Lineage.see
+    see = Lineage.on_torch_call
 
     def count(self, call):
-        seen.extend([] if self.recorder.rests else [call.name])
+        seen.extend([] if self.recorder.lineage_paused else [call.name])
         see(self, call)
 
-    monkeypatch.setattr(Lineage, "see", count)
+    monkeypatch.setattr(Lineage, "on_torch_call", count)
 
     def follow(layers):
         seen.clear()

@@ -11,7 +11,7 @@ import torch
 
 from attnscope.capture import recording
 from attnscope.capture.placing import chunked
-from attnscope.capture.record import Seeing
+from attnscope.capture.record import FunctionObserver
 from attnscope.questions.sentences import note_unproved
 from tests.capture.observing import check_parts, observe
 from tests.capture.tiny import tiny
@@ -124,7 +124,7 @@ def test_weights_and_values_of_different_dtypes_are_unproved():
 
 def test_chunked_rows_of_some_heads_equal_full_map():
     make, given = CASES["longformer with global tokens"]
-    with torch.inference_mode(), recording(model := make(), [Seeing(check_parts)]) as record:
+    with torch.inference_mode(), recording(model := make(), [FunctionObserver(check_parts)]) as record:
         model(**given)
     assert (len(record.sites), record.failures) == (2, [])
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from attnscope.attention import AttentionCall
 from attnscope.capture import FUSED, recording
-from attnscope.capture.record import Seeing
-from attnscope.capture.rows.capture import Capture
+from attnscope.capture.record import FunctionObserver
+from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.kernels import sdpa_call
 from attnscope.capture.rows.scores import ScoredRows, join_differences
 from attnscope.fused import fused_pass
@@ -24,7 +24,7 @@ from tests.fused.combinations import brute_force
 
 
 def capture_sdpa(batch, *args, **options):
-    return Capture.of_call(sdpa_call(args, options, batch), "sdpa")
+    return CapturedCall.from_call(sdpa_call(args, options, batch), "sdpa")
 
 
 def kernel_weights(query, key, **options):
@@ -142,7 +142,7 @@ def test_grouped_heads_in_one_query_are_unfolded():
     key = torch.randn(2, 2, 5, 8, generator=noise)
     mask = torch.rand(2, 4, 1, 5, generator=noise) > 0.3
     call = sdpa_call((query.reshape(2, 2, 2, 8), key, key, mask.reshape(2, 2, 2, 5)), {}, 2, heads=4)
-    capture = Capture.of_call(call, "sdpa")
+    capture = CapturedCall.from_call(call, "sdpa")
     expected = kernel_weights(query, key.repeat_interleave(2, 1), attn_mask=mask)
     assert (capture.heads, capture.queries, capture.keys) == (4, range(1), range(5))
     torch.testing.assert_close(capture.read.rows(0, 1, None), expected, atol=1e-6, rtol=0)
@@ -232,7 +232,10 @@ def test_product_of_different_dtype_is_unproved():
 def test_listed_heads_report_their_largest_mismatch(wrong):
     torch.manual_seed(0)
     module, masks = nn.Sequential(modules.ListedHeads()), []
-    observers = [Seeing(check_parts), Seeing(lambda seen: masks.append(seen.allowed(1, 5)))]
+    observers = [
+        FunctionObserver(check_parts),
+        FunctionObserver(lambda seen: masks.append(seen.allowed(1, 5))),
+    ]
     with torch.inference_mode(), Off((9, 4), "bmm", call=wrong), recording(module, observers) as record:
         module(torch.randn(2, 9, 16))
     assert [(site.heads, site.differs) for site in record.sites] == [(4, wrong >= 0)]

@@ -1,14 +1,15 @@
 """A hook: it counts the attention calls of every pass."""
 
-from attnscope.capture.tracker import Taken, Tracker
+from attnscope.capture.rows.capture import CapturedCall
+from attnscope.capture.tracker import Tracker
 
 
 class CountCalls(Tracker):
-    """Says in the record how many calls it was told of."""
+    """Says in the record how many calls it was notified of."""
 
     calls = 0
 
-    def take(self, taken: Taken) -> None:
+    def on_capture(self, capture: CapturedCall) -> None:
         """One more call."""
         self.calls += 1
 

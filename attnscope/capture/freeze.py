@@ -31,36 +31,36 @@ def is_inside(path: str, other: str) -> bool:
 INERT = ELEMENTWISE | {"__get__", "__iadd__", "add_", "__isub__", "sub_", "relu", "gelu", "silu", "sigmoid"}
 """Functions that mix no tokens by themselves."""
 
-MISSED = "attention that was not captured"
+NOT_CAPTURED = "attention that was not captured"
 BETWEEN_CHANNELS = "attention from channel to channel"
 
-FUNCTIONS = (
+MIXING_PATTERNS = (
     ("a Fourier transform", r"fft"),
     ("a recurrence", r"lstm|gru|rnn_(tanh|relu)|cumsum|cumprod|scan"),
     ("a convolution", r"conv\d?d?|conv_transpose|unfold"),
-    (MISSED, r"attention|softmax"),
+    (NOT_CAPTURED, r"attention|softmax"),
 )
 """Kinds of token mixing, with fragments of torch's function names; the first match counts."""
 
 A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
-ARITHMETIC = (A_PRODUCT, "a sum", "a product")
+UNSPECIFIC = (A_PRODUCT, "a sum", "a product")
 """Functions that attention uses too: they name a mixer that is not called attention."""
 
-STEPS = (
+STEP_PATTERNS = (
     ("a normalization over tokens", r"(group|instance|batch)_norm|^normalize$|vector_norm"),
     ("pooling", r"pool|^(mean|sum|amax|max|amin|min|std|var)$|interpolate|grid_sample"),
     (A_PRODUCT, r"linear|matmul|mm$|^mv$|einsum|dot"),
     ("ids that are made of several tokens", r"embedding"),
     (A_CHOICE, r"getitem|gather|select|scatter|index|where|sort|topk|take|masked_fill"),
-    (ARITHMETIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
-    (ARITHMETIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
+    (UNSPECIFIC[1], r"^_*i?r?(add|sub)_*$|^lerp_?$"),
+    (UNSPECIFIC[2], r"^_*i?r?(mul|div|truediv|pow)_*$"),
 )
 """The same for single functions seen to mix tokens."""
 
 
-def find_ways(names: set[str], known: Sequence[tuple[str, str]]) -> list[str]:
+def mixing_of(names: set[str], patterns: Sequence[tuple[str, str]]) -> list[str]:
     """The kinds of mixing that some functions are."""
-    return [way for way, pattern in known if any(re.search(pattern, name) for name in names)]
+    return [kind for kind, pattern in patterns if any(re.search(pattern, name) for name in names)]
 
 
 def sorts(ran: Collection[str]) -> bool:
@@ -87,39 +87,47 @@ def places_moved(moved: Tensor) -> list[Tensor]:
     return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
 
 
-def share_out(shares: Mapping[int, Share]) -> Tensor:
+def assign_owners(shares: Mapping[int, Share]) -> Tensor:
     """Assign each number of an output to the one pass whose token it shall represent, or -1.  -> [...]
 
     Tokens lie along an axis on which no two passes changed one place of the input; if the output has that
     axis, it is assigned likewise. Otherwise each place goes to the pass that changed it most, the places
     being those of axes on which some passes changed nothing in common.
     """
-    some = next(iter(shares.values())).amount
-    owners = torch.full(some.shape, -1, device=some.device)
+    first = next(iter(shares.values())).amount
+    owners = torch.full(first.shape, -1, device=first.device)
     shares = {number: share for number, share in shares.items() if bool(share.amount.any())}
     if not shares:
         return owners
-    passes = torch.tensor(list(shares), device=some.device)
+    passes = torch.tensor(list(shares), device=first.device)
     amount = torch.stack([share.amount for share in shares.values()])  # [pass, ...]
-    for alike in zip(*(share.given for share in shares.values()), strict=True):
-        if len(alike[0]) != owners.ndim:
-            continue
-        boxes = torch.ones_like(amount, dtype=torch.bool)  # [pass, ...], disjoint
-        for axis, size in enumerate(owners.shape):
-            along = torch.stack([places[axis] for places in alike])  # [pass, place]
-            if along.shape[1] == size > 1 and int(along.sum(0).amax()) == 1:
-                boxes &= along.view(-1, *(size if other == axis else 1 for other in range(owners.ndim)))
+    for changes in zip(*(share.given for share in shares.values()), strict=True):
+        boxes = _boxes(changes, amount)
         if not bool(boxes.all()):
             return torch.where(boxes.any(0), passes[boxes.int().argmax(0)], -1)
-    projected = [places_moved(each > 0) for each in amount]
+    changed = [places_moved(each > 0) for each in amount]  # [pass][axis][place]
     places = [
         axis
         for axis in range(owners.ndim)
-        if any(not bool((one[axis] & other[axis]).any()) for one in projected for other in projected)
+        if any(not bool((left[axis] & right[axis]).any()) for left in changed for right in changed)
     ]
     rest = [axis + 1 for axis in range(owners.ndim) if axis not in places]
     strength = amount.sum(rest, keepdim=True) if rest else amount
     return passes[strength.argmax(0)].expand_as(owners) if places else owners
+
+
+def _boxes(changes: Sequence[list[Tensor]], amount: Tensor) -> Tensor:
+    """Which part of an output is each pass's, by the places that it alone changed of one input.
+
+    All ones if the output has no axis of such places.  [pass][axis][place], [pass, ...] -> [pass, ...]
+    """
+    boxes = torch.ones_like(amount, dtype=torch.bool)
+    sizes = amount.shape[1:]
+    for axis, size in enumerate(sizes if len(changes[0]) == len(sizes) else ()):
+        along = torch.stack([places[axis] for places in changes])  # [pass, place]
+        if along.shape[1] == size > 1 and int(along.sum(0).amax()) == 1:
+            boxes &= along.view(-1, *(size if other == axis else 1 for other in range(len(sizes))))
+    return boxes
 
 
 TOO_LONG = "it would take too long"
@@ -322,9 +330,9 @@ class FirstPass:
         self.asked.clear()
         self.shares.clear()
 
-    def share_out(self) -> bool:
+    def assign_owners(self) -> bool:
         """Assign each place that frozen modules mixed to one token; returns whether any are new."""
-        new = {key: share_out(shares) for key, shares in self.shares.items() if key not in self.owners}
+        new = {key: assign_owners(shares) for key, shares in self.shares.items() if key not in self.owners}
         self.owners |= new
         return bool(new)
 

@@ -501,6 +501,12 @@ def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
     effects.silent -= effects.mixed
     for edge, grad in parts.embeddings.items():
         effects.embeddings += rows.times(edge, grad) or 0.0
+    _add_constants(effects, parts, rows)
+    return effects
+
+
+def _add_constants(effects: Effects, parts: ScoreParts, rows: StreamRows) -> None:
+    """Sort what is the same for every text: tables of positions count as embeddings, the rest as biases."""
     for node, grad in parts.biases.items():
         value = node.variable.detach()  # type: ignore[attr-defined]
         effect = float((value * grad.detach()).sum())
@@ -517,7 +523,6 @@ def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
             effects.embeddings += whole - before
         else:
             effects.biases += whole - before
-    return effects
 
 
 def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor, float]:

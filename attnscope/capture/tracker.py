@@ -110,11 +110,11 @@ class Pass(ABC):
             tracker.leave(call, output)
         self.mark_unrepeatable(self.events != before)
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """A torch function ran."""
         before = self.events
         for tracker in self.torch_call_trackers:
-            if tracker.on_torch_call(seen):
+            if tracker.on_torch_call(call):
                 break
         self.mark_unrepeatable(self.events != before)
 
@@ -200,7 +200,7 @@ class Tracker:
     def enter(self, call: Call) -> None:
         """A module starts."""
 
-    def on_torch_call(self, seen: TorchCall) -> bool | None:
+    def on_torch_call(self, call: TorchCall) -> bool | None:
         """A torch function ran; True: the trackers after this one need not know."""
 
     def on_capture(self, capture: CapturedCall) -> bool | None:

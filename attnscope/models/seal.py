@@ -27,9 +27,9 @@ from attnscope.axes import PICTURE_ID, SOUND_ID
 from attnscope.capture import recording
 from attnscope.capture.freeze import (
     A_CHOICE,
-    FUNCTIONS,
     INERT,
-    STEPS,
+    MIXING_PATTERNS,
+    STEP_PATTERNS,
     TOO_LONG,
     CallEnd,
     CallKey,
@@ -39,8 +39,8 @@ from attnscope.capture.freeze import (
     Moves,
     buffers_put_back,
     find_tensors,
-    find_ways,
     is_inside,
+    mixing_of,
     places_moved,
     sorts,
 )
@@ -269,13 +269,13 @@ class Search:
         new = {path for path in new if not any(is_inside(other, path) for other in new)}  # innermost
         if undone := {path for path in new if self._is_undone(path)}:
             for path, names in self.find_functions(undone, setup).items():
-                if all(find_ways({name}, (*FUNCTIONS, *STEPS)) == [A_CHOICE] for name in names):
+                if all(mixing_of({name}, (*MIXING_PATTERNS, *STEP_PATTERNS)) == [A_CHOICE] for name in names):
                     self._sorting.add(path)
             new -= self._sorting
         self._follow(new, mixing)
         self.mixers = dict.fromkeys(new | (mixing & self.held), setup) | self.mixers
         self.held = self.held | {path for path in self.paths if pattern(path) in map(pattern, new)}
-        return bool(new) or self.first.share_out()
+        return bool(new) or self.first.assign_owners()
 
     def _follow(self, new: Collection[str], mixing: Collection[str]) -> None:
         """Note what mixed tokens make, and from which modules they reach a captured call."""

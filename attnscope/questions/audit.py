@@ -9,13 +9,13 @@ from typing import Annotated
 from attnscope.attention import Site
 from attnscope.capture.freeze import (
     A_PRODUCT,
-    ARITHMETIC,
     BETWEEN_CHANNELS,
-    FUNCTIONS,
-    MISSED,
-    STEPS,
-    find_ways,
+    MIXING_PATTERNS,
+    NOT_CAPTURED,
+    STEP_PATTERNS,
+    UNSPECIFIC,
     is_inside,
+    mixing_of,
 )
 from attnscope.capture.lineage.layout import CHANNELS
 from attnscope.capture.placing.without_attention import ATTENTION, INSTEAD, is_torchs_own
@@ -89,7 +89,7 @@ class Audit:
                 where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
             verb = "mix" if len(alike) > 1 else "mixes"
             sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
-        missed = sum(mixer.way == MISSED for mixer in self.mixers)
+        missed = sum(mixer.way == NOT_CAPTURED for mixer in self.mixers)
         if missed:
             sentences.append(f"{missed:,} of {missed + len(self.sites):,} attention calls were not captured")
         return tuple(sentences)
@@ -131,16 +131,16 @@ def name_mixers(search: Search, paths: Sequence[str], mixing: Mapping[str, set[s
         whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
         if whole not in named:
             mixed = mixing.get(path, set())
-            steps = find_ways(mixed, STEPS)  # a product may be part of another kind around it
-            around = find_ways(ran, FUNCTIONS) if not mixed or A_PRODUCT in steps else []
-            ways = find_ways(mixed, FUNCTIONS) + around + steps
+            steps = mixing_of(mixed, STEP_PATTERNS)  # a product may be part of another kind around it
+            around = mixing_of(ran, MIXING_PATTERNS) if not mixed or A_PRODUCT in steps else []
+            ways = mixing_of(mixed, MIXING_PATTERNS) + around + steps
             ways = [BETWEEN_CHANNELS] if search.first.hidden.get(path) == CHANNELS else ways
             module = root.get_submodule(whole)
             name = type(module).__name__
             if whole and not is_torchs_own(module):  # a whole model's name tells what is in it
                 ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
-                if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in ARITHMETIC):
-                    ways = [MISSED]
+                if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in UNSPECIFIC):
+                    ways = [NOT_CAPTURED]
             numbers = [int(part) for part in whole.split(".") if part.isdigit()]
             layer = numbers[0] if len(numbers) == 1 else None
             named[whole] = Mixer(whole, name, layer, next(iter(ways), None))

@@ -53,7 +53,7 @@ def observe(model, *given, call=None, **named):
     assert all(
         torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(output, plain, strict=True)
     )
-    assert not record.failures
+    assert not record.failures, record.failures
     return record, keep.maps, outputs[1]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,26 +54,26 @@ class Learned(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._made: Any = WeakTensorKeyDictionary()
+        self._fixed: Any = WeakTensorKeyDictionary()
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """Whether all arguments of a function are learned."""
-        args, result = seen.args, seen.result
+        args, result = call.args, call.result
         if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
             return
         if all(self.is_fixed(arg) for arg in args[1:] if isinstance(arg, Tensor)):
-            like = self.holds(args[0]) and seen.name not in PROJECTING
+            like = self.holds(args[0]) and call.name not in PROJECTING
             for part in result if isinstance(result, tuple) else (result,):
                 if isinstance(part, Tensor) and not is_parameter(part):
-                    self._made[part] = like
+                    self._fixed[part] = like
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter in another form: cast, moved, normalized."""
-        return is_parameter(tensor) or bool(self._made and self._made.get(tensor))
+        return is_parameter(tensor) or bool(self._fixed and self._fixed.get(tensor))
 
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is computed from parameters alone."""
-        return is_parameter(tensor) or bool(self._made and tensor in self._made)
+        return is_parameter(tensor) or bool(self._fixed and tensor in self._fixed)
 
 
 class Trails(Tracker):
@@ -87,41 +87,41 @@ class Trails(Tracker):
         self._scores: Any = WeakTensorKeyDictionary()
         self._softmaxes = 0
 
-    def on_torch_call(self, seen: TorchCall) -> bool | None:
+    def on_torch_call(self, call: TorchCall) -> bool | None:
         """Follow one call."""
-        name, result = seen.name, seen.result
+        name, result = call.name, call.result
         if self._scores and name not in SOFTMAX:
-            self._score(seen)
+            self._score(call)
         if name in RESHAPING or name in ELEMENTWISE:
-            self._carry_on(seen)
+            self._carry_on(call)
         elif name in PRODUCTS:
-            weighing = self._weighing(seen)
+            weighing = self._weighing(call)
             if weighing is not None:
                 self._mixtures[result] = True
                 return self.recorder.on_weighing(weighing, result)
-            weights = [operand for operand in seen.tensors if operand in self._trails]
-            if len(weights) == len(seen.tensors) == 2:
-                self._multiply(seen, [self._trails[each] for each in weights])
-            elif weights and any(map(self._learned.holds, seen.tensors)):
+            weights = [operand for operand in call.tensors if operand in self._trails]
+            if len(weights) == len(call.tensors) == 2:
+                self._multiply(call, [self._trails[each] for each in weights])
+            elif weights and any(map(self._learned.holds, call.tensors)):
                 self._mix(weights[0], result)
-            elif seen.product and not weights and not any(map(self._learned.is_fixed, seen.tensors)):
-                self._scores[result] = Scores(seen.product, float(seen.kwargs.get("alpha", 1)))
+            elif call.product and not weights and not any(map(self._learned.is_fixed, call.tensors)):
+                self._scores[result] = Scores(call.product, float(call.kwargs.get("alpha", 1)))
         elif name in SOFTMAX:
-            given = seen.given("input", "dim")
+            given = call.given("input", "dim")
             if isinstance(given.get("dim"), int):
                 self._start(given["input"], given["dim"], result)
         elif name in ("linear", "conv1d", "conv2d"):
-            self._mix(seen.given("input")["input"], result)
+            self._mix(call.given("input")["input"], result)
         return None
 
-    def _multiply(self, seen: TorchCall, trails: Sequence[Trail]) -> None:
+    def _multiply(self, call: TorchCall, trails: Sequence[Trail]) -> None:
         """Follow the product of two softmaxes; a key is masked that no way of two open steps leads to."""
         opened = [torch.ones(()) if each.masked is None else (~each.masked).float() for each in trails]
-        steps = iter([each.expand(tensor.shape) for each, tensor in zip(opened, seen.tensors, strict=True)])
-        args = [next(steps) if isinstance(arg, Tensor) else arg for arg in seen.args]
-        masked = None if opened[0].ndim == opened[1].ndim == 0 else seen.func(*args, **seen.kwargs) == 0
+        steps = iter([each.expand(tensor.shape) for each, tensor in zip(opened, call.tensors, strict=True)])
+        args = [next(steps) if isinstance(arg, Tensor) else arg for arg in call.args]
+        masked = None if opened[0].ndim == opened[1].ndim == 0 else call.func(*args, **call.kwargs) == 0
         reason = trails[0].reason or trails[1].reason
-        self._trails[seen.result] = replace(trails[0], masked=masked, reason=reason, factors=True)
+        self._trails[call.result] = replace(trails[0], masked=masked, reason=reason, factors=True)
 
     def _mix(self, source: Tensor, result: Tensor) -> None:
         """Follow weights through a learned layer over their heads, which keeps their shape."""
@@ -140,21 +140,21 @@ class Trails(Tracker):
                 scores=known and replace(known, given=scores.detach()),
             )
 
-    def _score(self, seen: TorchCall) -> None:
+    def _score(self, call: TorchCall) -> None:
         """Follow scores; a function that does more than scale them and add to them ends it."""
-        known = [arg for arg in seen.tensors if arg in self._scores]
-        if not known or not isinstance(seen.result, Tensor):
+        known = [arg for arg in call.tensors if arg in self._scores]
+        if not known or not isinstance(call.result, Tensor):
             return
         scores = self._scores[known[0]]
-        self._scores.pop(seen.result, None)  # it may be the same tensor, written into
-        if len(known) == 1 and seen.result.shape == known[0].shape:
-            after = _change_scores(scores, seen, known[0])
+        self._scores.pop(call.result, None)  # it may be the same tensor, written into
+        if len(known) == 1 and call.result.shape == known[0].shape:
+            after = _change_scores(scores, call, known[0])
             if after is not None:
-                self._scores[seen.result] = after
+                self._scores[call.result] = after
 
-    def _carry_on(self, seen: TorchCall) -> None:
+    def _carry_on(self, call: TorchCall) -> None:
         """Carry the first followed argument over to the result of a harmless function."""
-        args, result = seen.args, seen.result
+        args, result = call.args, call.result
         if not self._trails:
             return
         source = next((arg for arg in args if isinstance(arg, Tensor) and arg in self._trails), None)
@@ -165,87 +165,117 @@ class Trails(Tracker):
         parts = result if several else (result,)
         if not parts or not all(isinstance(part, Tensor) for part in parts):  # a size, type or number
             return
-        if seen.name in RESHAPING and source is args[0]:
-            scores = trail.scores if seen.name in ("contiguous", "clone", "detach") else None
-            moved = (_move(seen, each, len(parts)) for each in (trail.masked, trail.before))
+        if call.name in RESHAPING and source is args[0]:
+            scores = trail.scores if call.name in ("contiguous", "clone", "detach") else None
+            moved = (_move(call, each, len(parts)) for each in (trail.masked, trail.before))
             for part, masked, before in zip(parts, *moved, strict=True):
                 self._trails[part] = replace(trail, masked=masked, scores=scores, before=before)
-        elif not several and seen.name in ELEMENTWISE and result.shape == source.shape:
-            dropped = trail.before is None and _drops(seen, source)
+        elif not several and call.name in ELEMENTWISE and result.shape == source.shape:
+            dropped = trail.before is None and _drops(call, source)
             self._trails[result] = replace(trail, before=source) if dropped else trail
 
-    def _weighing(self, seen: TorchCall) -> Weighing | None:
+    def _weighing(self, call: TorchCall) -> Weighing | None:
         """The attention weights among the factors of a product; None if they weigh a parameter."""
-        product = seen.product if self._trails else None
+        product = call.product if self._trails else None
         sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
         if product is None or len(sides) != 1:
             return None
         ((operand, ours, values, theirs),) = sides
-        keys = [axis for axis in ours if axis in theirs and axis not in product.out]
-        shared = [axis for axis in ours if axis in theirs and axis in product.out]
-        queries = [axis for axis in ours if axis not in theirs and axis in product.out]
-        if len(keys) != 1 or not queries or len(ours) != 1 + len(shared) + len(queries):
+        axes = find_axes(call.name, ours, theirs, product.out)
+        if axes is None or is_parameter(values):
             return None
-        if is_parameter(values):
+        trail, order = self._trails[operand], tuple(map(ours.index, (*axes.lead, axes.query, axes.key)))
+        weights = (operand if trail.before is None else trail.before).detach().permute(order)
+        checked = self._check_weights(trail, weights, values)
+        if checked is None:
             return None
-        # heads that share values have an axis that the values lack; the last such axis is the queries
-        lead = [*shared, *queries[:-1]]
-        if seen.name != "einsum":
-            lead.sort(key=ours.index)
-        axes = tuple(ours.index(axis) for axis in (*lead, queries[-1], keys[0]))
-        trail = self._trails[operand]
-        weights = (operand if trail.before is None else trail.before).detach().permute(axes)
-        if trail.factors and values in self._mixtures:
-            trail = replace(trail, reason=FACTORS)
-        elif not trail.reason and not is_mapped(weights, values):
-            above = float(weights.float().sum(-1).amax()) > 1 + ROUNDING
-            if above and not trail.factors:
-                return None
-            if above or float(weights.amin()) < 0:
-                trail = replace(trail, reason=FACTORS if trail.factors else SIGNED)
-        fewer = [values.shape[theirs.index(axis)] < operand.shape[ours.index(axis)] for axis in shared[-1:]]
-        found = Weighing(
-            trail,
+        fewer = [values.shape[theirs.index(x)] < operand.shape[ours.index(x)] for x in axes.shared[-1:]]
+        weighing = Weighing(
+            checked,
             weights,
-            None if trail.masked is None else trail.masked.permute(axes),
-            weights.ndim > 4 and (len(queries) > 1 or any(fewer)),
+            None if trail.masked is None else trail.masked.permute(order),
+            weights.ndim > 4 and (axes.several or any(fewer)),
             operand,
-            axes,
+            order,
             values,
-            product.out.index(queries[-1]),
+            product.out.index(axes.query),
         )
-        *more, size = [axis for axis in theirs if axis not in ours] or [""]  # texts that share their weights
-        made = [*more, *lead, queries[-1], size]
-        if seen.name == "baddbmm" or sorted(made) != sorted(product.out) or (more and len(queries) > 1):
-            return found
-        laid = values.permute(
-            [theirs.index(axis) for axis in (*more, *lead, keys[0], size) if axis in theirs]
-        )
-        for place, axis in enumerate((*more, *lead)):
-            laid = laid if axis in theirs else laid.unsqueeze(place)
-        order, result = tuple(product.out.index(axis) for axis in made), seen.result.detach()
-        weights = weights.expand(*result.permute(order).shape[:-2], -1, -1) if more else weights
-        return replace(found, weights=weights, values=laid.detach(), result=result, made=order)
+        return _with_product(weighing, call, axes, theirs, product.out)
+
+    def _check_weights(self, trail: Trail, weights: Tensor, values: Tensor) -> Trail | None:
+        """The trail, with why its weights cannot be shown; None if they sum to more than attention."""
+        if trail.factors and values in self._mixtures:
+            return replace(trail, reason=FACTORS)
+        if trail.reason or is_mapped(weights, values):
+            return trail
+        above = float(weights.float().sum(-1).amax()) > 1 + ROUNDING
+        if trail.factors and (above or float(weights.amin()) < 0):
+            return replace(trail, reason=FACTORS)
+        if above:
+            return None
+        return replace(trail, reason=SIGNED) if float(weights.amin()) < 0 else trail
 
 
-def _drops(seen: TorchCall, source: Tensor) -> bool:
+class WeightAxes(NamedTuple):
+    """The letters of the axes of weights in a product."""
+
+    lead: list[str]  # texts and heads
+    query: str
+    key: str
+    shared: list[str]  # those that the values have, too
+    several: bool  # whether more axes than the queries' are the weights' own: heads that share their values
+
+
+def find_axes(name: str, ours: str, theirs: str, out: str) -> WeightAxes | None:
+    """The axes of weights that meet values, from those of both factors and the product; None: not attention.
+
+    Heads that share values have an axis that the values lack; the last such axis is the queries.
+    """
+    key = [axis for axis in ours if axis in theirs and axis not in out]
+    shared = [axis for axis in ours if axis in theirs and axis in out]
+    own = [axis for axis in ours if axis not in theirs and axis in out]
+    if len(key) != 1 or not own or len(ours) != 1 + len(shared) + len(own):
+        return None
+    lead = [*shared, *own[:-1]]
+    lead = lead if name == "einsum" else sorted(lead, key=ours.index)
+    return WeightAxes(lead, own[-1], key[0], shared, len(own) > 1)
+
+
+def _with_product(weighing: Weighing, call: TorchCall, axes: WeightAxes, theirs: str, out: str) -> Weighing:
+    """The same with its values and its product, if these have one axis of size."""
+    lead, query, key, *_ = axes
+    *more, size = [axis for axis in theirs if axis not in (*lead, key)] or [""]  # more: texts share weights
+    order = [*more, *lead, query, size]
+    if call.name == "baddbmm" or sorted(order) != sorted(out) or (more and axes.several):
+        return weighing
+    assert weighing.weighed is not None
+    source = [axis for axis in (*more, *lead, key, size) if axis in theirs]
+    values = weighing.weighed.permute([theirs.index(axis) for axis in source]).detach()
+    for place, axis in enumerate((*more, *lead)):
+        values = values if axis in theirs else values.unsqueeze(place)  # heads share them
+    made, weights, result = tuple(map(out.index, order)), weighing.weights, call.result.detach()
+    weights = weights.expand(*result.permute(made).shape[:-2], -1, -1) if more else weights
+    return replace(weighing, weights=weights, values=values, result=result, made=made)
+
+
+def _drops(call: TorchCall, source: Tensor) -> bool:
     """Whether a function is dropout that does more than return what it is given, in a new tensor."""
-    if "dropout" not in seen.name or seen.result is source:
+    if "dropout" not in call.name or call.result is source:
         return False
-    given = seen.given("input", "p", "training")
+    given = call.given("input", "p", "training")
     return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
-def _move(seen: TorchCall, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
+def _move(call: TorchCall, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
     """The parts that a function which moves weights makes of a tensor in their axes."""
-    moved = None if tensor is None else seen.func(tensor, *seen.args[1:], **seen.kwargs)
+    moved = None if tensor is None else call.func(tensor, *call.args[1:], **call.kwargs)
     return moved if isinstance(moved, (tuple, list)) else [moved] * count
 
 
-def _change_scores(scores: Scores, seen: TorchCall, given: Tensor) -> Scores | None:
+def _change_scores(scores: Scores, call: TorchCall, given: Tensor) -> Scores | None:
     """Scores after a function that scales them by a number, or adds terms; None after any other."""
-    others, first = [arg for arg in seen.args if arg is not given], seen.args[0] is given
-    if seen.name in ADDING and (first or "sub" not in seen.name):
+    others, first = [arg for arg in call.args if arg is not given], call.args[0] is given
+    if call.name in ADDING and (first or "sub" not in call.name):
         terms = [arg for arg in others if isinstance(arg, Tensor) and arg.is_floating_point()]
         return replace(scores, terms=(*scores.terms, *terms))
     number = others[0] if len(others) == 1 else None
@@ -253,6 +283,6 @@ def _change_scores(scores: Scores, seen: TorchCall, given: Tensor) -> Scores | N
         number = number.item()
     if not isinstance(number, (int, float)) or not number:
         return None
-    if seen.name in TIMES:
+    if call.name in TIMES:
         return replace(scores, scale=scores.scale * number)
-    return replace(scores, scale=scores.scale / number) if seen.name in DIVIDING and first else None
+    return replace(scores, scale=scores.scale / number) if call.name in DIVIDING and first else None

@@ -92,32 +92,32 @@ def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
 class AttentionFunctions(Tracker):
     """Takes the attention of torch's complete attention functions; its plain kernel is capture elsewhere."""
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """Take the attention of one call."""
-        recorder, args, kwargs, result = self.recorder, seen.args, seen.kwargs, seen.result
-        name = seen.name.partition(".")[0]
+        recorder, args, kwargs, result = self.recorder, call.args, call.kwargs, call.result
+        name = call.name.partition(".")[0]
         if "attention" not in name and name not in FUSED_FUNCTIONS:
             return
         with quietly():
             if name in FUSED_FUNCTIONS:
-                capture, path = capture_fast_path(name, args, kwargs, seen.inside, recorder.stack.calls)
-                self._add_whole(capture, path, seen)
+                capture, path = capture_fast_path(name, args, kwargs, call.inside, recorder.stack.calls)
+                self._add_whole(capture, path, call)
             elif is_mapped(*tensors_in(args, kwargs)):
                 recorder.name(recorder.owner, MAPPED)
             elif name == "multi_head_attention_forward":
-                self._add_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, seen)
+                self._add_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, call)
             elif name == "flex_attention":
-                recorder.add_kernel_call(capture_flex(args, kwargs, result[0]), *seen.tensors[:2])
+                recorder.add_kernel_call(capture_flex(args, kwargs, result[0]), *call.tensors[:2])
             elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
                 recorder.name(recorder.owner, DIRECT.format(name))
 
-    def _add_whole(self, capture: CapturedCall | None, path: str, seen: TorchCall) -> None:
+    def _add_whole(self, capture: CapturedCall | None, path: str, call: TorchCall) -> None:
         """Take the attention of a function on states, [text, position, width] if it is fused."""
         if capture is None:
             return self.recorder.name(path, UNSEEN)
-        states = [value for value in (*seen.args, *seen.kwargs.values()) if isinstance(value, Tensor)]
-        query, key = states[0], states["encoder_layer" not in seen.name]
-        fused, lineage = seen.name in FUSED_FUNCTIONS, self.recorder.tracker(Lineage)
+        states = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
+        query, key = states[0], states["encoder_layer" not in call.name]
+        fused, lineage = call.name in FUSED_FUNCTIONS, self.recorder.tracker(Lineage)
         origin = None
         if not query.is_nested and key.shape[fused and key.ndim > 2] == len(capture.keys):  # none are added
             asking, answering = (

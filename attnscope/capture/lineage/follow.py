@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
 RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")  # other positions, along so many axes
+Axes: TypeAlias = "tuple[int | None, ...]"  # for each axis of a product that of a factor, or None
 DEEPEST = 100  # most steps of a chain: models reach their shortcut long before
 
 
@@ -39,7 +40,7 @@ class Lineage(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._learned = recorder.tracker(Learned)
-        self._known: set[tuple[type, ...]] = set()  # the classes inside modules that need not be followed
+        self._needless: set[tuple[type, ...]] = set()  # the classes inside modules that need not be followed
         self.begin()
 
     def begin(self) -> None:
@@ -58,17 +59,17 @@ class Lineage(Tracker):
 
     def start(self, tensor: Tensor, channels: int | None = None) -> Origin | None:
         """A new root for a tensor without one; states of two or three axes have their channels last."""
-        known, told = self.origin_of(tensor), tensor.ndim in (2, 3) or channels is not None
-        if known is None and told and tensor.is_floating_point() and not is_parameter(tensor):
+        origin, has_channels = self.origin_of(tensor), tensor.ndim in (2, 3) or channels is not None
+        if origin is None and has_channels and tensor.is_floating_point() and not is_parameter(tensor):
             channels = -1 if channels is None else channels
-            known = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device))
-            self._origins[tensor] = known
-        return known
+            origin = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device))
+            self._origins[tensor] = origin
+        return origin
 
     def enter(self, call: Call) -> None:
         """A module's input is a root if its origin is unknown."""
         self._before[call] = self.recorder.captures, self.recorder.lineage_uses
-        if self._paused_in is None and self._known and _classes(call.module) in self._known:
+        if self._paused_in is None and self._needless and _classes(call.module) in self._needless:
             origins = [self.origin_of(tensor) for tensor in call.tensors]
             if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
                 self._paused_in, self.recorder.lineage_paused = call, True
@@ -86,33 +87,33 @@ class Lineage(Tracker):
         if self._paused_in is call:
             self._paused_in, self.recorder.lineage_paused = None, False
         if self.recorder.captures > captured and self.recorder.lineage_uses == placed:
-            self._known.add(_classes(call.module))
+            self._needless.add(_classes(call.module))
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """Follow one call, with everything that has a shape."""
-        name, result = seen.name, seen.result
-        if self.recorder.lineage_paused or seen.is_nested:
+        name, result = call.name, call.result
+        if self.recorder.lineage_paused or call.is_nested:
             return
         if name in MOVING:
-            self._move(seen)
+            self._move(call)
         elif not isinstance(result, Tensor):
             return
         elif name in MULTIPLYING:
-            self._multiply(seen)
+            self._multiply(call)
         elif name in ("conv1d", "conv2d", "conv3d"):
-            self._convolve(seen)
+            self._convolve(call)
         elif name == "embedding":
             self.start(result, -1)
-        elif (axes := RESAMPLING.search(name)) and result.shape != seen.given("input")["input"].shape:
+        elif (axes := RESAMPLING.search(name)) and result.shape != call.given("input")["input"].shape:
             self.start(result, -1 - int(axes[1]) if axes[1] else 1)
         elif name in JOINING:
-            self._join(seen)
+            self._join(call)
         elif name == "pad":
-            given = seen.given("input", "pad", "mode")
+            given = call.given("input", "pad", "mode")
             if given.get("mode", "constant") == "constant":  # otherwise it repeats the ends
-                self._move(replace(seen, args=(given["input"], given["pad"]), kwargs={}))
+                self._move(replace(call, args=(given["input"], given["pad"]), kwargs={}))
         elif name not in MIXING:
-            self._keep(seen)
+            self._keep(call)
 
     def forget(self, tensor: Tensor) -> None:
         """Where a tensor comes from is not known."""
@@ -128,63 +129,63 @@ class Lineage(Tracker):
             self.origin_of(tensor) is None and self._learned.is_fixed(tensor)
         )
 
-    def _keep(self, seen: TorchCall) -> None:
+    def _keep(self, call: TorchCall) -> None:
         """The entries stay in place: those of the first scores, or of the states with the shortest chain."""
-        parts = [arg for arg in seen.args if isinstance(arg, Tensor) and arg.shape == seen.result.shape]
+        parts = [arg for arg in call.args if isinstance(arg, Tensor) and arg.shape == call.result.shape]
         known = [origin for origin in map(self.origin_of, parts) if origin is not None]
         if known:
             scores = [origin for origin in known if origin.right is not None]
             best = scores[0] if scores else min(known, key=lambda origin: origin.node.depth)
             alike = scores or all(origin.state == best.state for origin in known)
-            self._set(seen.result, best if alike else Origin(best.node))
+            self._set(call.result, best if alike else Origin(best.node))
 
-    def _move(self, seen: TorchCall) -> None:
+    def _move(self, call: TorchCall) -> None:
         """A function that moves one tensor, the first of its arguments."""
-        (source, *more), result = seen.args or (None,), seen.result
+        (source, *more), result = call.args or (None,), call.result
         known, several = self.origin_of(source), isinstance(result, (tuple, list))
 
         def moved(node: Node, part: int) -> Moved:
-            return Moved(seen.func, seen.name, (node, *more), seen.kwargs, part if several else None)
+            return Moved(call.func, call.name, (node, *more), call.kwargs, part if several else None)
 
         for part, tensor in enumerate(result if several else (result,)):
             if known is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
                 right = None if known.right is None else moved(known.right, part)
                 self._set(tensor, Origin(moved(known.node, part), right, known.state))
 
-    def _join(self, seen: TorchCall) -> None:
+    def _join(self, call: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
-        given = seen.given("tensors", "dim")
+        given = call.given("tensors", "dim")
         parts, axis = given["tensors"], given.get("dim", 0)
         origins = [self.origin_of(part) for part in parts]
         known = [origin for origin in origins if origin is not None]
         scores = all(origin.right is not None for origin in known)
-        if len(known) < len(parts) and not scores and seen.name != "stack":
+        if len(known) < len(parts) and not scores and call.name != "stack":
             if all(origin.node.outputs for origin in known):  # keys beside others, of a memory or a cache
                 fixed = [part.shape[axis] if self._is_fixed(part) else 0 for part in parts]
                 one = len(known) == 1 and fixed.count(0) == 1
                 at = fixed.index(0) if one else 0
-                self._set(seen.result, Origin(Beside(sum(fixed[:at]) * one, sum(fixed[at:]) * one)))
+                self._set(call.result, Origin(Beside(sum(fixed[:at]) * one, sum(fixed[at:]) * one)))
             else:
-                self.start(seen.result)
+                self.start(call.result)
             return
         if not known:
             return
 
         def joined(side: str) -> Moved:
-            none = torch.zeros((), dtype=torch.float64, device=seen.result.device)  # labels of 0: no origin
+            none = torch.zeros((), dtype=torch.float64, device=call.result.device)  # labels of 0: no origin
             nodes = [
                 getattr(origin, side, None) or Moved(none.expand, "zeros", (tuple(part.shape),), {})
                 for part, origin in zip(parts, origins, strict=True)
             ]
-            return Moved(seen.func if seen.name == "stack" else join_labels, seen.name, (nodes, axis), {})
+            return Moved(call.func if call.name == "stack" else join_labels, call.name, (nodes, axis), {})
 
         right = joined("right") if scores else None
         alike = all(origin.state == known[0].state for origin in known)
-        self._set(seen.result, Origin(joined("node"), right, known[0].state if alike else object()))
+        self._set(call.result, Origin(joined("node"), right, known[0].state if alike else object()))
 
-    def _convolve(self, seen: TorchCall) -> None:
+    def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
-        given, result = seen.given("input", "weight"), seen.result
+        given, result = call.given("input", "weight"), call.result
         source, weight = given["input"], given["weight"]
         known, channels = self.origin_of(source), result.ndim - weight.ndim + 1
         if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
@@ -193,7 +194,7 @@ class Lineage(Tracker):
         axes = tuple(None if axis == channels else axis for axis in range(result.ndim))
         self._project(known, axes, weight, result)
 
-    def _project(self, known: Origin, axes: tuple[int | None, ...], weight: Tensor, result: Tensor) -> None:
+    def _project(self, known: Origin, axes: Axes, weight: Tensor, result: Tensor) -> None:
         """The result is a layer's, whose weight, or part of one, has a number."""
         parts = self._parameters.setdefault(weight if weight._base is None else weight._base, {})
         if weight.storage_offset() not in parts:
@@ -201,9 +202,9 @@ class Lineage(Tracker):
         node = Contracted((known.node,), axes, result.shape, parts[weight.storage_offset()])
         self._set(result, Origin(node, state=known.state))
 
-    def _multiply(self, seen: TorchCall) -> None:
-        """A product: a projection by a parameter, scores of two activations, or weighed values."""
-        product, result = seen.product, seen.result
+    def _multiply(self, call: TorchCall) -> None:
+        """A product: a projection by a parameter, scores of two activations, or weighted values."""
+        product = call.product
         if product is None:
             return
         (left, ours, right, theirs), turned = product.sides
@@ -212,23 +213,27 @@ class Lineage(Tracker):
         axes = product.axes(ours)
         if self._is_fixed(right):
             summed = [axis for axis in range(left.ndim) if axis not in axes]
-            known = self.start(left, summed[0] if len(summed) == 1 else None)
-            if known is not None and known.right is None:
-                self._project(known, axes, right, result)
+            origin = self.start(left, summed[0] if len(summed) == 1 else None)
+            if origin is not None and origin.right is None:
+                self._project(origin, axes, right, call.result)
             return
         if is_mapped(left, right):  # what torch.vmap gives to a function is new
             self.start(left)
             self.start(right)
-        known, other = self.origin_of(left), self.origin_of(right)
-        if known is None:
+        origin = self.origin_of(left)
+        if origin is not None:
+            self._score(call, origin, axes, self.origin_of(right), product.axes(theirs))
+
+    def _score(self, call: TorchCall, origin: Origin, axes: Axes, other: Origin | None, keys: Axes) -> None:
+        """A product of activations with these origins: the axes of its result are axes of both."""
+        shape, whole = call.result.shape, call.name == SDPA
+        weighted = origin.right is not None  # weights met their values; or scores, which give scores again
+        if not weighted and not whole and (other is None or other.right is not None):
             return
-        scored = known.right is not None  # weights met their values; or scores, which give scores again
-        if not scored and seen.name != SDPA and (other is None or other.right is not None):
-            return
-        side = None if other is None else other.right if scored or seen.name == SDPA else other.node
-        keys = None if side is None else Contracted((side,), product.axes(theirs), result.shape)
-        state = object() if scored or keys is None else known.state
-        self._set(result, Origin(Contracted((known.node,), axes, result.shape), keys, state))
+        side = None if other is None else other.right if weighted or whole else other.node
+        right = None if side is None else Contracted((side,), keys, shape)
+        state = object() if weighted or right is None else origin.state
+        self._set(call.result, Origin(Contracted((origin.node,), axes, shape), right, state))
 
 
 def _classes(module: nn.Module) -> tuple[type, ...]:

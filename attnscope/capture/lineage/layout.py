@@ -141,7 +141,7 @@ class Piece:
         return None if self.capture.origin is None else self.capture.origin.state
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Places:
     """Where the queries and keys of a call stand, from their labels."""
 

@@ -57,13 +57,13 @@ class AcrossTexts(Tracker):
         if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
             self._given[root.number] = root
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """The model receives ids."""
-        if seen.name == "embedding" and isinstance(seen.result, Tensor):
-            ids, given = seen.given("input")["input"], self.recorder.stack.calls[0].tensors
+        if call.name == "embedding" and isinstance(call.result, Tensor):
+            ids, given = call.given("input")["input"], self.recorder.stack.calls[0].tensors
             same = (type(ids) is type(each) and torch.equal(ids, each) for each in given)  # no DTensor
             if not is_mapped(ids, *given) and any(same):
-                self._begin_at(seen.result)
+                self._begin_at(call.result)
 
     def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a call attends between texts; then it is named."""
@@ -134,9 +134,9 @@ class ChannelSoftmaxes(Tracker):
             self._held[number] = capture
         return number is not None
 
-    def on_torch_call(self, seen: TorchCall) -> None:
+    def on_torch_call(self, call: TorchCall) -> None:
         """Name what is held if its rows are summed over."""
-        if not self._held or seen.name not in PRODUCTS or (product := seen.product) is None:
+        if not self._held or call.name not in PRODUCTS or (product := call.product) is None:
             return
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         for factor, letters, other, _ in product.sides:

@@ -46,15 +46,15 @@ class ChunkedModules(Tracker):
         if is_chunked(call.module):
             self.notes = Notes()
 
-    def on_torch_call(self, seen: TorchCall) -> bool:
+    def on_torch_call(self, call: TorchCall) -> bool:
         """Record a torch function if it matters; no other tracker needs it."""
         if self.notes is None:
             return False
-        if seen.name in SOFTMAX:
-            weights = seen.result.detach()
-            self.notes.softmaxes.append((weights, masked_keys(seen.args[0], -1, weights)))
-        elif seen.name == "linear":
-            self.notes.linears.append(seen.result.detach())
+        if call.name in SOFTMAX:
+            weights = call.result.detach()
+            self.notes.softmaxes.append((weights, masked_keys(call.args[0], -1, weights)))
+        elif call.name == "linear":
+            self.notes.linears.append(call.result.detach())
         return True
 
     def leave(self, call: Call, output: Any) -> None:

@@ -228,10 +228,7 @@ def label_axes(
         return attention
     if (len(queries), len(keys)) == (count, len(attention.keys)):
         return replace(attention, queries=queries, keys=keys)
-    labels: dict[int, Axis] = {}
-    for axis in dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple)):
-        labels[len(axis)] = () if len(axis) in labels else axis  # two of one length name neither
-    before, behind = learned
+    labels, (before, behind) = _labels_by_length(axes), learned
     size = len(attention.keys) - len(before) - len(behind)
     own = labels.get(size) or ()
     if before or behind:
@@ -239,6 +236,14 @@ def label_axes(
     keys = (*before, *own, *behind) if own else attention.keys
     queries = keys[start : start + count] if own and start is not None else labels.get(count) or ()
     return replace(attention, queries=queries if len(queries) == count else attention.queries, keys=keys)
+
+
+def _labels_by_length(axes: Mapping[Kind, tuple[Axis, Axis]]) -> dict[int, Axis]:
+    """The labels of each length; two axes of one length name neither."""
+    labels: dict[int, Axis] = {}
+    for axis in dict.fromkeys(axis for both in axes.values() for axis in both if isinstance(axis, tuple)):
+        labels[len(axis)] = () if len(axis) in labels else axis
+    return labels
 
 
 def name_learned(module: object, before: int, behind: int) -> Learned:

@@ -37,30 +37,36 @@ def sdpa_call(
     mask: Any = given.get("attn_mask")
     if hasattr(mask, "_materialize"):  # a CausalBias of torch, a tensor without the numbers
         mask = mask._materialize(query.device)
+    mask = None if mask is None else _reshape_mask(mask, query, batch, heads)
     if heads is not None and query.ndim == 4 and query.shape[1] != heads:
-        grouped = query.shape[1:3]
         query = query.flatten(1, 2).unsqueeze(2)  # [batch, head, 1, size]
-        if mask is not None and mask.ndim == 4 and mask.shape[1:3] == grouped:
-            mask = mask.flatten(1, 2).unsqueeze(2)
     elif query.ndim != 4:
-        shape = _four_axes(query, batch)
-        if mask is not None and 2 < mask.ndim <= query.ndim:
-            mask = mask.expand(*query.shape[:-2], *mask.shape[-2:]).reshape(*shape, *mask.shape[-2:])
-        key, value = (part.reshape(*_four_axes(part, batch), *part.shape[-2:]) for part in (key, value))
-        query = query.reshape(*shape, *query.shape[-2:])
-    if mask is not None and mask.ndim < 4:
-        mask = mask[(None,) * (4 - mask.ndim)]
+        query, key, value = (
+            part.reshape(*_batch_and_heads(part, batch), *part.shape[-2:]) for part in (query, key, value)
+        )
+    masks = () if mask is None else (mask,)
     scale = given.get("scale")
     return AttentionCall(
         query,
         key,
         value,
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-        biases=() if mask is None or mask.dtype == torch.bool else (cast(mask),),
-        masks=() if mask is None or mask.dtype != torch.bool else (mask,),
+        biases=tuple(cast(mask) for mask in masks if mask.dtype != torch.bool),
+        masks=tuple(mask for mask in masks if mask.dtype == torch.bool),
         diagonal=0 if given.get("is_causal") else None,
         dropout=given.get("dropout_p") or 0.0,
     )
+
+
+def _reshape_mask(mask: Tensor, query: Tensor, batch: int, heads: int | None) -> Tensor:
+    """A mask in the axes that the queries of its call get.  -> 4 axes"""
+    if heads is not None and query.ndim == 4 and query.shape[1] != heads:
+        if mask.ndim == 4 and mask.shape[1:3] == query.shape[1:3]:
+            mask = mask.flatten(1, 2).unsqueeze(2)
+    elif query.ndim != 4 and 2 < mask.ndim <= query.ndim:
+        shape = *_batch_and_heads(query, batch), *mask.shape[-2:]
+        mask = mask.expand(*query.shape[:-2], *mask.shape[-2:]).reshape(shape)
+    return mask[(None,) * (4 - mask.ndim)] if mask.ndim < 4 else mask
 
 
 def cast(states: Tensor) -> Tensor:
@@ -71,8 +77,8 @@ def cast(states: Tensor) -> Tensor:
     return states
 
 
-def _four_axes(states: Tensor, batch: int) -> tuple[int, int]:
-    """Batch and heads of states without exactly four axes, [..., position, size]."""
+def _batch_and_heads(states: Tensor, batch: int) -> tuple[int, int]:
+    """The sizes of both axes of states without exactly four axes, [..., position, size]."""
     count = math.prod(states.shape[:-2])
     if states.ndim > 4:
         return states.shape[0], count // states.shape[0]
@@ -110,28 +116,8 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> CapturedCall
 @torch.no_grad()
 def project(given: Mapping[str, Any]) -> AttentionCall:
     """The call after the function's own projections."""
-    heads = given["num_heads"]
-    inputs = [given[name] for name in ("query", "key", "value")]  # each [position, batch, size]
-    inputs = [states[:, None] if states.ndim == 2 else states for states in inputs]
-    batch = inputs[0].shape[1]
-    if given["use_separate_proj_weight"]:
-        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
-    else:
-        weights = given["in_proj_weight"].chunk(3)
-    biases = (None,) * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
-    query = _split(F.linear(inputs[0], weights[0], biases[0]), heads)
-    sides = []
-    for part, letter in enumerate("kv", start=1):
-        static, more = given[f"static_{letter}"], given[f"bias_{letter}"]
-        if static is not None:
-            side = static.reshape(batch, heads, *static.shape[1:])
-        else:
-            states = F.linear(inputs[part], weights[part], biases[part])
-            if more is not None:
-                states = torch.cat([states, more.expand(1, batch, -1)])
-            side = _split(states, heads)
-        sides.append(F.pad(side, (0, 0, 0, 1)) if given["add_zero_attn"] else side)
-    mask, padding, keys = given["attn_mask"], given["key_padding_mask"], sides[0].shape[2]
+    query, key, value = (_project_side(given, part) for part in range(3))
+    batch, keys, mask, padding = len(query), key.shape[2], given["attn_mask"], given["key_padding_mask"]
     hint = given["is_causal"] and padding is None and not given["need_weights"]  # then the mask is not read
     masks = [] if padding is None else [padding.reshape(batch, 1, 1, -1)]
     if mask is not None and not hint:
@@ -140,7 +126,26 @@ def project(given: Mapping[str, Any]) -> AttentionCall:
     additive = tuple(mask for mask in wide if mask.dtype != torch.bool)
     opened = tuple(~mask for mask in wide if mask.dtype == torch.bool)  # torch's True is masked
     scale, diagonal = 1 / math.sqrt(query.shape[-1]), 0 if hint else None
-    return AttentionCall(query, sides[0], sides[1], scale, additive, opened, diagonal)
+    return AttentionCall(query, key, value, scale, additive, opened, diagonal)
+
+
+def _project_side(given: Mapping[str, Any], part: int) -> Tensor:
+    """Queries (part 0), keys or values, with what torch adds.  -> [batch, head, position, size]"""
+    letter, states = "qkv"[part], given[("query", "key", "value")[part]]  # [position, batch, size]
+    states = states[:, None] if states.ndim == 2 else states
+    batch, heads, bias, static = states.shape[1], given["num_heads"], given["in_proj_bias"], None
+    if part:
+        static, added = given[f"static_{letter}"], given[f"bias_{letter}"]
+    if static is not None:
+        side: Tensor = static.reshape(batch, heads, *static.shape[1:])
+    else:
+        separate = given["use_separate_proj_weight"]
+        weight = given[f"{letter}_proj_weight"] if separate else given["in_proj_weight"].chunk(3)[part]
+        states = F.linear(states, weight, None if bias is None else bias.chunk(3)[part])
+        if part and added is not None:
+            states = torch.cat([states, added.expand(1, batch, -1)])
+        side = _split(states, heads)
+    return F.pad(side, (0, 0, 0, 1)) if part and given["add_zero_attn"] else side
 
 
 def _split(states: Tensor, heads: int) -> Tensor:

@@ -80,6 +80,19 @@ MOVED = {  # how states change places by their numbers
 }
 
 
+def reordered(family, move):
+    """A family's model, whose states change places by their numbers before its first layer."""
+    model = FAMILIES[family].build()
+    encoder = model.get_encoder() if FAMILIES[family].inputs == "pair" else model
+    encoder.get_input_embeddings().register_forward_hook(lambda *call: move(call[-1]))
+    if FAMILIES[family].inputs == "pair":
+        forward = model.forward
+        model.forward = lambda ids: forward(ids, decoder_input_ids=ids)
+    return model
+
+
+TEXT_FAMILIES = [name for name, family in FAMILIES.items() if family.inputs in ("text", "pair")]
+
 SHAPES = [(1, 9), (3, 7), (2, 12), (5, 11), (4, 6)]
 FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
     "one shape, of which some rows ask": (lambda: Attend(way=at_two_positions), [(2, 9)] * 3, "ynn"),
@@ -95,6 +108,11 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
         "yyyyy",
     ),
     **{f"moved by {name}": (partial(Attend, MOVED[name]), SHAPES, "yyyyy") for name in MOVED},
+    **{
+        f"{family} moved by {name}": (partial(reordered, family, MOVED[name]), SHAPES[:4], "yyyy")
+        for family in TEXT_FAMILIES
+        for name in ("__getitem__", "gather")
+    },
     "another way through the model": (
         lambda: Attend(lambda x: x.flip(1) if x.shape[1] == 12 else x),
         SHAPES,

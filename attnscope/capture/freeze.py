@@ -32,7 +32,7 @@ INERT = ELEMENTWISE | {"__get__", "__iadd__", "add_", "__isub__", "sub_", "relu"
 """Functions that mix no tokens by themselves."""
 
 NOT_CAPTURED = "attention that was not captured"
-BETWEEN_CHANNELS = "attention from channel to channel"
+BETWEEN_CHANNELS = "attention between channels"
 
 MIXING_PATTERNS = (
     ("a Fourier transform", r"fft"),
@@ -42,7 +42,7 @@ MIXING_PATTERNS = (
 )
 """Kinds of token mixing, with fragments of torch's function names; the first match counts."""
 
-A_PRODUCT, A_CHOICE = "a matrix product", "a choice among tokens"
+A_PRODUCT, A_CHOICE = "a matrix product", "a selection of tokens"
 UNSPECIFIC = (A_PRODUCT, "a sum", "a product")
 """Functions that attention uses too: they name a mixer that is not called attention."""
 

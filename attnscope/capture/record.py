@@ -19,10 +19,10 @@ FUSED = "fused pass"  # the fused pass's name in place of a kernel's
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}  # of other types 1e-4
 
 UNPROVED = {
-    "kernel": "the kernel's output has no axes of heads and queries",
-    "recomputed": "the kernel drops weights at random, or its output has no axes of heads and queries",
-    "softmax": "weights are dropped at random, or no one product of all weights and values was seen in their "
-    "type, with heads and queries",
+    "kernel": "the kernel's output has no head and query axes",
+    "recomputed": "the kernel applies dropout, or its output has no head and query axes",
+    "softmax": "the module applies dropout, or no single product of all weights and values, with head and "
+    "query axes, was seen",
     "file": "a file holds no values",
     "served": "a file holds no values",
 }
@@ -159,7 +159,7 @@ class Record:
         """Say how many rows are of padding, of the last pass of several."""
         if (before := self.padding.get(kind)) in self.changes:
             self.changes.remove(before)
-        self.padding[kind] = f"{count:,} of {rows:,} rows of {kind} attention are padding, and take no part"
+        self.padding[kind] = f"{count:,} of {rows:,} rows of {kind} attention are padding and are left out"
         self.note_change(self.padding[kind])
 
     def note_place(self, description: str, name: str, detail: str = "") -> None:

@@ -67,7 +67,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
 """The trackers of a pass, in the order in which each event reaches them."""
 
 
-NESTED = "it attends within nested tensors, whose texts have lengths of their own: they are not read"
+NESTED = "it attends over nested tensors (texts of different lengths), which are not supported"
 
 
 class Recorder(Pass):

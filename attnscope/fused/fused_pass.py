@@ -269,7 +269,7 @@ class FusedPass:
         runs, plain, matches = self._runs(call)
         if runs is None:
             raise Refusal(
-                "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+                "its mask does not leave each row one contiguous run of keys, the same for all heads"
             )
         edges = self.request.edges(call.query.shape[2]), self.request.edges(call.key.shape[2])
         if self.request.map_alone and is_widened(call, len(edges[1]) - 1):
@@ -300,13 +300,13 @@ class FusedPass:
             f"it runs on {' and '.join(sorted(devices))}": bool(devices),
             f"it computes in {query.dtype}".replace("torch.", ""): query.dtype not in DTYPES,
             "its tensors are of several types": len(types) > 1,
-            "it drops weights at random": bool(call.dropout),
-            "its gradient is asked for": torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+            "it applies dropout": bool(call.dropout),
+            "it needs gradients": torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
             "it runs under autocast": torch.is_autocast_enabled("cpu"),
             "its heads or its batch differ between queries, keys and values": not shaped
             or bool(query.shape[1] % key.shape[1]),
             "its mask is not a single tensor over its keys": odd,
-            "its scale or its causality is of a kind of its own": not isinstance(call.scale, float)
+            "its scale or its causal mask has an unknown form": not isinstance(call.scale, float)
             or call.diagonal not in (None, 0),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

@@ -163,7 +163,7 @@ def model():
 
 
 def test_model_uncalled_or_on_another_thread_warns(model):
-    with pytest.warns(UserWarning, match="it was not called while it was watched"), recording(model):
+    with pytest.warns(UserWarning, match="it was not called during the recording"), recording(model):
         pass
     thread = threading.Thread(target=model, args=(X,))
     with pytest.warns(UserWarning, match="ran on another thread"), recording(model):
@@ -173,9 +173,9 @@ def test_model_uncalled_or_on_another_thread_warns(model):
 NOTHING = {  # what is said of a model that is made of a plain one, or has no attention
     r"its layers hold .*GELU": lambda plain: Chain(layers=[nn.Sequential(nn.Linear(16, 16), nn.GELU())]),
     r"its forward pass \((Linear|Sequential)\) computes none": lambda plain: nn.Linear(16, 16),
-    r"\(torch.jit\), which .*: watch the original module": lambda plain: torch.jit.trace(plain, (X,)),
+    r"\(torch.jit\), which .*: record the original module": lambda plain: torch.jit.trace(plain, (X,)),
     r"\(torch.jit\)": lambda plain: torch.jit.script(nn.Sequential(nn.Linear(16, 16))),
-    r"\(torch.export\), which .*: watch the original module": (
+    r"\(torch.export\), which .*: record the original module": (
         lambda plain: torch.export.export(plain, (X,)).module()
     ),
 }

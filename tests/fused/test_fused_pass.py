@@ -267,16 +267,16 @@ def test_unsupported_calls_are_left_to_the_kernel():
     masked_row[..., 5, :] = False
     a_head = torch.ones(1, HEADS, 131, 131, dtype=torch.bool)
     a_head[:, 1, :, 7:] = False
-    run = "its mask does not leave each row one run of neighbouring keys, the same for all heads"
+    run = "its mask does not leave each row one contiguous run of keys, the same for all heads"
     engine.attend(call)
     for change, reason in (
         *(({"masks": (mask,)}, run) for mask in (holes, masked_row, a_head)),
-        ({"dropout": 0.1}, "it drops weights at random"),
+        ({"dropout": 0.1}, "it applies dropout"),
         ({"query": call.query[:, :, :1]}, "it has a single query"),
         ({"query": call.query.to(torch.complex64)}, "it computes in complex64"),
         ({"key": call.key.double()}, "its tensors are of several types"),
         ({"key": call.key[:, :, :50], "value": call.value[:, :, :50]}, "it has fewer than 100 keys"),
-        ({"query": call.query.clone().requires_grad_()}, "its gradient is asked for"),
+        ({"query": call.query.clone().requires_grad_()}, "it needs gradients"),
     ):
         with pytest.raises(Refusal, match=f"^{reason}$"):
             engine.attend(replace(call, **change))

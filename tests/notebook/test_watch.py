@@ -139,7 +139,7 @@ def test_compiled_model_is_watched_uncompiled_with_one_warning(how):
             for _ in range(5):
                 called(ids).sum().backward()
     assert list(log.figures) == [0, 2, 4]
-    assert sum("run uncompiled" in str(each.message) for each in said) == 1
+    assert sum("ran uncompiled" in str(each.message) for each in said) == 1
     assert len(ran) == 4
     called(ids)
     assert len(ran) == 5  # it is compiled still
@@ -404,7 +404,7 @@ def test_trainer_logger_gets_every_score_and_folder_last_run(trainer, tmp_path):
 
 def test_compiling_trainer_runs_watched_steps_uncompiled(tmp_path):
     compiles = {"torch_compile": True, "torch_compile_backend": "eager"}
-    with pytest.warns(UserWarning, match="run uncompiled"):
+    with pytest.warns(UserWarning, match="ran uncompiled"):
         _, log = Transformers(tmp_path).run({"every": 2}, model=KeepsATable(), **compiles)
     assert list(log.figures) == [0, 2]
 

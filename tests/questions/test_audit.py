@@ -195,7 +195,7 @@ WAYS = {
     "some word": (
         lambda m, ids, states: states[:, int(ids.sum()) % ids.shape[1]],
         SELF,
-        "a choice among tokens",
+        "a selection of tokens",
     ),
     "neighbour": (lambda m, ids, states: states + states.roll(1, 1), SELF, "a sum"),
     "gated": (lambda m, ids, states: states * torch.sigmoid(states.roll(1, 1)), SELF, "a product"),
@@ -209,7 +209,7 @@ WAYS = {
     "sorted": (
         lambda m, ids, states: m.sort(states[0], m.router(states[0]))[0],
         "sort (Sort)",
-        "a choice among tokens",
+        "a selection of tokens",
     ),
     "sorted and put back": (lambda m, ids, states: m.routed(states), None, None),
     "moved": (lambda m, ids, states: states.roll(1, 1).flip(1), None, None),
@@ -350,9 +350,7 @@ def test_audit_ignores_mixing_within_tokens(way, monkeypatch):
 def test_audit_names_channel_attention():
     layer = Stream(test_pieces.between_channels)
     seen = audited(nn.Sequential(layer), torch.randn(1, test_pieces.COUNT, test_pieces.SIZE))
-    assert seen.sentences == (
-        "layer 0, * (Stream), mixes tokens by attention from channel to channel as well",
-    )
+    assert seen.sentences == ("layer 0, * (Stream), mixes tokens by attention between channels as well",)
 
 
 class Layer(nn.Linear):

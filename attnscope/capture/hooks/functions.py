@@ -158,7 +158,7 @@ def is_quiet() -> bool:
     return bool(getattr(_quiet, "depth", 0))
 
 
-COMPILED = "compiled code was run uncompiled: compiled results may differ in rounding"
+COMPILED = "compiled code ran uncompiled: compiled results may differ by rounding"
 
 _lock = threading.Lock()
 _stances: list[Any] = []  # one per running recording, on any thread; the first one holds

@@ -38,8 +38,8 @@ from attnscope.capture.rows.kernels import bind, capture_flex, capture_projectio
 from attnscope.capture.tracker import Tracker
 
 ATEN = re.compile("_?(scaled_dot_product|flash|efficient)_.*attention.*")
-DIRECT = "it calls torch.ops.aten.{} itself, which is not read: F.scaled_dot_product_attention is"
-UNSEEN = "it ran inside torch's fused encoder layer, which cannot be watched under a TorchDispatchMode"
+DIRECT = "it calls torch.ops.aten.{} directly, which is not captured; F.scaled_dot_product_attention is"
+UNSEEN = "it ran inside torch's fused encoder layer, which cannot be captured under a TorchDispatchMode"
 
 
 @torch.no_grad()
@@ -90,10 +90,10 @@ def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
 
 
 class AttentionFunctions(Tracker):
-    """Takes the attention of torch's complete attention functions; its plain kernel is capture elsewhere."""
+    """Captures torch's complete attention functions; its plain kernel is captured by the recorder."""
 
     def on_torch_call(self, call: TorchCall) -> None:
-        """Take the attention of one call."""
+        """Capture the attention of one call."""
         recorder, args, kwargs, result = self.recorder, call.args, call.kwargs, call.result
         name = call.name.partition(".")[0]
         if "attention" not in name and name not in FUSED_FUNCTIONS:
@@ -112,7 +112,7 @@ class AttentionFunctions(Tracker):
                 recorder.name(recorder.owner, DIRECT.format(name))
 
     def _add_whole(self, capture: CapturedCall | None, path: str, call: TorchCall) -> None:
-        """Take the attention of a function on states, [text, position, width] if it is fused."""
+        """Add the attention of a function on states, [text, position, width] if it is fused."""
         if capture is None:
             return self.recorder.name(path, UNSEEN)
         states = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]

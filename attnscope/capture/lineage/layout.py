@@ -26,23 +26,23 @@ from attnscope.capture.rows.scores import Part, PlacedRows, join_differences
 from attnscope.capture.tracker import Tracker
 from attnscope.fused.runs import is_plain
 
-CHANNELS = "it attends from channel to channel, not from token to token"
-INSIDE = "it attends within one token (streams, heads, experts), not from token to token"
-AXES = "it attends over {} axes, and nothing tells which one holds the heads"
+CHANNELS = "its attention is between channels, not between tokens"
+INSIDE = "its attention is within each token (streams, heads, experts), not between tokens"
+AXES = "its queries have {} axes, and which one holds the heads is unknown"
 JOINED = (
-    "it attends over several sequences in a row, in windows or parts, and nothing tells where each part "
-    "stands: its weights are not shown"
+    "it attends over several concatenated sequences, in windows or parts whose positions are unknown: its "
+    "weights are not shown"
 )
 PARTS = (
-    "attention in {details} parts, more than there are texts (windows, frames or heads), and nothing tells "
-    "where they lie, so a map is of one part, with the positions of that part: {names}"
+    "attention in {details} parts, more than there are texts (windows, frames or heads); where they lie in "
+    "the text is unknown, so each map shows one part with its own positions: {names}"
 )
 PADDED = (
-    "windows that are padded: what a row weighs on padding stands at no token and is not shown, so rows "
-    "there sum to less than 1: {names}"
+    "padded windows: weight on padding belongs to no token and is not shown, so their rows sum to less "
+    "than 1: {names}"
 )
-SAMPLED = "only some positions ask, so rows are numbered by themselves, and stand at no key: {names}"
-LARGE = "calls of more than 16,777,216 rows are not followed: their maps have the axes that torch was given"
+SAMPLED = "only some positions have queries, so rows have numbers of their own: {names}"
+LARGE = "calls of more than 16,777,216 rows are not traced: their maps have the axes that torch received"
 MOST = 2**24  # most rows, or weights, whose labels are computed
 
 

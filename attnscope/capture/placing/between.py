@@ -19,11 +19,11 @@ from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import CapturedCall, Weighing, is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
-ACROSS = "it attends from text to text of a batch, not from token to token"
-PERHAPS = "attention from text to text, if the batch comes first, so the positions are no tokens: {names}"
+ACROSS = "its attention is between the texts of a batch, not between tokens"
+PERHAPS = "attention between texts, if the batch is the first axis: then positions are not tokens: {names}"
 OF_CHANNELS = (
-    "it takes a softmax over tokens for each channel (linear attention, lambda layers): no weights from "
-    "token to token"
+    "it takes a softmax over tokens for each channel (linear attention, lambda layers): it has no weights "
+    "between tokens"
 )
 
 

@@ -21,7 +21,7 @@ from attnscope.capture.rows.capture import CapturedCall, masked_keys
 from attnscope.capture.rows.scores import Part, PlacedRows, compare_rows
 from attnscope.capture.tracker import Tracker
 
-IN_CHUNKS = "{} attends in chunks, and those of this call cannot be put at their keys"
+IN_CHUNKS = "{} attends in chunks, and the keys of this call's chunks are unknown"
 
 
 @dataclass(eq=False)

@@ -22,8 +22,8 @@ from attnscope.capture.rows.scores import ScoredRows, join_differences
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.errors import ModelError
 
-SPLIT = "its heads are split over processes, and nothing tells how to join them: its weights are not shown"
-ALONE = "not all of them record this pass: do the same in each"
+SPLIT = "its heads are split over processes and cannot be joined: its weights are not shown"
+ALONE = "not all of them record this pass: run the same code in each"
 WAIT = 120.0  # seconds that a process waits for the others at the start of a pass
 _passes = count()
 

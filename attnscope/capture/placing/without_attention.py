@@ -14,14 +14,14 @@ from attnscope.capture.record import Record, is_within
 def why_opaque(module: nn.Module) -> str | None:
     """Why nothing that a module computes is seen; None if it is."""
     if isinstance(module, torch.jit.ScriptModule):
-        made = "traced or scripted (torch.jit), which runs outside of Python"
+        form = "traced or scripted (torch.jit), which runs outside Python"
     elif isinstance(module, GraphModule) and any(
         isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes
     ):
-        made = "exported (torch.export), which calls torch's kernels directly"
+        form = "exported (torch.export), which calls torch's kernels directly"
     else:
         return None
-    return f"it is {made}: watch the original module"
+    return f"it is {form}: record the original module"
 
 
 def is_training(module: nn.Module) -> bool:
@@ -42,7 +42,7 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     if (reason := next(filter(None, map(why_opaque, model.modules())), None)) is not None:
         return reason
     if not ran:
-        return "it was not called while it was watched, or ran on another thread"
+        return "it was not called during the recording, or ran on another thread"
     if record.without_attention:
         layers = {layer.reason: layer for layer in reversed(record.without_attention)}  # the first of each
         return "; ".join(f"in {layer.name or 'it'}, {reason}" for reason, layer in reversed(layers.items()))
@@ -64,7 +64,7 @@ INSTEAD = (
 )
 """Name fragments of token mixers other than attention, and what they are; the first match is used."""
 
-UNSEEN, NO_SOFTMAX = UNKNOWN = "no attention was seen in it", "no softmax in it weighed values"
+UNSEEN, NO_SOFTMAX = UNKNOWN = "no attention was seen in it", "no softmax in it was applied to values"
 
 ATTENTION = re.compile(r"att(entio)?n|attend", re.I)
 

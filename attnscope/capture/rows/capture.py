@@ -22,13 +22,15 @@ FAR_BELOW = 5e3  # no mask lowers a score by less
 FARTHEST = 1e6  # nothing but a mask lowers a score by more
 ROUNDING = 0.01  # a row of 16-bit weights may sum to a little over 1
 
-TALKING = "a learned layer mixes its weights between heads before they meet the values (talking heads)"
-SIGNED = "some of its weights are negative when they meet the values: no distribution over keys"
-FACTORS = (
-    "its weights are a product of several softmaxes, not all of which is a distribution over keys, as with "
-    "landmarks: of it no more than one factor is shown"
+TALKING = (
+    "a learned layer mixes its weights between heads before they are applied to the values (talking heads)"
 )
-MAPPED = "it attends inside of torch.vmap, which hides some of its axes: its weights are not shown"
+SIGNED = "some of its weights are negative: they are not a distribution over keys"
+FACTORS = (
+    "its weights are the product of several softmaxes, not all over keys (as with landmarks): at most one "
+    "factor is shown"
+)
+MAPPED = "it runs inside torch.vmap, which hides some of its axes: its weights are not shown"
 
 
 @dataclass(frozen=True, eq=False)

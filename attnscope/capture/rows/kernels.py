@@ -256,8 +256,8 @@ def mix_rows(fused: FusedPass | None, capture: CapturedCall) -> Tensor | None:
 
 
 NO_FORMULA = (
-    "the attention function {!r} computes no softmax of scaled products, or one of more terms, so its "
-    "weights cannot be recomputed"
+    "the attention function {!r} computes something other than softmax(scale·QKᵀ), so its weights cannot be "
+    "recomputed"
 )
 RECEIVED = ("module", "query", "key", "value", "attention_mask")
 

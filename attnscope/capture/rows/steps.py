@@ -17,11 +17,8 @@ from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.runs import digest
 
-EARLIER = (
-    "rows begin at position {:,}: those before it are not of this pass, and their keys stand in the order of "
-    "the cache"
-)
-BEAMS = "the texts of the batch changed places (beams): each row is of a text that is left at the end"
+EARLIER = "rows begin at position {:,}: earlier tokens come from a cache, and their keys are in its order"
+BEAMS = "beams changed places in the batch: each row is of a beam that remained at the end"
 DRAFTS = "{:,} rows of rejected drafts are left out"
 
 

@@ -369,6 +369,6 @@ def test_traced_or_exported_layer_is_named_if_it_has_attention(how):
     with torch.inference_mode(), attnscope.record(model) as run:
         model(X)
     assert {head.layer for head in run.heads} == {0, 2}
-    (note,) = (note for note in run.notes if "watch the original module" in note)
+    (note,) = (note for note in run.notes if "record the original module" in note)
     assert note.startswith("no attention in layer 1: it is ")
     assert how in note

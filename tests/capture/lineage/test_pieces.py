@@ -327,7 +327,7 @@ def test_weight_on_window_padding_is_noted():
     model = nn.Sequential(*(PaddedWindows(attend) for _ in range(2)))
     record, maps, *_ = observe(model, torch.randn(2, 8, SIZE))
     (note,) = record.notes
-    assert note.startswith("windows that are padded")
+    assert note.startswith("padded windows")
     assert note.endswith("sum to less than 1: * (2 of them)")
     last = model[0].kept[-1].unflatten(0, (2, 2))[:, 1, :, :3, :3]  # its last two keys are padding
     torch.testing.assert_close(maps[0].weights[:, :, 5:, 5:], last)

@@ -103,7 +103,7 @@ def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
         model(**given)
     closed = ~real
     kind = "encoder" if make is bert else "decoder"
-    sentence = f"{int(closed.sum())} of {real.numel()} rows of {kind} attention are padding, and take no part"
+    sentence = f"{int(closed.sum())} of {real.numel()} rows of {kind} attention are padding and are left out"
     assert record.notes == [sentence]
     assert not record.warnings
     opened = real[:, None, None] & real[:, None, :, None]

@@ -1,4 +1,4 @@
-"""The fused pass: computes a layer's output and its heads' figures together, in place of the kernel.
+"""The fused pass: computes a layer's output and its heads' statistics together, in place of the kernel.
 
 Tiles do not pay for short texts. There torch's own kernel computes a map of every head: a kernel sums
 whatever it is given as values, so each value vector is extended by a one-hot vector of its key's cell, and a
@@ -21,7 +21,15 @@ from torch.nn.functional import one_hot, scaled_dot_product_attention
 from attnscope.attention import AttentionCall
 from attnscope.fused.request import SHORTEST, Map, MapAlone, PairSums, Request, Runs, Statistics
 from attnscope.fused.runs import Gaps, NamedMatches, Spots, digest, find_matches, is_plain, open_runs
-from attnscope.fused.weigh import BlockRequest, Figures, TileBlock, Weigh, head_inputs, plan, scripted
+from attnscope.fused.tiles import (
+    BlockRequest,
+    ComputeBlock,
+    HeadResults,
+    TileBlock,
+    compiled_block,
+    head_inputs,
+    plan,
+)
 
 
 @dataclass
@@ -30,15 +38,15 @@ class Worker:
 
     call: AttentionCall
     bias: Tensor | None
-    sheets: Figures  # of all heads; each tensor's axes begin with [batch, head]
+    sheets: HeadResults  # of all heads; each tensor's axes begin with [batch, head]
     plans: Sequence[Sequence[TileBlock]]  # one per text, or one for all
     spots: Sequence[Spots]  # like the plans
     matches: NamedMatches
     gaps: Sequence[Gaps]
-    weigh: Weigh
+    compute: ComputeBlock
     dtype: torch.dtype = field(init=False)
     scratch: Tensor = field(init=False)  # scratch for the scores of any tile
-    kept: Tensor = field(init=False)  # scratch for the weights of any block
+    store: Tensor = field(init=False)  # scratch for the weights of any block
     numbers: Tensor = field(init=False)  # 0, 1, 2 and so on, as many as any block needs
 
     def __post_init__(self) -> None:
@@ -48,23 +56,23 @@ class Worker:
         width = max(block.tiles[0].stop - block.tiles[0].start for block in blocks)
         keys = max(block.tiles[-1].stop - block.tiles[0].start for block in blocks)
         self.dtype = self.sheets.entropy.dtype
-        self.scratch, self.kept = (torch.empty(rows * wide, dtype=self.dtype) for wide in (width, keys))
+        self.scratch, self.store = (torch.empty(rows * wide, dtype=self.dtype) for wide in (width, keys))
         self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
-        """Weigh all rows of one head of one text; no two heads write to the same memory."""
+        """ComputeBlock all rows of one head of one text; no two heads write to the same memory."""
         head = head_inputs(self.call, self.bias, text, number)
-        figures = Figures._make(None if sheet is None else sheet[text, number] for sheet in self.sheets)
+        results = HeadResults._make(None if sheet is None else sheet[text, number] for sheet in self.sheets)
         for block in self.plans[text % len(self.plans)]:
             rows, tiles = slice(block.start, block.stop), block.tiles
             keys, width = slice(tiles[0].start, tiles[-1].stop), tiles[0].stop - tiles[0].start
-            asked = BlockRequest(
+            request = BlockRequest(
                 *self.spots[text % len(self.spots)].places(rows, keys, width),
                 [gaps.ahead_of(rows, keys, self.dtype) for gaps in self.gaps],
                 [matches[text].places(rows, keys, width) for matches in self.matches.values()],
                 self.numbers,
             )
-            self.weigh(head, block, asked, figures, self.scratch, self.kept)
+            self.compute(head, block, request, results, self.scratch, self.store)
 
 
 def attend(
@@ -84,30 +92,30 @@ def attend(
     (batch, heads, queries, _), keys = query.shape, call.key.shape[2]
     row_edges, key_edges = request.edges(queries), request.edges(keys)
     plans = [plan(runs, text, row_edges, key_edges) for text in range(len(runs.low))]
-    gaps = {name: Gaps.of(function, runs, keys) for name, function in request.gaps.items()}
+    gaps = {name: Gaps.from_function(function, runs, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
     output = query.new_empty(batch, queries, heads, call.value.shape[-1]).transpose(1, 2)
     whole = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
-    figures = batch, heads
-    sheets = Figures(
+    lead = batch, heads
+    sheets = HeadResults(
         output=output,
-        entropy=whole.new_empty(*figures, queries),
-        largest=whole.new_empty(*figures, queries),
-        top=whole.new_empty(*figures, queries),
-        total=whole.new_ones(*figures, queries),
-        column=whole.new_zeros(*figures, keys),
-        at=whole.new_zeros(*figures, len(request.at), queries),
-        heavier=whole.new_zeros(*figures, len(request.at) if request.heavier else 0, queries),
-        gaps=torch.zeros(*figures, len(uneven), dtype=torch.float64),
-        pairs=torch.zeros(*figures, len(matches), dtype=torch.float64),
-        cells=whole.new_zeros(*figures, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
+        entropy=whole.new_empty(*lead, queries),
+        largest=whole.new_empty(*lead, queries),
+        top=whole.new_empty(*lead, queries),
+        total=whole.new_ones(*lead, queries),
+        column=whole.new_zeros(*lead, keys),
+        at=whole.new_zeros(*lead, len(request.at), queries),
+        heavier=whole.new_zeros(*lead, len(request.at) if request.heavier else 0, queries),
+        gaps=torch.zeros(*lead, len(uneven), dtype=torch.float64),
+        pairs=torch.zeros(*lead, len(matches), dtype=torch.float64),
+        cells=whole.new_zeros(*lead, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
     position = torch.arange(queries)
     at = [key_of(position) for key_of in request.at.values()]
-    spots = [Spots.of(at, runs, text) for text in range(len(runs.low))]
+    spots = [Spots.from_keys(at, runs, text) for text in range(len(runs.low))]
     jobs = [(text, head) for text in range(batch) for head in range(heads)]
-    weigh, tables = scripted(), list(uneven.values())
-    _run(lambda: Worker(call, bias, sheets, plans, spots, matches, tables, weigh), jobs)
+    tables, compute = list(uneven.values()), compiled_block()
+    _run(lambda: Worker(call, bias, sheets, plans, spots, matches, tables, compute), jobs)
     sums = dict(zip(uneven, sheets.gaps.unbind(-1), strict=True))
     ahead = (sheets.column.double() * torch.arange(keys)).sum(-1)
     ahead -= (sheets.total.double() * position).sum(-1)  # Σ A (j - i), [batch, head]
@@ -139,10 +147,10 @@ def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
     def work() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
-            mine = worker()
+            own = worker()
             try:
                 for text, head in waiting:
-                    mine.run(text, head)
+                    own.run(text, head)
             finally:
                 deque(waiting, maxlen=0)  # if one thread fails, stop the others
 
@@ -170,8 +178,10 @@ def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...
 
 
 MOST_CELLS = 48  # above this many key cells, tiles cost less
-LANES = 16  # rows are faster if their width is a multiple of this
-NUMBERS = 1 << 17  # numbers per widened tensor, at least one head's: half a megabyte stays in the cache
+WIDTH_MULTIPLE = 16  # rows are faster if their width is a multiple of this
+NUMBERS_PER_TENSOR = (
+    1 << 17
+)  # numbers per widened tensor, at least one head's: half a megabyte stays in the cache
 
 
 def is_widened(call: AttentionCall, cells: int) -> bool:
@@ -193,29 +203,29 @@ def attend_widened(
     batch, heads, queries, size = call.query.shape
     key_heads, keys, own = call.value.shape[1:]
     cells, shared = len(key_edges) - 1, heads // key_heads
-    width = -(-max(size, own + cells) // LANES) * LANES
+    width = -(-max(size, own + cells) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     down = _members(row_edges).to(call.query.dtype).T  # [row cell, row]
     across = _members(key_edges)  # [key, key cell]
     mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
     output = call.query.new_empty(batch, queries, heads, own).transpose(1, 2)
     total = call.query.new_empty(batch, heads, len(down), cells)
-    step = max(1, NUMBERS // (batch * shared * max(queries, keys) * width))
+    step = max(1, NUMBERS_PER_TENSOR // (batch * shared * max(queries, keys) * width))
     for first in range(0, key_heads, step):
         some = slice(first, first + step)
-        mine = slice(first * shared, (first + step) * shared)
-        query = _widen(call.query[:, mine], width)
+        span = slice(first * shared, (first + step) * shared)
+        query = _widen(call.query[:, span], width)
         key, value = (_widen(each[:, some], width, shared) for each in (call.key, call.value))
         value[..., own : own + cells] = across
         wide = scaled_dot_product_attention(
             query,
             key,
             value,
-            mask if mask is None or mask.shape[1] == 1 else mask[:, mine],
+            mask if mask is None or mask.shape[1] == 1 else mask[:, span],
             is_causal=call.diagonal is not None,
             scale=call.scale,
         )
-        output[:, mine] = wide[..., :own]
-        total[:, mine] = down @ wide[..., own : own + cells]
+        output[:, span] = wide[..., :own]
+        total[:, span] = down @ wide[..., own : own + cells]
     return output, total
 
 
@@ -246,7 +256,7 @@ class Refusal(Exception):
 class FusedPass:
     """Computes attention calls in place of the kernel while a recording measures every head.
 
-    Scores are computed once for both output and figures; computing them a second time beside the kernel
+    Scores are computed once for both output and statistics; computing them a second time beside the kernel
     costs several times as much on long texts. The output agrees with the kernel's within 1e-4. ``rows`` asks
     that calls of fewer than ``shortest`` keys are computed by their rows, which observers read next.
     """
@@ -263,7 +273,7 @@ class FusedPass:
         """
         if call.key.shape[2] < self.shortest:
             raise Refusal(f"it has fewer than {self.shortest} keys")
-        reason = self._form(call)
+        reason = self._reason_for_kernel(call)
         if reason is not None:
             raise Refusal(reason)
         runs, plain, matches = self._runs(call)
@@ -280,10 +290,10 @@ class FusedPass:
 
     def takes_rows(self, call: AttentionCall) -> bool:
         """Whether a call is computed by its rows: the sum of weights × values takes the kernel's place."""
-        return self.rows and call.key.shape[2] < self.shortest and self._form(call) is None
+        return self.rows and call.key.shape[2] < self.shortest and self._reason_for_kernel(call) is None
 
     @staticmethod
-    def _form(call: AttentionCall) -> str | None:
+    def _reason_for_kernel(call: AttentionCall) -> str | None:
         """Why no call of this form is computed, apart from its length and the contents of its masks."""
         query, key, value, masks = call.query, call.key, call.value, (*call.biases, *call.masks)
         tensors = [query, key, value, *(mask for mask in masks if isinstance(mask, Tensor))]
@@ -323,7 +333,7 @@ class FusedPass:
             while len(self._masks) > 3:
                 del self._masks[next(iter(self._masks))]
             runs = open_runs(mask, *lengths, call.diagonal is not None)
-            asked = self.request.pairs if lengths[0] == lengths[1] else {}
-            matches = {} if runs is None else find_matches(asked, runs, batch)
+            pairs = self.request.pairs if runs is not None and lengths[0] == lengths[1] else {}
+            matches = {} if runs is None else find_matches(pairs, runs, batch)
             self._masks[known] = runs, mask is None or is_plain(mask), matches
         return self._masks[known]

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from attnscope.fused.request import Pairs, Runs
 
-WORDS = 1 << 16  # words of 64 bits in a row of those that are added up
+WORDS_PER_ROW = 1 << 16  # words of 64 bits in a row of those that are added up
 
 
 def digest(tensor: Tensor) -> tuple[object, ...]:
     """Shape, type and two numbers that differ where contents do, at memory speed.
 
-    The bytes are 64-bit words in rows of ``WORDS``. One number sums all words, each times a random odd
+    The bytes are 64-bit words in rows of ``WORDS_PER_ROW``. One sums all words, each times a random odd
     number, modulo 2⁶⁴; the other does the same with the high halves of the columns' sums, because differences
     in high bits barely change a product. Axes along which a tensor only repeats itself are read once.
     """
@@ -31,11 +31,11 @@ def digest(tensor: Tensor) -> tuple[object, ...]:
     data = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
     data = np.pad(data, (0, -len(data) % 8)) if len(data) % 8 else data
     words = data.view(np.int64)
-    rows = words[: len(words) // WORDS * WORDS].reshape(-1, WORDS)
+    rows = words[: len(words) // WORDS_PER_ROW * WORDS_PER_ROW].reshape(-1, WORDS_PER_ROW)
     last = words[rows.size :]
-    weighed = rows @ _factors(0, WORDS)
-    total = int(weighed @ _factors(1, len(rows))) + int(last @ _factors(0, WORDS)[: len(last)])
-    columns = np.zeros(min(len(words), WORDS), np.int64)
+    sums = rows @ _factors(0, WORDS_PER_ROW)
+    total = int(sums @ _factors(1, len(rows))) + int(last @ _factors(0, WORDS_PER_ROW)[: len(last)])
+    columns = np.zeros(min(len(words), WORDS_PER_ROW), np.int64)
     columns += rows.sum(0)[: len(columns)]
     columns[: len(last)] += last
     return shape, str(tensor.dtype), total % 2**64, int((columns >> 32) @ _factors(2, len(columns)))
@@ -47,13 +47,13 @@ def _factors(seed: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(-(2**63), 2**63, size=count, dtype=np.int64) | 1
 
 
-CLOSED_BELOW = -3e4
+MASKED_BELOW = -3e4
 """An additive mask closes a key with -inf or about the lowest number of its type (-65504 in float16)."""
 
-CLASSIC_CLOSED = -1e4
+CLASSIC_MASKED = -1e4
 """The number with which the original BERT code masked a key; no other use of it is known."""
 
-ROWS = 1024  # rows of a mask that are read together
+ROWS_PER_READ = 1024  # rows of a mask that are read together
 
 
 def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Runs | None:
@@ -77,14 +77,14 @@ def opens(mask: Tensor) -> Tensor:
     """Where a mask, bool or additive, leaves keys open, bool."""
     if mask.dtype == torch.bool:
         return mask
-    return (mask > CLOSED_BELOW) & (mask != CLASSIC_CLOSED)
+    return (mask > MASKED_BELOW) & (mask != CLASSIC_MASKED)
 
 
 def is_plain(mask: Tensor) -> bool:
     """Whether an additive mask only opens and closes keys and adds nothing to open scores."""
     if mask.dtype == torch.bool:
         return True
-    blocks = torch.split(mask, ROWS, -2)
+    blocks = torch.split(mask, ROWS_PER_READ, -2)
     return all(bool(((block == 0) | ~opens(block)).all()) for block in blocks)
 
 
@@ -97,7 +97,7 @@ def _runs_of(mask: Tensor, queries: int) -> tuple[Tensor, Tensor] | None:
                 return None
         mask = mask[:, :1]
     lows, highs = [], []
-    for block in torch.split(mask[:, 0], ROWS, 1):  # [batch, row, key]
+    for block in torch.split(mask[:, 0], ROWS_PER_READ, 1):  # [batch, row, key]
         open_ = opens(block).to(torch.uint8)
         count = open_.sum(-1, dtype=torch.int64)
         low = open_.argmax(-1)
@@ -130,10 +130,10 @@ class Spots:
     row: Tensor
     key: Tensor
     rows: int
-    kept: dict[int, tuple[Tensor, Places]] = field(default_factory=dict)
+    cache: dict[int, tuple[Tensor, Places]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, keys: Sequence[Tensor], runs: Runs, text: int) -> Spots:
+    def from_keys(cls, keys: Sequence[Tensor], runs: Runs, text: int) -> Spots:
         """The spots of some keys of a text, each [row], where open."""
         low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
         each = torch.stack([*keys, low - 1], 1)  # [row, name]; the last row's are closed
@@ -142,12 +142,12 @@ class Spots:
 
     def places(self, rows: slice, keys: slice, width: int) -> tuple[Tensor, Places]:
         """Where the weights of a block's rows go in [name, row], and where they lie; both [spot]."""
-        if rows.start not in self.kept:
+        if rows.start not in self.cache:
             some = slice(*torch.searchsorted(self.row, torch.tensor([rows.start, rows.stop])).tolist())
             name, row, key = self.name[some], self.row[some], self.key[some]
             places = find_places(row - rows.start, key - keys.start, rows, keys, width)
-            self.kept[rows.start] = name * self.rows + row, places
-        return self.kept[rows.start]
+            self.cache[rows.start] = name * self.rows + row, places
+        return self.cache[rows.start]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ class Gaps:
     slope: float | None  # set where every open pair's factor is its gap times this: sums have a closed form
 
     @classmethod
-    def of(cls, function: Callable[[Tensor], Tensor], runs: Runs, keys: int) -> Gaps:
+    def from_function(cls, function: Callable[[Tensor], Tensor], runs: Runs, keys: int) -> Gaps:
         """The factors that a function gives to whole gaps."""
         rows = runs.low.shape[-1]
         lowest = 1 - rows
@@ -178,7 +178,7 @@ class Gaps:
         return self.numbers[first : first + rows.stop - rows.start + keys.stop - keys.start - 1].to(dtype)
 
 
-KEPT = 256  # up to this many pairs per row on average, all pairs of a text are kept: a kilobyte per row
+CACHED_PAIRS_PER_ROW = 256  # all pairs of a text with up to this many per row are cached: a kilobyte a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +194,10 @@ class Matches:
     high: Tensor  # [row] int64
     count: Tensor  # [row] int64, matching keys of each row
     itself: bool
-    kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    cache: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pairs: Pairs, text: int, low: Tensor, high: Tensor) -> Matches:
+    def from_pairs(cls, pairs: Pairs, text: int, low: Tensor, high: Tensor) -> Matches:
         """The pairs of a text whose rows have the open keys ``low`` to ``high``, both [row]."""
         rows, keys = pairs.rows[text], pairs.keys[text]
         size = len(keys)
@@ -215,11 +215,11 @@ class Matches:
     def places(self, rows: slice, keys: slice, width: int) -> Places:
         """Where the pairs of some rows lie, whose open keys are all in ``keys``, in tiles of ``width`` keys.
 
-        Kept for the next head and layer while a text has at most ``KEPT`` pairs per row.
+        Cached for the next head and layer while a text has at most ``CACHED_PAIRS_PER_ROW`` pairs per row.
         """
         block = rows.start, rows.stop
-        if block in self.kept:
-            return self.kept[block]
+        if block in self.cache:
+            return self.cache[block]
         low, count = self.low[rows], (self.high - self.low)[rows]
         row = torch.repeat_interleave(torch.arange(len(low)), count)  # counted from the first, as the key
         within = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
@@ -228,27 +228,27 @@ class Matches:
             other = key != row + rows.start
             row, key = row[other], key[other]
         places = find_places(row, key - keys.start, rows, keys, width)
-        if self.few:
-            self.kept[block] = places
+        if self.are_few:
+            self.cache[block] = places
         return places
 
     @cached_property
-    def few(self) -> bool:
-        """Whether there are at most ``KEPT`` pairs per row, so that keeping them takes memory linear in N."""
-        return int(self.count.sum()) <= KEPT * len(self.count)
+    def are_few(self) -> bool:
+        """Whether caching them takes memory linear in N."""
+        return int(self.count.sum()) <= CACHED_PAIRS_PER_ROW * len(self.count)
 
 
 NamedMatches: TypeAlias = Mapping[str, Sequence[Matches]]  # of each text, by the name of the pairs
 
 
-def find_matches(asked: Mapping[str, Pairs], runs: Runs, batch: int) -> NamedMatches:
+def find_matches(request: Mapping[str, Pairs], runs: Runs, batch: int) -> NamedMatches:
     """The matches of each text of a batch, by name of the pairs; none if texts have other lengths."""
     found = {}
-    for name, pairs in asked.items():
+    for name, pairs in request.items():
         if pairs.rows.shape[1] == pairs.keys.shape[1] == runs.low.shape[1]:
             texts, masks = len(pairs.rows), len(runs.low)
             matches = [
-                Matches.of(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
+                Matches.from_pairs(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
                 for text in range(1 if texts == masks == 1 else batch)
             ]
             found[name] = matches * (batch // len(matches))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, HeldRows, Site, Token
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.fused import weigh
+from attnscope.fused import tiles
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.measures.reference import WINDOWS, Case, figure, random_text
@@ -177,9 +177,9 @@ def _figures(made, read, statistics):
 def main() -> None:
     """Run the combinations, in small tiles and in those of every day."""
     count = int(sys.argv[1]) if sys.argv[1:] else 230
-    verdict, failed, usual = Verdict(), [], (weigh.ROWS, weigh.KEYS)
+    verdict, failed, usual = Verdict(), [], (tiles.BLOCK_ROWS, tiles.TILE_KEYS)
     for seed in range(1000, 1000 + count):
-        weigh.ROWS, weigh.KEYS = (24, 32) if seed % 4 else usual
+        tiles.BLOCK_ROWS, tiles.TILE_KEYS = (24, 32) if seed % 4 else usual
         try:
             check(seed, verdict)
         except AssertionError as error:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnscope.attention import AttentionCall
-from attnscope.fused import fused_pass, weigh
+from attnscope.fused import fused_pass, tiles
 from attnscope.fused.fused_pass import FusedPass, Refusal, Worker
 from attnscope.fused.request import Pairs, Request
 from tests.fused import combinations
@@ -33,8 +33,8 @@ def request_of(ids=None, cells=None):
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that short texts have many, and chunks that need merging."""
-    for name, size in (("ROWS", 32), ("KEYS", 48)):
-        monkeypatch.setattr(weigh, name, size)
+    for name, size in (("BLOCK_ROWS", 32), ("TILE_KEYS", 48)):
+        monkeypatch.setattr(tiles, name, size)
 
 
 def call_of(name="causal", queries=131, keys=None, key_heads=HEADS, dtype=torch.float32, **extras):
@@ -211,18 +211,18 @@ def test_fused_bits_do_not_depend_on_torchscript(how, monkeypatch):
     ids, extras = torch.randint(5, (131,)), {"biases": (bias,), "softcap": 3.0, "sinks": sinks}
 
     def results():
-        weigh.scripted.cache_clear()
+        tiles.compiled_block.cache_clear()
         return fused(call_of("whole", key_heads=2, diagonal=0, scale=0.3, **extras), ids, 10)
 
     scripted = results()
-    assert isinstance(weigh.scripted(), torch.jit.ScriptFunction)
+    assert isinstance(tiles.compiled_block(), torch.jit.ScriptFunction)
     if how == "gone":
         monkeypatch.delattr(torch.jit, "script")
     else:
         monkeypatch.setattr(torch.jit, "script", lambda function: int("cannot be read"))
     plain = results()
-    assert not isinstance(weigh.scripted(), torch.jit.ScriptFunction)
-    weigh.scripted.cache_clear()
+    assert not isinstance(tiles.compiled_block(), torch.jit.ScriptFunction)
+    tiles.compiled_block.cache_clear()
     assert_same_bits(scripted, plain)
 
 
@@ -239,7 +239,7 @@ ALONE = {  # a mask and what else is given; the last two no kernel takes
 @pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
 @pytest.mark.parametrize("name", ALONE)
 def test_map_only_pass_equals_full_computation(name, key_heads, count, monkeypatch):
-    monkeypatch.setattr(fused_pass, "NUMBERS", 5000)  # so that heads come in steps
+    monkeypatch.setattr(fused_pass, "NUMBERS_PER_TENSOR", 5000)  # so that heads come in steps
     mask, extras = ALONE[name]
     call, cells = call_of(mask, 100, key_heads=key_heads, **extras), (0, *range(7, 6 + count), 100)
     output, found = FusedPass(Request(cells=cells, map_alone=True), shortest=1).attend(call)
@@ -284,8 +284,8 @@ def test_unsupported_calls_are_left_to_the_kernel():
 
 @pytest.mark.parametrize("part", range(4))
 def test_fused_pass_and_rows_agree_with_brute_force(part, monkeypatch):
-    for name, size in (("ROWS", 24), ("KEYS", 32)):
-        monkeypatch.setattr(weigh, name, size)
+    for name, size in (("BLOCK_ROWS", 24), ("TILE_KEYS", 32)):
+        monkeypatch.setattr(tiles, name, size)
     verdict = combinations.Verdict()
     for seed in range(8 * part, 8 * part + 8):
         combinations.check(seed, verdict)

@@ -108,9 +108,9 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> CapturedCall
             batched.transpose(0, 1).unsqueeze(1),
             lambda heads, rows: F.linear(heads.transpose(1, 2).flatten(2).to(weight.dtype), weight, bias),
         )
-    crossed = None if query is key or torch.equal(query, key) else True
+    is_cross = None if query is key or torch.equal(query, key) else True
     capture = CapturedCall.from_call(call, "multi_head_attention_forward")
-    return replace(capture, is_cross=crossed, difference=difference)
+    return replace(capture, is_cross=is_cross, difference=difference)
 
 
 @torch.no_grad()

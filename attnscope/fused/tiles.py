@@ -1,4 +1,4 @@
-"""The weights of a block of rows, scored, weighed and summed tile by tile inside the processor's cache.
+"""The weights of a block of rows, computed and summed tile by tile inside the processor's cache.
 
 ``README.md`` says how tiles are merged, why scores are powers of 2, and what TorchScript saves. For it
 there are no slices among the arguments, constants are arguments, and annotations are types, not strings
@@ -18,8 +18,8 @@ from torch import Tensor
 from attnscope.attention import AttentionCall
 from attnscope.fused.request import Runs
 
-ROWS = 256  # rows of a block; their tiles are merged
-KEYS = 512  # keys of a tile: with 256 rows its scores are half a megabyte in float32
+BLOCK_ROWS = 256  # rows of a block; their tiles are merged
+TILE_KEYS = 512  # keys of a tile: with 256 rows its scores are half a megabyte in float32
 
 
 class Tile(NamedTuple):
@@ -49,12 +49,12 @@ def plan(runs: Runs, text: int, row_edges: tuple[int, ...], key_edges: tuple[int
     low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
     masks: dict[bytes, Tensor] = {}
     blocks = []
-    for start in range(0, len(low), ROWS):
-        stop = min(start + ROWS, len(low))
+    for start in range(0, len(low), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(low))
         ends = low[start:stop], high[start:stop]
         first, last = int(ends[0].min()), int(ends[1].max())
-        cuts = range(first, last, KEYS)
-        tiles = [_tile(cut, min(cut + KEYS, last), *ends, masks) for cut in cuts]
+        cuts = range(first, last, TILE_KEYS)
+        tiles = [_tile(cut, min(cut + TILE_KEYS, last), *ends, masks) for cut in cuts]
         cells = *_cells(row_edges, start, stop), *_cells(key_edges, first, last)
         blocks.append(TileBlock(start, stop, tiles, *cells))
     return blocks
@@ -80,21 +80,21 @@ def _cells(edges: Sequence[int], start: int, stop: int) -> tuple[int, Tensor]:
     return first, torch.tensor([max(0, edge - start) for edge in edges[first:last]])
 
 
-MASKED = -1e30  # the score of a masked key: its weight is 0, and no sum of it overflows
+MASKED_SCORE = -1e30  # the score of a masked key: its weight is 0, and no sum of it overflows
 
-LOWEST = -125.0
+LOWEST_EXPONENT = -125.0
 """Weights below 2 to this power count as 0: products with denormals take a hundred times as long."""
 
-BITS = math.log2(math.e)  # the factor from the softmax's scores to scores in powers of 2
+LOG2_E = math.log2(math.e)  # the factor from the softmax's scores to scores in powers of 2
 
 
 class HeadInputs(NamedTuple):
     """One head of one text, in the type of the computation."""
 
-    query: Tensor  # [query, size], times ``BITS`` and the scale, or the scale over the soft cap
+    query: Tensor  # [query, size], times ``LOG2_E`` and the scale, or the scale over the soft cap
     key: Tensor  # [key, size]
     value: Tensor  # [key, value size]
-    steep: bool  # whether some score may lie more than ``LOWEST`` below another
+    steep: bool  # whether some score may lie more than ``LOWEST_EXPONENT`` below another
     softcap: float | None
     bias: Tensor | None  # [query, key]
     sink: Tensor | None  # one number
@@ -105,7 +105,7 @@ def head_inputs(call: AttentionCall, bias: Tensor | None, text: int, number: int
     dtype, softcap = torch.promote_types(call.query.dtype, torch.float32), call.softcap
     shared = number // (call.query.shape[1] // call.key.shape[1])
     query = call.query[text, number].to(dtype) * (
-        call.scale * BITS if softcap is None else call.scale / softcap
+        call.scale * LOG2_E if softcap is None else call.scale / softcap
     )
     # heads are interleaved in memory; contiguous rows multiply faster
     key, value = (each[text, shared].to(dtype).contiguous() for each in (call.key, call.value))
@@ -113,12 +113,12 @@ def head_inputs(call: AttentionCall, bias: Tensor | None, text: int, number: int
         bias = bias[text % len(bias), number % bias.shape[1]].expand(len(query), len(key))
     sink = None if call.sinks is None else call.sinks[number].to(dtype)
     farthest = 2 * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
-    steep = bias is not None or softcap is not None or not farthest < -LOWEST
+    steep = bias is not None or softcap is not None or not farthest < -LOWEST_EXPONENT
     return HeadInputs(query, key, value, steep, softcap, bias, sink)
 
 
-class Figures(NamedTuple):
-    """Where a head's figures are written to."""
+class HeadResults(NamedTuple):
+    """What is computed of one head; blocks write their rows into it."""
 
     output: Tensor  # [query, value size]
     entropy: Tensor  # [query], as the next three
@@ -143,23 +143,24 @@ class BlockRequest(NamedTuple):
     numbers: Tensor  # 0, 1, 2 and so on, at least as many as a block has rows or keys
 
 
-Weigh = Callable[[HeadInputs, TileBlock, BlockRequest, Figures, Tensor, Tensor], None]
-"""The type of ``weigh``, in Python or scripted."""
+ComputeBlock = Callable[[HeadInputs, TileBlock, BlockRequest, HeadResults, Tensor, Tensor], None]
+"""The type of ``compute_block``, in Python or compiled_block."""
 
 
 @lru_cache(1)
-def scripted() -> Weigh:
-    """``weigh`` compiled by TorchScript; the Python function, to the same numbers, where torch cannot.
+def compiled_block() -> ComputeBlock:
+    """``compute_block`` in TorchScript; the Python function, with the same numbers, where torch cannot.
 
-    torch warns that TorchScript will be removed one day, and promises nothing from Python 3.14 on. Nothing
-    else frees threads from Python's global lock; without it they wait.
+    TorchScript is deprecated and stays for one reason: nothing else in torch runs a block's many small
+    operations without Python's global lock, for which two threads would wait a tenth to a third of the time
+    (``README.md``). Where it is gone, results are the same, computed more slowly.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return cast(Weigh, torch.jit.script(weigh))
+            return cast(ComputeBlock, torch.jit.script(compute_block))
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-            return weigh
+            return compute_block
 
 
 def score_tile(
@@ -181,20 +182,20 @@ def score_tile(
     return scores
 
 
-def weigh(
+def compute_block(
     head: HeadInputs,
     block: TileBlock,
-    asked: BlockRequest,
-    figures: Figures,
+    request: BlockRequest,
+    results: HeadResults,
     scratch: Tensor,
-    kept: Tensor,
-    bits: float = BITS,
-    masked: float = MASKED,
-    lowest: float = LOWEST,
+    store: Tensor,
+    bits: float = LOG2_E,
+    masked: float = MASKED_SCORE,
+    lowest: float = LOWEST_EXPONENT,
 ) -> None:
-    """Weigh the rows of a block and write their figures.
+    """ComputeBlock the rows of a block and write their results.
 
-    ``scratch`` holds the scores of a tile, ``kept`` the weights of all tiles: sums over rows need the
+    ``scratch`` holds the scores of a tile, ``store`` the weights of all tiles: sums over rows need the
     log-sum-exp first. A tile's weights are ``w = 2^(s - origin)``: the origin is its row's highest score if
     scores are steep, and 0 elsewhere, where no weight or sum leaves the range of float32.
     """
@@ -205,86 +206,88 @@ def weigh(
     mass, moment = torch.empty_like(origin), torch.empty_like(origin)  # Σ w and Σ w (s - origin)
     outputs = query.new_zeros([tiles if head.steep else 1, rows, size])  # one for all tiles of one origin
     weights: list[Tensor] = []
-    done = 0
+    end = 0  # of the weights stored so far
     for place, tile in enumerate(block.tiles):
         scores = score_tile(query, head, block, tile, scratch, bits, masked)
-        weight = kept[done : done + scores.numel()].view(scores.size(0), scores.size(1))
-        done += scores.numel()
-        if head.steep:
+        weight = store[end : end + scores.numel()].view(scores.size(0), scores.size(1))
+        end += scores.numel()
+        if head.steep:  # exponents count from the row's highest score; what lies far below it is 0
             torch.amax(scores, [1], out=origin[place])
             scores.sub_(origin[place].unsqueeze(1))
             torch.threshold_(scores, lowest, masked)
         torch.exp2(scores, out=weight)
-        if not head.steep:
+        if not head.steep:  # the exponential is monotonic: the largest weight tells the highest score
             torch.amax(weight, [1], out=largest[place])
         torch.sum(weight, [1], out=mass[place])
         torch.sum(scores.mul_(weight), [1], out=moment[place])
         output = outputs[place if head.steep else 0]
         torch.addmm(output, weight, head.value[tile.start : tile.stop], out=output)
         weights.append(weight)
-    most = origin.amax(0)
-    lse = (origin - most).exp2_().mul_(mass).sum(0).log2_().add_(most)
-    figures.top[start:stop] = largest.amax(0).log2_().add_(most) / bits
+    # tiles have their own origins: bring their sums to one, the log-sum-exp of the row
+    highest = origin.amax(0)
+    lse = (origin - highest).exp2_().mul_(mass).sum(0).log2_().add_(highest)
+    results.top[start:stop] = largest.amax(0).log2_().add_(highest) / bits
     sink = head.sink
-    if sink is not None:
+    if sink is not None:  # takes part in the softmax without a key
         lse = torch.logaddexp2(lse, sink * bits)
     below = origin.sub_(lse)
-    share = below.exp2()  # [tile, row]
-    figures.output[start:stop] = outputs.mul_(share[: outputs.size(0)].unsqueeze(2)).sum(0)
-    figures.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
-    torch.amax(largest.mul_(share), [0], out=figures.largest[start:stop])
+    share = below.exp2()  # what a weight of a tile is multiplied by, [tile, row]
+    results.output[start:stop] = outputs.mul_(share[: outputs.size(0)].unsqueeze(2)).sum(0)
+    # -ln 2 · Σ A (s - lse), with s - lse = (s - origin) + (origin - lse)
+    results.entropy[start:stop] = moment.addcmul_(below, mass).mul_(share).sum(0).mul_(-1 / bits)
+    torch.amax(largest.mul_(share), [0], out=results.largest[start:stop])
     if sink is not None:
-        figures.total[start:stop] = mass.mul_(share).sum(0)
-    sum_up(block, asked, figures, weights, share, kept)
-    if figures.heavier.size(0) > 0:
-        count_heavier(block, asked, figures.heavier, weights, share, kept, scratch)
+        results.total[start:stop] = mass.mul_(share).sum(0)
+    sum_block(block, request, results, weights, share, store)
+    if results.heavier.size(0) > 0:
+        count_heavier(block, request, results.heavier, weights, share, store, scratch)
 
 
-def sum_up(
+def sum_block(
     block: TileBlock,
-    asked: BlockRequest,
-    figures: Figures,
+    request: BlockRequest,
+    results: HeadResults,
     weights: list[Tensor],
     share: Tensor,
-    kept: Tensor,
+    store: Tensor,
 ) -> None:
     """Sum the weights of a block over rows and over pairs."""
     first, last = block.tiles[0].start, block.tiles[-1].stop
     strips: list[Tensor] = []  # [row cell, key]
     for place, tile in enumerate(block.tiles):
-        strips.append(sum_runs(weights[place], block.row_begins, share[place], asked.numbers))
-        for name, gaps in enumerate(asked.gaps):
+        strips.append(sum_runs(weights[place], block.row_begins, share[place], request.numbers))
+        for name, gaps in enumerate(request.gaps):
             windows = gaps[tile.start - first :].unfold(0, tile.stop - tile.start, 1)
             table = windows[: share.size(1)].flip([0])  # [row, key]
-            figures.gaps[name] += torch.dot((weights[place] * table).sum(1), share[place])
-    for name, (rows, places) in enumerate(asked.pairs):
-        figures.pairs[name] += torch.dot(kept.index_select(0, places), share.view(-1).index_select(0, rows))
-    rows, places = asked.spots
-    at = kept.index_select(0, places).mul_(share.view(-1).index_select(0, rows))
-    figures.at.view(-1).index_copy_(0, asked.at, at)
+            results.gaps[name] += torch.dot((weights[place] * table).sum(1), share[place])
+    for name, (rows, places) in enumerate(request.pairs):
+        results.pairs[name] += torch.dot(store.index_select(0, places), share.view(-1).index_select(0, rows))
+    rows, places = request.spots
+    at = store.index_select(0, places).mul_(share.view(-1).index_select(0, rows))
+    results.at.view(-1).index_copy_(0, request.at, at)
     by_key = torch.cat(strips, 1)
-    figures.column[first:last] += by_key.sum(0)
-    cells = figures.cells
+    results.column[first:last] += by_key.sum(0)
+    cells = results.cells
     if cells is not None:
-        sums = sum_runs(by_key.t().contiguous(), block.key_begins, None, asked.numbers).t()
+        sums = sum_runs(by_key.t().contiguous(), block.key_begins, None, request.numbers).t()
         row, key = block.row_cells, block.key_cells
         cells[row : row + sums.size(0), key : key + sums.size(1)] += sums
 
 
 def count_heavier(
     block: TileBlock,
-    asked: BlockRequest,
+    request: BlockRequest,
     heavier: Tensor,
     weights: list[Tensor],
     share: Tensor,
-    kept: Tensor,
+    store: Tensor,
     scratch: Tensor,
 ) -> None:
     """Count the keys of each row whose weight is greater than that of the requested key."""
-    rows, places = asked.spots
+    rows, places = request.spots
     names, count = heavier.size(0), share.size(1)
-    here = asked.at // heavier.size(1) * count + rows % count  # in [name, row]
-    weight, own = kept.index_select(0, places), share.view(-1).index_select(0, rows)
+    here = request.at // heavier.size(1) * count + rows % count  # in [name, row]
+    weight, own = store.index_select(0, places), share.view(-1).index_select(0, rows)
     for place, others in enumerate(weights):
         least = share.new_full([names, count], float("inf"))
         ratio = own / share[place].index_select(0, rows % count)  # exactly 1 in the key's own tile

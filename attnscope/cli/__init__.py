@@ -39,6 +39,8 @@ TWICE = 1.0  # seconds after a Ctrl-C during which another one counts as the sam
 AGAIN = 0.05  # seconds until a swallowed Ctrl-C is raised again
 MOST_OWNERS = 4  # commands that are named beside an option of theirs
 READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
+VERBS = ("requires ", "cannot be ", "must be ")  # with these, an option and what is wrong are a sentence
+LIMIT = re.compile(r"Input should be (less|greater) than or equal to (\S+)")
 HELP = {"help_option_names": ["-h", "--help"]}
 EXAMPLE = 'Start with: attnscope show "The cat sat on the mat because it was tired."'
 
@@ -274,7 +276,8 @@ def _explain_usage(error: Any) -> str:
     sentence: str = error.format_message()
     hint = getattr(error, "param_hint", None) or (parameter.opts[0] if parameter is not None else None)
     if hint is not None and error.message:
-        sentence = f"{hint}: {error.message.removeprefix('Value error, ')}"
+        message = LIMIT.sub(_write_limit, error.message.removeprefix("Value error, "))
+        sentence = f"{hint} {message}" if message.startswith(VERBS) else f"{hint}: {message}"
         if setting := context and context.meta.get(SETTINGS, {}).get(str(hint)):
             sentence = f"{sentence.rstrip('.')} (set in {setting})"
     if extra := re.fullmatch(r"Got unexpected extra argument\(s\) \((.*)\)", sentence, re.DOTALL):
@@ -284,6 +287,10 @@ def _explain_usage(error: Any) -> str:
         some = ", ".join(owners[:MOST_OWNERS]) + (" and others" if len(owners) > MOST_OWNERS else "")
         sentence = f"{name} belongs to {some}, not to {context.info_name}"
     return sentence
+
+
+def _write_limit(limit: re.Match[str]) -> str:
+    return f"must be {limit[2]} or {'less' if limit[1] == 'less' else 'more'}"
 
 
 def commands_with(option: str) -> list[str]:

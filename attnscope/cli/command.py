@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from glob import glob
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -305,26 +306,66 @@ def _reads(name: str, named: str | Path, path: Path) -> bool:
     return False
 
 
-def refuse_useless(*rows: tuple[str, object, str, str]) -> None:
-    """Raise wrong usage for a typed option that would do nothing.
+def refuse_combined(*rows: tuple[str, str, str]) -> None:
+    """Raise wrong usage for the first typed option that another one excludes.
 
-    A row has what it stands beside, whether that is given, why, and the fields of such options.
+    A row has the fields of such options, those that exclude each of them, and why, if that is not plain;
+    ``by=layer`` is a field with one of its values.
     """
-    for beside, given, why, names in rows:
-        for name in names.split():
-            refuse(given and is_typed(name), option_of(name), f"does nothing beside {beside}: {why}")
+    for options, others, why in rows:
+        for option, other in product(options.split(), others.split()):
+            sentence = f"cannot be combined with {option_of(other)}{why and f': {why}'}"
+            typed = is_typed(option.partition("=")[0]) and is_given(option)
+            refuse(typed and is_given(other), option_of(option), sentence)
+
+
+def refuse_typed(options: str, sentence: str) -> None:
+    """Raise wrong usage for the first of these fields that is typed."""
+    for option in options.split():
+        refuse(is_typed(option), option_of(option), sentence)
+
+
+def refuse_without(*rows: tuple[str, str]) -> None:
+    """Raise wrong usage for the first typed option that lacks another: their fields, one of the latter."""
+    for options, others in rows:
+        missing = not any(map(is_given, others.split()))
+        *several, last = map(option_of, others.split())
+        needed = f"{', '.join(several)} or {last}" if several else last
+        for option in options.split():
+            typed = is_typed(option.partition("=")[0]) and is_given(option)
+            refuse(missing and typed, option_of(option), f"requires {needed}")
 
 
 def fields_of(*groups: Any, but: Collection[str] = ()) -> str:
-    """The names of the fields of some groups, for ``refuse_useless``."""
+    """The names of the fields of some groups, for ``refuse_combined``."""
     return " ".join(each.name for group in groups for each in fields(group) if each.name not in but)
 
 
-def option_of(name: str) -> str:
-    """What is typed for a field of the running command."""
+def option_of(spelled: str) -> str:
+    """What is typed for a field of the running command, ``--by layer`` for ``by=layer``."""
+    name, _, value = spelled.partition("=")
+    parameter = _parameter(name)
+    if parameter is None:
+        return name
+    typed = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
+    typed = typed or name.upper()
+    return f"{typed} {value}".strip()
+
+
+def _parameter(name: str) -> Any:
     context = _running.get()
     parameters = [] if context is None else context.command.params
-    return next((max(each.opts, key=len) for each in parameters if each.name == name), name)
+    return next((each for each in parameters if each.name == name), None)
+
+
+def is_given(spelled: str) -> bool:
+    """Whether an option, or its value in ``by=layer``, is typed or in the settings, and not turned off."""
+    name, _, wanted = spelled.partition("=")
+    parameter, value = _parameter(name), value_of(name)
+    if wanted or parameter is None:
+        return parameter is not None and value == wanted
+    off = value is None or value is False or value == ()
+    return not off and (is_typed(name) or value != parameter.default)
 
 
 def is_typed(name: str) -> bool:

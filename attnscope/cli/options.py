@@ -19,7 +19,9 @@ from attnscope.cli.command import (
     offering,
     option_of,
     refuse,
+    refuse_combined,
     refuse_first,
+    refuse_without,
     up_to,
     value_of,
     without_typed_options,
@@ -82,10 +84,8 @@ class TextsOptions(Group):
     limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
 
     def __post_init__(self) -> None:
-        texts = value_of("texts")
-        for name in ("limit", "strict", "checkpoint", "field"):
-            refuse(texts is None and is_typed(name), f"--{name}", "requires --texts")
-        named = texts is None or texts.suffix.lower() in (".jsonl", ".ndjson", ".parquet")
+        refuse_without(("limit strict checkpoint field", "texts"))
+        named = self.texts is None or self.texts.suffix.lower() in (".jsonl", ".ndjson", ".parquet")
         refuse(is_typed("field") and not named, "--field", "names a field of .jsonl, or a column of .parquet")
 
 
@@ -232,18 +232,14 @@ class MapOptions(AxisOptions):
     """What the axes show, and what full colour stands for."""
 
     def __post_init__(self) -> None:
-        plain = value_of("as_json") and value_of("out") is None
-        refuse(
-            is_typed("scale") and plain,
-            "--scale",
-            "numbers have no colours: leave it out, or add -o FILE.png",
-        )
+        if value_of("out") is None:
+            refuse_combined(("scale", "as_json", "numbers have no colours"))
 
     panel = PICTURE
     settable = "scale"
     scale: Annotated[
         Literal["auto", "fixed", "row", "head"],
-        Option(help="Full colour is 1 (fixed), or the row's or head's largest."),
+        Option(help="Brightest colour: 1 (fixed), or the row's or head's largest weight."),
     ] = "auto"
 
 
@@ -276,7 +272,7 @@ class SavedOptions(PictureOptions):
     settable = "no_figures"
     title: Annotated[str | None, Option(help='The title of a saved picture; "" for none.')] = None
     no_figures: Annotated[
-        bool, Option("--no-figures/--figures", help="Save a picture without numbers and notes.")
+        bool, Option("--no-figures/--figures", help="Leave out the numbers and notes below a saved picture.")
     ] = False
 
     def __post_init__(self) -> None:
@@ -292,8 +288,8 @@ class SavedOptions(PictureOptions):
             (is_typed("cmap") and not (printed or suffix), "--cmap", "is for a picture: add -o FILE.png"),
             (is_typed("graphics") and not printed, "--graphics", PRINTED),
             (is_typed("plain") and not printed, "--plain", PRINTED),
-            (is_typed("plain") and is_typed("cmap"), "--cmap", "shades have no colours: leave out --plain"),
         )
+        refuse_combined(("cmap", "plain", "shades have no colours"))
 
 
 class PrintedOptions(SavedOptions):
@@ -373,6 +369,11 @@ class FileOutput(NumbersOptions):
         refuse(self.piped and sys.stdout.isatty(), "--out", "a terminal shows no file: > FILE.png writes it")
 
     @property
+    def suffix(self) -> str:
+        """The suffix of the file in small letters; empty without a file."""
+        return "" if self.out is None else self.out.suffix.lower()
+
+    @property
     def piped(self) -> bool:
         """Whether the file goes to standard output, ``-`` or, in another format, ``-.svg``."""
         return self.out is not None and self.out.parent == Path() and self.out.stem == "-"
@@ -381,14 +382,14 @@ class FileOutput(NumbersOptions):
 class TableOutput(FileOutput):
     """The same, where the numbers are a table."""
 
-    as_csv: Annotated[bool, Option("--csv/--no-csv", help="Print all figures as CSV.")] = False
+    as_csv: Annotated[bool, Option("--csv/--no-csv", help="Print all scores as CSV.")] = False
     raw_csv: Annotated[
-        bool, Option(help="With --csv: leave cells that begin a formula.", rich_help_panel=PICTURE)
+        bool, Option(help="With --csv: do not escape cells that look like formulas.", rich_help_panel=PICTURE)
     ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(self.raw_csv and not self.as_csv, "--raw-csv", "requires --csv")
+        refuse_without(("raw_csv", "as_csv"))
         raw_csv.set(self.raw_csv)
 
 
@@ -416,8 +417,7 @@ class SourceOptions(Group):
     settable = "max_tokens truncate"
 
     def __post_init__(self) -> None:
-        random = value_of("temperature") or value_of("repeat_random") is not None
-        refuse(is_typed("seed") and not random, "--seed", "requires --temperature or --repeat-random")
+        refuse_without(("seed", "temperature repeat_random"))
 
     panel = TEXT
     text: Annotated[str | None, Argument(help="The text; - reads standard input.")] = None
@@ -425,7 +425,7 @@ class SourceOptions(Group):
     file: Annotated[Path | None, Often("--file", "-f", help="Read the text from a file.")] = None
     line: Annotated[int | None, Option(help="Read one line, from 1; a tab separates a pair.")] = None
     saved: Annotated[
-        Path | None, Often("--from", help="In place of a model: a .trace, weights, or a server's file.")
+        Path | None, Often("--from", help="Read saved attention instead of running a model.")
     ] = None
     save_trace: Annotated[Path | None, Option(help="Save the pass to FILE.trace, for --from.")] = None
     no_cache: Annotated[
@@ -451,15 +451,15 @@ class SourceOptions(Group):
         ),
     ] = None
     repeat_random: Annotated[
-        int | None, Often(help="Read N random tokens twice, in place of a text.", metavar="N", min=2)
+        int | None, Often(help="Read N random tokens twice instead of a text.", metavar="N", min=2)
     ] = None
     max_tokens: Annotated[int | None, Option(help="Cut the text after N tokens.", min=1)] = None
-    truncate: Annotated[bool, Often(help="Cut a text at the model's positions.")] = False
-    generate: Annotated[int | None, Often(help="Generate up to N tokens, too.", metavar="N", min=1)] = None
+    truncate: Annotated[bool, Often(help="Cut a text that is too long for the model.")] = False
+    generate: Annotated[int | None, Often(help="Also generate up to N tokens.", metavar="N", min=1)] = None
     temperature: Annotated[float, Option(help="With --generate: 0 takes the most likely token.", min=0)] = 0.0
     seed: Annotated[
         int,
-        Option(help="That of --temperature and --repeat-random.", min=0, callback=up_to(LARGEST_SEED)),
+        Option(help="Random seed of --temperature and --repeat-random.", min=0, callback=up_to(LARGEST_SEED)),
     ] = 0
     chat: Annotated[
         bool,
@@ -482,6 +482,13 @@ class SourceOptions(Group):
         return shown
 
 
+class KernelOptions(Group):
+    """Whose attention kernel runs."""
+
+    panel = MODEL
+    exact_kernel: Annotated[bool, Option(help="Run the model's own kernel, never the fused pass.")] = False
+
+
 class PromptsOptions(Group):
     """Prompts from one template, instead of one text."""
 
@@ -502,10 +509,10 @@ NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 MOST_HEADS = 9999  # the largest layer or head number in a list
 
 
-def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
+def parse_head(spelling: str, attention: LayerOptions | None = None) -> Head:
     """The named head; its number alone suffices if a layer is given. What contradicts is wrong usage."""
-    asked = asked or LayerOptions()
-    layers = parse_numbers(asked.layers, "--layer")
+    attention = attention or LayerOptions()
+    layers = parse_numbers(attention.layers, "--layer")
     number = read_number(spelling)
     if number is not None:
         one = layers or ()
@@ -516,29 +523,29 @@ def parse_head(spelling: str, asked: LayerOptions | None = None) -> Head:
     except SelectionError as error:
         raise BadParameter(str(error), param_hint="--head") from None
     refuse(layers is not None, "--layer", f"--head {spelling} names its layer: leave it out")
-    twice = head.kind is not None and asked.kind is not None
+    twice = head.kind is not None and attention.kind is not None
     refuse(twice, "--kind", f"--head {spelling} names its kind: leave it out")
     return head
 
 
-def parse_heads(spelled: str | None, asked: LayerOptions | None = None) -> list[Head]:
+def parse_heads(spelled: str | None, attention: LayerOptions | None = None) -> list[Head]:
     """The heads of a comma-separated list; none without a list."""
-    return [parse_head(each.strip(), asked) for each in (spelled or "").split(",") if each.strip()]
+    return [parse_head(each.strip(), attention) for each in (spelled or "").split(",") if each.strip()]
 
 
-def select_heads(asked: HeadOptions) -> Selection:
+def select_heads(attention: HeadOptions) -> Selection:
     """The heads that options name: those of some layers, or one."""
-    return select(asked, head=None if asked.head is None else parse_head(asked.head, asked))
+    return select(attention, head=None if attention.head is None else parse_head(attention.head, attention))
 
 
 def select(
-    asked: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
+    attention: LayerOptions, axes: AxisOptions | None = None, head: Head | None = None, **more: Any
 ) -> Selection:
     """The selection that options name, and how it is shown; a head implies its layer."""
     from attnscope.questions.selection import Selection
 
-    layers = None if head is not None else parse_numbers(asked.layers, "--layer")
-    return Selection(head=head, layers=layers, kind=asked.kind, **vars(axes or AxisOptions()), **more)
+    layers = None if head is not None else parse_numbers(attention.layers, "--layer")
+    return Selection(head=head, layers=layers, kind=attention.kind, **vars(axes or AxisOptions()), **more)
 
 
 def parse_rows(spelling: str | None, option: str = "--rows") -> range | None:

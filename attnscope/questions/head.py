@@ -18,6 +18,7 @@ from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import SoundFrames
 from attnscope.questions import sentences
+from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
@@ -124,6 +125,16 @@ class SeveralHeads:
     @derived("what to know about the model, the text and the answer")
     def notes(self) -> tuple[str, ...]:
         return self.view.notes
+
+
+def head_answer(result: OneHead) -> Answer:
+    """The picture and the numbers of one head."""
+    return Answer.from_view("head", result.heatmap, result)
+
+
+def heads_answer(result: SeveralHeads) -> Answer:
+    """Heads side by side."""
+    return Answer.from_view("heads", result.view, result)
 
 
 def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = None) -> OneHead:

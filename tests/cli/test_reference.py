@@ -236,7 +236,7 @@ def test_show_from_file_ignores_model_settings(run, write, tmp_path, monkeypatch
     ("setting", "sentence"),
     [
         ('modle = "own"', "sets modle: no command has an option --modle"),
-        ("dpi = 5", "--dpi: Input should be greater than or equal to 10 (set in "),
+        ("dpi = 5", "--dpi must be 10 or more (set in "),
         ('scale = "max"', "--scale: 'max' is not one of 'auto', 'fixed', 'row', 'head' (set in "),
         ('words = "yes"', "sets words to 'yes': write true or false"),
         ("model = true", "sets model to True: write a text or a number"),

@@ -5,7 +5,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_first, refuse_useless
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_combined, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
 from attnscope.cli.source import check_texts, measure_corpus, model_progress, read_source
@@ -25,7 +25,7 @@ class AblateOptions(Group):
 def ablate(
     source: options.SourceOptions,
     corpus: options.CorpusOptions,
-    asked: AblateOptions,
+    ablation: AblateOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,
     picture: options.SavedOptions,
@@ -33,8 +33,8 @@ def ablate(
 ) -> None:
     """Measure what the model's predictions lose without each head.
 
-    Each head's output is set to zero in turn, and the rise of the loss is listed, largest first. With --head:
-    the predictions that change most without those heads, all removed at once. A causal model predicts each
+    Each head's output is set to zero in turn; heads are listed by how far the loss rises. With --head: the
+    predictions that change most without those heads, all removed at once. A causal model predicts each
     next token, a masked model each token while it is masked. What one prediction loses without each head:
     attnscope cut "* -> *" TEXT --how zero.
 
@@ -48,16 +48,13 @@ def ablate(
     check_texts(corpus, source)
     heads = options.parse_heads(attention.head, attention)
     texts = corpus.texts is not None
-    plain, written = not (texts or asked.importance), output.out or output.as_csv
-    refuse_first(
-        (asked.mean and not texts, "--mean", "a mean is taken over a corpus: add --texts"),
-        (asked.mean and asked.importance, "--mean", "an estimate removes no head: leave one of them out"),
-        (len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one"),
-        (plain and heads and written, "--out, --csv", "--head is printed, or --json"),
-    )
-    refuse_useless(
-        ("--head", plain and heads, "it names the heads", "top"),
-        ("--json, --csv and -o", output.as_json or written, "they have every head", "top"),
+    plain = not (texts or ablation.importance)
+    refuse(len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one")
+    refuse_without(("mean", "texts"))
+    refuse_combined(
+        ("mean", "importance", "an estimate removes no head"),
+        ("top", "as_json as_csv out", "all heads are written"),
+        *([("out as_csv", "head", "use --json"), ("top", "head", "it names the heads")] * plain),
     )
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.questions.loss import Way, ablation_answer
@@ -66,20 +63,22 @@ def ablate(
     from attnscope.questions.stats import measure_heads, removals_answer
 
     if texts:
-        way: Way | None = None if asked.importance else "mean" if asked.mean else "zero"
-        result = measure_corpus(corpus, source, model, selection, importance=asked.importance, ablation=way)
+        method: Way | None = None if ablation.importance else "mean" if ablation.mean else "zero"
+        result = measure_corpus(
+            corpus, source, model, selection, importance=ablation.importance, ablation=method
+        )
         if torchrun_processes().number:
             return
-        return deliver("ablate", removals_answer(result, asked.top), output, picture, None, result.read)
-    given = read_source(source, model)
-    loaded = given.load(predicting=True)
-    prepared = given.prepare(loaded)
-    if heads and not asked.importance:
+        return deliver("ablate", removals_answer(result, ablation.top), output, picture, None, result.read)
+    pass_source = read_source(source, model)
+    loaded = pass_source.load(predicting=True)
+    prepared = pass_source.prepare(loaded)
+    if heads and not ablation.importance:
         with spinner(f"{loaded.name} predicts with and without {', '.join(map(str, heads))}"):
             answer = ablation_answer(ablate_heads(loaded, prepared, selection, heads))
         return deliver("ablate", answer, output, read=(loaded, prepared))
     with model_progress(loaded, prepared):
         result = measure_heads(
-            loaded, prepared, selection, importance=asked.importance, ablation=not asked.importance
+            loaded, prepared, selection, importance=ablation.importance, ablation=not ablation.importance
         )
-    deliver("ablate", removals_answer(result, asked.top), output, picture, None, result.read)
+    deliver("ablate", removals_answer(result, ablation.top), output, picture, None, result.read)

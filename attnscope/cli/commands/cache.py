@@ -19,7 +19,7 @@ class CacheOptions(Group):
 
 
 @command
-def cache(asked: CacheOptions) -> None:
+def cache(options: CacheOptions) -> None:
     """List or remove cached passes.
 
     A pass of up to 64 MB is cached, with its text: any of fewer than 512 tokens, and longer ones of small
@@ -40,7 +40,7 @@ def cache(asked: CacheOptions) -> None:
     folder = cache_folder()
     if folder is None:
         return print(f"nothing is cached: {CACHE_VARIABLE} is off")
-    if asked.clear:
+    if options.clear:
         count = clear_passes()
         return print(f"removed {count:,} pass{'es' * (count != 1)} from {clean(str(folder))}")
     entries = list_passes()

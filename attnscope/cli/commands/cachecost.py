@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_combined
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify, spinner
 from attnscope.cli.source import each_text, load_model
@@ -35,17 +35,17 @@ class PatternOutput(options.TableOutput):
 
 @command
 def cachecost(
-    asked: WindowOptions,
+    window: WindowOptions,
     corpus: options.TextsOptions,
     output: PatternOutput,
     picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Measure what a short cache of keys costs, head by head.
+    """Measure what a short key-value cache costs, head by head.
 
-    Each key-value head is limited alone to the first tokens and the last ones; the rise of the loss is exact.
-    Then the best heads see everything, and all others the window alone. -o FILE.tsv writes a line a layer
-    with a number from 0 to 1 for each key-value head, as published patterns do.
+    Each key-value head alone is limited to the first tokens and the last ones; the rise of the loss is exact.
+    Then the costliest heads see everything, and all others only the window. -o FILE.tsv writes one line per
+    layer, with a number from 0 to 1 for each key-value head, as published patterns do.
 
     Examples:
 
@@ -56,14 +56,14 @@ def cachecost(
     from attnscope.storage.files import write_whole
 
     refuse(corpus.texts is None, "--texts", "give the texts that the loss is measured on")
-    refuse_useless(("--csv", output.as_csv, "it has single heads", "full_heads"))
-    keep, depths = _shares("--full-heads", asked.full_heads), _shares("--needle", asked.needle or "")
+    refuse_combined(("full_heads", "as_csv", "it has single heads"))
+    shares, depths = _shares("--full-heads", window.full_heads), _shares("--needle", window.needle or "")
     pattern = output.out if output.out is not None and output.out.suffix.lower() == TABLE else None
     loaded = load_model(model, predicting=True)
-    read = partial(loaded.prepare, limit=Limit(truncate=asked.truncate))
+    read = partial(loaded.prepare, limit=Limit(truncate=window.truncate))
     texts = [prepared for _, prepared in each_text(corpus, read, strict=True)]
     with spinner(f"{loaded.title} · {len(texts):,} texts"):
-        result = cachecost(loaded, texts, asked.sink, asked.recent, keep, depths)
+        result = cachecost(loaded, texts, window.sink, window.recent, shares, depths)
     if pattern is None:
         about = loaded, corpus.texts, *texts
         return deliver("cachecost", cachecost_answer(result), output, picture, None, about)

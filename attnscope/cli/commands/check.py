@@ -7,10 +7,17 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from attnscope.cli import options
-from attnscope.cli.command import Group, Often, command, is_typed, refuse
+from attnscope.cli.command import Group, Often, command, refuse, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify
+from attnscope.cli.options import (
+    CorpusOptions,
+    LayerOptions,
+    NumbersOptions,
+    TextAmong,
+    WeightedModelOptions,
+    select,
+)
 from attnscope.cli.source import (
     check_texts,
     load_model,
@@ -34,8 +41,8 @@ class ClaimOptions(Group):
             ' "count(previous > 0.5) >= 2"; and the text.'
         ),
     ] = None
-    save_snapshot: Annotated[Path | None, Often(help="Write all figures to a file.")] = None
-    with_snapshot: Annotated[Path | None, Often(help="Compare all figures with such a file.")] = None
+    save_snapshot: Annotated[Path | None, Often(help="Write all scores to a file.")] = None
+    with_snapshot: Annotated[Path | None, Often(help="Compare all scores with such a file.")] = None
     with_model: Annotated[
         str | None, Option(help="With --from a server's file: do this model's rows agree?")
     ] = None
@@ -46,12 +53,12 @@ class ClaimOptions(Group):
 
 @command
 def check(
-    asked: ClaimOptions,
-    source: options.TextAmong,
-    corpus: options.CorpusOptions,
-    attention: options.LayerOptions,
-    output: options.NumbersOptions,
-    model: options.WeightedModelOptions,
+    options: ClaimOptions,
+    source: TextAmong,
+    corpus: CorpusOptions,
+    attention: LayerOptions,
+    output: NumbersOptions,
+    model: WeightedModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 
@@ -77,12 +84,13 @@ def check(
     from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_heads
 
-    spelled, source = split_text(asked.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'")
+    spelled, source = split_text(
+        options.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'"
+    )
     claims = [claim(each) for each in spelled]
-    asks = claims or asked.save_snapshot or asked.with_snapshot
-    compared = asked.with_snapshot or asked.with_model
-    refuse(is_typed("tolerance") and not compared, "--tolerance", "requires --with-snapshot or --with-model")
-    if asked.with_model is not None:
+    asks = claims or options.save_snapshot or options.with_snapshot
+    refuse_without(("tolerance", "with_snapshot with_model"))
+    if options.with_model is not None:
         from attnscope.models.served import ServedModel
 
         refuse(asks, "--with-model", "compares rows: no claims, no snapshots")
@@ -90,15 +98,15 @@ def check(
         words = "only valid with --from, and queries and keys in the file"
         refuse(not isinstance(served, ServedModel), "--with-model", words)
         assert isinstance(served, ServedModel)
-        other = load_model(replace(model, model=asked.with_model))
+        other = load_model(replace(model, model=options.with_model))
         with model_progress(other, served.prepared):
             checked = CheckResult(check_served(served, other))
-        answer, read = check_answer(checked, asked.tolerance), served.prepared
+        answer, read = check_answer(checked, options.tolerance), served.prepared
         deliver("check", answer, output, read=(served, read), other=(other, read))
         raise SystemExit(int(not checked.holds))
     refuse(not asks, "CLAIMS", "give a claim, --save-snapshot or --with-snapshot")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
-    selection = options.select(attention)
+    selection = select(attention)
     check_texts(corpus, source)
     if corpus.texts is not None:
         result = measure_corpus(corpus, source, model, selection, names=names)
@@ -109,12 +117,12 @@ def check(
             result = measure_heads(loaded, prepared, selection, names=names)
     verdicts = tuple(each.judge(result.heads) for each in claims)
     checked = CheckResult(verdicts)
-    if asked.with_snapshot is not None:
-        checked = replace(changes(result, asked.with_snapshot, asked.tolerance), claims=verdicts)
+    if options.with_snapshot is not None:
+        checked = replace(changes(result, options.with_snapshot, options.tolerance), claims=verdicts)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
-        answer = check_answer(checked, asked.tolerance)
+        answer = check_answer(checked, options.tolerance)
         deliver("check", answer, output, metadata=model.metadata, read=result.read)
-        if asked.save_snapshot is not None:
-            save_snapshot(result, asked.save_snapshot)
-            notify(f"saved {asked.save_snapshot}")
+        if options.save_snapshot is not None:
+            save_snapshot(result, options.save_snapshot)
+            notify(f"saved {options.save_snapshot}")
     raise SystemExit(int(not checked.holds))

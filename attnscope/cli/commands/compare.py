@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,15 +13,7 @@ from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import (
-    Group,
-    Often,
-    command,
-    refuse,
-    refuse_first,
-    refuse_useless,
-    repeat,
-)
+from attnscope.cli.command import Group, Often, command, refuse, refuse_combined, refuse_first, repeat
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, PassSource, each_text, load_model, model_progress, read_source, reopen
 from attnscope.errors import InputError, SelectionError
@@ -28,6 +21,7 @@ from attnscope.text import read_number
 
 if TYPE_CHECKING:
     from attnscope.models import ModelInput
+    from attnscope.questions.answer import Answer
     from attnscope.questions.selection import Selection
 
 
@@ -41,7 +35,7 @@ class Contrast(Group):
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
     composition: Annotated[
         bool,
-        Often(help="What a head, or any, reads of earlier heads, from the weights (Elhage et al. 2021)."),
+        Often(help="What a head, or any, reads of earlier heads, by the weights (Elhage et al. 2021)."),
     ] = False
 
 
@@ -64,21 +58,18 @@ def show_composition(
     picture: options.SignedOptions,
     model: options.WeightedModelOptions,
 ) -> None:
-    """Compute the composition of all heads, and print or save what feeds the named head, or any."""
+    """The composition of all heads: what the named head reads of earlier ones, or any head."""
     named = list(contrast.heads or ())
     unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
     unread += " max_tokens truncate second_text generate chat"
-    refuse_useless(
-        ("--composition", True, "it reads the model's weights", unread),
-        ("--composition", output.out is None, "it prints a table", options.COLOURS),
-    )
-    refuse_first(
-        (len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition"),
-        (model.metadata, "--weighting", "not valid with --composition, which reads the model's weights"),
-    )
-    fed = options.parse_head(named[0]) if named else None
+    refuse_combined((unread, "composition", "it reads parameters"))
+    refuse(model.metadata, "--weighting", "cannot be combined with --composition: it reads parameters")
+    if output.out is None:
+        refuse_combined((options.COLOURS, "composition", "it prints a table"))
+    refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
+    reader = options.parse_head(named[0]) if named else None
     if output.out is not None:
-        refuse(fed is None, "--out", "name the head whose map is saved: compare L1H2 --composition")
+        refuse(reader is None, "--out", "name the head whose map is saved: compare L1H2 --composition")
         options.check_place(output.out, options.PICTURES)
     from attnscope.questions.composition import composition_answer, measure_composition
 
@@ -88,7 +79,7 @@ def show_composition(
         loaded = load_model(model)
         prepared = loaded.prepare_any()
     with model_progress(loaded, prepared):
-        result = measure_composition(loaded, prepared, fed)
+        result = measure_composition(loaded, prepared, reader)
     deliver("compare", composition_answer(result), output, picture, None, (loaded, prepared))
 
 
@@ -106,7 +97,7 @@ def compare(
     """Compare heads with each other, on two texts, or in two models.
 
     The distance of two heads is the Jensen-Shannon divergence of their rows, averaged: 0 nats where both
-    look the same way, 0.693 where they share no token.
+    attend alike, 0.693 where they share no token.
 
     Examples:
 
@@ -122,24 +113,19 @@ def compare(
         source = replace(source, text=None)
     if contrast.composition:
         return show_composition(source, contrast, output, picture, model)
-    number = None if attention.layers is not None else read_number(attention.head or "")
-    if number is not None:  # a number alone is that head of every layer
-        selection = options.select(attention, axes, number=number)
-    else:
-        head = None if attention.head is None else options.parse_head(attention.head, attention)
-        selection = options.select(attention, axes, head)
+    selection = _select(attention, axes)
     _check(contrast, corpus, source, selection)
     pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
-    opening, one, saving = None, corpus.texts is None, output.out is not None
-    if one:
-        given = [read_source(source, model)]
-        anew = replace(attention, layers=None, head=None), replace(contrast, heads=None)
-        again, same = reopen(source, model)
-        opening = repeat("compare", again, *anew, axes, picture, same)
+    opening, saving = None, output.out is not None
+    if corpus.texts is None:
+        sources = [read_source(source, model)]
+        unnamed = replace(attention, layers=None, head=None), replace(contrast, heads=None)
+        again, same_model = reopen(source, model)
+        opening = repeat("compare", again, *unnamed, axes, picture, same_model)
     else:
         texts = each_text(corpus, lambda text: PassSource.from_options(source, model, text), strict=True)
-        given = [text for _, text in texts]
-        if not given:
+        sources = [text for _, text in texts]
+        if not sources:
             raise InputError(f"{corpus.texts} holds no text")
     from attnscope.models.served import open_file
     from attnscope.questions.compare import (
@@ -156,45 +142,75 @@ def compare(
         texts_answer,
     )
 
-    first, rival = given[0], None
+    rival = _rival_source(contrast, source, sources[0], model)
+    if corpus.texts is None:
+        (loaded, left), (other, right) = _open_pair(sources[0], rival, saving)
+    else:
+        loaded, left = _prepare_all(sources[0], sources)
+        other, right = (None, []) if rival is None else _prepare_all(rival, sources)
+    trace: Any = None if contrast.with_trace is None else open_file(contrast.with_trace)
+    with model_progress(loaded, *left, *right):
+        modes: tuple[tuple[object, Callable[[], Answer]], ...] = (
+            (
+                contrast.with_text is not None,
+                lambda: texts_answer(compare_texts(loaded, left[0], right[0], selection), opening),
+            ),
+            (
+                other,
+                lambda: models_answer(
+                    compare_models(loaded, other, [*zip(left, right, strict=True)], selection)
+                ),
+            ),
+            (pair, lambda: two_heads_answer(compare_two_heads(loaded, left[0], pair[0], pair[1], selection))),
+            (trace, lambda: compare_passes(loaded, left[0], trace, selection, opening)),
+            (True, lambda: heads_answer(compare_all_heads(loaded, left, selection), opening)),
+        )
+        answer = next(answer_of() for applies, answer_of in modes if applies)
+    compared = () if trace is None else (trace, trace.prepared)
+    compared = compared if other is None else (other, corpus.texts, *right)
+    deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.texts, *left), compared)
+
+
+def _select(attention: ComparedHeads, axes: options.AxisOptions) -> Selection:
+    """The heads that are compared; a number alone is that head of every layer."""
+    number = None if attention.layers is not None else read_number(attention.head or "")
+    if number is not None:
+        return options.select(attention, axes, number=number)
+    head = None if attention.head is None else options.parse_head(attention.head, attention)
+    return options.select(attention, axes, head)
+
+
+def _rival_source(
+    contrast: Contrast, source: options.SourceOptions, first: PassSource, model: options.WeightedModelOptions
+) -> PassSource | None:
+    """The other text, or the text in the other model, if one is named."""
     if contrast.with_text is not None:
-        asked = replace(source, text=contrast.with_text, file=None, line=None, save_trace=None)
-        rival = read_source(asked, model)
-    elif contrast.with_model is not None:  # a revision is the first one's alone
-        name = replace(model, model=contrast.with_model, revision=None)
-        rival = replace(first, model=name, save_trace=None)
-    theirs: list[ModelInput] = []
-    compared: tuple[Any, ...] = ()
-    if not one:
-        loaded = first.load()
-        mine = [each.prepare(loaded) for each in given]
-        if rival is not None:
-            other = rival.load()
-            theirs = [each.prepare(other) for each in given]
-    elif rival is None:
-        loaded, *mine = first.open(saving=saving)
-    else:  # the same model is loaded once
-        writes = [each.request.generate is not None for each in (first, rival)]
-        alike = model == rival.model and writes[0] == writes[1] and first.saved is None
-        load = cache(first.load) if alike else None
-        (loaded, *mine), (other, *theirs) = (each.open(saving=saving, load=load) for each in (first, rival))
-    with model_progress(loaded, *mine, *theirs):
-        if contrast.with_text is not None:
-            answer = texts_answer(compare_texts(loaded, mine[0], theirs[0], selection), opening)
-            compared = other, *theirs
-        elif rival is not None:
-            compared = other, corpus.texts, *theirs
-            both = list(zip(mine, theirs, strict=True))
-            answer = models_answer(compare_models(loaded, other, both, selection))
-        elif pair:
-            answer = two_heads_answer(compare_two_heads(loaded, mine[0], pair[0], pair[1], selection))
-        elif contrast.with_trace is not None:
-            trace = open_file(contrast.with_trace)
-            compared = trace, trace.prepared
-            answer = compare_passes(loaded, mine[0], trace, selection, opening)
-        else:
-            answer = heads_answer(compare_all_heads(loaded, mine, selection), opening)
-    deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.texts, *mine), compared)
+        text = replace(source, text=contrast.with_text, file=None, line=None, save_trace=None)
+        return read_source(text, model)
+    if contrast.with_model is None:
+        return None
+    rival = replace(model, model=contrast.with_model, revision=None)  # a revision is the first one's alone
+    return replace(first, model=rival, save_trace=None)
+
+
+def _open_pair(
+    first: PassSource, rival: PassSource | None, saving: bool
+) -> list[tuple[Any, list[ModelInput]]]:
+    """The models and inputs of one text and its rival; the same model is loaded once."""
+    if rival is None:
+        loaded, prepared = first.open(saving=saving)
+        return [(loaded, [prepared]), (None, [])]
+    generates = [each.request.generate is not None for each in (first, rival)]
+    same = first.model == rival.model and generates[0] == generates[1] and first.saved is None
+    load = cache(first.load) if same else None
+    opened = [each.open(saving=saving, load=load) for each in (first, rival)]
+    return [(loaded, [prepared]) for loaded, prepared in opened]
+
+
+def _prepare_all(source: PassSource, texts: list[PassSource]) -> tuple[Any, list[ModelInput]]:
+    """The model of a source, and all texts for it."""
+    loaded = source.load()
+    return loaded, [each.prepare(loaded) for each in texts]
 
 
 def _names_head(source: options.SourceOptions, corpus: options.TextsOptions, contrast: Contrast) -> bool:
@@ -214,7 +230,7 @@ def _check(
     """Wrong usage for what says nothing together."""
     named, many = contrast.heads or [], corpus.texts is not None
     text, model = contrast.with_text is not None, contrast.with_model is not None
-    asked = bool(named) + text + model + (contrast.with_trace is not None)
+    count = bool(named) + text + model + (contrast.with_trace is not None)
     number, numbered = selection.number, selection.number is not None
     second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
     quoted = f"a second text goes after --with-text: --with-text {shlex.quote(str(second))}"
@@ -222,15 +238,15 @@ def _check(
     alone = "one head alone cannot be compared: name two, or give its number alone"
     placed = named and (numbered or not selection.every_layer)
     lone = named or contrast.with_text or contrast.with_trace
-    kept = source.saved is not None and (text or model)
+    fixed = source.saved is not None and (text or model)
     refuse_first(
-        (asked > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace"),
+        (count > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace"),
         (second, "HEADS", quoted),
         (named and len(named) != 2, "HEADS", f"name two heads to compare, like L1H2 L5H3; {here}"),
         (placed, "--head", "the two heads already name their layers and numbers"),
         (many and lone, "--texts", "two heads, --with-text and --with-trace take one text"),
         (many and source.names_one, "--texts", "cannot be combined with a text or another input"),
-        (kept, "--from", "a file has one text and no model: compare it with --with-trace"),
+        (fixed, "--from", "a file has one text and no model: compare it with --with-trace"),
         (text and numbered, "--head", f"which layer? write L0H{number}, or add --layer"),
-        (not asked and selection.head is not None, "--head", alone),
+        (not count and selection.head is not None, "--head", alone),
     )

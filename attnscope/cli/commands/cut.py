@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
+from attnscope.cli.command import MOST_USED, Group, command, refuse_typed, refuse_without
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
@@ -24,7 +24,7 @@ class EdgeOptions(Group):
         Option(
             help="renormalize: mask the edge before the softmax; zero: drop its weight; mean: that of "
             "--texts.",
-            metavar="<way>",
+            metavar="<how>",
         ),
     ] = "renormalize"
 
@@ -42,7 +42,7 @@ def cut(
     cause: CauseOptions,
     corpus: options.TextsOptions,
     source: options.TextAmong,
-    many: options.PromptsOptions,
+    template: options.PromptsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
     picture: options.SignedOptions,
@@ -65,20 +65,18 @@ def cut(
     from attnscope.questions.prompts import mean_cut
 
     questions, source = split_questions(edges.edges, source, "an edge")
-    mean = edges.how == "mean"
-    refuse(mean and corpus.texts is None, "--how", "a mean is taken over a corpus: add --texts")
-    refuse(not mean and corpus.texts is not None, "--texts", "only valid with --how mean")
-    refuse_useless(("an edge", True, "the prediction is that of the text as it stands", "generate"))
+    refuse_without(("how=mean", "texts"), ("texts", "how=mean"))
+    refuse_typed("generate", "the prediction is that of the text as it stands: leave it out")
     heads = options.parse_heads(cause.head, attention)
-    given = read_source(source, model)
-    prompts = list_prompts(given, many, cause.target, cause.against)
-    loaded, named = given.load(predicting=True), ", ".join(map(str, questions))
-    read = cache(given.reader(loaded))
-    among = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
+    pass_source = read_source(source, model)
+    prompts = list_prompts(pass_source, template, cause.target, cause.against)
+    loaded, named = pass_source.load(predicting=True), ", ".join(map(str, questions))
+    read = cache(pass_source.reader(loaded))
+    texts = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
     with spinner(f"{loaded.name} predicts without {named}"):
         result = mean_cut(
-            loaded, prompts, read, given.text, questions,
-            selection=options.select(attention), heads=heads, how=edges.how, texts=among,
+            loaded, prompts, read, pass_source.text, questions,
+            selection=options.select(attention), heads=heads, how=edges.how, texts=texts,
         )  # fmt: skip
-    about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
+    about = loaded, pass_source.text, template.prompts, *(read(each.text) for each in prompts)
     deliver("cut", intervention_answer(result), output, picture, None, about)

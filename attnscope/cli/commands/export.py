@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import command, refuse, write
+from attnscope.cli.command import command, refuse, refuse_without, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.messages import notify, stop, warn
 from attnscope.cli.source import read_source
@@ -20,11 +20,11 @@ class ExportedHeads(options.LayerOptions):
         str | None,
         Option(help="Pictures of these heads of each layer: 0-3,7.", rich_help_panel=options.WHERE),
     ] = None
-    token: Annotated[str | None, Option(help="One token in each head, in place of whole heads.")] = None
+    token: Annotated[str | None, Option(help="One token of each head, not whole heads.")] = None
     keep_mass: Annotated[
         float | None,
         Option(
-            help="With --token: mask the fewest keys with this share.",
+            help="With --token: mark the fewest keys with this share.",
             rich_help_panel=options.WHERE,
             min=0,
             max=1,
@@ -35,12 +35,12 @@ class ExportedHeads(options.LayerOptions):
 class ExportOutput(options.NumbersOptions):
     """Where the files go, and their formats."""
 
-    out: Annotated[Path, Option("--out", "-o", help="The folder; it is made if there is none.")]
+    out: Annotated[Path, Option("--out", "-o", help="The folder; created if missing.")]
     format: Annotated[
         str,
         Option(help="png, svg, pdf, html (pictures, a page), npz, safetensors, json, csv (weights)."),
     ] = "png"
-    force: Annotated[bool, Option(help="Overwrite files that are there.")] = False
+    force: Annotated[bool, Option(help="Overwrite existing files.")] = False
 
 
 @command
@@ -66,11 +66,10 @@ def export(
     attnscope export --image sample_inputs/cat.png -m facebook/dinov2-base -o cat
     """
     layers = options.parse_numbers(attention.layers, "--layer")
-    no_token = attention.keep_mass is not None and attention.token is None
-    refuse(no_token, "--keep-mass", "only valid with --token")
+    refuse_without(("keep_mass", "token"))
     one_file = output.out.suffix.lower() in (*options.PICTURES, *options.WHOLE)
     refuse(one_file, "--out", f"names a folder; to write one file: attnscope show ... -o {output.out}")
-    given = read_source(source, model)
+    pass_source = read_source(source, model)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.format.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing
 
@@ -81,8 +80,8 @@ def export(
     from attnscope.render.export import save_export
 
     selection = options.select(attention, axes, token=attention.token)
-    asked = write("export", source, attention, axes, replace(output, force=False), picture, model)
-    with given.open_with_progress(saving=True) as (loaded, prepared):
+    command_line = write("export", source, attention, axes, replace(output, force=False), picture, model)
+    with pass_source.open_with_progress(saving=True) as (loaded, prepared):
         try:
             manifest = save_export(
                 *(loaded, prepared, selection, output.out),
@@ -91,13 +90,13 @@ def export(
                 **vars(picture),
                 force=output.force,
                 mass=attention.keep_mass,
-                command=asked,
+                command=command_line,
             )
         except KeyboardInterrupt:
-            held = "nothing unfinished"
-            if (known := count_unfinished(output.out, contents)) is not None:
-                held = f"{known:,} complete files; the same command resumes"
-            stop(f"{output.out} holds {held}")
+            contents_now = "nothing unfinished"
+            if (count := count_unfinished(output.out, contents)) is not None:
+                contents_now = f"{count:,} complete files; the same command resumes"
+            stop(f"{output.out} holds {contents_now}")
     for warning in manifest["warnings"]:
         warn(warning)
     count = len(manifest["files"])

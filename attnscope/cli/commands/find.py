@@ -1,4 +1,4 @@
-"""``attnscope find``: which heads look from one part of a text to another, or find answers that are known."""
+"""``attnscope find``: which heads attend from one part of a text to another, or to known answers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,16 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, Often, command, refuse, refuse_useless, repeat
+from attnscope.cli.command import (
+    Group,
+    Often,
+    command,
+    fields_of,
+    refuse,
+    refuse_combined,
+    refuse_without,
+    repeat,
+)
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
 
@@ -29,16 +38,16 @@ class GoldOptions(Group):
         Option(help="With --alignments: rows predicting a target word, or reading it; default: both."),
     ] = None
     relation: Annotated[str | None, Often(help="Only these labels: nsubj,obj.")] = None
-    coreference: Annotated[bool, Option(help="With a treebank: ask for the earlier mention.")] = False
-    held_out: Annotated[bool, Often(help="Score heads on the texts that chose none.")] = False
-    limit: Annotated[int | None, Option(help="Stop after so many texts.", min=1)] = None
+    coreference: Annotated[bool, Option(help="With a treebank: find the earlier mention.")] = False
+    held_out: Annotated[bool, Often(help="Score heads on texts that did not choose them.")] = False
+    limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
     strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
     checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
         None
     )
 
 
-MOST = 500  # most questions in one command: each is a table; more belong in a file for --gold
+MAX_QUESTIONS = 500  # each is a table; more belong in a file for --gold
 
 
 class QuestionOptions(Group):
@@ -56,11 +65,10 @@ class FindOutput(options.TableOutput):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers = self.as_json or self.as_csv or self.out is not None
-        refuse_useless(("--json, --csv and -o", numbers, "they have every head", "top"))
+        refuse_combined(("top", "as_json as_csv out", "all heads are written"))
 
     top: Annotated[
-        int | None, Option(help="List N heads a question; default: 8, --gold: 1.", metavar="N", min=1)
+        int | None, Option(help="List N heads per question; default: 8, --gold: 1.", metavar="N", min=1)
     ] = None
 
 
@@ -77,7 +85,7 @@ def answer_gold(
     from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import ROWS, read_gold
 
-    refuse(gold.rows is not None and gold.alignments is None, "--rows", "requires --alignments")
+    refuse_without(("rows", "alignments"))
     refuse(gold.rows not in (None, *ROWS), "--rows", "write predicting or reading")
     file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference, rows=gold.rows)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
@@ -93,7 +101,7 @@ def answer_gold(
 
 @command
 def find(
-    asked: QuestionOptions,
+    query: QuestionOptions,
     gold: GoldOptions,
     source: options.TextAmong,
     attention: options.LayerOptions,
@@ -101,19 +109,19 @@ def find(
     picture: options.PrintedOptions,
     model: options.WeightedModelOptions,
 ) -> None:
-    """Find the heads that look from one part of a text to another.
+    """Find the heads that attend from one part of a text to another.
 
     A part is a word (cat), one of several (cat#2), a token's number (5), a phrase ('the mat'), [CLS],
     special, punctuation, image, /regex/, or * for every word. One of the two may be a distance from the
-    other: * -> -2 looks two tokens back. What has an arrow in it stands in quotes.
+    other: * -> -2 is two tokens back. Quote what contains an arrow.
 
-    A figure is the share of the left part's attention that goes to the right part. Beside it: the same
-    of even attention, and the right part's rank among all words.
+    A score is the share of the left part's attention that goes to the right part. Next to it: the same
+    for uniform attention, and the right part's rank among all words.
 
     With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
     "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is
-    right where a word's largest weight, special tokens and itself aside, goes to the answer. Of an
-    alignment, rows that predict a word and rows that read it are scored.
+    right where a word's largest weight, special tokens and itself aside, goes to the answer. With
+    alignments, rows that predict a word and rows that read it are scored.
 
     Examples:
 
@@ -126,19 +134,21 @@ def find(
     from attnscope.questions.find import LISTED, asks_all_rows, find_answer, find_heads
 
     if gold.gold is not None:
-        given = asked.questions or source.names_one
-        refuse(given, "--gold", "the file has the texts: give no text and no question")
-        refuse(output.out is not None, "--out", "there is no picture of --gold: use --json or --csv")
+        inputs = query.questions or source.names_one
+        refuse(inputs, "--gold", "the file has the texts: give no text and no question")
+        refuse_combined(("out", "gold", "it has no picture: use --json or --csv"))
         return answer_gold(gold.gold, gold, source, attention, output, model)
-    for name, default in vars(GoldOptions()).items():
-        changed = getattr(gold, name) != default
-        refuse(changed, f"--{name.replace('_', '-')}", "only valid with --gold FILE")
-    questions, source = split_questions(asked.questions, source, "a question")
-    refuse(len(questions) > MOST, "QUESTION", f"{len(questions):,} questions: ask {MOST} at a time")
+    refuse_without((fields_of(GoldOptions, but=("gold",)), "gold"))
+    questions, source = split_questions(query.questions, source, "a question")
+    refuse(
+        len(questions) > MAX_QUESTIONS,
+        "QUESTION",
+        f"{len(questions):,} questions: ask {MAX_QUESTIONS} at a time",
+    )
     saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).open_with_progress(saving=saving, kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, options.select(attention))
-    meant = options.LayerOptions(kind=attention.kind)  # a head of one kind is opened as one of that kind
-    opening = repeat("show", options.SourceOptions(**vars(source)), meant, picture, model)
+    kind_alone = options.LayerOptions(kind=attention.kind)  # a head opens with its kind
+    opening = repeat("show", options.SourceOptions(**vars(source)), kind_alone, picture, model)
     read = loaded, prepared
     deliver("find", find_answer(result, output.top or LISTED, opening), output, picture, model.metadata, read)

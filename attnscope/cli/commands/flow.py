@@ -5,11 +5,9 @@ from typing import Annotated, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless
+from attnscope.cli.command import Group, command, refuse, refuse_combined, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import read_source
-
-FAITHFUL_ALONE = "only valid with one text and a model, without --token, --layer, --from or --csv"
 
 
 class FlowOptions(Group):
@@ -21,13 +19,11 @@ class FlowOptions(Group):
         Option(
             help="rollout: shares through the layers; flow: the largest flow; relevance: what raises a "
             "prediction; alti: moved vectors.",
-            metavar="<way>",
+            metavar="<method>",
         ),
     ] = "rollout"
     token: Annotated[str | None, Option(help="One token: its sources, and where it goes.")] = None
-    faithful: Annotated[bool, Option(help="Instead: which method ranks tokens as the prediction does?")] = (
-        False
-    )
+    faithful: Annotated[bool, Option(help="Rank methods by how they find what a prediction needs.")] = False
     target: Annotated[
         str | None,
         Option(
@@ -46,7 +42,7 @@ class FlowOutput(options.FileOutput):
 @command
 def flow(
     source: options.SourceOptions,
-    asked: FlowOptions,
+    tracing: FlowOptions,
     attention: options.LayerOptions,
     axes: options.MapOptions,
     output: FlowOutput,
@@ -55,9 +51,10 @@ def flow(
 ) -> None:
     """Follow attention through all layers, back to the input tokens.
 
-    Rows are the tokens of the last layer, or of --layer, columns the tokens of the text; a row sums to 1.
-    Of several layers (--layer 0-5), each is a small map. --faithful removes and restores the tokens
-    that a prediction needs in each way's order, and in random orders.
+    Rows are the tokens after the last layer, or after --layer, columns the tokens of the text; each row
+    sums to 1.
+    Several layers (--layer 0-5) are a small map each. --faithful removes and restores tokens in the order
+    of each method, and in random orders, and prints what is left of the prediction.
 
     Examples:
 
@@ -68,45 +65,42 @@ def flow(
     attnscope flow --image sample_inputs/cat.png -m facebook/dinov2-base
     """
     layers = options.parse_numbers(attention.layers, "--layer")
-    several = layers is not None and len(layers) > 1 and asked.token is not None
-    unasked = asked.target is not None and asked.method != "relevance" and not asked.faithful
-    refuse_first(
-        (several, "--layer", "name one layer, up to which a token is followed"),
-        (unasked, "--target", "only valid with --method relevance or --faithful"),
+    several = layers is not None and len(layers) > 1 and tracing.token is not None
+    refuse(several, "--layer", "name one layer, up to which a token is followed")
+    refuse_without(("target", "method=relevance faithful"))
+    refuse_combined(
+        ("method token layers kind words hide_special scale", "faithful", ""),
+        ("faithful", "saved", "a file has no model"),
+        ("scale", "token", "its bars have a scale of their own"),
     )
-    printed = output.as_json and output.out is None
-    unread = "method token layers kind words hide_special scale"
-    refuse_useless(
-        ("--faithful", asked.faithful, FAITHFUL_ALONE, unread),
-        ("--faithful", asked.faithful and output.out is None, "it prints a table", options.COLOURS),
-        ("--json", printed, "the numbers are of every layer: add -o FILE.png", "layers kind token"),
-        ("--token", asked.token, "its bars have a scale of their own", "scale"),
-    )
-    if asked.token is not None or asked.faithful:
+    if output.out is None:
+        refuse_combined(
+            (options.COLOURS, "faithful", "it prints a table"),
+            ("layers kind token", "as_json", "the numbers are of every layer: add -o FILE.png"),
+        )
+    if tracing.token is not None or tracing.faithful:
         options.refuse_whole(output.out)
-    given = read_source(source, model)
-    if asked.faithful:
-        refuse(source.saved, "--faithful", FAITHFUL_ALONE)
+    pass_source = read_source(source, model)
+    if tracing.faithful:
         from attnscope.questions.faithful import compare_methods, faithfulness_answer
 
-        with given.open_with_progress(predicting=True) as (loaded, prepared):
-            found = compare_methods(loaded, prepared, asked.target)
-        answer = faithfulness_answer(found, len(found.ranked))
+        with pass_source.open_with_progress(predicting=True) as (loaded, prepared):
+            ranking = compare_methods(loaded, prepared, tracing.target)
+        answer = faithfulness_answer(ranking, len(ranking.ranked))
         return deliver("flow", answer, output, picture, None, (loaded, prepared))
     from attnscope.questions.flow import flow_answer, follow_flow
 
-    how = {"predicting": asked.method == "relevance", "cached": asked.method in ("rollout", "flow")}
-    with given.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
+    how = {"predicting": tracing.method == "relevance", "cached": tracing.method in ("rollout", "flow")}
+    with pass_source.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         last = max(layers) if layers else None
-        result = follow_flow(
-            loaded, prepared, asked.method, shown, target=asked.target, token=asked.token, last=last
-        )
+        target, token = tracing.target, tracing.token
+        result = follow_flow(loaded, prepared, tracing.method, shown, target=target, token=token, last=last)
     if output.out is not None and output.out.suffix.lower() in options.WHOLE:
         answer = flow_answer(result)  # of every layer
     else:
         answer = flow_answer(
-            result, kind=attention.kind, layers=layers, token=asked.token, scale=axes.scale,
+            result, kind=attention.kind, layers=layers, token=tracing.token, scale=axes.scale,
             pictures=prepared.pictures,
         )  # fmt: skip
     deliver("flow", answer, output, picture, None, (loaded, prepared))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, command, fields_of, is_typed, refuse, refuse_useless
+from attnscope.cli.command import Group, command, fields_of, is_typed, refuse, refuse_combined, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
@@ -17,7 +17,6 @@ from attnscope.registry import GROUPS, load_plugins
 if TYPE_CHECKING:
     from attnscope.views import Table
 
-TABLE = "it is a table of its own"
 TEXT = "The cat sat on the mat because it was tired."
 
 
@@ -30,7 +29,7 @@ class ModelArgument(Group):
 class AuditOptions(Group):
     """What is asked about the model."""
 
-    audit: Annotated[bool, Option(help="Name what mixes tokens beside the attention shown.")] = False
+    audit: Annotated[bool, Option(help="Name what mixes tokens besides the attention shown.")] = False
     copying: Annotated[bool, Option(help="Rank heads by how much they copy, from the weights alone.")] = False
     cost: Annotated[bool, Option(help="Estimate memory and time from the config alone.")] = False
     tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", metavar="N", min=1)] = 512
@@ -42,8 +41,8 @@ def plugins_table() -> Table:
     """The installed plugins, what each adds, and what is wrong with it."""
     from attnscope.views import Column, Table
 
-    found = [each for group in GROUPS for each in load_plugins(group)]
-    rows = [(each.group, each.name, each.package, each.fault or "loaded") for each in found]
+    loaded = [each for group in GROUPS for each in load_plugins(group)]
+    rows = [(each.group, each.name, each.package, each.fault or "loaded") for each in loaded]
     names = ("adds", "name", "package", "state")
     columns = tuple(Column(name, long="rest" if name == "state" else "keep") for name in names)
     notes = tuple(f"attnscope.{group}: {what}" for group, what in GROUPS.items())
@@ -54,7 +53,7 @@ def plugins_table() -> Table:
 def info(
     named: ModelArgument,
     source: SourceOptions,
-    asked: AuditOptions,
+    options: AuditOptions,
     output: NumbersOptions,
     model: ModelOptions,
 ) -> None:
@@ -79,21 +78,18 @@ def info(
     """
     from attnscope.questions.answer import Answer
 
-    def others(name: str) -> str:
-        every = SourceOptions, AuditOptions, NumbersOptions, ModelOptions, ModelArgument
-        return fields_of(*every, but=(name, "as_latex"))
-
-    config = fields_of(SourceOptions, AuditOptions, but=("cost", "tokens"))
-    refuse_useless(
-        ("--defaults", asked.defaults, "it is a table of its own", others("defaults")),
-        ("--plugins", asked.plugins, "it is a table of its own", others("plugins")),
-        ("--cost", asked.cost, "it reads the config alone", config),
+    groups = SourceOptions, AuditOptions, NumbersOptions, ModelOptions, ModelArgument
+    for mode in ("defaults", "plugins"):
+        refuse_combined((fields_of(*groups, but=(mode, "as_latex")), mode, "it is a table of its own"))
+    refuse_combined(
+        (fields_of(SourceOptions, AuditOptions, but=("cost", "tokens")), "cost", "it reads the config alone"),
+        ("copying", "audit", ""),
     )
-    if asked.defaults or asked.plugins:
-        table = settings_table() if asked.defaults else plugins_table()
+    refuse_without(("tokens", "cost"))
+    if options.defaults or options.plugins:
+        table = settings_table() if options.defaults else plugins_table()
         return deliver("info", Answer((table,), {}, dict), output)
-    refuse(asked.tokens != 512 and not asked.cost, "--tokens", "only valid with --cost")
-    if asked.cost:
+    if options.cost:
         from attnscope.models.untrusted_folder import ModelSource
         from attnscope.questions.info import cost_answer, estimate_cost
 
@@ -102,7 +98,7 @@ def info(
             name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
         )
         source_of = ModelSource(name, model.revision, model.trust_remote_code)
-        return deliver("info", cost_answer(estimate_cost(source_of, asked.tokens)), output, read=(name,))
+        return deliver("info", cost_answer(estimate_cost(source_of, options.tokens)), output, read=(name,))
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:
@@ -110,20 +106,19 @@ def info(
         source = replace(source, text=named.first)
     if not source.names_one:
         source = replace(source, text=TEXT)
-    refuse(asked.audit and asked.copying, "--copying", "not valid with --audit")
     from attnscope.questions.audit import audit
     from attnscope.questions.composition import copying_answer, measure_copying
     from attnscope.questions.info import describe_model, survey_answer, survey_model
     from attnscope.views import Column, Table
 
-    given = read_source(source, model)
-    with given.open_with_progress(cached=False, predicting=asked.copying) as (loaded, prepared):
-        if asked.copying:
+    pass_source = read_source(source, model)
+    with pass_source.open_with_progress(cached=False, predicting=options.copying) as (loaded, prepared):
+        if options.copying:
             answer = copying_answer(measure_copying(loaded, prepared))
-        elif asked.audit:
-            found = audit(loaded, prepared)
-            sentences = Table((Column(""),), tuple((each,) for each in found.sentences))
-            answer = Answer((sentences,), {}, lambda: found)
+        elif options.audit:
+            mixers = audit(loaded, prepared)
+            sentences = Table((Column(""),), tuple((each,) for each in mixers.sentences))
+            answer = Answer((sentences,), {}, lambda: mixers)
         else:
             survey = survey_model(loaded, prepared)
             answer = survey_answer(survey, describe_model(loaded, survey))

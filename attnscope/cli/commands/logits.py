@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_useless
+from attnscope.cli.command import MOST_USED, Group, command, refuse_combined, refuse_typed, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import list_prompts, model_progress, read_source
 
@@ -25,7 +25,7 @@ class LogitsOptions(ScoreOptions):
     """What it is decomposed into."""
 
     by: Annotated[
-        Literal["head", "layer"], Option(help="head: what each adds; layer: the prediction behind it.")
+        Literal["head", "layer"], Option(help="head: what each adds; layer: the prediction after it.")
     ] = "head"
 
 
@@ -38,8 +38,8 @@ class WritingHead(options.HeadOptions):
 @command
 def logits(
     source: options.SourceOptions,
-    asked: LogitsOptions,
-    many: options.PromptsOptions,
+    score: LogitsOptions,
+    template: options.PromptsOptions,
     attention: WritingHead,
     output: options.FileOutput,
     picture: options.SavedOptions,
@@ -58,15 +58,15 @@ def logits(
     attnscope logits "The king said that he would" -m own-causal --head L2H3
     attnscope logits "The king said that he would" -m own-causal --by layer
     """
-    refuse(attention.layers and not attention.head, "--layer", "requires --head")
-    refuse_useless(
-        ("a prediction", True, "it is that of the text as it stands", "generate"),
-        ("--latex", output.as_latex, "the table has every part", "head"),
+    refuse_without(("layers", "head"))
+    refuse_combined(
+        ("head", "as_latex", "the table has every part"),
+        ("by=layer", "head out", "it prints a table"),
+        ("head", "prompts", "its words are those of one text"),
     )
-    by_layer = asked.by == "layer"
-    refuse(by_layer and (attention.head or output.out), "--by", "layer prints a table: no --head, no --out")
+    refuse_typed("generate", "the prediction is that of the text as it stands: leave it out")
     head = None if attention.head is None else options.parse_head(attention.head, attention)
-    given = read_source(source, model)
+    pass_source = read_source(source, model)
     from attnscope.questions.logits import (
         Lens,
         Writes,
@@ -77,22 +77,21 @@ def logits(
     )
     from attnscope.questions.prompts import mean_lens, mean_writes
 
-    refuse(head and many.prompts, "--head", "words are those of one text: not valid with --prompts")
-    prompts = list_prompts(given, many, asked.target, asked.against)
-    loaded = given.load(predicting=True)
+    prompts = list_prompts(pass_source, template, score.target, score.against)
+    loaded = pass_source.load(predicting=True)
     lenses, effects = list[Lens](), list[Writes]()
-    read = cache(given.reader(loaded))
+    read = cache(pass_source.reader(loaded))
     for prompt in prompts:
         prepared = read(prompt.text)
         with model_progress(loaded, prepared):
-            if by_layer:
+            if score.by == "layer":
                 lenses.append(logit_lens(loaded, prepared, prompt.target, prompt.against))
             else:
                 effects.append(direct_effects(loaded, prepared, prompt.target, prompt.against, head))
-    one = many.prompts is None
-    if by_layer:
-        answer = lens_answer(lenses[0] if one else mean_lens(lenses, given.text))
+    one = template.prompts is None
+    if score.by == "layer":
+        answer = lens_answer(lenses[0] if one else mean_lens(lenses, pass_source.text))
     else:
-        answer = logits_answer(effects[0] if one else mean_writes(effects, given.text), head)
-    about = loaded, given.text, many.prompts, *(read(each.text) for each in prompts)
+        answer = logits_answer(effects[0] if one else mean_writes(effects, pass_source.text), head)
+    about = loaded, pass_source.text, template.prompts, *(read(each.text) for each in prompts)
     deliver("logits", answer, output, picture, None, about)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, command, fields_of, refuse_useless, up_to
+from attnscope.cli.command import Group, command, fields_of, refuse_typed, up_to
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
 from attnscope.cli.options import ModelOptions
@@ -28,14 +28,14 @@ class LossOptions(Group):
 
 
 @command
-def loss(asked: LossOptions, model: ModelOptions) -> None:
+def loss(options: LossOptions, model: ModelOptions) -> None:
     """Print a model's cross-entropy on text files, in nats per token.
 
     Uniform guessing gives ln(vocabulary size). Each line of a file is a document. A Hugging Face model reads
     each line alone, cut at --length tokens; for an encoder of attnscope train, lines are joined with [SEP].
 
     A causal model predicts every next token; a masked model predicts masked tokens: each token once for a
-    Hugging Face model, 15 % of them for an encoder of attnscope train. Repeated runs give the same figure.
+    Hugging Face model, 15 % of them for an encoder of attnscope train. Repeated runs give the same loss.
 
     Examples:
 
@@ -51,21 +51,19 @@ def loss(asked: LossOptions, model: ModelOptions) -> None:
 
     folder = folder_of(model.name)
     if is_encoder_folder(folder):
-        config, own = load_config(folder), f"-m {model.name}"
-        refuse_useless(
-            (own, True, "an encoder of attnscope train needs none", fields_of(ModelOptions, but=FREE)),
-            (own, config.causal, "it predicts every token", "seed"),
-        )
+        config = load_config(folder)
+        refuse_typed(fields_of(ModelOptions, but=FREE), "an encoder of attnscope train needs none")
+        refuse_typed("seed" * config.causal, f"{model.name} predicts every token: leave it out")
         with spinner(f"{model.name} predicts"):
-            mean, tokens = held_out_loss(folder, asked.files, asked.length, asked.seed)
+            mean, tokens = held_out_loss(folder, options.files, options.length, options.seed)
         vocabulary = config.vocabulary
         of = f"every next token of {tokens:,}" if config.causal else f"15 % of {tokens:,} tokens, masked"
     else:
-        refuse_useless((f"-m {model.name}", True, "each token is predicted once", "seed"))
-        lines = list(Lines(tuple(asked.files)))
+        refuse_typed("seed", f"{model.name} predicts each token once: leave it out")
+        lines = list(Lines(tuple(options.files)))
         loaded = load_model(model, predicting=True)
         with spinner(f"{loaded.title} predicts"):
-            mean, tokens, vocabulary = measure_loss(loaded, lines, asked.length)
+            mean, tokens, vocabulary = measure_loss(loaded, lines, options.length)
         causal = loaded.objective.mask is None
         of = f"{tokens:,} tokens, each {'after those before it' if causal else 'masked once'}"
     guess = f"uniform guessing: ln({vocabulary:,}) = {math.log(vocabulary):.3f}"

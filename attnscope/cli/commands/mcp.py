@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from attnscope.notebook.run import Run
 
 INSTRUCTIONS = """Shows what the attention heads of a transformer do on a text. Begin with stats or show.
-A head is named by its address, L2H1. Every figure stands beside its baseline, what even attention would give.
-A pattern is not a cause: cut says whether a prediction needs it."""
+A head is named by its address, L2H1. Next to each score is its baseline: the value under uniform attention.
+A pattern is not a cause: cut measures whether a prediction needs it."""
 
 
 class ServerOptions(Group):
@@ -41,7 +41,7 @@ class ServerOptions(Group):
 
 
 @command
-def mcp(asked: ServerOptions) -> None:
+def mcp(options: ServerOptions) -> None:
     """Serve an agent within one folder, by the Model Context Protocol.
 
     Its tools are load, show, stats, find, compare and cut.
@@ -54,9 +54,9 @@ def mcp(asked: ServerOptions) -> None:
 
     attnscope mcp .
     """
-    if not asked.folder.is_dir():
-        raise InputError(f"{asked.folder} is not a folder: name the one that may be read")
-    worker = AnsweringProcess(asked)
+    if not options.folder.is_dir():
+        raise InputError(f"{options.folder} is not a folder: name the one that may be read")
+    worker = AnsweringProcess(options)
     try:
         server = make_server(worker)
     except ModuleNotFoundError as error:
@@ -112,8 +112,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.AS
 class Answers:
     """What an agent may ask: each method is a tool, and answers with a text, or with a text and a PNG."""
 
-    def __init__(self, asked: ServerOptions) -> None:
-        self.folder, self.device = Folder(asked.folder), asked.device
+    def __init__(self, options: ServerOptions) -> None:
+        self.folder, self.device = Folder(options.folder), options.device
         self.reader = lru_cache(maxsize=2)(self._reader)  # the models that were used last stay in memory
 
     def _reader(self, name: str) -> Reader:
@@ -154,17 +154,17 @@ class Answers:
         return [repr(drawing), drawing._repr_png_()]
 
     def stats(self, text: str, model: str = "own", top: int = 20) -> str:
-        """What every head does: its role and figures with their baselines, the most telling heads first."""
+        """What every head does: its role and scores with their baselines, the clearest patterns first."""
         from attnscope.notebook.run import as_text
         from attnscope.questions.stats import score_table
         from attnscope.render.terminal import print_view
 
-        figures = self._read(text, model).stats()
-        table = score_table(figures.measured, figures.heads[: max(top, 1)])
+        scores = self._read(text, model).stats()
+        table = score_table(scores.measured, scores.heads[: max(top, 1)])
         return as_text(lambda console: print_view(table, console))
 
     def find(self, text: str, question: str, model: str = "own") -> str:
-        """Which heads look from one part of the text to another: "it -> cat", "* -> -1"."""
+        """Which heads attend from one part of the text to another: "it -> cat", "* -> -1"."""
         return repr(self._read(text, model).find(question))
 
     def compare(
@@ -189,20 +189,20 @@ class Answers:
 
 
 @cache
-def begin(asked: ServerOptions) -> Answers:
+def begin(options: ServerOptions) -> Answers:
     """What answers in this process, which the server starts, and ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what models print is no answer
-    answers = Answers(asked)
+    answers = Answers(options)
     os.chdir(answers.folder.root)  # so that the name of a hub model is not a folder elsewhere
     return answers
 
 
-def answer(asked: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[str, Any]:
+def answer(options: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[str, Any]:
     """Why a question has no answer, and its answer."""
     try:
         with memory_limited():
-            return "", getattr(begin(asked), tool)(**words)
+            return "", getattr(begin(options), tool)(**words)
     except Exception as error:
         known = isinstance(error, AttnscopeError)
         return shorten(clean(str(error))) if known else f"unexpected {type(error).__name__}", None
@@ -211,8 +211,8 @@ def answer(asked: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[str,
 class AnsweringProcess:
     """The process that answers: it can be ended amid a question, and the next question starts another."""
 
-    def __init__(self, asked: ServerOptions) -> None:
-        self.asked, self.free = asked, Lock()
+    def __init__(self, options: ServerOptions) -> None:
+        self.options, self.free = options, Lock()
         self.pool: Any = None
 
     async def ask(self, *question: Any) -> Any:
@@ -223,13 +223,13 @@ class AnsweringProcess:
             return "another question is being answered: ask again when it is", None
         try:
             self.pool = self.pool or ProcessPoolExecutor(1, get_context("spawn"))
-            with fail_after(self.asked.seconds):
-                return await wrap_future(self.pool.submit(answer, self.asked, *question))
+            with fail_after(self.options.seconds):
+                return await wrap_future(self.pool.submit(answer, self.options, *question))
         except BaseException as error:  # also where nobody waits any more
             self.end()
             if not isinstance(error, (TimeoutError, BrokenExecutor)):
                 raise
-            late = f"this takes longer than {self.asked.seconds:g} seconds, and was stopped (--seconds)"
+            late = f"this takes longer than {self.options.seconds:g} seconds, and was stopped (--seconds)"
             return late if isinstance(error, TimeoutError) else "the process that answers was ended", None
         finally:
             self.free.release()
@@ -259,7 +259,7 @@ def make_server(worker: AnsweringProcess) -> MCPServer:
         return ask
 
     server = MCPServer("attnscope", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    tools = Answers(worker.asked)
+    tools = Answers(worker.options)
     for each in (tools.load, tools.show, tools.stats, tools.find, tools.compare, tools.cut):
         server.add_tool(tool(each), structured_output=False)
     return server

@@ -1,4 +1,4 @@
-"""``attnscope patch``: how much of the difference between two texts each head carries."""
+"""``attnscope patch``: how much of the difference between two texts each head restores."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_first
+from attnscope.cli.command import MOST_USED, Group, command, refuse_combined, refuse_first, refuse_without
 from attnscope.cli.commands.cut import CauseOptions
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
@@ -29,9 +29,9 @@ class PatchOptions(Group):
     ] = "output"
     by: Annotated[Literal["head", "token"], Option(help="head, or token: its residual stream.")] = "head"
     to: Annotated[str | None, Option(help="Patch only what reaches L2H3:q (k, v, pattern) or logits.")] = None
-    noise: Annotated[
-        bool, Option(help="Put the other text's heads into the text's pass.", rich_help_panel=options.WHERE)
-    ] = False
+    noise: Annotated[bool, Option(help="Patch in the opposite direction.", rich_help_panel=options.WHERE)] = (
+        False
+    )
     fast: Annotated[bool, Option(help="Estimate all heads from one gradient.")] = False
     exact: Annotated[bool, Option(help="With --fast: run all heads too; correlate both.")] = False
 
@@ -39,7 +39,7 @@ class PatchOptions(Group):
 @command
 def patch(
     source: options.SourceOptions,
-    asked: PatchOptions,
+    patching: PatchOptions,
     template: options.PromptsOptions,
     cause: CauseOptions,
     attention: options.LayerOptions,
@@ -49,8 +49,8 @@ def patch(
 ) -> None:
     """Activation patching: which heads restore a prediction?
 
-    The effect is the share of the score's difference between the two texts that comes back, 1 for all of
-    it. Both texts need the same number of tokens.
+    The effect is how much of the score's difference between the two texts a head restores, 1 for all of it.
+    Both texts need the same number of tokens.
 
     Examples:
 
@@ -60,21 +60,20 @@ def patch(
     attnscope patch --pairs sample_inputs/repeats.tsv -m own-causal --to L1H0:k
     attnscope patch --pairs sample_inputs/repeats.tsv -m own-causal --fast --exact
     """
-    path, many, token = asked.to is not None, asked.pairs is not None, asked.by == "token"
-    written = cause.head is not None or attention != options.LayerOptions()
-    named = asked.with_text or source.names_one
+    parts, token = "what=q what=k what=v what=pattern", patching.by == "token"
+    refuse_without(("exact", "fast"))
+    refuse_combined(
+        ("pairs", "with_text prompts", "the file has the texts"),
+        ("by=token", f"pairs prompts to fast {parts} head layers kind", "a map of tokens is of one pair"),
+        (parts, "fast", "it estimates the effect of outputs"),
+        (parts, "to", "--to L9H9:q names the part"),
+        ("to", "fast", ""),
+    )
+    textless = patching.with_text is None and patching.pairs is None
     refuse_first(
-        (many and named, "--pairs", "the file has the texts: leave out yours"),
-        (many and template.prompts, "--prompts", "--pairs has the texts: give one of both"),
-        ((many or template.prompts) and token, "--by", "a map of tokens is of one pair: give two texts"),
-        (not many and asked.with_text is None, "--with-text", "give the other text, or --pairs FILE"),
-        (asked.fast and asked.what != "output", "--what", "--fast estimates the effect of outputs alone"),
-        (asked.exact and not asked.fast, "--exact", "only valid with --fast"),
-        (path and asked.what != "output", "--what", "--to says what is patched: L9H9:q"),
-        (path and asked.fast, "--to", "not valid with --fast"),
-        (token and (path or asked.fast or asked.what != "output"), "--by", "token goes alone"),
-        (token and written, "--head, --layer", "a map of tokens is of every layer: leave them out"),
-        (source.saved is not None, "--from", "a file holds no model to patch: give two texts"),
+        (patching.pairs and source.names_one, "--pairs", "the file has the texts: leave out yours"),
+        (textless, "--with-text", "give the other text, or --pairs FILE"),
+        (source.saved, "--from", "a file holds no model to patch: give two texts"),
     )
     from attnscope.models.inputs import Limit
     from attnscope.questions.cause import intervention_answer
@@ -82,31 +81,32 @@ def patch(
     from attnscope.questions.patching import patch as patch_heads
 
     heads = options.parse_heads(cause.head, attention)
-    to = None if asked.to is None else Receiver.parse(asked.to)
-    if asked.pairs is not None:
-        table, loaded = read_file(asked.pairs), load_model(model, predicting=True)
+    to = None if patching.to is None else Receiver.parse(patching.to)
+    if patching.pairs is not None:
+        table, loaded = read_file(patching.pairs), load_model(model, predicting=True)
         limit = Limit(source.max_tokens, source.truncate)
         pairs = read_pairs(table, partial(loaded.prepare, limit=limit), cause.target, cause.against)
     else:
-        given = read_source(source, model)
-        prompts = list_prompts(given, template, cause.target, cause.against)
-        loaded = given.load(predicting=True)
-        another = replace(source, text=asked.with_text, file=None, line=None, save_trace=None)
-        read, read_other = given.reader(loaded), read_source(another, model).reader(loaded)
+        pass_source = read_source(source, model)
+        prompts = list_prompts(pass_source, template, cause.target, cause.against)
+        loaded = pass_source.load(predicting=True)
+        another = replace(source, text=patching.with_text, file=None, line=None, save_trace=None)
+        read, read_other = pass_source.reader(loaded), read_source(another, model).reader(loaded)
         pairs = [
-            TextPair(read(each.text), read_other(each.fill(asked.with_text or "")), each.target, each.against)
+            TextPair(read(each.text), read_other(other), each.target, each.against)
             for each in prompts
+            for other in [each.fill(patching.with_text or "")]
         ]
     with spinner(f"{loaded.name} predicts with the heads of another text"):
         if token:
-            answer = trace_answer(trace_tokens(loaded, pairs[0], noise=asked.noise))
+            answer = trace_answer(trace_tokens(loaded, pairs[0], noise=patching.noise))
         else:
             result = patch_heads(
-                loaded, pairs, options.select(attention), heads=heads, what=asked.what, to=to,
-                noise=asked.noise, fast=asked.fast, exact=asked.exact,
+                loaded, pairs, options.select(attention), heads=heads, what=patching.what, to=to,
+                noise=patching.noise, fast=patching.fast, exact=patching.exact,
             )  # fmt: skip
             answer = intervention_answer(result)
-    file, other = asked.pairs or template.prompts, template.prompts and asked.with_text
-    clean = loaded, file, template.prompts and given.text, *(pair.clean for pair in pairs)
+    file, other = patching.pairs or template.prompts, template.prompts and patching.with_text
+    clean = loaded, file, template.prompts and pass_source.text, *(pair.clean for pair in pairs)
     corrupt = loaded, file, other, *(pair.corrupt for pair in pairs)
     deliver("patch", answer, output, picture, None, clean, corrupt)

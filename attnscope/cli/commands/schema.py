@@ -16,7 +16,7 @@ class SchemaOptions(Group):
 
 
 @command
-def schema(asked: SchemaOptions) -> None:
+def schema(options: SchemaOptions) -> None:
     """Print the JSON Schema of what a command prints with --json.
 
     The number at the end of $id is the version; it rises when a field is removed or changes its meaning.
@@ -30,5 +30,5 @@ def schema(asked: SchemaOptions) -> None:
     from attnscope.questions.answer import printed_records, schema_of
 
     known = printed_records()
-    refuse(asked.of not in known, "COMMAND", f"{asked.of!r} has no schema: there are {', '.join(known)}")
-    print_plain(schema_of(asked.of), indent=2 if sys.stdout.isatty() else None)
+    refuse(options.of not in known, "COMMAND", f"{options.of!r} has no schema: there are {', '.join(known)}")
+    print_plain(schema_of(options.of), indent=2 if sys.stdout.isatty() else None)

@@ -1,14 +1,22 @@
 """``attnscope show``: all heads of a text at a glance, one head, or one token."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, refuse, refuse_first, refuse_useless, repeat
+from attnscope.cli.command import Group, command, is_given, refuse, refuse_combined, refuse_first, repeat
 from attnscope.cli.deliver import deliver, print_written
-from attnscope.cli.source import list_prompts, model_progress, read_source, reopen
+from attnscope.cli.source import PassSource, list_prompts, model_progress, read_source, reopen
+
+if TYPE_CHECKING:
+    from attnscope.attention import Head
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.selection import Selection
 
 
 class NeuronOptions(Group):
@@ -26,7 +34,7 @@ class ShowOutput(options.FileOutput):
     min_weight: Annotated[
         float,
         Option(
-            help="Hide cells below this weight, and say their share.", rich_help_panel=options.PICTURE, min=0
+            help="Hide cells below this weight; print their share.", rich_help_panel=options.PICTURE, min=0
         ),
     ] = 0.0
     zoom: Annotated[
@@ -34,13 +42,10 @@ class ShowOutput(options.FileOutput):
         Option(help="Show a run of tokens alone, unpooled: 200-240.", rich_help_panel=options.PICTURE),
     ] = None
     loss: Annotated[
-        bool, Option(help="Show each token's loss, in nats, under the map.", rich_help_panel=options.PICTURE)
+        bool, Option(help="Show each token's loss, in nats, below the map.", rich_help_panel=options.PICTURE)
     ] = False
     large: Annotated[
         bool, Option(help="Show every head large, over several screens.", rich_help_panel=options.PICTURE)
-    ] = False
-    exact_kernel: Annotated[
-        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
     ] = False
 
 
@@ -50,15 +55,16 @@ def show(
     attention: options.ShownHeads,
     score: NeuronOptions,
     axes: options.MapOptions,
-    many: options.PromptsOptions,
+    template: options.PromptsOptions,
     output: ShowOutput,
     picture: options.SignedOptions,
     model: options.WeightedModelOptions,
+    kernel: options.KernelOptions,
 ) -> None:
     """Show what the attention heads do on a text.
 
-    Without a head: every head as a thumbnail, and those most worth a look. With one: its heatmap and
-    figures. Rows are the tokens that look, columns the tokens that are looked at.
+    Without a head: a thumbnail of every head, and the heads most worth a look. With --head: its heatmap and
+    scores. Rows are the tokens that attend, columns the tokens they attend to.
 
     Examples:
 
@@ -69,120 +75,111 @@ def show(
     attnscope show "The king said that" -m own-causal --generate 12 --token king
     attnscope show --image sample_inputs/cat.png -m facebook/dinov2-base
     """
-    heads, token = options.parse_heads(attention.head, attention), attention.token
-    head, several = heads[0] if len(heads) == 1 else None, len(heads) > 1
-    pictured = bool(heads) or token is not None
-    suffix = "" if output.out is None else output.out.suffix.lower()
-    whole = suffix in options.WHOLE
-    mapped = (heads and not token and score.neurons is None) or suffix == ".html"
-    unzoomed = token or output.loss or score.neurons or many.prompts or source.image or whole
-    alone = head and not (token or output.loss or axes.words or axes.hide_special)
-    unmapped = "hides cells of maps: add --head, or -o PAGE.html"
-    partly = "shows a part of maps: not with --token, --loss, --image or data"
-    refuse_first(
-        (several and token, "--token", "only valid with one head"),
-        (several and score.neurons, "--neurons", "only valid with one head"),
-        (several and output.loss, "--loss", "only valid with one head"),
-        (output.large and pictured, "--large", "only valid for the overview of all heads"),
-        (output.loss and (token or score.neurons), "--loss", "not valid with --token or --neurons"),
-        (output.min_weight and not mapped, "--min-weight", unmapped),
-        (output.loss and suffix and not heads, "--loss", "a picture has it under one head: add --head"),
-        (output.zoom and unzoomed, "--zoom", partly),
-    )
-    saved, overall = output.out is not None, "the numbers of all heads do not depend on it: add --head"
-    refuse_useless(
-        ("--token", token, "its bars have a scale of their own", "scale"),
-        ("one head or token", pictured, "the model's own kernel runs anyway", "exact_kernel"),
-        ("--out", saved, "the model's own kernel runs anyway", "exact_kernel"),
-        ("--out", saved, "a picture is as large as it needs", "large"),
-        ("--json", output.as_json and not (pictured or saved), overall, "words large"),
-    )
-    if score.neurons is not None:
-        return _show_neurons(source, attention, score, axes, output, picture, model)
-    given = read_source(source, model)
+    heads, whole = options.parse_heads(attention.head, attention), output.suffix in options.WHOLE
+    pictured = bool(heads) or attention.token is not None
+    _refuse_conflicts(heads, output)
+    if score.neurons is None:
+        options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
+    elif output.out is not None:
+        options.check_place(output.out, options.PICTURES)
+    source_of_pass = read_source(source, model)
     if pictured:
         options.refuse_whole(output.out)
-    options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
-    zoom = options.parse_rows(output.zoom, "--zoom")
-    selection = options.select(attention, axes, head, token=token, min_weight=output.min_weight, zoom=zoom)
+    zoom, head = options.parse_rows(output.zoom, "--zoom"), heads[0] if len(heads) == 1 else None
+    shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom}
+    selection = options.select(attention, axes, head, **shown)
+    if score.neurons is not None:
+        answer, read = _split_score(source_of_pass, selection, score.neurons)
+        return deliver("show", answer, output, picture, model.metadata, read)
+    if template.prompts is not None:
+        answer, read = _average_head(source_of_pass, selection, template)
+        return deliver("show", answer, output, picture, model.metadata, read)
     from attnscope.questions.answer import Answer
-
-    if many.prompts is not None:
-        refuse(not alone, "--prompts", "averages one head: add --head, without --token, --loss or --words")
-        from attnscope.questions.prompts import mean_head
-
-        filled, loaded = list_prompts(given, many), given.load()
-        texts = [(prompt, given.with_text(prompt.text).prepare(loaded)) for prompt in filled]
-        with model_progress(loaded, *(prepared for _, prepared in texts)):
-            mean = mean_head(loaded, texts, given.text, selection)
-        read = loaded, given.text, many.prompts, *(prepared for _, prepared in texts)
-        return deliver(
-            "show", Answer.from_view("head", mean.heatmap, mean), output, picture, model.metadata, read
-        )
-    from attnscope.questions.head import one_head, several_heads
+    from attnscope.questions.head import head_answer, heads_answer, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
     from attnscope.questions.stats import overview, overview_answer
     from attnscope.questions.token import one_token
 
-    exact, saving = output.exact_kernel, output.out is not None
+    exact, saving = kernel.exact_kernel, output.out is not None
     kind = "kernel" if pictured or whole or exact else "fused"
-    with given.open_with_progress(predicting=output.loss, kind=kind, saving=saving) as (loaded, prepared):
-        held: Any = None
-        if whole:
-            held = (all_heads if suffix == ".html" else whole_layers)(loaded, prepared, selection)
-        losses = None
+    opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind, saving=saving)
+    with opened as text:
+        losses: Any = None
         if output.loss:
             from attnscope.questions.loss import token_losses  # loads torch, which a cached pass does without
 
-            losses = token_losses(loaded, prepared)
-        if whole and not output.as_json:
-            answer = Answer((), {}, dict)
-        elif token is not None:
-            answer = Answer.from_view("token", one_token(loaded, prepared, selection))
-        elif several:
-            row = several_heads(loaded, prepared, selection, heads)
-            answer = Answer.from_view("heads", row.view, row)
-        elif head is not None:
-            one = one_head(loaded, prepared, selection, losses)
-            answer = Answer.from_view("head", one.heatmap, one)
-        else:
-            again, anew = reopen(source, model)
-            opening = repeat("show", again, axes, picture, anew)
-            result = overview(loaded, prepared, selection, large=output.large, exact_kernel=exact)
-            answer = overview_answer(replace(result, losses=losses), opening)
+            losses = token_losses(*text)
+
+        def every_head() -> Answer:
+            again, same_model = reopen(source, model)
+            opening = repeat("show", again, axes, picture, same_model)
+            result = overview(*text, selection, large=output.large, exact_kernel=exact)
+            return overview_answer(replace(result, losses=losses), opening)
+
+        modes: tuple[tuple[object, Callable[[], Answer]], ...] = (
+            (whole and not output.as_json, lambda: Answer((), {}, dict)),
+            (attention.token, lambda: Answer.from_view("token", one_token(*text, selection))),
+            (len(heads) > 1, lambda: heads_answer(several_heads(*text, selection, heads))),
+            (heads, lambda: head_answer(one_head(*text, selection, losses))),
+            (True, every_head),
+        )
+        layers: Any = None
+        if whole:
+            layers = (all_heads if output.suffix == ".html" else whole_layers)(*text, selection)
+        answer = next(answer_of() for applies, answer_of in modes if applies)
     if whole:
-        answer = replace(answer, pictures={}, layers=lambda: held.data, heads=lambda: held)
-    if not output.as_json and output.out is None:
-        print_written(prepared)
-    deliver("show", answer, output, picture, model.metadata, (loaded, prepared))
+        answer = replace(answer, pictures={}, layers=lambda: layers.data, heads=lambda: layers)
+    if not (output.as_json or saving):
+        print_written(text[1])
+    deliver("show", answer, output, picture, model.metadata, text)
 
 
-def _show_neurons(
-    source: options.SourceOptions,
-    attention: options.ShownHeads,
-    score: NeuronOptions,
-    axes: options.MapOptions,
-    output: ShowOutput,
-    picture: options.SignedOptions,
-    model: options.WeightedModelOptions,
-) -> None:
-    """One score of a head, by dimension."""
-    unmerged = "scores belong to tokens: no --words, no --hide-special"
-    refuse_first(
-        (attention.head is None, "--neurons", "name the head: --head L2H0"),
-        (attention.token is not None, "--token", "not valid with --neurons"),
-        (axes.words or axes.hide_special, "--neurons", unmerged),
-        (
-            model.weighting != "raw",
-            "--weighting",
-            "--neurons shows the scores before the softmax: leave it out",
-        ),
+def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
+    """Wrong usage for options that exclude each other, or would do nothing."""
+    for name in ("token", "neurons", "loss"):
+        refuse(len(heads) > 1 and is_given(name), f"--{name}", "requires one head, not several")
+    refuse(is_given("neurons") and not heads, "--neurons", "name the head: --head L2H0")
+    refuse(is_given("prompts") and len(heads) != 1, "--prompts", "averages one head: add --head")
+    refuse_combined(
+        ("prompts", "token loss words hide_special", "it averages one head"),
+        ("neurons", "token words hide_special", "a score belongs to two tokens of one head"),
+        ("neurons", "weighting", "it shows the scores before the softmax"),
+        ("loss", "token", ""),
+        ("loss", "neurons", ""),
+        ("zoom", "token loss neurons prompts image", "it shows a part of a map"),
+        ("scale", "token", "its bars have a scale of their own"),
+        ("large", "head token", "it shows all heads"),
+        ("large", "out", "a picture is as large as it needs to be"),
+        ("exact_kernel", "head token out", "the model's own kernel runs anyway"),
     )
-    if output.out is not None:
-        options.check_place(output.out, options.PICTURES)
+    if not (heads or output.out or is_given("token")):
+        refuse_combined(("words large", "as_json", "the numbers of all heads do not depend on it"))
+    mapped = output.suffix == ".html" or (heads and not (is_given("token") or is_given("neurons")))
+    refuse_first(
+        (is_given("min_weight") and not mapped, "--min-weight", "requires a map: --head, or -o PAGE.html"),
+        (output.loss and output.suffix and not heads, "--loss", "requires --head in a saved picture"),
+        (output.zoom and output.suffix in options.WHOLE, "--zoom", f"cannot be saved to {output.suffix}"),
+    )
+
+
+def _average_head(
+    source: PassSource, selection: Selection, template: options.PromptsOptions
+) -> tuple[Answer, Any]:
+    """One head, averaged over the prompts of a template, and what was read."""
+    from attnscope.questions.head import head_answer
+    from attnscope.questions.prompts import mean_head
+
+    prompts, loaded = list_prompts(source, template), source.load()
+    texts = [(prompt, source.with_text(prompt.text).prepare(loaded)) for prompt in prompts]
+    inputs = [prepared for _, prepared in texts]
+    with model_progress(loaded, *inputs):
+        answer = head_answer(mean_head(loaded, texts, source.text, selection))
+    return answer, (loaded, source.text, template.prompts, *inputs)
+
+
+def _split_score(source: PassSource, selection: Selection, pair: str) -> tuple[Answer, Any]:
+    """One score of a head, by dimension, and what was read."""
     from attnscope.questions.neurons import neurons_answer, split_score
 
-    with read_source(source, model).open_with_progress(cached=False) as (loaded, prepared):
-        selection = options.select(attention, axes, options.parse_head(attention.head or "", attention))
-        answer = neurons_answer(split_score(loaded, prepared, selection, score.neurons or ""))
-    deliver("show", answer, output, picture, model.metadata, (loaded, prepared))
+    with source.open_with_progress(cached=False) as text:
+        return neurons_answer(split_score(*text, selection, pair)), text

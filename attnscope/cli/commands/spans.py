@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from attnscope.cli import options
-from attnscope.cli.command import Group, Often, command, is_typed, refuse_first
+from attnscope.cli.command import Group, Often, command, refuse_combined, refuse_first, refuse_without
 from attnscope.cli.commands.find import FindOutput
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import model_progress, read_file, read_source
 
-WAYS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group", "marks")
+PARTS = ("sentence", "line", "paragraph", "segment", "modality", "role", "group", "marks")
 
 
 class PartOptions(Group):
@@ -28,26 +26,24 @@ class PartOptions(Group):
     ] = "sentence"
     pair: Annotated[str | None, Often(help='Rank heads by one part: "question -> fact", "3 -> 1".')] = None
     written: Annotated[
-        bool, Often(help="What each token of --generate or of a chat's answer looks at, by parts.")
-    ] = False
-    exact_kernel: Annotated[
-        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
+        bool, Often(help="What each token of --generate or of a chat's answer attends to.")
     ] = False
 
 
 @command
 def spans(
     source: options.SourceOptions,
-    parts: PartOptions,
+    division: PartOptions,
     attention: options.HeadOptions,
     output: FindOutput,
     picture: options.PrintedOptions,
     model: options.WeightedModelOptions,
+    kernel: options.KernelOptions,
 ) -> None:
     """Show the attention between parts of a text: sentences, lines, ...
 
     A cell is the attention that a token of the row's part gives, on average, to all tokens of the column's
-    part. Without --pair the map is the mean over all heads, or over those of --layer, or one --head.
+    part. Without --pair the map is the average over all heads, over those of --layer, or one --head.
 
     Examples:
 
@@ -60,40 +56,52 @@ def spans(
     from attnscope.questions.parts import cut_input, read_marks, read_parts
     from attnscope.questions.spans import span_maps, spans_answer, written_answer, written_attention
 
-    questions = parse_questions(parts.pair) if parts.pair is not None else ()
-    unknown = parts.parts not in WAYS and not parts.parts.endswith(".json")
-    mixed = source.saved is None and source.chat != (parts.parts == "role")
-    unwritten = parts.written and ((source.generate is None and not source.chat) or parts.pair is not None)
-    sensed = source.image or source.video or source.audio
-    pictured = sensed and parts.parts in ("segment", "modality") and (source.text or source.file)
-    textless = not (pictured or parts.parts == "group" or not (sensed or source.inputs))
-    unmarked = source.saved and parts.parts == "marks"
-    plain = "give TEXT or --file; with --image or --audio, a text and --parts modality"
-    refuse_first(
-        (unknown, "--parts", f"{parts.parts!r}: write one of {', '.join(WAYS)}, or FILE.json"),
-        (mixed, "--parts", "roles need --chat, and a chat is always cut by roles"),
-        (unwritten, "--written", "only valid with --generate N or an answered --chat, and without --pair"),
-        (textless or unmarked, "--parts", f"parts are cut out of a plain text: {plain}"),
-        (is_typed("top") and parts.pair is None, "--top", "requires --pair"),
-        (parts.written and output.as_csv, "--written", "this one is drawn, or printed with --json"),
-    )
-    given = read_source(source, model)
+    refuse_without(("written", "generate chat"), ("top", "pair"))
+    refuse_combined(("written", "pair as_csv", ""))
+    _check_parts(division.parts, source)
+    questions = parse_questions(division.pair) if division.pair is not None else ()
+    pass_source = read_source(source, model)
     begins: Iterable[tuple[str, int]] | None = None
-    if parts.parts == "marks":
-        text, begins = read_marks(given.text)
-        given = given.with_text(text)
-    elif parts.parts.endswith(".json"):
-        begins = read_parts(read_file(Path(parts.parts)))
-    asked, exact = options.select_heads(attention), parts.exact_kernel
-    loaded, prepared = given.open(kind="kernel" if exact else "other")
-    cut = cut_input(prepared, parts.parts, begins)
+    if division.parts == "marks":
+        text, begins = read_marks(pass_source.text)
+        pass_source = pass_source.with_text(text)
+    elif division.parts.endswith(".json"):
+        begins = read_parts(read_file(Path(division.parts)))
+    selection, exact = options.select_heads(attention), kernel.exact_kernel
+    loaded, prepared = pass_source.open(kind="kernel" if exact else "other")
+    parts = cut_input(prepared, division.parts, begins)
     with model_progress(loaded, prepared):
-        if parts.written:
-            answer = written_answer(written_attention(loaded, prepared, cut, asked, exact_kernel=exact))
+        if division.written:
+            answer = written_answer(written_attention(loaded, prepared, parts, selection, exact_kernel=exact))
         else:
-            result = span_maps(loaded, prepared, cut, asked, exact_kernel=exact)
+            result = span_maps(loaded, prepared, parts, selection, exact_kernel=exact)
             answer = spans_answer(result)
     if questions:
-        found = tuple(map(result.pair, questions))
-        answer = find_answer(FindResult(found, result.title, result.notes), output.top or LISTED)
+        pairs = tuple(map(result.pair, questions))
+        answer = find_answer(FindResult(pairs, result.title, result.notes), output.top or LISTED)
     deliver("spans", answer, output, picture, model.metadata, (loaded, prepared))
+
+
+def _check_parts(name: str, source: options.SourceOptions) -> None:
+    """Wrong usage for parts that this input does not have."""
+    plain = "give TEXT or --file; with --image or --audio, a text and --parts modality"
+    senses = source.image or source.video or source.audio
+    paired = senses and name in ("segment", "modality") and (source.text or source.file)
+    divided = paired or name == "group" or not (senses or source.inputs)
+    refuse_first(
+        (
+            name not in PARTS and not name.endswith(".json"),
+            "--parts",
+            f"{name!r}: write one of {', '.join(PARTS)}, or FILE.json",
+        ),
+        (
+            source.saved is None and source.chat != (name == "role"),
+            "--parts",
+            "roles need --chat, and a chat is always cut by roles",
+        ),
+        (
+            not divided or (source.saved and name == "marks"),
+            "--parts",
+            f"parts are cut out of a plain text: {plain}",
+        ),
+    )

@@ -1,8 +1,8 @@
-"""``attnscope stats``: what is measured, which heads are listed, and where the figures go."""
+"""``attnscope stats``: what is measured, which heads are listed, and where the scores go."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, is_typed, offering, refuse, refuse_first, refuse_useless
-from attnscope.cli.commands.flow import FAITHFUL_ALONE
+from attnscope.cli.command import Group, command, offering, refuse_combined, refuse_without
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
-from attnscope.cli.source import check_texts, each_text, load_model, measure_corpus, read_source, text_reader
+from attnscope.cli.source import (
+    PassSource,
+    check_texts,
+    each_text,
+    load_model,
+    measure_corpus,
+    read_source,
+    text_reader,
+)
 
 if TYPE_CHECKING:
-    from attnscope.questions.stats import Stats
+    from attnscope.attention import Head
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.selection import Selection
+    from attnscope.questions.stats import Condition, Stats
 
 
 class MeasuredHeads(options.HeadOptions):
@@ -35,7 +45,7 @@ class MeasuredHeads(options.HeadOptions):
 
 
 class StatsOptions(Group):
-    """What is measured beyond the table's figures, and how."""
+    """What is measured besides the scores of the table, and how."""
 
     panel = options.WHERE
     faithful: Annotated[bool, Option(help="Rank heads by how they find what a prediction needs.")] = False
@@ -57,17 +67,14 @@ class StatsOptions(Group):
     by_position: Annotated[
         str | None,
         Option(
-            help="Plot one measure along the text, a curve a head.",
+            help="Plot one measure along the text, one curve per head.",
             autocompletion=offering(options.measure_names),
         ),
     ] = None
-    exact_kernel: Annotated[
-        bool, Option(help="Run the model's own kernel, never the fused pass.", rich_help_panel=options.MODEL)
-    ] = False
 
 
 class StatsOutput(options.TableOutput):
-    """Where the figures go."""
+    """Where the scores go."""
 
     head_map: Annotated[
         str | None,
@@ -75,11 +82,11 @@ class StatsOutput(options.TableOutput):
             "--map", help="Draw one measure of all heads.", autocompletion=offering(options.measure_names)
         ),
     ] = None
-    jsonl: Annotated[bool, Option(help="With --texts: print a line of JSON for each text.")] = False
+    jsonl: Annotated[bool, Option(help="With --texts: print one line of JSON per text.")] = False
 
 
 PARTS = 48  # most runs of rows in a curve
-TOP, FAITHFUL_TOP = 8, 12  # default numbers of heads with curves, and of heads by faithfulness
+CURVES, FAITHFUL_HEADS = 8, 12  # default numbers of heads with curves, and of heads by faithfulness
 
 
 @command
@@ -88,9 +95,10 @@ def stats(
     corpus: options.CorpusOptions,
     attention: MeasuredHeads,
     output: StatsOutput,
-    asked: StatsOptions,
+    extras: StatsOptions,
     picture: options.SignedOptions,
     model: options.WeightedModelOptions,
+    kernel: options.KernelOptions,
 ) -> None:
     """Measure every head on a text or a corpus.
 
@@ -107,99 +115,155 @@ def stats(
     attnscope stats --texts sample_inputs/sentences.txt --csv
     """
     from attnscope.measures import DEFAULT, MEASURES
-    from attnscope.questions import stats as study
-    from attnscope.questions.answer import Answer
-    from attnscope.questions.layers import heads_of_layers
     from attnscope.questions.processes import torchrun_processes
+    from attnscope.questions.stats import measure_maps, parse_conditions
 
     check_texts(corpus, source)
-    one, rows, curved = corpus.texts is None, options.parse_rows(asked.rows), asked.by_position is not None
-    drawn = output.head_map is not None or curved or asked.faithful
-    undrawn = "saves a picture: add --map MEASURE or --by-position MEASURE"
-    single = "only valid with one text, not with --texts"
-    refuse_first(
-        (asked.rows and not one, "--rows", single),
-        (asked.by_position and not one, "--by-position", single),
-        (asked.pooled and not one, "--pooled", single),
-        (output.out is not None and not drawn, "--out", undrawn),
-        (is_typed("cell") and asked.pooled is None, "--cell", "requires --pooled"),
-    )
-    refuse_useless(
-        ("--map", output.head_map, "it draws every head", "head sort where top"),
-        ("--map", output.head_map and output.out is None, "it draws: add -o FILE.png", "as_json as_csv"),
-        ("--by-position", curved, "a curve covers all rows, in a fixed order", "rows where sort"),
-        ("--by-position", curved, "it draws its curves alone", "head_map jsonl as_csv pooled cell"),
-        ("--faithful", asked.faithful, FAITHFUL_ALONE, "by_position head_map pooled cell rows sort where"),
-        ("--faithful", asked.faithful, FAITHFUL_ALONE, "jsonl as_csv exact_kernel"),
-        ("--head", attention.head, "it names one head", "sort where top"),
-        ("a table", not (output.head_map or curved or output.out), "add --map MEASURE", options.COLOURS),
-    )
-    if asked.pooled is not None:
-        options.check_place(asked.pooled, options.WHOLE)
-    given = read_source(source, model) if one else None
+    rows = options.parse_rows(extras.rows)
+    _refuse_conflicts(output)
+    if extras.pooled is not None:
+        options.check_place(extras.pooled, options.WHOLE)
+    pass_source = read_source(source, model) if corpus.texts is None else None
     selection = options.select_heads(attention)
-    if asked.faithful:
-        others = source.saved or output.as_csv or output.head_map
-        refuse(given is None or others, "--faithful", FAITHFUL_ALONE)
-        assert given is not None
-        from attnscope.questions.faithful import compare_weighted_heads, faithfulness_answer
-
-        given = replace(given, model=replace(model, weighting="raw", target=None))  # weighted below
-        with given.open_with_progress(predicting=True) as (loaded, prepared):
-            ranked = compare_weighted_heads(loaded, prepared, model.weighting, model.target, selection)
-        answer = faithfulness_answer(ranked, attention.top or FAITHFUL_TOP)
-        return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
-    met = study.parse_conditions(attention.where) if attention.where is not None else ()
+    if extras.faithful and pass_source is not None:
+        answer, read = _rank_by_faithfulness(pass_source, selection, attention.top, model)
+        return deliver("stats", answer, output, picture, model.metadata, read)
+    conditions = parse_conditions(attention.where) if attention.where is not None else ()
     sort = attention.sort if attention.sort not in ("role", "head") else None
-    named = (sort, output.head_map, asked.by_position, *(each.name for each in met if each.name != "role"))
-    asked_for = [name for name in named if name is not None]
-    for name in asked_for:
+    named = sort, output.head_map, extras.by_position, *(each.name for each in conditions)
+    added = [name for name in named if name not in (None, "role")]
+    for name in added:
         MEASURES[name]  # an unknown name is refused before the model is loaded
-    if given is not None and asked.by_position is not None:
-        with given.open_with_progress() as (loaded, prepared):
-            curves = study.curves_by_position(
-                loaded, prepared, selection, asked.by_position, parts=PARTS, top=attention.top or TOP
-            )
-        answer = Answer.from_view("", curves)
-        return deliver("stats", answer, output, picture, model.metadata, (loaded, prepared))
-    head, selection = selection.head, replace(selection, head=None)  # its role depends on the other heads
-    names = tuple(dict.fromkeys((*DEFAULT, *asked_for)))
-    how: dict[str, Any] = {"names": names, "exact_kernel": asked.exact_kernel}
-
-    def answer_of(found: Stats) -> Answer:
-        kept = found.heads if head is None else study.find_heads(head, found.heads)
-        listed = [each for each in found.meeting(met, attention.sort) if each in kept]
-        return study.stats_answer(found, listed[: attention.top], names, attention.sort)
-
+    if pass_source is not None and extras.by_position is not None:
+        answer, read = _plot_by_position(pass_source, selection, extras.by_position, attention.top)
+        return deliver("stats", answer, output, picture, model.metadata, read)
+    names = tuple(dict.fromkeys((*DEFAULT, *added)))
+    table = ScoreTable(selection.head, conditions, attention, names)
+    selection = replace(selection, head=None)  # the role of one head depends on the others
+    how: dict[str, Any] = {"names": names, "exact_kernel": kernel.exact_kernel}
     if output.jsonl:
-        refuse_first(
-            (one, "--jsonl", "only valid with --texts; one text has --json"),
-            (output.head_map, "--jsonl", "not valid with --map"),
-            (corpus.checkpoint, "--jsonl", "not valid with --checkpoint: nothing is added up"),
-        )
-        loaded = load_model(model)
-        read = text_reader(loaded, source)
-        for where, prepared in each_text(corpus, read, strict=corpus.strict, chat=source.chat):
-            each = study.measure_heads(loaded, prepared, selection, **how)
-            print_answer("stats", {**answer_of(each).numbers, **model.metadata, "where": where}, each.read)
-        return None
-    if given is None:
+        return _print_lines(source, corpus, selection, table, model, **how)
+    if pass_source is None:
         result = measure_corpus(corpus, source, model, selection, **how)
     else:
-        kernel, saving = asked.exact_kernel or rows is not None, output.out is not None
-        kind = "kernel" if kernel else "fused" if names == DEFAULT else "other"
-        opened = given.open_with_progress(cached=asked.pooled is None, kind=kind, saving=saving)
-        with opened as (loaded, prepared):
-            pool = asked.cell if asked.pooled else None
-            result = study.measure_heads(loaded, prepared, selection, **how, pool=pool, rows=rows)
-            layers = result.maps
-            if asked.pooled is not None and layers is not None:
-                page = partial(heads_of_layers, layers, result.heads, loaded, prepared, selection)
-                save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), asked.pooled, PLAIN)
+        saving = output.out is not None
+        result = _measure_text(pass_source, selection, extras, rows=rows, saving=saving, **how)
     if torchrun_processes().number:
         return
-    answer = answer_of(result)
+    answer = table.answer(result)
     if output.head_map is not None:
-        maps = study.measure_maps(result, output.head_map)
+        maps = measure_maps(result, output.head_map)
         answer = replace(answer, views=tuple(maps.values()), pictures=maps)
     deliver("stats", answer, output, picture, model.metadata, result.read)
+
+
+def _refuse_conflicts(output: StatsOutput) -> None:
+    """Wrong usage for options that exclude each other, or would do nothing."""
+    drawn = "it draws every head"
+    refuse_without(
+        ("out", "head_map by_position faithful"),
+        ("cell", "pooled"),
+        ("jsonl", "texts"),
+        (options.COLOURS, "head_map by_position out"),
+    )
+    refuse_combined(
+        ("rows by_position pooled faithful", "texts", "it is of one text"),
+        ("faithful", "saved", "a file has no model"),
+        ("by_position head_map pooled cell rows sort where jsonl as_csv exact_kernel", "faithful", ""),
+        ("head sort where top", "head_map", drawn),
+        *([("as_json as_csv", "head_map", "add -o FILE.png")] * (output.out is None)),
+        ("rows where sort", "by_position", "a curve covers all rows, and curves have a fixed order"),
+        ("head_map jsonl as_csv pooled cell", "by_position", "it draws its curves alone"),
+        ("sort where top", "head", "it names one head"),
+        ("jsonl", "head_map", ""),
+        ("jsonl", "checkpoint", "nothing is added up"),
+    )
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Which heads are listed, in which order, and the measures of a file."""
+
+    head: Head | None
+    conditions: tuple[Condition, ...]
+    listing: MeasuredHeads
+    names: tuple[str, ...]
+
+    def answer(self, result: Stats) -> Answer:
+        """The heads of a result that are listed."""
+        from attnscope.questions.stats import find_heads, stats_answer
+
+        heads = result.heads if self.head is None else find_heads(self.head, result.heads)
+        sort = self.listing.sort
+        listed = [each for each in result.meeting(self.conditions, sort) if each in heads]
+        return stats_answer(result, listed[: self.listing.top], self.names, sort)
+
+
+def _rank_by_faithfulness(
+    source: PassSource, selection: Selection, top: int | None, model: options.WeightedModelOptions
+) -> tuple[Answer, Any]:
+    """Heads by how they find the tokens that a prediction needs, and what was read."""
+    from attnscope.questions.faithful import compare_weighted_heads, faithfulness_answer
+
+    source = replace(source, model=replace(model, weighting="raw", target=None))  # weighted below
+    with source.open_with_progress(predicting=True) as text:
+        ranking = compare_weighted_heads(*text, model.weighting, model.target, selection)
+    return faithfulness_answer(ranking, top or FAITHFUL_HEADS), text
+
+
+def _plot_by_position(
+    source: PassSource, selection: Selection, name: str, top: int | None
+) -> tuple[Answer, Any]:
+    """One measure along the text, and what was read."""
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.stats import curves_by_position
+
+    with source.open_with_progress() as text:
+        curves = curves_by_position(*text, selection, name, parts=PARTS, top=top or CURVES)
+    return Answer.from_view("", curves), text
+
+
+def _measure_text(
+    source: PassSource,
+    selection: Selection,
+    extras: StatsOptions,
+    names: tuple[str, ...],
+    *,
+    exact_kernel: bool,
+    rows: range | None,
+    saving: bool,
+) -> Stats:
+    """All heads of one text; --pooled saves them, too."""
+    from attnscope.measures import DEFAULT
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.layers import heads_of_layers
+    from attnscope.questions.stats import measure_heads
+
+    pool = None if extras.pooled is None else extras.cell
+    kind = "kernel" if exact_kernel or rows is not None else "fused" if names == DEFAULT else "other"
+    with source.open_with_progress(cached=pool is None, kind=kind, saving=saving) as text:
+        how: dict[str, Any] = {"exact_kernel": exact_kernel, "pool": pool, "rows": rows}
+        result = measure_heads(*text, selection, names=names, **how)
+        layers = result.maps
+        if extras.pooled is not None and layers is not None:
+            page = partial(heads_of_layers, layers, result.heads, *text, selection)
+            save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), extras.pooled, PLAIN)
+    return result
+
+
+def _print_lines(
+    source: options.SourceOptions,
+    corpus: options.CorpusOptions,
+    selection: Selection,
+    table: ScoreTable,
+    model: options.WeightedModelOptions,
+    **how: Any,
+) -> None:
+    """One line of JSON per text of a corpus."""
+    from attnscope.questions.stats import measure_heads
+
+    loaded = load_model(model)
+    read = text_reader(loaded, source)
+    for where, prepared in each_text(corpus, read, strict=corpus.strict, chat=source.chat):
+        result = measure_heads(loaded, prepared, selection, **how)
+        print_answer("stats", {**table.answer(result).numbers, **model.metadata, "where": where}, result.read)

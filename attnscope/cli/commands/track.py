@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, is_typed, offering, refuse_first
+from attnscope.cli.command import Group, command, offering, refuse, refuse_combined, refuse_without
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify, warn
 from attnscope.cli.source import load_model, open_corpus
@@ -48,17 +48,17 @@ class TrackOptions(Group):
 
 @command
 def track(
-    asked: TrackOptions,
+    run: TrackOptions,
     corpus: options.TextsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
     picture: options.SavedOptions,
     model: options.ModelOptions,
 ) -> None:
-    """Follow heads through training: figures over checkpoints.
+    """Follow heads through training: scores over checkpoints.
 
-    A figure appears at the first step from which on it has gone half of its way from its baseline (the same
-    on even attention) to its last value.
+    A pattern appears at the first checkpoint after which its score stays above the midpoint between its
+    baseline (uniform attention) and its final value.
 
     Examples:
 
@@ -72,42 +72,36 @@ def track(
     from attnscope.questions.track import track as follow
     from attnscope.questions.track import track_answer
 
-    revisions = [name.strip() for name in (asked.revisions or "").split(",") if name.strip()]
-    both = bool(asked.revisions) == bool(asked.checkpoints)
-    refuse_first(
-        (corpus.texts is None, "--texts", "give the texts that heads are measured on"),
-        (asked.revisions and not model.model, "--revisions", "name the model with -m"),
-        (asked.watch and asked.log is None, "--watch", "give --log FILE, which keeps the figures"),
-        (asked.watch and asked.revisions, "--watch", "only valid with folders"),
-        (both, "CHECKPOINTS", "give folders, or -m and --revisions"),
-        (
-            is_typed("model") and not asked.revisions,
-            "--model",
-            "requires --revisions: the folders are the models",
-        ),
-    )
-    measures = tuple(dict.fromkeys(name.strip() for name in asked.measure.split(",") if name.strip()))
+    revisions = [name.strip() for name in (run.revisions or "").split(",") if name.strip()]
+    refuse(corpus.texts is None, "--texts", "give the texts that heads are measured on")
+    refuse_without(("revisions", "model"), ("watch", "log"), ("model", "revisions"))
+    refuse_combined(("watch", "revisions", "it waits for folders"))
+    both = bool(run.revisions) == bool(run.checkpoints)
+    refuse(both, "CHECKPOINTS", "give folders, or -m and --revisions")
+    measures = tuple(dict.fromkeys(name.strip() for name in run.measure.split(",") if name.strip()))
     for name in measures:
         MEASURES[name]
     probes, selection = open_corpus(corpus), options.select(attention)
 
     def load(name: str) -> Model:
-        return load_model(replace(model, revision=name) if asked.revisions else replace(model, model=name))
+        return load_model(replace(model, revision=name) if run.revisions else replace(model, model=name))
 
     report = cache(warn)  # each sentence once
-    run, last = CorpusRun(limit=corpus.limit, truncate=True), None
+    corpus_run, last = CorpusRun(limit=corpus.limit, truncate=True), None
     while True:
         try:
-            names = revisions or find_checkpoints(asked.checkpoints or [])
-            result = follow(names, load, probes, measures, selection, run=run, log=asked.log, report=report)
+            names = revisions or find_checkpoints(run.checkpoints or [])
+            result = follow(
+                names, load, probes, measures, selection, run=corpus_run, log=run.log, report=report
+            )
             if result != last:
                 deliver("track", track_answer(result), output, picture, None, (names[0], corpus.texts))
             last = result
         except NoCheckpoint as error:
-            if not asked.watch:
+            if not run.watch:
                 raise
             report(str(error))
-        if not asked.watch:
+        if not run.watch:
             return
         notify(f"{len(last.steps) if last else 0} checkpoints; waiting for more, Ctrl-C ends it")
         try:
@@ -118,12 +112,12 @@ def track(
 
 def find_checkpoints(names: list[str]) -> list[str]:
     """The folders named directly, by a pattern, or inside a folder that is no model; or ``NoCheckpoint``."""
-    found: list[str] = []
+    folders: list[str] = []
     for name in names:
         is_run = Path(name).is_dir() and not (Path(name) / "config.json").exists()
         pattern = str(Path(glob.escape(name)) / "*-[0-9]*") if is_run else name
         matching = sorted(each for each in glob.glob(pattern) if Path(each).is_dir())
         if not matching and (is_run or glob.has_magic(name)):
             raise NoCheckpoint(f"no checkpoint matches {visible(pattern)}")
-        found += matching or [name]
-    return found
+        folders += matching or [name]
+    return folders

@@ -114,34 +114,49 @@ def name_mixers(search: Search, paths: Sequence[str], mixing: Mapping[str, set[s
     A torch module is named by the model's module around it, and a part of a mixer by the whole, if that
     holds no captured attention.
     """
-    root, functions = search.module, search.first.functions
-    attending = {site.name for site in search.sites}
-
-    def is_bare(path: str) -> bool:
-        return bool(path) and not any(is_within(name, path) for name in attending)
-
-    named: dict[str, Mixer] = {}
+    mixers: dict[str, Mixer] = {}
     for path in paths:
-        ran = functions.get(path, set())
-        owner = path
-        while is_torchs_own(root.get_submodule(owner)) and is_bare(parent := owner.rpartition(".")[0]):
-            owner = parent
-        if is_torchs_own(root.get_submodule(owner)):
-            owner = path
-        whole = next((other for other in paths if is_inside(owner, other) and is_bare(other)), owner)
-        if whole not in named:
-            mixed = mixing.get(path, set())
-            steps = mixing_of(mixed, STEP_PATTERNS)  # a product may be part of another kind around it
-            around = mixing_of(ran, MIXING_PATTERNS) if not mixed or A_PRODUCT in steps else []
-            ways = mixing_of(mixed, MIXING_PATTERNS) + around + steps
-            ways = [BETWEEN_CHANNELS] if search.first.hidden.get(path) == CHANNELS else ways
-            module = root.get_submodule(whole)
-            name = type(module).__name__
-            if whole and not is_torchs_own(module):  # a whole model's name tells what is in it
-                ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
-                if is_bare(whole) and ATTENTION.search(name) and (not ways or ways[0] in UNSPECIFIC):
-                    ways = [NOT_CAPTURED]
+        owner = _owner_of(search, path)
+        containing = (other for other in paths if is_inside(owner, other) and _is_bare(search, other))
+        whole = next(containing, owner)
+        if whole not in mixers:
             numbers = [int(part) for part in whole.split(".") if part.isdigit()]
             layer = numbers[0] if len(numbers) == 1 else None
-            named[whole] = Mixer(whole, name, layer, next(iter(ways), None))
-    return tuple(named.values())
+            ways = _ways_by_name(search, whole, _ways_by_functions(search, path, mixing.get(path, set())))
+            name = type(search.module.get_submodule(whole)).__name__
+            mixers[whole] = Mixer(whole, name, layer, next(iter(ways), None))
+    return tuple(mixers.values())
+
+
+def _is_bare(search: Search, path: str) -> bool:
+    """Whether a module, not the whole model, holds no captured attention."""
+    return bool(path) and not any(is_within(site.name, path) for site in search.sites)
+
+
+def _owner_of(search: Search, path: str) -> str:
+    """The model's own module around a torch module; the torch module where that holds captured attention."""
+    owner, module = path, search.module.get_submodule
+    while is_torchs_own(module(owner)) and _is_bare(search, parent := owner.rpartition(".")[0]):
+        owner = parent
+    return path if is_torchs_own(module(owner)) else owner
+
+
+def _ways_by_functions(search: Search, path: str, mixed: set[str]) -> list[str]:
+    """The kinds of mixing that the functions of a module are, those that mixed tokens first."""
+    if search.first.hidden.get(path) == CHANNELS:
+        return [BETWEEN_CHANNELS]
+    steps = mixing_of(mixed, STEP_PATTERNS)
+    # a product may be part of another kind around it
+    around = search.first.functions.get(path, set()) if not mixed or A_PRODUCT in steps else set()
+    return mixing_of(mixed, MIXING_PATTERNS) + mixing_of(around, MIXING_PATTERNS) + steps
+
+
+def _ways_by_name(search: Search, path: str, ways: list[str]) -> list[str]:
+    """The kinds of mixing with those first that the name of a module's class tells."""
+    module = search.module.get_submodule(path)
+    if not path or is_torchs_own(module):  # a whole model's name tells what is in it
+        return ways
+    name = type(module).__name__
+    ways = [way for names, way in (*INSTEAD, *CLASSES) if re.search(names, name, re.I)] + ways
+    is_attention = _is_bare(search, path) and ATTENTION.search(name) is not None
+    return [NOT_CAPTURED] if is_attention and (not ways or ways[0] in UNSPECIFIC) else ways

@@ -16,7 +16,7 @@ from attnscope import comparison
 from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Observer, Record
-from attnscope.capture.observers import Rows, Sample, Sampled, SharedRows
+from attnscope.capture.observers import CoarseMap, Rows, Sample, Sampled, SharedRows
 from attnscope.comparison import LARGEST as LARGEST_DISTANCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -402,13 +402,21 @@ class HeadComparison:
         return tuple(place.text for place in self.weights[0].keys)
 
 
-def compare_two_heads(
-    model: Model, prepared: ModelInput, one: Head | str, other: Head | str, selection: Selection | None = None
-) -> HeadComparison:
-    """Run the model once, and compare two heads of one kind of attention, ``"L2H1"`` or a ``Head`` each."""
-    selection = selection or Selection()
-    heads = Head(one), Head(other)
-    both = f"{heads[0].name} and {heads[1].name}"
+class OneHead(NamedTuple):
+    """A head's drawn map and the rows that are compared."""
+
+    drawn: CoarseMap
+    sampled: Sampled
+    rows: Tensor  # [row, key]
+
+
+def _read_two_heads(
+    model: Model, prepared: ModelInput, heads: tuple[Head, Head], selection: Selection
+) -> tuple[Kind, tuple[OneHead, OneHead], Record]:
+    """Run the model once, and read both heads of the first kind of attention that has them.
+
+    Raises ``SelectionError`` where none has them, or where they cannot be compared.
+    """
     coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, SAMPLED))
 
     def select(site: Site, count: int) -> list[int]:
@@ -418,55 +426,67 @@ def compare_two_heads(
 
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
     counts = {site.site: site.heads for site in record.sites}
-    found = {
-        Head(made.site.layer, head, made.site.kind): (made.only(number), sampled, sampled.values[0, number])
-        for made, sampled in zip(coarse.maps, sample.maps, strict=True)
-        for number, head in enumerate(select(made.site, counts[made.site]))
+    read = {
+        Head(drawn.site.layer, head, drawn.site.kind): OneHead(
+            drawn.only(number), sampled, sampled.values[0, number]
+        )
+        for drawn, sampled in zip(coarse.maps, sample.maps, strict=True)
+        for number, head in enumerate(select(drawn.site, counts[drawn.site]))
     }
-    kinds = kinds_of(counts, prepared.first_kind if prepared.pictures else None)
-    named = {kind: [Head(head.layer, head.head, kind) for head in heads] for kind in kinds}
-    kind = next((kind for kind in kinds if found.keys() >= set(named[kind])), None)
-    if kind is None:
+    both = " and ".join(head.name for head in heads)
+    for kind in kinds_of(counts, prepared.first_kind if prepared.pictures else None):
+        left, right = (read.get(Head(head.layer, head.head, kind)) for head in heads)
+        if left is not None and right is not None:
+            break
+    else:
         for head in heads:
             selected_sites(record, Selection(head, kind=selection.kind))
         raise SelectionError(f"{both} are in no one kind of attention")
-    made, sampled, (first, second) = zip(*(found[head] for head in named[kind]), strict=True)
-    if any(len(each.values) > 1 for each in sampled):
+    if any(len(each.sampled.values) > 1 for each in (left, right)):
         raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
-    sizes = [f"{len(each.queries)} × {len(each.keys)}" for each in sampled]
+    sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in (left, right)]
     if sizes[0] != sizes[1]:
         raise SelectionError(f"{both} see different tokens: {' and '.join(sizes)}")
-    queries, keys = map(selection.coarsening, (sampled[0].queries, sampled[0].keys))
-    positions = even_sample(len(queries.places), len(keys.places), SAMPLED)
-    rows = torch.stack([first, second]).cpu()  # [head, row, key]
-    apart = comparison.divergence(*rows)  # [row]
-    labelled, shares = zip(*(each.label() for each in made), strict=True)
-    one_map, other_map = (pick_head(weights, 0) for weights in labelled)
-    partings = tuple(
-        _parting(queries.places[positions[row]], keys.places, rows[:, row], apart[row])
-        for row in np.argsort(-apart.numpy(), kind="stable")[:PARTINGS]
-    )
-    error = comparison.sampling_error(apart, len(queries.places))
+    return kind, (left, right), record
+
+
+def compare_two_heads(
+    model: Model, prepared: ModelInput, one: Head | str, other: Head | str, selection: Selection | None = None
+) -> HeadComparison:
+    """Run the model once, and compare two heads of one kind of attention, ``"L2H1"`` or a ``Head`` each."""
+    selection = selection or Selection()
+    heads = Head(one), Head(other)
+    kind, pair, record = _read_two_heads(model, prepared, heads, selection)
+    axes = pair[0].sampled.queries, pair[0].sampled.keys
+    queries, keys = (selection.coarsening(axis).places for axis in axes)
+    positions = even_sample(len(queries), len(keys), SAMPLED)
+    rows = torch.stack([each.rows for each in pair]).cpu()  # [head, row, key]
+    distances = comparison.divergence(*rows)  # [row]
+    distance, error = float(distances.double().mean()), comparison.sampling_error(distances, len(queries))
+    labelled, shares = zip(*(each.drawn.label() for each in pair), strict=True)
+    left, right = (pick_head(weights, 0) for weights in labelled)
     notes = (
         *model.notes,
         *prepared.notes,
         *record.notes,
-        *note_row_sums(sampled),
+        *note_row_sums([each.sampled for each in pair]),
         *note_hidden(shares, selection, "their attention"),
-        *note_certainty(RowCount(len(positions), len(queries.places)), np.array([error])),
+        *note_certainty(RowCount(len(positions), len(queries)), np.array([error])),
     )
-    distance = float(apart.double().mean())
     view = head_pair(
         (heads[0].name, heads[1].name),
-        (one_map, other_map),
-        partings,
+        (left, right),
+        tuple(
+            _parting(queries[positions[row]], keys, rows[:, row], distances[row])
+            for row in np.argsort(-distances.numpy(), kind="stable")[:PARTINGS]
+        ),
         scale=selection.scale,
-        title=f"{both} · {name_pass(model, prepared)} · {kind_title(kind)}",
+        title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
         subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
         notes=tuple(dict.fromkeys(notes)),
     )
-    by_row = tuple(map(RowDistance, (queries.places[row].start for row in positions), apart.tolist()))
-    return HeadComparison(kind, heads, distance, error, (one_map, other_map), view, by_row)
+    by_row = tuple(map(RowDistance, (queries[row].start for row in positions), distances.tolist()))
+    return HeadComparison(kind, heads, distance, error, (left, right), view, by_row)
 
 
 def two_heads_answer(result: HeadComparison) -> Answer:

@@ -24,9 +24,9 @@ from torch import Tensor
 from attnscope.axes import Array
 from attnscope.records import MATRIX, Meaning, record
 
-LARGEST = math.log(2)  # the divergence of two rows that share no key
+MAX_DIVERGENCE = math.log(2)  # the divergence of two rows that share no key
 
-BLOCK = 1 << 18
+BLOCK_WEIGHTS = 1 << 18
 """Weights compared with one head at a time: they and their logarithms stay in the processor's cache."""
 
 TINY = 1e-30  # stands for zero: its ``p log p`` is below float32's resolution
@@ -44,48 +44,50 @@ class Distances(NamedTuple):
     stability: float | None = None  # of several texts
 
 
-def divergence(one: Tensor, other: Tensor) -> Tensor:
+def divergence(left: Tensor, right: Tensor) -> Tensor:
     """Divergence of two rows, in nats.  [..., key], [..., key] -> [...]"""
-    one, other = _halves(one), _halves(other)
-    return (_entropy(one + other) - (_entropy(one + one) + _entropy(other + other)) / 2).clamp(min=0)
+    left, right = _halves(left), _halves(right)
+    return (_entropy(left + right) - (_entropy(left + left) + _entropy(right + right)) / 2).clamp(min=0)
 
 
-def measure_distances(rows: Tensor, others: Tensor | None = None, *, of: float | None = None) -> Distances:
-    """Divergence of heads from each other, or ``others``, over rows, all or a sample ``of`` so many.
+def measure_distances(
+    rows: Tensor, others: Tensor | None = None, *, population: float | None = None
+) -> Distances:
+    """Divergence of heads from each other, or ``others``, over rows: all, or a sample of a ``population``.
 
     [head, row, key] -> [head, other]
     """
     heads, count, keys = rows.shape
     size = heads if others is None else len(others)
     total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
-    step = max(1, BLOCK // max(1, size * keys))
+    step = max(1, BLOCK_WEIGHTS // max(1, size * keys))
     mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # reused for every head
     for start in range(0, count, step):
-        these = _halves(rows[:, start : start + step])  # [head, row, key + 1]
-        those = these if others is None else _halves(others[:, start : start + step])
-        own, their = _entropy(these + these), _entropy(those + those)  # [head, row], [other, row]
+        left = _halves(rows[:, start : start + step])  # [head, row, key + 1]
+        right = left if others is None else _halves(others[:, start : start + step])
+        left_entropy, right_entropy = _entropy(left + left), _entropy(right + right)  # [head | other, row]
         for head in range(heads):
-            first = head + 1 if others is None else 0
-            both = torch.add(those[first:], these[head], out=mixed[first:, : these.shape[1]])
-            entropy = _entropy(both, logs[first:, : these.shape[1]])  # [other, row]
-            apart = (entropy - (their[first:] + own[head]) / 2).clamp(min=0).double()
-            total[head, first:] += apart.sum(-1).cpu()
-            squares[head, first:] += apart.square().sum(-1).cpu()
+            first = head + 1 if others is None else 0  # among the same heads, each pair is compared once
+            both = torch.add(right[first:], left[head], out=mixed[first:, : left.shape[1]])
+            entropy = _entropy(both, logs[first:, : left.shape[1]])  # [other, row]
+            divergences = (entropy - (right_entropy[first:] + left_entropy[head]) / 2).clamp(min=0).double()
+            total[head, first:] += divergences.sum(-1).cpu()
+            squares[head, first:] += divergences.square().sum(-1).cpu()
     if others is None:
         total, squares = total + total.T, squares + squares.T
     mean = total / max(count, 1)
     variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
-    return Distances(mean.numpy(), variance.sqrt().numpy() * _missing(count, of or count))
+    return Distances(mean.numpy(), variance.sqrt().numpy() * _error_factor(count, population or count))
 
 
-def sampling_error(apart: Tensor, population: int) -> float:
+def sampling_error(divergences: Tensor, population: int) -> float:
     """Standard error of the mean divergence for a sample of rows of this size.  [row] -> number"""
-    deviation = float(apart.double().std()) if len(apart) > 1 else 0.0
-    return deviation * _missing(len(apart), population)
+    deviation = float(divergences.double().std()) if len(divergences) > 1 else 0.0
+    return deviation * _error_factor(len(divergences), population)
 
 
-def _missing(rows: int, population: float) -> float:
-    """From deviation to error of the mean: 0 if every row was taken (sampling without replacement)."""
+def _error_factor(rows: int, population: float) -> float:
+    """From deviation to error of the mean: 0 for all rows (sampling without replacement)."""
     return math.sqrt(max(0.0, 1 - rows / population) / rows)
 
 
@@ -106,14 +108,14 @@ Alignment: TypeAlias = tuple[tuple[int | None, int | None], ...]
 """Two texts as pairs of positions in reading order; ``(3, None)`` was deleted, ``(None, 3)`` inserted."""
 
 
-def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
+def align_tokens(left: Sequence[str], right: Sequence[str]) -> Alignment:
     """Align two texts by their longest common runs (difflib's SequenceMatcher).
 
     Where n tokens replace n others, each replaces one. Where the numbers differ, the pairing is unknown:
     they count as deleted and inserted.
     """
     steps: list[tuple[int | None, int | None]] = []
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
     for what, start, stop, begin, end in matcher.get_opcodes():
         if what == "equal" or stop - start == end - begin:
             steps += zip(range(start, stop), range(begin, end), strict=True)
@@ -123,48 +125,46 @@ def align_tokens(one: Sequence[str], other: Sequence[str]) -> Alignment:
     return tuple(steps)
 
 
-def find_shared_words(one: Sequence[str], other: Sequence[str]) -> tuple[tuple[range, range], ...]:
+def find_shared_words(left: Sequence[str], right: Sequence[str]) -> tuple[tuple[range, range], ...]:
     """The words that two tokenizations of a text share, as ranges of positions; other pieces are joined."""
     words: list[tuple[range, range]] = []
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
     for what, start, stop, begin, end in matcher.get_opcodes():
         if what == "equal":
             words += (
                 (range(i, i + 1), range(i - start + begin, i - start + begin + 1)) for i in range(start, stop)
             )
-        elif "".join(one[start:stop]) == "".join(other[begin:end]):
+        elif "".join(left[start:stop]) == "".join(right[begin:end]):
             words.append((range(start, stop), range(begin, end)))
     return tuple(words)
 
 
-def average_over_texts(each: Sequence[Distances]) -> Distances:
+def average_over_texts(texts: Sequence[Distances]) -> Distances:
     """Average the distances of texts, each text counting once."""
-    if len(each) == 1:
-        return each[0]
-    texts = np.stack([one.mean for one in each])
-    count, total = len(texts), texts.sum(0)
-    correlations = [_rank_correlation(text, (total - text) / (count - 1)) for text in texts]
-    error = texts.std(0, ddof=1) / np.sqrt(count)
+    if len(texts) == 1:
+        return texts[0]
+    means = np.stack([text.mean for text in texts])
+    count, total = len(means), means.sum(0)
+    correlations = [_rank_correlation(mean, (total - mean) / (count - 1)) for mean in means]
+    error = means.std(0, ddof=1) / np.sqrt(count)
     return Distances(total / count, error, float(np.mean(correlations)))
 
 
-def _rank_correlation(one: Array, other: Array) -> float:
+def _rank_correlation(left: Array, right: Array) -> float:
     """Spearman's, with mean ranks for ties; a symmetric table's pairs count once.  [...], [...]"""
     from scipy.stats import rankdata
 
-    if one.ndim == 2 and np.array_equal(one, one.T):
-        upper = np.triu_indices(len(one), 1)
-        one, other = one[upper], other[upper]
-    ranks = [rankdata(numbers.ravel()) for numbers in (one, other)]
+    if left.ndim == 2 and np.array_equal(left, left.T):
+        upper = np.triu_indices(len(left), 1)
+        left, right = left[upper], right[upper]
+    ranks = [rankdata(numbers.ravel()) for numbers in (left, right)]
     if min((rank.std() for rank in ranks if len(rank)), default=0.0) == 0:
         return 1.0 if np.array_equal(*ranks) else 0.0
     return float(np.corrcoef(*ranks)[0, 1])
 
 
 CUT = 0.75  # heads form a group if their average distance is below this share of the median of all pairs
-
-ORDERED = 600
-"""With at most this many heads, the tree's neighbours are ordered optimally: time grows with the square."""
+MAX_ORDERED_HEADS = 600  # up to which the tree's neighbours are ordered optimally, in quadratic time
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,9 @@ def group_heads(distances: Array) -> Groups:
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    tree = linkage(squareform(distances, checks=False), "average", optimal_ordering=count <= ORDERED)
+    tree = linkage(
+        squareform(distances, checks=False), "average", optimal_ordering=count <= MAX_ORDERED_HEADS
+    )
     labels = fcluster(tree, CUT * np.median(pairs), "distance")  # [head]
     members: dict[int, list[int]] = {}
     for head in leaves_list(tree):
@@ -276,9 +278,9 @@ def first_columns(cost: Array) -> Array:
     each, row, column = np.arange(len(cost)), np.full(len(cost), rows), np.full(len(cost), columns)
     while (on := row > 0).any():
         first[each[on], row[on] - 1] = column[on] - 1
-        taken = step[each, row, column]
-        row = np.where(on, row - (taken != LEFT), row)
-        column = np.where(on, column - (taken != ABOVE), column)
+        last = step[each, row, column]
+        row = np.where(on, row - (last != LEFT), row)
+        column = np.where(on, column - (last != ABOVE), column)
     return first.reshape(*outer, rows)
 
 
@@ -290,18 +292,18 @@ def most_likely_states(scores: Array, ids: Sequence[int], blank: int) -> Array |
     """
     letters = np.full(2 * len(ids) + 1, blank)
     letters[1::2] = ids
-    over = np.zeros(len(letters), bool)  # states that may also be entered from two states before
-    over[3::2] = letters[3::2] != letters[1:-2:2]
+    skips = np.zeros(len(letters), bool)  # states that may also be entered from two states before
+    skips[3::2] = letters[3::2] != letters[1:-2:2]
     best = np.full(len(letters), -np.inf)
     best[:2] = scores[0, letters[:2]]
-    came = np.zeros((len(scores), len(letters)), np.int8)
+    steps = np.zeros((len(scores), len(letters)), np.int8)  # states back that each best path came from
     for frame in range(1, len(scores)):
-        ways = np.full((3, len(letters)), -np.inf)
-        ways[0], ways[1, 1:], ways[2, 2:] = best, best[:-1], np.where(over[2:], best[:-2], -np.inf)
-        came[frame] = ways.argmax(0)
-        best = ways.max(0) + scores[frame, letters]
+        before = np.full((3, len(letters)), -np.inf)
+        before[0], before[1, 1:], before[2, 2:] = best, best[:-1], np.where(skips[2:], best[:-2], -np.inf)
+        steps[frame] = before.argmax(0)
+        best = before.max(0) + scores[frame, letters]
     path = np.zeros(len(scores), np.int64)
     path[-1] = len(letters) - 2 + best[-2:].argmax()
     for frame in range(len(scores) - 1, 0, -1):
-        path[frame - 1] = path[frame] - came[frame, path[frame]]
+        path[frame - 1] = path[frame] - steps[frame, path[frame]]
     return path if np.isfinite(best[-2:].max()) else None

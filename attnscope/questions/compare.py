@@ -17,7 +17,7 @@ from attnscope.attention import Attention, Head, Kind, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Observer, Record
 from attnscope.capture.observers import CoarseMap, Rows, Sample, Sampled, SharedRows
-from attnscope.comparison import LARGEST as LARGEST_DISTANCE
+from attnscope.comparison import MAX_DIVERGENCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer, csv_rows
@@ -38,15 +38,15 @@ from attnscope.views import HeadDistances, HeadPair, Parting, Ranked, Ranking, V
 NEAREST = 5  # pairs that are listed; --csv has all of them
 
 NATS = "Jensen-Shannon divergence, in nats"
-Compared: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
+ComparedKind: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
 Errors: TypeAlias = Annotated[Array, Meaning("their standard errors", shape=MATRIX)]
 Stability: TypeAlias = Annotated[
     float | None, Meaning("mean rank correlation of one text's distances with the others'")
 ]
-TextCount: TypeAlias = Annotated[int, Meaning("texts that it is the mean of")]
+TextCount: TypeAlias = Annotated[int, Meaning("how many texts it is the mean of")]
 
 
-def in_nats(axes: str) -> Meaning:
+def divergences(axes: str) -> Meaning:
     """The meaning of distances on these axes."""
     return Meaning(f"{axes}, {NATS}", shape=MATRIX)
 
@@ -85,19 +85,19 @@ def pair_distance(
 class RowCount:
     """How many rows were compared, of how many."""
 
-    compared: Annotated[int, Meaning("compared")]
-    of: Annotated[int, Meaning("of so many")]
+    compared: Annotated[int, Meaning("how many were compared")]
+    of: Annotated[int, Meaning("how many there are")]
 
 
 @record("all heads with each other", "compare", eq=False)
 class Comparison:
     """The mean distances between all heads of one kind of attention, their errors, groups and a plane."""
 
-    kind: Compared
+    kind: ComparedKind
     heads: Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
-    distances: Annotated[Array, in_nats("[head, head]")]
+    distances: Annotated[Array, divergences("[head, head]")]
     error: Errors  # [head, head]
-    groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are apart")]
+    groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are separated, -1 to 1")]
     plane: Annotated[comparison.Plane, Meaning("the heads as points")]
     texts: TextCount
     stability: Stability
@@ -106,17 +106,17 @@ class Comparison:
     notes: Notes
     rows: Annotated[RowCount, Meaning("rows that were compared")]
 
-    @derived("heads that are alike", name="groups")
-    def alike(self) -> tuple[tuple[Head, ...], ...]:
+    @derived("groups of similar heads", name="groups")
+    def grouped_heads(self) -> tuple[tuple[Head, ...], ...]:
         return tuple(tuple(self.heads[head] for head in group) for group in self.groups.members)
 
-    @derived("the pairs that are most alike")
+    @derived("the most similar pairs")
     def nearest(self) -> tuple[PairDistance, ...]:
         rows, columns = np.triu_indices(len(self.heads), 1)
         first = np.argsort(self.distances[rows, columns], kind="stable")[:NEAREST]
         return tuple(self.pair(int(rows[number]), int(columns[number])) for number in first)
 
-    @derived("heads that are like no other, with the nearest one")
+    @derived("heads that resemble no other, each with the nearest one")
     def singletons(self) -> tuple[PairDistance, ...]:
         """Each head in a group of its own, with the one nearest to it; the farthest first."""
         nearest = np.where(np.eye(len(self.heads), dtype=bool), np.inf, self.distances).argmin(1)
@@ -131,16 +131,19 @@ class Comparison:
     def view(self) -> HeadDistances:
         """The table in the order of the groups, and the plane."""
         names, layers = zip(*((head.name, head.layer) for head in self.heads), strict=True)
-        groups = (
-            f"{len(self.groups.members)} groups: average linkage, cut at {comparison.CUT:g} times the median "
-            f"distance; mean silhouette {self.groups.silhouette:.2f}"
+        clusters = len(self.groups.members)
+        note = (
+            f"{clusters:,} cluster{'s' * (clusters > 1)} (average linkage, threshold {comparison.CUT:g} × "
+            f"median distance; silhouette {self.groups.silhouette:.2f})"
         )
-        said = {"title": self.title, "subtitle": self.subtitle}
-        notes = (groups, *self.notes)
-        table = distance_map(self.distances, names, names, groups=self.groups.members, notes=notes, **said)
+        if clusters == len(self.heads):
+            note = "no two heads are similar enough to form a cluster"
+        words: dict[str, Any] = {"title": self.title, "subtitle": self.subtitle}
+        notes = (note, *self.notes)
+        table = distance_map(self.distances, names, names, groups=self.groups.members, notes=notes, **words)
         share = self.plane.explained_variance
-        notes += (f"the plane's explained variance is {share:.0%}; its axes have no unit",)
-        return HeadDistances(table, self.plane.points, names, layers, notes=notes, **said)
+        notes += (f"plane: 2-D projection of the distances (keeps {share:.0%} of the variance)",)
+        return HeadDistances(table, self.plane.points, names, layers, notes=notes, **words)
 
 
 CELLS = 3 << 14  # weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled.
@@ -149,14 +152,14 @@ FEWEST = 32  # least rows compared, however long they are
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """The same rows of every head of one kind, of ``of`` that the text has; batches and windows in a row."""
+    """The same rows of every head of one kind; batches and windows follow each other."""
 
     kind: Kind
     heads: tuple[Head, ...]
     rows: Tensor  # float32, [head, row, key]
-    of: int
+    total: int  # rows that the text has
     record: Record
-    ran: str  # what the rows come from, in words
+    provenance: str  # of the rows, in words
     notes: tuple[str, ...]
 
 
@@ -167,51 +170,51 @@ def read_head_rows(
     model: Model,
     prepared: ModelInput,
     selection: Selection,
-    choosing: RowChooser | None = None,
+    choose: RowChooser | None = None,
     beside: Sequence[Observer] = (),
 ) -> HeadRows:
     """Run the model once and keep the same rows of every selected head, an even sample if there are many.
 
     Without a ``kind``, the first one that the model runs is taken (for a text with pictures, the text's).
-    ``choosing`` picks specific rows and keys, observers ``beside`` see all heads.
+    ``choose`` picks specific rows and keys, observers ``beside`` see all heads.
     """
-    led = replace(selection, kind=selection.kind or (prepared.first_kind if prepared.pictures else None))
-    choose, first = choosing or even_rows(selection), led.kind
+    asked, choose_rows = selection.kind, choose or even_rows(selection)
+    first = asked or (prepared.first_kind if prepared.pictures else None)
+    selection = replace(selection, kind=first)
 
     def choose_one_kind(attention: Attention) -> Rows | None:
         nonlocal first
         first = first or attention.site.kind
-        return choose(attention) if attention.site.kind == first else None
+        return choose_rows(attention) if attention.site.kind == first else None
 
     sample = Sample(choose_one_kind)
-    record = model.run(prepared, [SharedRows([sample], led.heads), *beside])
-    require_selected(sample.maps, record, led)
+    record = model.run(prepared, [SharedRows([sample], selection.heads), *beside])
+    require_selected(sample.maps, record, selection)
     maps, kind = sample.maps, sample.maps[0].site.kind
-    sizes = {(len(kept.queries), len(kept.keys), len(kept.values)) for kept in maps}
+    sizes = {(len(each.queries), len(each.keys), len(each.values)) for each in maps}
     if len(sizes) > 1:
         listed = " and ".join(f"{queries} × {keys}" for queries, keys, _ in sorted(sizes))
-        said = f"heads can be compared that see the same tokens, and the layers see {listed}"
-        raise SelectionError(f"{said}: choose one with --layer")
+        raise SelectionError(
+            f"heads that see {listed} tokens cannot be compared: choose a layer with --layer"
+        )
     counts = {site.site: site.heads for site in record.sites}
-    heads = tuple(
-        Head(kept.site.layer, head, kind)
-        for kept in maps
-        for head in selection.heads(kept.site, counts[kept.site])
-    )
-    layers = {kept.site.layer for kept in maps}
-    ran = [site for site in record.sites if site.site.kind == kind and site.site.layer in layers]
+    layers = {each.site.layer for each in maps}
+    sites = [site for site in record.sites if site.site.kind == kind and site.site.layer in layers]
     notes, others = [*record.notes], [other for other in kinds_of(counts) if other != kind]
-    if selection.kind is None and others:
-        listed = " and ".join(map(kind_title, others))
-        compares = f"--kind {others[0]} compares others ({listed} exist too)"
-        notes.append(f"{kind_title(kind)} alone is compared; {compares}")
+    if asked is None and others:
+        kinds = " and ".join(f"{kind_title(other)} (--kind {other})" for other in others)
+        notes.append(f"only {kind_title(kind)} is compared; the model also has {kinds}")
     return HeadRows(
         kind=kind,
-        heads=heads,
-        rows=torch.cat([kept.values.transpose(0, 1).flatten(1, 2).cpu() for kept in maps]),
-        of=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
+        heads=tuple(
+            Head(each.site.layer, head, kind)
+            for each in maps
+            for head in selection.heads(each.site, counts[each.site])
+        ),
+        rows=torch.cat([each.values.transpose(0, 1).flatten(1, 2).cpu() for each in maps]),
+        total=len(selection.coarsening(maps[0].queries).places) * len(maps[0].values),
         record=record,
-        ran=provenance(ran),
+        provenance=provenance(sites),
         notes=(*notes, *note_row_sums(maps)),
     )
 
@@ -235,13 +238,13 @@ def even_sample(rows: int, keys: int, cells: int = CELLS) -> list[int]:
 
 def note_row_sums(maps: Sequence[Sampled]) -> Iterator[str]:
     """Notes on rows that are not shares of a whole."""
-    broken, sums = sum(kept.broken for kept in maps), [kept.values.sum(-1) for kept in maps]
+    broken, sums = sum(each.broken for each in maps), [each.values.sum(-1) for each in maps]
     if broken:
         yield f"{broken:,} weights are not finite numbers and count as 0"
     if max(float(each.max()) for each in sums) > 1 + 1e-2:
-        yield "rows that sum to more than 1 are compared by their shares"
+        yield "rows that sum to more than 1 are normalized before they are compared"
     if max(float((1 - each).max()) for each in sums) > 1e-2:
-        yield "what a row does not give to these tokens counts as one more key"
+        yield "attention to tokens that are not compared counts as one more key"
 
 
 class TextDistances(NamedTuple):
@@ -253,7 +256,7 @@ class TextDistances(NamedTuple):
     notes: tuple[str, ...]
 
 
-MOST_COMPARED = 6000
+MAX_COMPARED_HEADS = 6000
 """Most heads of one comparison: time grows with the cube of their number, memory with the square."""
 
 
@@ -268,16 +271,16 @@ def measure_texts(
         if heads != [ran.heads for ran in first]:
             raise SelectionError("the texts run through different layers: compare them one by one")
         if len(passes) == 1 and len(one.heads) < 2:
-            raise SelectionError(f"{one.heads[0].name} alone cannot be compared: there is no other head here")
-        if len(one.heads) > MOST_COMPARED:
-            said = f"at most {MOST_COMPARED:,} heads are compared, and these are {len(one.heads):,}"
-            raise SelectionError(f"{said}: pick some with --layer")
-        each.append(comparison.measure_distances(*(ran.rows for ran in passes), of=one.of))
-        counts.append((one.rows.shape[1], one.of))
+            raise SelectionError(f"{one.heads[0].name} alone cannot be compared: no other head is selected")
+        if len(one.heads) > MAX_COMPARED_HEADS:
+            limit = f"at most {MAX_COMPARED_HEADS:,} heads can be compared"
+            raise SelectionError(f"{limit}, these are {len(one.heads):,}: choose some with --layer")
+        each.append(comparison.measure_distances(*(ran.rows for ran in passes), population=one.total))
+        counts.append((one.rows.shape[1], one.total))
         notes += [note for text in inputs for note in text.notes]
         notes += [note for ran in passes for note in ran.notes]
     if not each:
-        raise InputError("there is no text to compare heads on: give one at least")
+        raise InputError("no text to compare heads on: give at least one")
     mean, rows = comparison.average_over_texts(each), RowCount(*map(sum, zip(*counts, strict=True)))
     certain = note_certainty(rows, mean.error, mean.stability)
     return TextDistances(first, mean, rows, (*dict.fromkeys(notes), *certain))
@@ -291,11 +294,11 @@ def compare_all_heads(
     ``words`` and ``hide_special`` of the selection coarsen rows and keys first. Up to 221 tokens every row
     is compared, beyond that an even sample.
     """
-    given, asked = [texts] if isinstance(texts, ModelInput) else texts, selection or Selection()
-    passes = (([prepared], [read_head_rows(model, prepared, asked)]) for prepared in given)
+    texts, selection = [texts] if isinstance(texts, ModelInput) else texts, selection or Selection()
+    passes = (([prepared], [read_head_rows(model, prepared, selection)]) for prepared in texts)
     measured = measure_texts(passes, model.notes)
-    (first,), mean, one = measured.passes, measured.mean, len(given) == 1
-    named = name_pass(model, given[0]) if one else model.title
+    (first,), mean, one = measured.passes, measured.mean, len(texts) == 1
+    name = name_pass(model, texts[0]) if one else model.title
     return Comparison(
         kind=first.kind,
         heads=first.heads,
@@ -304,10 +307,10 @@ def compare_all_heads(
         groups=comparison.group_heads(mean.mean),
         plane=comparison.embed_in_plane(mean.mean),
         rows=measured.rows,
-        texts=len(given),
+        texts=len(texts),
         stability=mean.stability,
-        title=f"{len(first.heads)} heads compared · {named} · {kind_title(first.kind)}",
-        subtitle=first.ran if one else f"mean over {len(given):,} texts",
+        title=f"{len(first.heads)} heads compared · {name} · {kind_title(first.kind)}",
+        subtitle=first.provenance if one else f"mean over {len(texts):,} texts",
         notes=measured.notes,
     )
 
@@ -315,12 +318,13 @@ def compare_all_heads(
 def note_certainty(rows: RowCount, error: Array, stability: float | None = None) -> Iterator[str]:
     """How certain distances are: the sampling error, or how much they vary from text to text."""
     if rows.compared < rows.of:
-        yield f"compared on an even sample of {rows.compared:,} of {rows.of:,} rows"
+        yield f"{rows.compared:,} of {rows.of:,} rows were compared (an even sample)"
     if stability is not None:
-        yield f"rank correlation of one text's distances with the other texts': {stability:.2f}"
-    known = error[error > 0]
-    if len(known):
-        yield f"standard error of a distance: {known.mean():.1g} nats on average, {known.max():.1g} at most"
+        yield f"rank correlation of each text's distances with the other texts': {stability:.2f} on average"
+    sampled = error[error > 0]
+    if len(sampled):
+        mean, most = sampled.mean(), sampled.max()
+        yield f"standard error of a distance: {mean:.1g} nats on average, {most:.1g} at most"
 
 
 def heads_answer(result: Comparison, command: str | None) -> Answer:
@@ -328,14 +332,14 @@ def heads_answer(result: Comparison, command: str | None) -> Answer:
     view = result.view
     groups = [
         Ranked(str(number), ", ".join(head.name for head in group))
-        for number, group in enumerate(result.alike, 1)
+        for number, group in enumerate(result.grouped_heads, 1)
         if len(group) > 1
     ]
     pairs = [
         Ranked(pair.names, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.nearest
     ]
-    lists = Ranking(tuple(groups), title="Alike"), Ranking(tuple(pairs), title="Nearest pairs")
+    lists = Ranking(tuple(groups), title="Clusters"), Ranking(tuple(pairs), title="Most similar pairs")
     views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
     every = starmap(result.pair, combinations(range(len(result.heads)), 2))
     member = {head: number for number, group in enumerate(result.groups.members) for head in group}
@@ -372,7 +376,7 @@ class RowDistance:
 class HeadComparison:
     """Two heads on one text: their distance row by row, and both as drawn."""
 
-    kind: Compared
+    kind: ComparedKind
     heads: Annotated[tuple[Head, Head], Meaning("the two heads")]
     distance: Annotated[float, Meaning(NATS)]
     error: Annotated[float, Meaning("its standard error")]
@@ -441,9 +445,9 @@ def _read_two_heads(
     else:
         for head in heads:
             selected_sites(record, Selection(head, kind=selection.kind))
-        raise SelectionError(f"{both} are in no one kind of attention")
+        raise SelectionError(f"{both} belong to different kinds of attention")
     if any(len(each.sampled.values) > 1 for each in (left, right)):
-        raise SelectionError("these heads run on several pieces of the text: compare all heads instead")
+        raise SelectionError("these heads run on several chunks of the text: compare all heads instead")
     sizes = [f"{len(each.sampled.queries)} × {len(each.sampled.keys)}" for each in (left, right)]
     if sizes[0] != sizes[1]:
         raise SelectionError(f"{both} see different tokens: {' and '.join(sizes)}")
@@ -482,7 +486,7 @@ def compare_two_heads(
         ),
         scale=selection.scale,
         title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
-        subtitle=f"{distance:.3f} nats apart, of {LARGEST_DISTANCE:.3f} at most",
+        subtitle=f"distance {distance:.3f} nats (maximum {MAX_DIVERGENCE:.3f})",
         notes=tuple(dict.fromkeys(notes)),
     )
     by_row = tuple(map(RowDistance, (queries[row].start for row in positions), distances.tolist()))
@@ -491,26 +495,26 @@ def compare_two_heads(
 
 def two_heads_answer(result: HeadComparison) -> Answer:
     """Two heads and their difference."""
-    view, (one, other) = result.view, (weights.values for weights in result.weights)
+    view, (left, right) = result.view, (weights.values for weights in result.weights)
     arrays = {
         "heads": addresses(result.heads),
         "rows": np.array([each.row for each in result.rows]),
         "by_row": np.array([each.distance for each in result.rows], np.float32),
-        "one": one,
-        "other": other,
-        "difference": one - other,
+        "one": left,
+        "other": right,
+        "difference": left - right,
         "queries": np.array(result.queries, np.str_),
         "keys": np.array(result.keys, np.str_),
     }
     return Answer((view,), {"pair": view}, lambda: result, lambda: csv_rows(result.rows), lambda: arrays)
 
 
-def _parting(place: Place, keys: Sequence[Place], rows: Tensor, apart: Tensor) -> Parting:
+def _parting(place: Place, keys: Sequence[Place], rows: Tensor, distance: Tensor) -> Parting:
     """One row that differs, with each head's largest weight.  [head, key]"""
     weights, heaviest = rows.max(-1)
-    one, other = (
+    left, right = (
         f"{keys[key].label} {keys[key].start}" if key < len(keys) else "a special token"
         for key in heaviest.tolist()
     )
     shares = float(weights[0]), float(weights[1])
-    return Parting(place.label, place.start, float(apart), (one, other), shares)
+    return Parting(place.label, place.start, float(distance), (left, right), shares)

@@ -32,15 +32,15 @@ Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 """The pairs of queries, and those of keys, of a kind of attention."""
 
 
-def pairing(one: ModelInput, other: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
+def pairing(left: ModelInput, right: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
     """Pair the queries and the keys of every requested kind of attention, each once."""
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
-        mine, theirs = one.axes.get(kind), other.axes.get(kind)
-        if mine is None or theirs is None:
-            raise InputError(f"token positions unknown for {kind_title(kind)}: it cannot be aligned")
-        return pair(mine[0], theirs[0]), pair(mine[1], theirs[1])
+        if kind not in left.axes or kind not in right.axes:
+            raise InputError(f"{kind_title(kind)} cannot be aligned: its token positions are unknown")
+        queries, keys = map(pair, left.axes[kind], right.axes[kind])
+        return queries, keys
 
     return pairs
 
@@ -50,16 +50,19 @@ def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS)
 
     def choose(attention: Attention) -> Rows:
         queries, keys = ([pair[side] for pair in axis] for axis in pairs(attention.site.kind))
-        has, sees = text.axes[attention.site.kind], (attention.queries, attention.keys)
-        if [len(axis) for axis in has] != [len(axis) for axis in sees]:
+        sizes = [
+            f"{len(axes[0])} × {len(axes[1])}"
+            for axes in ((attention.queries, attention.keys), text.axes[attention.site.kind])
+        ]
+        if sizes[0] != sizes[1]:
             raise SelectionError(
-                f"layer {attention.site.layer} sees {len(sees[0])} × {len(sees[1])} tokens of "
-                f"{len(has[0])} × {len(has[1])}, which cannot be aligned: choose others with --layer"
+                f"layer {attention.site.layer} sees {sizes[0]} tokens of {sizes[1]}, which cannot be "
+                "aligned: choose others with --layer"
             )
-        across = np.zeros((len(keys), len(attention.keys)), np.float32)
+        summing = np.zeros((len(keys), len(attention.keys)), np.float32)
         for row, tokens in enumerate(keys):
-            across[row, list(tokens)] = 1
-        return Rows([queries[row] for row in even_sample(len(queries), len(keys), cells)], across)
+            summing[row, list(tokens)] = 1
+        return Rows([queries[row] for row in even_sample(len(queries), len(keys), cells)], summing)
 
     return choose
 
@@ -67,30 +70,30 @@ def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS)
 def by_place(selection: Selection) -> Callable[[Axis, Axis], Pairs]:
     """Pair the places of two texts (tokens or words), including those that replace each other."""
 
-    def pair(one: Axis, other: Axis) -> Pairs:
-        mine, theirs = selection.coarsening(one), selection.coarsening(other)
-        steps = comparison.align_tokens(place_texts(mine), place_texts(theirs))
+    def pair(left_axis: Axis, right_axis: Axis) -> Pairs:
+        left, right = selection.coarsening(left_axis), selection.coarsening(right_axis)
+        steps = comparison.align_tokens(place_texts(left), place_texts(right))
         pairs = [(i, j) for i, j in steps if i is not None and j is not None]
-        alike = [(i, j) for i, j in pairs if mine.places[i].text == theirs.places[j].text]
-        if all(mine.places[i].special for i, _ in alike):
+        same = (left.places[i] for i, j in pairs if left.places[i].text == right.places[j].text)
+        if all(place.special for place in same):
             raise InputError(
-                f"the two texts have no token in common: one begins {_beginning(mine)}, "
-                f"the other {_beginning(theirs)}"
+                f"the two texts have no token in common: one begins {_beginning(left)}, "
+                f"the other {_beginning(right)}"
             )
-        return [(mine.tokens(i), theirs.tokens(j)) for i, j in pairs]
+        return [(left.tokens(i), right.tokens(j)) for i, j in pairs]
 
     return pair
 
 
-def by_word(one: Axis, other: Axis) -> Pairs:
+def by_word(left_axis: Axis, right_axis: Axis) -> Pairs:
     """Pair the words of one text under two tokenizers."""
-    mine, theirs = (coarsen_axis(axis, words=True, hide_special=True) for axis in (one, other))
-    pairs = comparison.find_shared_words(place_texts(mine), place_texts(theirs))
+    left, right = (coarsen_axis(axis, words=True, hide_special=True) for axis in (left_axis, right_axis))
+    pairs = comparison.find_shared_words(place_texts(left), place_texts(right))
     if not pairs:
         raise InputError(
-            f"the two models share no word: one reads {_beginning(mine)}, the other {_beginning(theirs)}"
+            f"the two models share no word: one reads {_beginning(left)}, the other {_beginning(right)}"
         )
-    return [(mine.tokens(*my_words), theirs.tokens(*their_words)) for my_words, their_words in pairs]
+    return [(left.tokens(*words), right.tokens(*others)) for words, others in pairs]
 
 
 def place_texts(axis: Coarsening) -> list[str]:
@@ -102,15 +105,15 @@ def _beginning(axis: Coarsening) -> str:
     return repr(" ".join(place.label for place in axis.places if not place.special)[:40])
 
 
-LARGEST = 1024  # most tokens of a difference map
-SMALL = 0.1  # below this many nats, a map of heads counts in thousandths
+MAX_DIFFERENCE_TOKENS = 1024  # of a difference map
+SMALL_NATS = 0.1  # below which a map of heads counts in thousandths
 
 
 def map_of_nats(heads: Sequence[Head], values: Array, name: str, **more: Any) -> HeadMap:
     """A distance of each head as a map; small ones in thousandths, to keep the numbers readable."""
-    small = float(values.max(initial=0)) < SMALL
+    small = float(values.max(initial=0)) < SMALL_NATS
     layers = layer_rows(dict(zip(heads, (values * (1000 if small else 1)).tolist(), strict=True)))
-    return head_map(layers, name, unit="thousandths of a nat" if small else "nats", **more)
+    return head_map(layers, name, unit="× 10⁻³ nats" if small else "nats", **more)
 
 
 def _open_cells(view: Heatmap) -> Array:
@@ -134,7 +137,7 @@ class TextComparison:
     Attention to tokens without a partner counts as one more key.
     """
 
-    kind: compare.Compared
+    kind: compare.ComparedKind
     heads: tuple[Head, ...]
     change: Array  # [head]
     error: Array  # [head]
@@ -151,10 +154,10 @@ class TextComparison:
     ]
     notes: Notes
 
-    @derived("tokens that belong together; null where a text has none")
+    @derived("aligned tokens; null where a text has none")
     def tokens(self) -> tuple[tuple[str | None, str | None], ...]:
         texts = ([None if each is None else each.text for each in step] for step in self.aligned.steps)
-        return tuple((one, other) for one, other in texts)
+        return tuple((left, right) for left, right in texts)
 
     @derived("how much each head changes", name="heads")
     def changes(self) -> tuple[HeadChange, ...]:
@@ -173,50 +176,49 @@ def compare_texts(
     selection = selection or Selection()
     every = replace(selection, head=None)
     pairs = pairing(prepared, other, by_place(selection))
-    results, chosen = [], []
+    results, maps = list[compare.HeadRows](), []  # maps of the selected head, [query, key]
     for side, text in enumerate((prepared, other)):
-        whole = Sample(paired_rows(text, pairs, side, LARGEST * LARGEST))
+        whole = Sample(paired_rows(text, pairs, side, MAX_DIFFERENCE_TOKENS**2))
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
         results.append(read_head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
-        chosen += [
-            made.values[0, 0].cpu().numpy() for made in whole.maps if made.site.kind == results[0].kind
-        ]
-    one, two = results
-    selected_sites(one.record, replace(selection, kind=one.kind))
-    apart = comparison.divergence(one.rows, two.rows)  # [head, row]
-    count = len(pairs(one.kind)[0])
-    error = np.array([comparison.sampling_error(head, count) for head in apart])
-    change = apart.double().mean(1).numpy()
-    axes = zip(prepared.axes[one.kind], other.axes[one.kind], strict=True)
+        kind = results[0].kind
+        maps += [each.values[0, 0].cpu().numpy() for each in whole.maps if each.site.kind == kind]
+    left, right = results
+    selected_sites(left.record, replace(selection, kind=kind))
+    divergences = comparison.divergence(left.rows, right.rows)  # [head, row]
+    count = len(pairs(kind)[0])
+    error = np.array([comparison.sampling_error(head, count) for head in divergences])
+    change = divergences.double().mean(1).numpy()
+    axes = zip(prepared.axes[kind], other.axes[kind], strict=True)
     queries, keys = (_steps(*map(selection.coarsening, pair)) for pair in axes)
-    certain = compare.note_certainty(compare.RowCount(apart.shape[1], count), error)
-    notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *one.notes, *certain]))
+    certainty = compare.note_certainty(compare.RowCount(divergences.shape[1], count), error)
+    notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *left.notes, *certainty]))
     difference = None
-    if selection.head is not None and chosen:
-        if len(queries) > LARGEST:
+    if selection.head is not None and maps:
+        if len(queries) > MAX_DIFFERENCE_TOKENS:
             raise InputError(
-                f"a difference map shows at most {LARGEST:,} tokens, and these texts have {len(queries):,}: "
-                "cut them with --max-tokens"
+                f"a difference map shows at most {MAX_DIFFERENCE_TOKENS:,} tokens, and these texts have "
+                f"{len(queries):,}: cut them with --max-tokens"
             )
         difference = heatmap(
-            joint_difference((chosen[0], chosen[1]), queries, keys),
+            joint_difference((maps[0], maps[1]), queries, keys),
             title=f"{selection.head.name} · {model.title} · the second text minus the first",
             subtitle=f"{quote_text(other)} minus {quote_text(prepared)}",
             scale="head",
             signed=True,
         )
     return TextComparison(
-        kind=one.kind,
-        heads=one.heads,
+        kind=kind,
+        heads=left.heads,
         change=change,
         error=error,
-        aligned=AlignedTexts(queries, title=f"{model.title} · {kind_title(one.kind)} · two texts"),
+        aligned=AlignedTexts(queries, title=f"{model.title} · {kind_title(kind)} · two texts"),
         view=map_of_nats(
-            one.heads,
+            left.heads,
             change,
             "change",
             title=f"how much each head changes · {name_pass(model, prepared)} and {quote_text(other)}",
-            subtitle=one.ran,
+            subtitle=left.provenance,
             notes=notes,
         ),
         difference=difference,
@@ -224,11 +226,10 @@ def compare_texts(
     )
 
 
-def _steps(mine: Coarsening, theirs: Coarsening) -> tuple[Step, ...]:
-    """Two axes as pairs of corresponding places."""
+def _steps(left: Coarsening, right: Coarsening) -> tuple[Step, ...]:
     return tuple(
-        (None if i is None else mine.places[i], None if j is None else theirs.places[j])
-        for i, j in comparison.align_tokens(place_texts(mine), place_texts(theirs))
+        (None if i is None else left.places[i], None if j is None else right.places[j])
+        for i, j in comparison.align_tokens(place_texts(left), place_texts(right))
     )
 
 
@@ -236,13 +237,14 @@ def _steps(mine: Coarsening, theirs: Coarsening) -> tuple[Step, ...]:
 class ModelComparison:
     """The heads of one model and those of another, on the same texts, token by token or word by word."""
 
-    kind: compare.Compared
+    kind: compare.ComparedKind
     heads: Annotated[tuple[Head, ...], Meaning("the heads of the first model")]
     others: Annotated[tuple[Head, ...], Meaning("the heads of the second")]
-    distances: Annotated[Array, compare.in_nats("[head, other]")]
+    distances: Annotated[Array, compare.divergences("[head, other]")]
     error: compare.Errors  # [head, other]
     matches: Annotated[
-        tuple[compare.PairDistance, ...], Meaning("heads paired so that the sum of distances is smallest")
+        tuple[compare.PairDistance, ...],
+        Meaning("a one-to-one matching of heads with the smallest sum of distances"),
     ]
     units: Annotated[Literal["tokens", "words"], Meaning("what the rows are")]
     texts: compare.TextCount
@@ -252,7 +254,7 @@ class ModelComparison:
     notes: Notes
 
     @derived(
-        "each head from itself, where both models have the same heads",
+        "each head's distance from itself, where both models have the same heads",
         shape=tuple[float, ...] | None,
     )
     def drift(self) -> Array | None:
@@ -273,9 +275,9 @@ class ModelComparison:
     @property
     def view(self) -> HeadMap | DistanceMap:
         """The drift of every head; if shapes differ, all distances, with matches along the diagonal."""
-        said = {"title": self.title, "subtitle": self.subtitle, "notes": self.notes}
         if self.drift is not None:
-            return map_of_nats(self.heads, self.drift, "drift", **said)
+            words = {"title": self.title, "subtitle": self.subtitle, "notes": self.notes}
+            return map_of_nats(self.heads, self.drift, "drift", **words)
         nearest_first = sorted(self.matches, key=lambda pair: pair.distance)
         rows = [*dict.fromkeys([*(pair.one for pair in nearest_first), *self.heads])]
         columns = [*dict.fromkeys([*(pair.other for pair in nearest_first), *self.others])]
@@ -285,8 +287,8 @@ class ModelComparison:
             [head.name for head in rows],
             [head.name for head in columns],
             title=self.title,
-            subtitle=f"{self.subtitle}; matches lie on the diagonal, the nearest first",
-            notes=(*self.notes, "rows are heads of the first model, columns those of the second"),
+            subtitle=f"{self.subtitle}; matched heads lie on the diagonal, nearest first",
+            notes=(*self.notes, "rows: heads of the first model; columns: heads of the second"),
             matched=True,
         )
 
@@ -298,18 +300,22 @@ def compare_models(
     selection: Selection | None = None,
 ) -> ModelComparison:
     """Run both models once on each text, and compare their heads on the same tokens or the common words."""
-    kind = _common_kind(model, other, *texts[0], selection or Selection())
-    led, models = replace(selection or Selection(), kind=kind), (model, other)
-    alike = [_read_alike(mine, theirs, kind) for mine, theirs in texts]
+    selection, models = selection or Selection(), (model, other)
+    kind = _common_kind(model, other, *texts[0], selection)
+    selection = replace(selection, kind=kind)
+    same_tokens = [_have_same_tokens(left, right, kind) for left, right in texts]
     measured = compare.measure_texts(
-        ((both, _passes(models, both, led, same)) for both, same in zip(texts, alike, strict=True)),
-        [f"from {model.title} to {other.title}", *model.notes, *other.notes],
+        (
+            (both, _passes(models, both, selection, same))
+            for both, same in zip(texts, same_tokens, strict=True)
+        ),
+        [f"first model: {model.title}; second: {other.title}", *model.notes, *other.notes],
     )
     (first, second), mean = measured.passes, measured.mean
     matched = f"{len(first.heads)} heads matched with {len(second.heads)}"
     what = "drift of each head" if first.heads == second.heads else matched
     quoted = f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
-    units: Literal["tokens", "words"] = "tokens" if all(alike) else "words"
+    units: Literal["tokens", "words"] = "tokens" if all(same_tokens) else "words"
     compared = f"{quoted}{measured.rows.of:,} {units} compared"
     return ModelComparison(
         kind=kind,
@@ -330,43 +336,43 @@ def compare_models(
     )
 
 
-def _read_alike(mine: ModelInput, theirs: ModelInput, kind: Kind) -> bool:
-    """Whether both models read the same tokens."""
-    one, other = (
+def _have_same_tokens(left: ModelInput, right: ModelInput, kind: Kind) -> bool:
+    """Whether both models read the same tokens, whose texts are known."""
+    texts, others = (
         [[getattr(token, "text", None) for token in axis] for axis in each.axes.get(kind, ())]
-        for each in (mine, theirs)
+        for each in (left, right)
     )
-    return one == other and not any(None in axis for axis in one)
+    return texts == others and not any(None in axis for axis in texts)
 
 
 def _passes(
-    models: tuple[Model, Model], texts: tuple[ModelInput, ModelInput], selection: Selection, alike: bool
+    models: tuple[Model, Model], texts: tuple[ModelInput, ModelInput], selection: Selection, same_tokens: bool
 ) -> list[compare.HeadRows]:
     """A pass of each model, with its rows of every token, or of the words that both read."""
     each = [*zip(models, texts, strict=True)]
-    if alike:
+    if same_tokens:
         return [read_head_rows(model, text, selection) for model, text in each]
     pairs, passes = pairing(*texts, by_word), list[compare.HeadRows]()
     for side, (model, text) in enumerate(each):
-        ran = read_head_rows(model, text, selection, paired_rows(text, pairs, side))
-        passes.append(replace(ran, of=len(pairs(ran.kind)[0])))
+        rows = read_head_rows(model, text, selection, paired_rows(text, pairs, side))
+        passes.append(replace(rows, total=len(pairs(rows.kind)[0])))
     return passes
 
 
 def _common_kind(
-    model: Model, other: Model, mine: ModelInput, theirs: ModelInput, selection: Selection
+    model: Model, other: Model, text: ModelInput, other_text: ModelInput, selection: Selection
 ) -> Kind:
     """The requested kind, or the first one that both models run."""
-    runs = [
-        list(dict.fromkeys(site.site.kind for site in each.run(text, []).sites))
-        for each, text in ((model, mine), (other, theirs))
-    ]
-    common = [kind for kind in runs[0] if kind in runs[1] and selection.kind in (None, kind)]
+    kinds, other_kinds = (
+        list(dict.fromkeys(site.site.kind for site in each.run(given, []).sites))
+        for each, given in ((model, text), (other, other_text))
+    )
+    common = [kind for kind in kinds if kind in other_kinds and selection.kind in (None, kind)]
     if not common:
-        have = [" and ".join(kind_title(kind) for kind in kinds) for kinds in runs]
-        asked = "kind of attention" if selection.kind is None else kind_title(selection.kind)
+        have, other_has = (" and ".join(map(kind_title, each)) for each in (kinds, other_kinds))
+        wanted = "kind of attention" if selection.kind is None else kind_title(selection.kind)
         raise SelectionError(
-            f"the models have no {asked} in common: {model.name} has {have[0]}, {other.name} has {have[1]}"
+            f"the models have no {wanted} in common: {model.name} has {have}, {other.name} has {other_has}"
         )
     return common[0]
 
@@ -376,9 +382,9 @@ LISTED = 8  # heads that are listed; --csv has all of them
 
 def texts_answer(result: TextComparison, command: str | None) -> Answer:
     """Two texts: their alignment, the change of each head, and the difference map of one head."""
-    opened = f"{command} --head " if command and result.difference is None else ""
+    opening = f"{command} --head " if command and result.difference is None else ""
     listed = [
-        Ranked(each.head.name, f"changes by {each.change:.3f} nats", opened and opened + each.head.name)
+        Ranked(each.head.name, f"changes by {each.change:.3f} nats", opening and opening + each.head.name)
         for each in result.ranking[:LISTED]
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
@@ -406,7 +412,7 @@ def models_answer(result: ModelComparison) -> Answer:
                 words += f"; its match in the other model is {match.other.name} ({match.distance:.3f})"
             listed.append(Ranked(pair.one.name, words))
     else:
-        title, pairs = "Best matches, each head in one of them at most", result.matches
+        title, pairs = "Best one-to-one matches", result.matches
         nearest = sorted(pairs, key=lambda pair: pair.distance)[:LISTED]
         listed = [Ranked(pair.names, pair.words) for pair in nearest]
     matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
@@ -424,9 +430,9 @@ def models_answer(result: ModelComparison) -> Answer:
 def compare_passes(
     model: Model, prepared: ModelInput, rival: TracedModel, selection: Selection, opening: str | None
 ) -> Answer:
-    """Compare a pass with a kept one: two texts if the models have one name, otherwise two models."""
+    """Compare a pass with a recorded one: two texts if the models have one name, otherwise two models."""
     if model.weighting != "raw":
-        raise ModelError(f"{rival.name} keeps no values to weight by: compare it without --weighting")
+        raise ModelError(f"{rival.name} holds no values for --weighting: compare it without")
     if rival.name == model.name and rival.prepared.tokens != prepared.tokens:
         other = replace(rival.prepared, notes=(*rival.notes, *rival.prepared.notes))
         return texts_answer(compare_texts(model, prepared, other, selection), opening)

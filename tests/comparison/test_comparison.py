@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from attnscope.comparison import (
-    LARGEST,
+    MAX_DIVERGENCE,
     Distances,
     align_tokens,
     average_over_texts,
@@ -188,10 +188,13 @@ def heads(count, rows, keys, seed=0, sharpness=2.0):
     ("count", "rows", "keys", "sharpness"), [(5, 17, 23, 2), (3, 64, 300, 6), (4, 3, 2, 0.5)]
 )
 def test_distances_agree_with_scipy_for_any_block_size(count, rows, keys, sharpness, block, monkeypatch):
-    monkeypatch.setattr("attnscope.comparison.BLOCK", block)
+    monkeypatch.setattr("attnscope.comparison.BLOCK_WEIGHTS", block)
     weights, others = heads(count, rows, keys, sharpness=sharpness), heads(2, rows, keys, seed=1)
     one, two = weights.double().numpy(), others.double().numpy()
-    apart, found = jensenshannon(one[:, None], one, axis=-1) ** 2, measure_distances(weights, of=np.inf)
+    apart, found = (
+        jensenshannon(one[:, None], one, axis=-1) ** 2,
+        measure_distances(weights, population=np.inf),
+    )
     assert found.mean == near(apart.mean(-1), "entropy", keys + 1)
     assert found.error * rows**0.5 == pytest.approx(apart.std(-1, ddof=1), abs=1e-5)
     apart = jensenshannon(one[:, None], two, axis=-1) ** 2
@@ -203,7 +206,7 @@ def test_distances_agree_with_scipy_for_any_block_size(count, rows, keys, sharpn
     ("one", "other", "expected"),
     [
         ([0.5, 0.0], [0.5, 0.5], jensenshannon([0.5, 0, 0.5], [0.5, 0.5, 0]) ** 2),
-        ([0.0, 0.0], [0.5, 0.5], LARGEST),
+        ([0.0, 0.0], [0.5, 0.5], MAX_DIVERGENCE),
         ([1.2, 0.4], [0.75, 0.25], 0),  # scaled weights are compared by their shares
     ],
 )
@@ -221,7 +224,7 @@ def test_distance_is_symmetric_bounded_and_metric(seed, keys, sharpness):
     assert np.array_equal(apart, apart.T)
     assert measure_distances(weights, weights).mean == near(apart, "entropy", keys + 1)
     assert (apart >= 0).all()
-    assert (apart <= LARGEST + 1e-6).all()
+    assert (apart <= MAX_DIVERGENCE + 1e-6).all()
     long, *way = (divergence(weights[one], weights[other]).sqrt() for one, other in ((0, 2), (0, 1), (1, 2)))
     assert (long <= sum(way) + 1e-3).all()
     root = np.sqrt(apart)  # the mean over rows is a squared Euclidean distance too
@@ -234,11 +237,11 @@ def test_sampled_distance_error_equals_spread_of_samples():
     whole = measure_distances(weights).mean[0, 1]
     random = np.random.default_rng(0)
     rows = [random.choice(400, 50, replace=False) for _ in range(300)]
-    samples = [measure_distances(weights[:, some], of=400) for some in rows]
+    samples = [measure_distances(weights[:, some], population=400) for some in rows]
     means, errors = np.array([(sample.mean[0, 1], sample.error[0, 1]) for sample in samples]).T
     assert means.mean() == pytest.approx(whole, rel=0.03)
     assert errors.mean() == pytest.approx(means.std(), rel=0.15)
-    assert measure_distances(weights, of=400).error[0, 1] == 0
+    assert measure_distances(weights, population=400).error[0, 1] == 0
 
 
 def theirs(cost):

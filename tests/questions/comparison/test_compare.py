@@ -61,7 +61,7 @@ def test_long_texts_compare_on_an_even_sample_with_a_note(own, monkeypatch):
     monkeypatch.setattr(compare.even_rows, "__defaults__", (1,))
     sampled = compare_all_heads(own, prepared)
     assert sampled.rows == compare.RowCount(8, len(prepared.tokens))
-    assert f"compared on an even sample of 8 of {sampled.rows.of} rows" in sampled.notes
+    assert f"8 of {sampled.rows.of} rows were compared (an even sample)" in sampled.notes
     off = np.abs(sampled.distances - exact.distances)[np.triu_indices(32, 1)]
     told = sampled.error[np.triu_indices(32, 1)]
     assert (told > 0).all()
@@ -146,17 +146,17 @@ def test_two_heads_are_compared_row_by_row(minilm):
 
 def test_invalid_comparison_is_refused(own, monkeypatch):
     text = own.prepare("The cat sat.")
-    with pytest.raises(InputError, match="there is no text"):
+    with pytest.raises(InputError, match="no text to compare heads on"):
         compare_all_heads(own, [])
     for alone in (Selection(Head("L2H1")), Selection(layers=(2,), number=1)):
         with pytest.raises(SelectionError, match="L2H1 alone cannot be compared"):
             compare_all_heads(own, text, alone)
     with pytest.raises(InputError, match="share no word"):
         compare_models(own, own, [(text, own.prepare("Nobody knows why"))])
-    monkeypatch.setattr(compare, "MOST_COMPARED", 32)
+    monkeypatch.setattr(compare, "MAX_COMPARED_HEADS", 32)
     assert len(compare_all_heads(own, text).heads) == 32
-    monkeypatch.setattr(compare, "MOST_COMPARED", 31)
-    with pytest.raises(SelectionError, match="at most 31 heads are compared, and these are 32: pick some"):
+    monkeypatch.setattr(compare, "MAX_COMPARED_HEADS", 31)
+    with pytest.raises(SelectionError, match="at most 31 heads can be compared, these are 32: choose some"):
         compare_all_heads(own, text)
 
 
@@ -232,7 +232,7 @@ def test_small_drift_is_in_thousandths_and_other_heads_empty(own):
     prepared = own.prepare(TEXT), other.prepare(TEXT)
     seen = compare_models(own, other, [prepared], Selection(number=2))
     assert 0 < seen.drift.max() < 0.1
-    assert seen.view.unit == "thousandths of a nat"
+    assert seen.view.unit == "× 10⁻³ nats"
     assert seen.view.values[:, 2] == pytest.approx(1000 * seen.drift)
     assert np.isnan(seen.view.values[:, :2]).all()
 

@@ -406,7 +406,7 @@ class HeadComparison:
         return tuple(place.text for place in self.weights[0].keys)
 
 
-class OneHead(NamedTuple):
+class HeadReading(NamedTuple):
     """A head's drawn map and the rows that are compared."""
 
     drawn: CoarseMap
@@ -416,7 +416,7 @@ class OneHead(NamedTuple):
 
 def _read_two_heads(
     model: Model, prepared: ModelInput, heads: tuple[Head, Head], selection: Selection
-) -> tuple[Kind, tuple[OneHead, OneHead], Record]:
+) -> tuple[Kind, tuple[HeadReading, HeadReading], Record]:
     """Run the model once, and read both heads of the first kind of attention that has them.
 
     Raises ``SelectionError`` where none has them, or where they cannot be compared.
@@ -431,7 +431,7 @@ def _read_two_heads(
     record = model.run(prepared, [SharedRows([coarse, sample], select)])
     counts = {site.site: site.heads for site in record.sites}
     read = {
-        Head(drawn.site.layer, head, drawn.site.kind): OneHead(
+        Head(drawn.site.layer, head, drawn.site.kind): HeadReading(
             drawn.only(number), sampled, sampled.values[0, number]
         )
         for drawn, sampled in zip(coarse.maps, sample.maps, strict=True)

@@ -96,7 +96,7 @@ REFUSED = {
     "spans --from a.trace --parts role": "holds no chat",
     "show --from a.trace --weighting norm": "--weighting cannot be combined with --from",
     "show TEXT --save-trace b.trace --weighting norm": "--weighting cannot be combined with --save-trace",
-    "compare TEXT --with-trace a.trace --weighting norm": "no values to weight by",
+    "compare TEXT --with-trace a.trace --weighting norm": "holds no values for --weighting",
     # stats
     "stats TEXT --where entropi<1": "no measure 'entropi': did you mean 'entropy'?",
     "stats TEXT --where entropy<one": "'one' is no number",

@@ -12,7 +12,7 @@ class Kernel(nn.Module):
         return F.scaled_dot_product_attention(*given, **options)
 
 
-class Of(nn.Module):
+class FunctionModule(nn.Module):
     """Parts, and a function of the module and what it is given; ``kept`` are weights that it must show."""
 
     def __init__(self, run, **parts):
@@ -30,7 +30,7 @@ class Of(nn.Module):
         return self.run(self, *given, **named)
 
 
-class Heads(Of):
+class Heads(FunctionModule):
     """Queries, keys and values of some heads by one projection, which a function of the module mixes."""
 
     def __init__(self, way=None, size=16, heads=4):
@@ -72,7 +72,7 @@ def add(block, x):
 def blocks(made, count=2):
     """Layers that others can follow; ``made`` makes the attention of each, to which its input is added."""
     torch.manual_seed(0)
-    return nn.Sequential(*(Of(add, attention=made()) for _ in range(count))).eval()
+    return nn.Sequential(*(FunctionModule(add, attention=made()) for _ in range(count))).eval()
 
 
 SOFTMAXES = {

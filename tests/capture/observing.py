@@ -10,7 +10,7 @@ from attnscope.attention import Site
 from attnscope.capture import recording
 
 
-class Kept(NamedTuple):
+class CapturedMap(NamedTuple):
     """The weights of some heads of one attention call."""
 
     site: Site
@@ -20,7 +20,7 @@ class Kept(NamedTuple):
     keys: Any
 
 
-class Keep:
+class MapObserver:
     """Keeps the whole maps of the heads that ``select`` names for a site, or of all."""
 
     def __init__(self, select=None):
@@ -33,12 +33,12 @@ class Keep:
             allowed = allowed if allowed.shape[1] == 1 else allowed[:, list(heads)]
             allowed = allowed.expand(*allowed.shape[:2], *weights.shape[2:])
             kept = attention.site, weights.detach().clone(), allowed.clone()
-            self.maps.append(Kept(*kept, attention.queries, attention.keys))
+            self.maps.append(CapturedMap(*kept, attention.queries, attention.keys))
 
 
 def observe(model, *given, call=None, **named):
     """A pass of a model, or of ``call`` in its place, that went well.  -> (record, maps, output)"""
-    keep, outputs = Keep(), []
+    keep, outputs = MapObserver(), []
     model.eval()
 
     def run():

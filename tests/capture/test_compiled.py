@@ -10,7 +10,7 @@ from torch import nn
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from tests.capture import modules
-from tests.capture.observing import Keep, observe
+from tests.capture.observing import MapObserver, observe
 
 
 class Counting:
@@ -64,7 +64,7 @@ CASES = [  # every way with warm and cold functions, and with each kind of atten
 
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_compiled_models_are_captured_and_stay_compiled(made, how, warm):
-    x, keep, backend = torch.randn(2, 5, 16), Keep(), Counting()
+    x, keep, backend = torch.randn(2, 5, 16), MapObserver(), Counting()
     plain = modules.blocks(made)
     _, expected, output = observe(plain, x)
     with torch.inference_mode():
@@ -93,7 +93,9 @@ def test_compiled_part_beside_attention_is_noted(how):
         part.forward = torch.compile(part.forward, backend="eager")
     else:
         part = compiled(part, how, "eager")
-    model = modules.Of(lambda m, x: m.part(m.blocks(x)), blocks=modules.blocks(modules.Fused), part=part)
+    model = modules.FunctionModule(
+        lambda m, x: m.part(m.blocks(x)), blocks=modules.blocks(modules.Fused), part=part
+    )
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(2, 5, 16))
     assert len(record.sites) == 2
@@ -106,7 +108,9 @@ def inside_and_outside(m, x):
 
 
 def outer():
-    return modules.Of(inside_and_outside, inner=modules.blocks(modules.Fused, 1)[0], own=modules.Fused())
+    return modules.FunctionModule(
+        inside_and_outside, inner=modules.blocks(modules.Fused, 1)[0], own=modules.Fused()
+    )
 
 
 @pytest.mark.parametrize("watched", ["plain", "compiled"])

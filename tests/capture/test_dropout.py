@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import attnscope
 from attnscope.capture import recording
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -60,7 +60,7 @@ def test_weights_before_dropout_are_shown_with_a_note(name):
         given = written.eval()(input_ids=IDS, output_attentions=True)
         weights = (written if make is ByHand else given).attentions[0]
         for trains in (True, False):
-            keep = Keep()
+            keep = MapObserver()
             with recording(model.train(trains), [keep], warn=False) as record:
                 model(input_ids=IDS)
             torch.testing.assert_close(keep.maps[0].weights, weights, atol=1e-6, rtol=0)

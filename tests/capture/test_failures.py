@@ -16,7 +16,7 @@ from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from attnscope.fused.fused_pass import FusedPass
 from tests.capture import modules
-from tests.capture.observing import Keep, observe
+from tests.capture.observing import MapObserver, observe
 from tests.capture.placing.mixing_modules import Chain
 from tests.capture.placing.test_chunked import longformer, texts
 from tests.capture.tiny import FAMILIES, inputs
@@ -113,7 +113,7 @@ def test_layer_with_failing_observer_is_named():
             raise ValueError("it cannot be read")
 
     model, given = gpt2()
-    keep = Keep()
+    keep = MapObserver()
     with torch.inference_mode():
         expected = model(**given).last_hidden_state
         with recording(model, [FunctionObserver(fail), keep]) as record:
@@ -133,7 +133,7 @@ def test_kernel_errors_reach_the_model():
         return query
 
     query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 7)
-    assert torch.equal(observe(modules.Of(run, kernel=modules.Kernel()), query, key)[2], query)
+    assert torch.equal(observe(modules.FunctionModule(run, kernel=modules.Kernel()), query, key)[2], query)
 
 
 def test_memory_error_ends_the_pass(monkeypatch):

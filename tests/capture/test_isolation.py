@@ -14,7 +14,7 @@ from attnscope.capture import recording
 from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from tests.capture import modules
-from tests.capture.observing import Keep, observe
+from tests.capture.observing import MapObserver, observe
 from tests.capture.tiny import FAMILIES, inputs
 
 
@@ -80,7 +80,7 @@ def test_nested_recordings_restore_the_model(bert):
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_overlapping_recordings_may_end_in_any_order(name):
-    model, kept = FAMILIES[name].build(), [Keep(), Keep()]
+    model, kept = FAMILIES[name].build(), [MapObserver(), MapObserver()]
     before, (one, other) = traces(model), (recording(model, [each]) for each in kept)
     with torch.inference_mode():
         plain = model(**inputs("text"))[0]
@@ -133,7 +133,7 @@ def test_two_threads_record_and_a_third_is_unobserved(bert, shared):
     records, kept = [], []
 
     def record(model, length):
-        keep = Keep(lambda site: [0])
+        keep = MapObserver(lambda site: [0])
         for _ in range(10):
             with torch.inference_mode(), recording(model, [keep]) as record:
                 model(**inputs("text", length=length))

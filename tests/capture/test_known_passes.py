@@ -16,7 +16,7 @@ from attnscope.capture.record import FunctionObserver
 from attnscope.errors import SizeError
 from attnscope.models import load
 from tests.capture.modules import Heads
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.capture.placing.test_chunked import longformer, texts
 from tests.capture.tiny import FAMILIES, inputs
 
@@ -134,7 +134,7 @@ def test_known_passes_skip_lineage_with_equal_results(name, monkeypatch):
     )
 
     def work():
-        keep = Keep()
+        keep = MapObserver()
         with torch.inference_mode(), recording(model, [keep], warn=False) as record:
             model(ids)
         return keep, record

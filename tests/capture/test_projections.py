@@ -8,7 +8,7 @@ from attnscope.capture import recording
 from attnscope.capture.projections import PROOF, Circuits, Projections, Residuals
 from attnscope.capture.record import FunctionObserver
 from attnscope.models import load
-from tests.capture.modules import Kernel, Of
+from tests.capture.modules import FunctionModule, Kernel
 from tests.capture.tiny import DECODER, FAMILIES, SIZES, inputs, tiny
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}
@@ -93,9 +93,12 @@ def by_torch(m, x):
 
 
 FOREIGN = {  # a model, and its projection
-    "by hand": (lambda: Of(by_hand, **{f"x{n}": nn.Linear(16, 16) for n in (1, 2, 3)}), "x2"),
-    "batch first": (lambda: Of(by_torch, mha=nn.MultiheadAttention(16, 4, batch_first=True)), "mha.out_proj"),
-    "batch second": (lambda: Of(by_torch, mha=nn.MultiheadAttention(16, 4)), "mha.out_proj"),
+    "by hand": (lambda: FunctionModule(by_hand, **{f"x{n}": nn.Linear(16, 16) for n in (1, 2, 3)}), "x2"),
+    "batch first": (
+        lambda: FunctionModule(by_torch, mha=nn.MultiheadAttention(16, 4, batch_first=True)),
+        "mha.out_proj",
+    ),
+    "batch second": (lambda: FunctionModule(by_torch, mha=nn.MultiheadAttention(16, 4)), "mha.out_proj"),
 }
 
 
@@ -226,7 +229,9 @@ def of_another_sum(m, x):
 def test_unrelated_sum_is_not_the_residual_sum():
     torch.manual_seed(0)
     parts = {"mix": nn.Linear(16, 16), "after": nn.Linear(16, 16)}
-    model = Of(of_another_sum, attention=nn.MultiheadAttention(16, 4, batch_first=True), **parts).eval()
+    model = FunctionModule(
+        of_another_sum, attention=nn.MultiheadAttention(16, 4, batch_first=True), **parts
+    ).eval()
     nn.init.normal_(model.mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
     residuals, _ = find(Residuals(), model, 100 * torch.randn(1, 5, 16))
     assert len(residuals.found) == 1

@@ -18,7 +18,7 @@ from attnscope.render.colour import blend, resize
 from attnscope.render.image import drawing as drawn
 from attnscope.render.image.sheet import labels
 from attnscope.render.terminal import print_view
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.models.vision_recipes import vision_encoder_decoder
 from tests.tools import sounds
 
@@ -156,7 +156,7 @@ def test_find_and_spans_treat_sound_as_a_part(run, tone, tmp_path):
     asked, question = ("--audio", tone, "-m", tmp_path), "what is the cat"
     (found,) = run.json("find", "cat -> sound", question, *asked)["questions"]
     weights = {(head["kind"], head["layer"], head["head"]): head["weight"] for head in found["heads"]}
-    model, keep = load(str(tmp_path)), Keep(lambda site: range(32) if site.kind == "decoder" else None)
+    model, keep = load(str(tmp_path)), MapObserver(lambda site: range(32) if site.kind == "decoder" else None)
     prepared = model.prepare_audio(tone, question)
     model.run(prepared, [keep])
     heard = [place for place, token in enumerate(prepared.tokens) if token.text.endswith(" s")]

@@ -14,7 +14,7 @@ from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.runs import digest
 from attnscope.measures import DEFAULT, Measurement, fused_request
 from tests.capture.modules import Kernel
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.fused.combinations import brute_force
 from tests.fused.test_fused_pass import call_of, check, request_of
 
@@ -63,7 +63,7 @@ def test_layers_sharing_buffers_are_measured_separately(additive, own_heads, fus
         ids.fill_(call)
         model.held.clear()
         text = tuple(Token("w", call) for _ in range(LENGTH))
-        measured, keep = Measurement(DEFAULT), Keep()
+        measured, keep = Measurement(DEFAULT), MapObserver()
         measured.label({"encoder": ([text], [text]), "decoder": ([text], [text])})
         engine = FusedPass(fused_request(measured.measures, [text], None), shortest=1) if fused else None
         observers = [SharedRows([measured])] if fused else [measured, keep]

@@ -7,7 +7,7 @@ from attnscope.measures import Measurement, worth_a_look
 from attnscope.models import load
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview, overview_answer
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.models.folders import eager_minilm, minilm
 from tests.questions import planted
 
@@ -38,7 +38,7 @@ def test_content_heads_are_suggested_and_uniform_heads_are_not():
     words = np.random.default_rng(1).permutation(range(1, module.ids))
     query[range(1, module.ids), range(1, module.ids)] = key[range(1, module.ids), words] = 1
     module.plant((0, 2), query, key, module.out)
-    model, keep = planted.wrap_planted(module), Keep()
+    model, keep = planted.wrap_planted(module), MapObserver()
     prepared = model.prepare(" ".join(planted.WORDS))
     seen = overview(model, prepared, Selection())
     assert [head.role.name for head in seen.heads] == ["broad", "sharp", "none"]
@@ -58,7 +58,7 @@ def test_content_heads_are_suggested_and_uniform_heads_are_not():
 def test_induction_of_repeated_tokens_counts_the_second_half(seed, run):
     answer = run.json("stats", "--repeat-random", 8, "--seed", seed, "-m", "own-causal")
     assert any("induction is measured on the second half" in note for note in answer["notes"])
-    model, keep = load("own-causal"), Keep()
+    model, keep = load("own-causal"), MapObserver()
     model.run(model.repeat_random(8, seed), [keep])
     for head in answer["heads"]:
         weights = keep.maps[head["layer"]].weights[0, head["head"], 9:17]  # behind [CLS] and the first half

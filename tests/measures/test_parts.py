@@ -12,7 +12,7 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.measures.reference import Case, attention
 from tests.measures.rounding import near
 
@@ -31,7 +31,7 @@ def prepared(model):
 
 def weights_of(model, prepared):
     """Every layer's weights, by its number.  [head, query, key]"""
-    keep = Keep()
+    keep = MapObserver()
     model.run(prepared, [keep])
     return {kept.site.layer: kept.weights[0].double().numpy() for kept in keep.maps}
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.capture.tiny import own_attentions
 
 LINES = [
@@ -139,7 +139,7 @@ def made_once(factory: pytest.TempPathFactory, make: Callable[[Path, Any], str])
 
 def maps(model, prepared, heads: int = 2) -> list:
     """The whole maps of a model's first heads, call by call."""
-    keep = Keep(lambda site: range(heads))
+    keep = MapObserver(lambda site: range(heads))
     model.run(prepared, [keep])
     return keep.maps
 

@@ -20,7 +20,7 @@ from attnscope.questions.logits import direct_effects
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads, overview
 from attnscope.storage.tensors import read_tensors
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.models.folders import gpt2, minilm
 
 
@@ -250,7 +250,7 @@ def test_model_kind_from_the_readme_guide_works():
     exec(textwrap.dedent(code), names)
     model = names["LetterModel"]("letters", Letters(), None)
     prepared = model.prepare("abca", limit=Limit(3))
-    keep = Keep(lambda site: range(2))
+    keep = MapObserver(lambda site: range(2))
     model.run(prepared, [keep])
     assert [token.text for token in keep.maps[0].queries] == ["a", "b", "c"]
     x = model.module.embed(prepared.inputs["ids"])

@@ -25,7 +25,7 @@ from attnscope.models.text.tokens import (
     without_marks,
 )
 from attnscope.text import clean
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.models.folders import LINES, changed, gpt2, made_once, minilm, t5
 
 WORDPIECE, BYTE_LEVEL, SENTENCEPIECE = (lambda folder: minilm()), gpt2, t5
@@ -235,7 +235,7 @@ def test_unknown_token_id_is_shown_as_its_number(tmp_path):
 
 def test_output_of_foreign_code_goes_to_standard_error(loud, tmp_path, capsys):
     model, writes = load(loud), load(gpt2(tmp_path / "gpt2"), generative=True)
-    model.run(model.prepare("The cat"), [Keep(lambda site: range(2))])
+    model.run(model.prepare("The cat"), [MapObserver(lambda site: range(2))])
     writes.writer.transformer.register_forward_hook(lambda *call: print("printed by a hook"))
     writes.generate(writes.prepare("The cat"), 2)
     out, err = capsys.readouterr()

@@ -18,7 +18,7 @@ from attnscope.questions.audit import audit
 from tests.capture import modules
 from tests.capture.hooks.test_kernels import OPEN, Flexible
 from tests.capture.lineage import test_pieces, test_token_axis
-from tests.capture.modules import Of
+from tests.capture.modules import FunctionModule
 from tests.capture.placing.mixing_modules import Stream, grouped_by_an_axis
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
@@ -127,7 +127,7 @@ def torchs(size=16, heads=2):
 
 def turned(layer):
     """A layer over positions instead of features."""
-    return Of(lambda m, states: m.layer(states.mT).mT, layer=layer)
+    return FunctionModule(lambda m, states: m.layer(states.mT).mT, layer=layer)
 
 
 def convolved():
@@ -135,7 +135,7 @@ def convolved():
 
 
 def shift():
-    return Of(lambda m, states: states + states.roll(1, 1))
+    return FunctionModule(lambda m, states: states + states.roll(1, 1))
 
 
 class Sort(nn.Module):
@@ -166,7 +166,7 @@ class Reader(nn.Module):
         self.join, self.behind, self.router = nn.Linear(32, 16), nn.Linear(16, 16), nn.Linear(16, 3)
         experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
         self.sort, self.meet = Sort(), meet
-        self.routed = Of(put_back, sort=Sort(), router=self.router, experts=experts)
+        self.routed = FunctionModule(put_back, sort=Sort(), router=self.router, experts=experts)
 
     def forward(self, input_ids, **given):
         states = self.embed(input_ids)
@@ -259,7 +259,7 @@ MIXING = {
 def test_audit_names_only_the_mixer_after_attention(attending, mixing):
     torch.manual_seed(0)
     (attend, run), (behind, way) = ATTENDING[attending], MIXING[mixing]
-    layers = nn.Embedding(99, 16), Of(run, attend=attend()), nn.LayerNorm(16), behind()
+    layers = nn.Embedding(99, 16), FunctionModule(run, attend=attend()), nn.LayerNorm(16), behind()
     seen = audited(nn.Sequential(*layers), IDS)
     assert seen.sites
     assert [(mixer.path, mixer.way) for mixer in seen.mixers] == ([("3", way)] if way else [])
@@ -272,7 +272,7 @@ def windows(begin):
         q, k, v = m.qkv(states.roll(-begin, 1).unflatten(1, (-1, 4))).chunk(3, -1)
         return ((q @ k.mT).softmax(-1) @ v).flatten(1, 2).roll(begin, 1)
 
-    return Of(run, qkv=nn.Linear(16, 48))
+    return FunctionModule(run, qkv=nn.Linear(16, 48))
 
 
 def shifted_windows(last):
@@ -285,7 +285,7 @@ def latents(layer):
     def run(m, states):
         return m.layer(m.attend(m.queries.expand(len(states), -1, -1), states, states)[0])
 
-    return Of(run, queries=nn.Parameter(torch.randn(5, 16)), layer=layer, attend=torchs())
+    return FunctionModule(run, queries=nn.Parameter(torch.randn(5, 16)), layer=layer, attend=torchs())
 
 
 def streams():
@@ -299,8 +299,8 @@ def streams():
     def run(m, states):
         return states + m.choose(states, m.layers(m.attend(states, states, states)[0]))
 
-    asks = Of(choose, query=nn.Parameter(torch.randn(1, 16)), key=nn.Linear(16, 16))
-    return Of(run, choose=asks, attend=torchs(), layers=nn.Linear(16, 16))
+    asks = FunctionModule(choose, query=nn.Parameter(torch.randn(1, 16)), key=nn.Linear(16, 16))
+    return FunctionModule(run, choose=asks, attend=torchs(), layers=nn.Linear(16, 16))
 
 
 def along_edges():
@@ -310,11 +310,11 @@ def along_edges():
     def run(m, states):
         return torch.sparse.mm(edges, (states + first(m, states))[0])[None]
 
-    return nn.Sequential(Of(run, attend=modules.ListedHeads(heads=2)))
+    return nn.Sequential(FunctionModule(run, attend=modules.ListedHeads(heads=2)))
 
 
 def total():
-    return nn.Sequential(nn.Linear(16, 16), Of(lambda m, states: (states.sum(), states)))
+    return nn.Sequential(nn.Linear(16, 16), FunctionModule(lambda m, states: (states.sum(), states)))
 
 
 BUILT = {  # how many attention calls there are, and which modules mix besides, by what
@@ -375,7 +375,9 @@ def test_audit_ignores_differences_below_rounding(much, little, blamed):
 
     layer = Layer(64, 64, bias=False)
     nn.init.constant_(layer.weight, 1 / 64)
-    model = Of(run, embed=nn.Embedding(99, 64), leak=Of(leak, layer=layer), attend=torchs(64, 4))
+    model = FunctionModule(
+        run, embed=nn.Embedding(99, 64), leak=FunctionModule(leak, layer=layer), attend=torchs(64, 4)
+    )
     assert [mixer.path for mixer in audited(model, IDS).mixers] == blamed
 
 

@@ -24,7 +24,7 @@ from attnscope.storage.tensors import read_tensors
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.file import KEY_FIELD, SUFFIX
 from attnscope.storage.trace.layout import FORMAT, allowed_of, pack_mask, traced_rows, unpack_rows
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.capture.tiny import FAMILIES, inputs
 from tests.tools.coverage.recipes import make
 
@@ -53,7 +53,7 @@ def pair(request, tmp_path_factory):
 
 def test_trace_rows_equal_model_rows_in_torch_and_numpy(pair):
     (model, prepared), traced = pair
-    live, kept = Keep(), Keep()
+    live, kept = MapObserver(), MapObserver()
     assert model.run(prepared, [live]) == traced.run(traced.prepared, [kept])
     arrays, calls = traced.trace.arrays, traced.trace.description.calls
     for ours, theirs, call in zip(live.maps, kept.maps, calls, strict=True):

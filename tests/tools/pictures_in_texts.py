@@ -156,13 +156,13 @@ def check(kind: str) -> list[str]:
         for number in range(4):
             save_noise(frames / f"{number}.png", 84, 112, number)
         two = [save_noise(Path(place) / "b.png", 90, 120), save_noise(Path(place) / "c.png", 120, 70, 1)]
-        found = [say(partial(ask, model, file)) for ask in (tiling, identity, eager)]
-        found.append(say(lambda: pictures(model, two, 2)))
-        found.append(say(lambda: pictures(model, frames, 4, video=True)))
-    return [kind, judge(*found[:3]), *found]
+        found = [run_check(partial(ask, model, file)) for ask in (tiling, identity, eager)]
+        found.append(run_check(lambda: pictures(model, two, 2)))
+        found.append(run_check(lambda: pictures(model, frames, 4, video=True)))
+    return [kind, verdict_of(*found[:3]), *found]
 
 
-def judge(tiles: str, identities: str, apart: str) -> str:
+def verdict_of(tiles: str, identities: str, apart: str) -> str:
     """What the checks say together."""
     if tiles == apart and not re.match("refused: the (processor|model) ", tiles):  # the same, of attnscope
         return "refused with the reason"
@@ -174,7 +174,7 @@ def judge(tiles: str, identities: str, apart: str) -> str:
     return "numbered" if tiles == "numbered, with a note" else "**open**"
 
 
-def say(work: Callable[[], str]) -> str:
+def run_check(work: Callable[[], str]) -> str:
     """What a check finds, or the sentence that refuses it."""
     try:
         return work()

@@ -30,7 +30,7 @@ from attnscope.axes import SOUND_ID
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.models.huggingface.sounds import SOUND_IDS, SoundTextModel
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 from tests.models import speech
 from tests.models.vision_language import make_tokenizer
 from tests.tools.coverage.recipes import RECIPES, Recipe
@@ -154,7 +154,7 @@ def name_tokens(prepared: ModelInput) -> str:
 
 def measure_eager(model: Model, folder: Path, prepared: ModelInput) -> str:
     """How far the first map of each kind is from the same of the model's own eager attention."""
-    keep = Keep(lambda site: range(1))
+    keep = MapObserver(lambda site: range(1))
     model.run(prepared, [keep])
     if not keep.maps:
         return "no map"

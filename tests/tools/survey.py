@@ -61,7 +61,7 @@ def _row(work: Callable[[str], Row], name: str) -> Row:
     try:
         return work(name)
     except Exception as error:  # a row of the table, not the end of it
-        return {"note": told(error)}
+        return {"note": describe_error(error)}
 
 
 def first_line(error: BaseException) -> str:
@@ -69,7 +69,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Its first line and its place; with ``-v`` all of it is printed, too."""
     if "-v" in sys.argv:
         traceback.print_exception(error)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnscope.capture import recording
 from attnscope.capture.record import tolerance
-from tests.capture.modules import Of
+from tests.capture.modules import FunctionModule
 from tests.capture.observing import observe
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -134,7 +134,7 @@ def across(m, query, key):
 
 def test_fused_function_with_separate_keys():
     attention, other = encoder().layers[0].self_attn, X.flip(2)
-    record, (kept,) = watched(Of(across, attention=attention).eval(), X, other)
+    record, (kept,) = watched(FunctionModule(across, attention=attention).eval(), X, other)
     assert record.sites[0].kernel == "native_multi_head_attention"
     expected = attention(X, other, other, average_attn_weights=False)[1]
     torch.testing.assert_close(kept.weights, expected, atol=1e-6, rtol=0)

@@ -15,7 +15,7 @@ from attnscope.attention import AttentionCall
 from attnscope.capture import recording
 from attnscope.capture.hooks.functions import COMPILED
 from attnscope.capture.recorder import NESTED
-from tests.capture.modules import Heads, Kernel, Of
+from tests.capture.modules import FunctionModule, Heads, Kernel
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import FAMILIES, inputs, tiny
 from tests.fused.combinations import brute_force
@@ -349,7 +349,7 @@ def test_attention_on_jagged_tensors_is_named():
         heads = texts.unflatten(-1, (2, -1)).transpose(1, 2)
         return torch.cat(m.attend(heads, heads, heads).transpose(1, 2).flatten(2).unbind())
 
-    record, *_ = observe(Of(run, attend=Kernel()), X)
+    record, *_ = observe(FunctionModule(run, attend=Kernel()), X)
     assert [(layer.name, layer.reason) for layer in record.without_attention] == [("attend", NESTED)]
 
 

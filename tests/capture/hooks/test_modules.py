@@ -9,7 +9,7 @@ from torch import nn
 
 from attnscope.capture import recording
 from tests.capture import modules
-from tests.capture.observing import Keep, observe
+from tests.capture.observing import MapObserver, observe
 
 
 def prove(module, *given, **options):
@@ -56,7 +56,7 @@ def in_blocks(m, x):
 
 def made_of(run, *names, **parts):
     """A function that makes a model of linear layers and other parts."""
-    return lambda: modules.Of(run, **{name: nn.Linear(16, 16) for name in names}, **parts)
+    return lambda: modules.FunctionModule(run, **{name: nn.Linear(16, 16) for name in names}, **parts)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_single_head_layers_in_a_list_stay_layers(stages, layers):
 def test_routers_and_output_heads_are_not_attention():
     experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
     parts = {"prototypes": nn.Parameter(torch.randn(4, 16)), "head": nn.Linear(16, 9)}
-    model = modules.Of(no_attention, router=nn.Linear(16, 4), experts=experts, **parts)
+    model = modules.FunctionModule(no_attention, router=nn.Linear(16, 4), experts=experts, **parts)
     record, *_ = prove(model, torch.randn(2, 5, 16))
     assert record.sites == []
 
@@ -169,7 +169,7 @@ def test_torch_transformer_has_three_attention_kinds():
 
 def test_labels_apply_to_axes_of_equal_length():
     labels = {"decoder": (tuple("abcde"), tuple("abcde")), "encoder": (tuple("xy"), tuple("xy"))}
-    keep = Keep()
+    keep = MapObserver()
     module = modules.Fused()
     with torch.inference_mode(), recording(module, [keep], labels):
         module(torch.randn(1, 5, 16))

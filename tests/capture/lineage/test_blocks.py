@@ -7,7 +7,7 @@ import transformers as hf
 from torch import nn
 
 from attnscope.capture.lineage.layout import CHANNELS, PARTS
-from tests.capture.modules import Heads, Of
+from tests.capture.modules import FunctionModule, Heads
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import SIZES, tiny
 
@@ -93,7 +93,7 @@ def merged(m, pixels):
 
 def picture(run, *layers):
     merge = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16, bias=False))
-    return Of(run, patches=nn.Conv2d(3, 16, 2, 2), merge=merge, layers=nn.ModuleList(layers))
+    return FunctionModule(run, patches=nn.Conv2d(3, 16, 2, 2), merge=merge, layers=nn.ModuleList(layers))
 
 
 def in_blocks(m, pixels):
@@ -120,7 +120,9 @@ def in_blocks(m, pixels):
 )
 def test_patch_blocks_are_placed_after_any_resampling(resample):
     torch.manual_seed(0)
-    model = Of(in_blocks, patches=nn.Conv2d(3, 16, 2, 2), resample=resample, qkv=nn.Linear(16, 48))
+    model = FunctionModule(
+        in_blocks, patches=nn.Conv2d(3, 16, 2, 2), resample=resample, qkv=nn.Linear(16, 48)
+    )
     _, maps, _ = observe(model, torch.randn(3, 3, 16, 16))
     check_kept(model, maps)
 

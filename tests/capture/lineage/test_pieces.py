@@ -9,7 +9,7 @@ from attnscope.capture import recording
 from attnscope.capture.lineage.follow import Lineage
 from attnscope.capture.lineage.layout import AXES, CHANNELS, JOINED
 from attnscope.capture.record import FunctionObserver
-from tests.capture.modules import Heads, Kernel, Of
+from tests.capture.modules import FunctionModule, Heads, Kernel
 from tests.capture.observing import check_kept, check_parts, observe
 from tests.capture.placing.mixing_modules import Chain, Stream, attend
 from tests.capture.tiny import FAMILIES, inputs, tiny
@@ -183,11 +183,11 @@ def projections(count, size):
 
 
 def layers_in_one_forward():
-    return Of(one_after_the_other, parts=projections(3, SIZE))
+    return FunctionModule(one_after_the_other, parts=projections(3, SIZE))
 
 
 def own_heads():
-    return Of(heads_of_their_own, parts=projections(HEADS, 4))
+    return FunctionModule(heads_of_their_own, parts=projections(HEADS, 4))
 
 
 def behind_a_class_token(m, x):
@@ -201,7 +201,9 @@ def behind_a_class_token(m, x):
 
 def class_token(alone):
     layers = {name: nn.Linear(SIZE, SIZE) for name in "qkv"}
-    return Of(behind_a_class_token, token=nn.Parameter(torch.randn(1, 1, SIZE)), alone=alone, **layers)
+    return FunctionModule(
+        behind_a_class_token, token=nn.Parameter(torch.randn(1, 1, SIZE)), alone=alone, **layers
+    )
 
 
 def jointly(m, x, encoder_hidden_states):
@@ -215,7 +217,9 @@ def jointly(m, x, encoder_hidden_states):
 
 
 def joint(chunk=17):
-    return Of(jointly, own=nn.Linear(SIZE, 3 * SIZE), other=nn.Linear(SIZE, 3 * SIZE), chunk=chunk)
+    return FunctionModule(
+        jointly, own=nn.Linear(SIZE, 3 * SIZE), other=nn.Linear(SIZE, 3 * SIZE), chunk=chunk
+    )
 
 
 class Memory(Heads):
@@ -243,7 +247,7 @@ def padded_and_unfolded(m, picture):
 
 
 def patches(run):
-    return Of(run, attend=Stream(attend), narrow=nn.Linear(3 * 9, SIZE))
+    return FunctionModule(run, attend=Stream(attend), narrow=nn.Linear(3 * 9, SIZE))
 
 
 PICTURE = torch.randn(2, 3, 9, 9)
@@ -287,7 +291,11 @@ def in_five_axes(m, x):
 
 NAMED = {  # what stands at no tokens, what it is given, and the reason
     "channels": (lambda: Stream(between_channels), [X], CHANNELS),
-    "axes that nothing tells": (lambda: Of(in_five_axes), [X[:, :3].contiguous()], AXES.format(5)),
+    "axes that nothing tells": (
+        lambda: FunctionModule(in_five_axes),
+        [X[:, :3].contiguous()],
+        AXES.format(5),
+    ),
     "two sequences that attend as one in chunks": (lambda: joint(chunk=5), [X, OTHER], JOINED),
 }
 
@@ -368,7 +376,9 @@ def in_chunks_behind_a_known_model(m, ids):
 @pytest.mark.parametrize("passes", [1, 3])
 def test_chunks_after_transformers_layers_are_joined(passes):
     known, chunked = FAMILIES["bert"].build(), Chain(layers=[in_pieces(chunked_queries) for _ in range(2)])
-    model = Of(in_chunks_behind_a_known_model, known=known, narrow=nn.Linear(32, SIZE), chunked=chunked)
+    model = FunctionModule(
+        in_chunks_behind_a_known_model, known=known, narrow=nn.Linear(32, SIZE), chunked=chunked
+    )
     ids = torch.randint(4, 99, (2, COUNT))
     _, maps, _ = observe(model, call=lambda: [model(ids) for _ in range(passes)])
     assert len(maps) == 5 * passes

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.capture.modules import Heads, Of
+from tests.capture.modules import FunctionModule, Heads
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.mixing_modules import attend
 
@@ -76,7 +76,7 @@ INSIDE = [
 ]
 
 
-class Model(Of):
+class Model(FunctionModule):
     """Attention beside a mixture of some kind; ``kept`` are the weights with which it asks tokens itself."""
 
     def __init__(self, way):

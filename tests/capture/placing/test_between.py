@@ -11,7 +11,7 @@ from transformers.models.bert.modeling_bert import BertAttention
 
 from attnscope.capture import recording
 from attnscope.capture.placing.between import ACROSS, PERHAPS
-from tests.capture.modules import Of
+from tests.capture.modules import FunctionModule
 from tests.capture.observing import observe
 from tests.capture.placing.mixing_modules import COUNT, SIZE, STATES
 
@@ -38,16 +38,16 @@ def positions_first(m, x):
 
 
 def multihead(run, **options):
-    return Of(run, inner=nn.MultiheadAttention(SIZE, 2, **options))
+    return FunctionModule(run, inner=nn.MultiheadAttention(SIZE, 2, **options))
 
 
 WAYS = {  # how people attend along the first axis but one
-    "written": lambda: Of(written, qkv=nn.Linear(SIZE, 3 * SIZE)),
-    "kernel": lambda: Of(by_the_kernel, qkv=nn.Linear(SIZE, 3 * SIZE)),
+    "written": lambda: FunctionModule(written, qkv=nn.Linear(SIZE, 3 * SIZE)),
+    "kernel": lambda: FunctionModule(by_the_kernel, qkv=nn.Linear(SIZE, 3 * SIZE)),
     "fused module": lambda: multihead(lambda m, x: m.inner(x, x, x)[0], batch_first=True),
     "positions first in a module": lambda: multihead(positions_first),
     "fused layer": lambda: nn.TransformerEncoderLayer(SIZE, 2, 8, batch_first=True),
-    "function of transformers": lambda: Of(lambda m, x: m.inner(x)[0], inner=bert_attention()),
+    "function of transformers": lambda: FunctionModule(lambda m, x: m.inner(x)[0], inner=bert_attention()),
 }
 
 
@@ -59,7 +59,7 @@ def in_a_table(m, x):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_between_texts_is_named_beside_token_attention(way):
-    record, maps, _ = observe(Of(in_a_table, cells=WAYS[way](), rows=WAYS[way]()), STATES)
+    record, maps, _ = observe(FunctionModule(in_a_table, cells=WAYS[way](), rows=WAYS[way]()), STATES)
     assert [(layer.name.partition(".")[0], layer.reason) for layer in record.without_attention] == [
         ("rows", ACROSS)
     ]
@@ -82,7 +82,7 @@ def rows_before_cells(m, x):
 @pytest.mark.parametrize("labelled", [False, True])
 def test_attention_between_texts_is_named_with_batch_first(way, run, labelled):
     """Labels say so; without them positions may come first, which attention behind it makes unlikely."""
-    model, axis = Of(run, rows=WAYS[way](), cells=WAYS[way]()).eval(), range(COUNT)
+    model, axis = FunctionModule(run, rows=WAYS[way](), cells=WAYS[way]()).eval(), range(COUNT)
     axes = {"encoder": (axis, axis)} if labelled else None
     with torch.inference_mode(), recording(model, axes=axes, warn=False) as record:
         model(STATES)
@@ -99,7 +99,7 @@ def in_two_orders(run, make):
     """Maps of two models of the same weights: one in another order, and one in order."""
     for order in (ORDER, torch.arange(COUNT)):
         torch.manual_seed(0)
-        yield observe(Of(run, first=make(), second=make(), order=order), STATES)[1]
+        yield observe(FunctionModule(run, first=make(), second=make(), order=order), STATES)[1]
 
 
 def elsewhere(m, x):

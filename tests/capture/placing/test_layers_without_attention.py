@@ -11,7 +11,7 @@ from attnscope.capture.placing.kinds import LayerNumbers
 from attnscope.errors import ModelError
 from attnscope.models import ModelInput
 from attnscope.models.model import Model
-from tests.capture.observing import Keep, observe
+from tests.capture.observing import MapObserver, observe
 from tests.capture.placing.mixing_modules import SIZE, STATES, TALK, Chain, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, SIZES, inputs, tiny
 
@@ -34,7 +34,7 @@ def test_hybrid_model_keeps_its_layer_numbers():
 
 @pytest.mark.parametrize("family", ["gpt-oss", "llama"])
 def test_row_sums_below_one_reveal_the_sink(family):
-    sums, keep, model = RowSums(), Keep(), FAMILIES[family].build()
+    sums, keep, model = RowSums(), MapObserver(), FAMILIES[family].build()
     if family == "gpt-oss":
         nn.init.constant_(model.layers[0].self_attn.sinks, 2.0)
     with torch.inference_mode(), recording(model, [sums, keep]):

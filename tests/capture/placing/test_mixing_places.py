@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.capture.modules import Of
+from tests.capture.modules import FunctionModule
 from tests.capture.observing import check_kept, observe
 from tests.capture.placing.mixing_modules import (
     COUNT,
@@ -36,7 +36,7 @@ class Attention(Stream):
 
 
 def around(run, way):
-    return Of(run, before=Stream(attend), part=Stream(way))
+    return FunctionModule(run, before=Stream(attend), part=Stream(way))
 
 
 def in_its_own_forward(model, x):

@@ -9,7 +9,7 @@ from torch import nn
 import attnscope
 from attnscope.capture import recording
 from attnscope.measures.measurement import Measurement
-from tests.capture.observing import Keep
+from tests.capture.observing import MapObserver
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -98,7 +98,7 @@ def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
     (make, how), real = MODELS[name], REAL[side]
     model = make(how).eval()
     given, weights = passed(model, real)
-    measured, keep = Measurement(tuple(FIGURES)), Keep()
+    measured, keep = Measurement(tuple(FIGURES)), MapObserver()
     with torch.no_grad(), recording(model, [measured, keep]) as record:
         model(**given)
     closed = ~real

@@ -14,7 +14,7 @@ from attnscope.attention import Attention, HeldRows, Site, Token
 from attnscope.capture import Steps, recording
 from attnscope.measures import Measurement
 from attnscope.models.trace_recording import RecordedPasses
-from tests.capture.modules import Of
+from tests.capture.modules import FunctionModule
 from tests.capture.observing import check_parts, observe
 from tests.capture.tiny import BART, FAMILIES
 
@@ -355,7 +355,9 @@ def test_overwritten_cache_keys_keep_positions(slots, widths):
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
     keys, values, positions = *torch.zeros(2, 1, 1, 6, 8), torch.full((6,), -1)
-    model = Of(remember, keys=keys, values=values, positions=positions, slots=slots, **layers).eval()
+    model = FunctionModule(
+        remember, keys=keys, values=values, positions=positions, slots=slots, **layers
+    ).eval()
     x, ends = torch.randn(1, sum(widths), 8), np.cumsum(widths)
     expected = np.zeros((sum(widths), sum(widths)))
     with torch.inference_mode(), attnscope.record(model) as run:
@@ -382,7 +384,7 @@ def test_keys_after_eviction_keep_positions():
     torch.manual_seed(0)
     layers = {name: nn.Linear(8, 8) for name in "qkv"}
     held = dict.fromkeys(("keys", "values"), torch.zeros(1, 0, 8))
-    model, x = Of(evict, **held, **layers).eval(), torch.randn(1, 9, 8)
+    model, x = FunctionModule(evict, **held, **layers).eval(), torch.randn(1, 9, 8)
     with torch.inference_mode(), attnscope.record(model) as run:
         for row in range(9):
             model(x[:, row : row + 1])
@@ -404,7 +406,7 @@ def test_keys_rewritten_by_a_cache_are_named():
         m.cache = torch.cat([0.9 * m.cache, m.k(x)], 1)[:, -4:]
         return F.scaled_dot_product_attention(m.q(x)[:, None], m.cache[:, None], m.cache[:, None])
 
-    model = Of(shift, cache=torch.zeros(1, 0, 8), **layers).eval()
+    model = FunctionModule(shift, cache=torch.zeros(1, 0, 8), **layers).eval()
     with torch.inference_mode(), attnscope.record(model) as run:
         for _ in range(6):
             model(torch.randn(1, 1, 8))

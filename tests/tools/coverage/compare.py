@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import Record, recording
-from tests.capture.observing import Keep, Kept
+from tests.capture.observing import CapturedMap, MapObserver
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
 from tests.tools.coverage.shrink import build
-from tests.tools.survey import first_line, told
+from tests.tools.survey import describe_error, first_line
 
 CLOSE = 1e-5
 
@@ -94,7 +94,7 @@ def attempt(model_type: str) -> Result:
     try:
         compare(result, model, eager, given)
     except Exception as error:  # what fails in it is no result
-        note = f"the comparison failed: {told(error)}"
+        note = f"the comparison failed: {describe_error(error)}"
         return Result(model_type, result.model, built=True, note=note)
     return result
 
@@ -123,7 +123,7 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
     result.unvouched = [each for number, each in enumerate(said) if number not in vouched]
 
 
-def by_kernels(result: Result, maps: list[Kept], sources: list[str], units: list[Tensor]) -> set[int]:
+def by_kernels(result: Result, maps: list[CapturedMap], sources: list[str], units: list[Tensor]) -> set[int]:
     ours = [number for number, source in enumerate(sources) if source == "recomputed"]
     pairs = zip(ours, units, strict=True) if len(units) == len(ours) else ()
     found = {
@@ -145,7 +145,9 @@ def is_same(unit: Tensor, weights: Tensor) -> bool:
     )
 
 
-def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[Kept]) -> set[int]:
+def by_itself(
+    result: Result, model: Any, eager: Any, given: dict[str, Any], maps: list[CapturedMap]
+) -> set[int]:
     """The maps that equal the eager model's own attentions, or what another kernel weighed with in it."""
     eager.load_state_dict(model.state_dict())
     try:
@@ -156,7 +158,7 @@ def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], map
         output, record, twins = run(eager, given)
     vouched = set()
     for own in attentions(output):
-        what, found = judged(own, model.config, maps, vouched)
+        what, found = classify(own, model.config, maps, vouched)
         result.own[what] += 1
         vouched |= set() if found is None else {found}
     by_name = {(kept.site.name, kept.site.call): number for number, kept in enumerate(twins)}
@@ -168,7 +170,7 @@ def by_itself(result: Result, model: Any, eager: Any, given: dict[str, Any], map
     return vouched
 
 
-def judged(own: Tensor, config: Any, maps: list[Kept], taken: set[int]) -> tuple[str, int | None]:
+def classify(own: Tensor, config: Any, maps: list[CapturedMap], taken: set[int]) -> tuple[str, int | None]:
     """What a tensor of the model's own attentions is, and the map in it; some models list one map twice."""
     if not are_weights(own):
         found = from_scores(own, maps)
@@ -197,7 +199,7 @@ def judged(own: Tensor, config: Any, maps: list[Kept], taken: set[int]) -> tuple
     return "unlike", None
 
 
-def from_scores(own: Tensor, maps: list[Kept]) -> int | None:
+def from_scores(own: Tensor, maps: list[CapturedMap]) -> int | None:
     """The map that an own tensor becomes by a softmax: the model returned its scores."""
     if not own.is_floating_point() or own.ndim < 3:
         return None
@@ -237,7 +239,7 @@ def are_sampled(own: Tensor, config: Any) -> bool:
     return per_level or flat
 
 
-def difference(kept: Kept, own: Tensor) -> float:
+def difference(kept: CapturedMap, own: Tensor) -> float:
     """The largest difference, over queries that may see anything; infinite where shapes differ."""
     ours, alive = kept.weights, kept.allowed.any(-1, keepdim=True)
     queries, keys = own.shape[-2:]
@@ -252,8 +254,8 @@ def difference(kept: Kept, own: Tensor) -> float:
     return float(((ours - own) * alive).abs().max())
 
 
-def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[Kept]]:
-    keep = Keep()
+def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[CapturedMap]]:
+    keep = MapObserver()
     torch.manual_seed(3)
     with torch.inference_mode(), recording(model, [keep]) as record:
         output = model(**given, **options)

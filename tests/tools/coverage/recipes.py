@@ -20,7 +20,7 @@ from tests.tools.coverage.shrink import (
     small_config,
     texts,
 )
-from tests.tools.survey import told
+from tests.tools.survey import describe_error
 
 Feed: TypeAlias = Callable[[Any], dict[str, Any]]
 
@@ -405,7 +405,7 @@ def make(model_type: str, failures: list[str]) -> tuple[Any, Any, dict[str, Any]
             if given := accepted(model, several, failures):
                 return model, config, given
         except Exception as error:
-            failures.append(told(error))
+            failures.append(describe_error(error))
     return model, config, None
 
 
@@ -417,5 +417,5 @@ def accepted(model: Any, several: list[dict[str, Any]], failures: list[str]) -> 
                 model(**given)
             return given
         except Exception as error:
-            failures.append(told(error))
+            failures.append(describe_error(error))
     return None

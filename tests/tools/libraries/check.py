@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from attnscope.attention import Attention
 from attnscope.capture import Record, SiteRecord, recording
-from tests.capture.observing import Keep, Kept
+from tests.capture.observing import CapturedMap, MapObserver
 from tests.tools.coverage.compare import CLOSE, Units, is_same, same, same_rows, unit_weights
 from tests.tools.survey import Row
 
@@ -36,7 +36,7 @@ VERDICTS = {
 """What a map may be, and its name in the table; anything else is wrong."""
 
 
-class Some(Keep):
+class Some(MapObserver):
     """Keeps the whole maps of a few layers of each kind, and which of all layers these are."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ def sharpen(model: nn.Module) -> None:
                 module.weight *= wanted / spread
 
 
-def judge(kept: Kept, site: SiteRecord, units: Units, parts: bool) -> str:
+def judge(kept: CapturedMap, site: SiteRecord, units: Units, parts: bool) -> str:
     if site.differs:
         return f"weights @ values differ from the output by {site.difference:.2g}"
     causal = bool(kept.allowed.any(-1).all()) and not bool(kept.allowed[..., 0, -1].any())
@@ -145,7 +145,9 @@ def plain_weights(*args: Any, **options: Any) -> Tensor:
     return unit_weights(*precise[0], **precise[1]).nan_to_num().float()
 
 
-def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any], kept: Kept) -> bool | None:
+def is_placed(
+    model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any], kept: CapturedMap
+) -> bool | None:
     """Whether a change of token j moves just the rows that give j a weight, in some module around the map.
 
     None where no module around it is given states of so many tokens, or all of them mix otherwise as well.
@@ -170,7 +172,7 @@ def is_placed(model: nn.Module, arguments: Sequence[Any], inputs: dict[str, Any]
     return True in said or (False if False in said else None)
 
 
-def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: Kept) -> bool | None:
+def _agrees(module: nn.Module, args: Any, kwargs: Any, kept: CapturedMap) -> bool | None:
     """Whether one module moves as the map says; None where its states have other axes, or more moves."""
     count = kept.weights.shape[-1]
     if not args or not isinstance(args[0], Tensor):

@@ -42,7 +42,7 @@ from attnscope.views import Ranking
 if TYPE_CHECKING:  # what loads torch or matplotlib is imported when it is asked
     from matplotlib.axes import Axes
 
-    from attnscope.questions.cause import How
+    from attnscope.questions.cause import CutMode
     from attnscope.questions.patching import What
 
 T = TypeVar("T")
@@ -379,7 +379,7 @@ class Run(Display):
         target: str | None = None,
         against: str | None = None,
         head: Head | str | Sequence[Head | str] = (),
-        how: How = "renormalize",
+        how: CutMode = "renormalize",
         texts: Sequence[str] = (),
         cmap: str | None = None,
     ) -> Drawing:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import chain
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -22,23 +21,21 @@ from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
-from attnscope.questions.answer import Answer, csv_rows
+from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, list_some, name_pass, quote_text
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.views import Column, HeadMap, Table, effect_maps, number
+from attnscope.views import HeadMap, effect_maps, number
 
-How: TypeAlias = Literal["renormalize", "zero", "mean"]
+CutMode: TypeAlias = Literal["renormalize", "zero", "mean"]
 """A row is renormalized, as after a mask, or its pairs are set to zero, or to their mean over a corpus."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Text = TypeVar("Text")
 
-SAME = 1e-5  # least difference between two texts, in nats or logits, for a share of it to mean anything
-Known = partial(Meaning, optional=True)  # of what not every answer has
-
+MIN_DIFFERENCE = 1e-5  # in nats or logits, of two texts for a share of it to mean anything
 LISTED = 8  # heads that are listed; the map and the numbers have all of them
 
 
@@ -46,7 +43,7 @@ LISTED = 8  # heads that are listed; the map and the numbers have all of them
 class Effect:
     """A prediction after a change."""
 
-    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that comes back")]
+    effect: Annotated[float, Meaning("the change of the score; of a patch, the share that it restores")]
     score: Annotated[float, Meaning("the score after the change")]
     divergence: Annotated[float, Meaning("KL divergence of the prediction from before to after, in nats")]
 
@@ -74,15 +71,15 @@ class ScoredPrediction:
         with torch.no_grad(), model.threads(prepared):
             yield cls(model, prepared, score_prediction(model, prepared, target, against))
 
-    def toward(self, other: ModelInput, before: Tensor, reference: Tensor) -> ScoredPrediction:
+    def relative_to(self, other: ModelInput, before: Tensor, reference: Tensor) -> ScoredPrediction:
         """The same with effects as shares of the way from one prediction to that of another text."""
-        score, there = float(self.score(before)), float(self.score(reference))
-        if abs(there - score) < SAME:
+        score, other_score = float(self.score(before)), float(self.score(reference))
+        if abs(other_score - score) < MIN_DIFFERENCE:
             raise InputError(f"both texts give the same score ({score:.4g}): choose another target")
-        return replace(self, other=other, reference=there, whole=there - score)
+        return replace(self, other=other, reference=other_score, whole=other_score - score)
 
     @property
-    def asked(self) -> tuple[Model, ModelInput, Callable[[], Tensor]]:
+    def arguments(self) -> tuple[Model, ModelInput, Callable[[], Tensor]]:
         """What ``PlainPass.run`` runs."""
         return self.model, self.prepared, self.logits
 
@@ -114,16 +111,16 @@ class ScoredPrediction:
         }
 
 
-def for_each_text(what: str, texts: Sequence[Text], ask: Callable[[Text], Found]) -> list[Found]:
-    """What ``ask`` finds in each of some texts; progress and errors give its number."""
-    found = []
+def for_each_text(what: str, texts: Sequence[Text], run: Callable[[Text], Result]) -> list[Result]:
+    """The result of ``run`` for each text; progress and errors give its number."""
+    results = []
     for at, text in enumerate(texts, 1):
         tell(what, at, len(texts))
         try:
-            found.append(ask(text))
+            results.append(run(text))
         except (InputError, SelectionError) as error:
             raise type(error)(f"{what} {at:,}: {error}" if len(texts) > 1 else str(error)) from None
-    return found
+    return results
 
 
 @record("a head, changed alone")
@@ -131,8 +128,10 @@ class ChangedHead(Effect):
     """A prediction after a change of one head."""
 
     head: Address
-    error: Annotated[float | None, Known("the standard error of the effect over texts")] = None
-    estimate: Annotated[float | None, Known("the linear estimate of the effect from one gradient")] = None
+    error: Annotated[float | None, Meaning("the effect's standard error over texts", optional=True)] = None
+    estimate: Annotated[
+        float | None, Meaning("the linear estimate of the effect from one gradient", optional=True)
+    ] = None
 
 
 @record("a prediction whose score is measured")
@@ -158,11 +157,11 @@ class Intervention(ScoreOutcome):
     ]
     estimated: Annotated[bool, Meaning("whether effects are a linear estimate from one gradient")] = False
     correlation: Annotated[
-        float | None, Known("how the effects correlate with their estimates, over heads")
+        float | None, Meaning("how the effects correlate with their estimates, over heads", optional=True)
     ] = None
 
 
-Run: TypeAlias = Callable[[Calls], Tensor]  # predicts with some heads changed
+PredictChanged: TypeAlias = Callable[[Calls], Tensor]  # predicts with some heads changed
 Estimates: TypeAlias = Mapping[Head, Effect]
 
 
@@ -171,43 +170,45 @@ def measure_effects(
     first: PlainPass,
     calls: Calls,
     changed: str,
-    run: Run | None,
+    predict: PredictChanged | None,
     estimates: Estimates,
 ) -> Intervention:
     """Change each head alone, and all of them at once.
 
-    ``estimates`` stand beside the effects, or in their place without ``run``: then no head is changed.
+    ``estimates`` stand beside the effects, or in their place without ``predict``: then no head is changed.
     """
-    found, together = dict(estimates), None
-    if run is not None:
-        for done, (head, mine) in enumerate(calls.items()):
-            tell("head", done + 1, len(calls))
-            found[head] = scored.effect(first.before, run({head: mine}))
-        together = scored.effect(first.before, run(calls))
-    beside = {} if run is None else {head: each.effect for head, each in estimates.items()}
-    heads = [ChangedHead(**vars(each), head=head, estimate=beside.get(head)) for head, each in found.items()]
+    effects, together = dict(estimates), None
+    if predict is not None:
+        for at, (head, mine) in enumerate(calls.items(), 1):
+            tell("head", at, len(calls))
+            effects[head] = scored.effect(first.before, predict({head: mine}))
+        together = scored.effect(first.before, predict(calls))
+    beside = {} if predict is None else {head: each.effect for head, each in estimates.items()}
+    heads = [
+        ChangedHead(**vars(each), head=head, estimate=beside.get(head)) for head, each in effects.items()
+    ]
     return Intervention(
         **scored.outcome(first.before),
         notes=(*scored.model.notes, *scored.prepared.notes, *first.record.notes),
         changed=changed,
         heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
         together=together,
-        estimated=run is None,
+        estimated=predict is None,
         correlation=_correlate(heads),
     )
 
 
-def average_effects(found: Sequence[Intervention], prediction: str, title: str) -> Intervention:
-    """The same over several texts: the sum of effects over that of differences, with its standard error."""
-    first, count = found[0], len(found)
+def average_effects(texts: Sequence[Intervention], prediction: str, title: str) -> Intervention:
+    """The effects over several texts: their sum over that of differences, with its standard error."""
+    first, count = texts[0], len(texts)
     if count == 1:
         return first
-    pairs = [(each.score, each.reference) for each in found]
+    pairs = [(each.score, each.reference) for each in texts]
     wholes = np.array([1.0 if other is None else other - score for score, other in pairs])
-    if len({each.unit for each in found}) > 1:
-        raise InputError("some texts have a word against the target and some have none: give all or none")
-    if abs(wholes.sum()) < SAME * count:
-        raise InputError("over all texts the scores are the same: name the target of each")
+    if len({each.unit for each in texts}) > 1:
+        raise InputError("only some texts have a word against the target: give one for all or for none")
+    if abs(wholes.sum()) < MIN_DIFFERENCE * count:
+        raise InputError("summed over all texts, the scores do not differ: name the target of each")
 
     def ratio(shares: Sequence[float]) -> float:
         return float(np.dot(shares, wholes) / wholes.sum())
@@ -217,31 +218,30 @@ def average_effects(found: Sequence[Intervention], prediction: str, title: str) 
         return Effect(ratio([each.effect for each in effects]), score, divergence)
 
     heads = []
-    for head, parts in group_by(
-        chain.from_iterable(each.heads for each in found), attrgetter("head")
-    ).items():
-        alone, estimates = mean(parts), [each.estimate for each in parts if each.estimate is not None]
-        apart = wholes * [each.effect - alone.effect for each in parts]
-        error = float((np.square(apart).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
+    by_head = group_by((head for each in texts for head in each.heads), attrgetter("head"))
+    for head, effects in by_head.items():
+        alone, estimates = mean(effects), [each.estimate for each in effects if each.estimate is not None]
+        deviations = wholes * [each.effect - alone.effect for each in effects]
+        error = float((np.square(deviations).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
         estimate = ratio(estimates) if estimates else None
         heads.append(ChangedHead(**vars(alone), head=head, error=error, estimate=estimate))
-    together = [each.together for each in found if each.together is not None]
+    together = [each.together for each in texts if each.together is not None]
     return replace(
         first,
         prediction=prediction,
-        score=float(np.mean([each.score for each in found])),
-        reference=None if first.reference is None else float(np.mean([each.reference for each in found])),
+        score=float(np.mean([each.score for each in texts])),
+        reference=None if first.reference is None else float(np.mean([each.reference for each in texts])),
         title=title,
-        notes=all_notes(found),
+        notes=all_notes(texts),
         heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
         together=mean(together) if together else None,
         correlation=_correlate(heads),
     )
 
 
-def all_notes(found: Iterable[Any]) -> tuple[str, ...]:
+def all_notes(answers: Iterable[Any]) -> tuple[str, ...]:
     """The notes of several answers, each once."""
-    return tuple(dict.fromkeys(note for one in found for note in one.notes))
+    return tuple(dict.fromkeys(note for each in answers for note in each.notes))
 
 
 def _correlate(heads: Sequence[ChangedHead]) -> float | None:
@@ -259,12 +259,12 @@ def _row_finder(questions: Sequence[Question]) -> Callable[[Attention], Iterator
     def pairs_of(queries: Axis, keys: Axis) -> Tensor:
         pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
         for question in questions:
-            asked = ResolvedQuestion.of(question, queries, keys)
-            if asked is not None and asked.step is not None:
-                for row in asked.rows:
-                    pairs[row] |= torch.arange(len(keys)) == row + asked.step
-            elif asked is not None:
-                pairs[list(asked.rows)] |= asked.wanted
+            resolved = ResolvedQuestion.of(question, queries, keys)
+            if resolved is not None and resolved.step is not None:
+                for row in resolved.rows:
+                    pairs[row] |= torch.arange(len(keys)) == row + resolved.step
+            elif resolved is not None:
+                pairs[list(resolved.rows)] |= resolved.wanted
         return pairs
 
     def find(attention: Attention) -> Iterator[tuple[Tensor, ...]]:
@@ -305,11 +305,11 @@ def mean_weights(
             model.run(prepared, [FunctionObserver(add)])
         count += bool(seen)
     if not count:
-        raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean")
+        raise SelectionError(f"no text of the corpus has {' or '.join(map(str, questions))}: no mean of it")
     return {site: each[:, 0] / each[:, 1] for site, each in sums.items() if bool(each[:, 1].all())}, count
 
 
-def cut_edges(questions: Sequence[Question], how: How, means: Means | None = None) -> Change:
+def cut_edges(questions: Sequence[Question], how: CutMode, means: Means | None = None) -> Change:
     """Cut the weights of some pairs of tokens from every head, or set them to their means."""
     find = _row_finder(questions)
 
@@ -319,19 +319,20 @@ def cut_edges(questions: Sequence[Question], how: How, means: Means | None = Non
             return None
         parts = list[tuple[Tensor, Tensor, Tensor]]()
         for rows, weights, allowed, meant in find(attention):
-            left = torch.where(meant, mean.to(weights)[:, None, None], weights)
+            cut_weights = torch.where(meant, mean.to(weights)[:, None, None], weights)
             if how == "renormalize":
                 alone = (meant >= allowed).all(-1).flatten(0, 1).any(0).cpu()  # [row]
                 if bool(alone.any()):
                     at = attention.queries[int(rows[alone][0])]
                     name = repr(at.text) if not isinstance(at, int) else f"token {at}"
-                    raise InputError(f"{name} has no other key to look at: pass --how zero")
+                    raise InputError(f"{name} attends to no other key: use --how zero")
                 # a sink's share is not a weight of the row, and stays in its sum
                 total = weights.sum(-1, keepdim=True)
-                sink = torch.where((total - 1).abs() < SAME, 0, 1 - total)
-                left = left / (left.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(left.dtype).tiny)
+                sink = torch.where((total - 1).abs() < MIN_DIFFERENCE, 0, 1 - total)
+                rest = cut_weights.sum(-1, keepdim=True) + sink
+                cut_weights = cut_weights / rest.clamp(min=torch.finfo(rest.dtype).tiny)
             values = mixed_values(attention)
-            parts.append((mix(left, values), rows, mix(weights, values)))
+            parts.append((mix(cut_weights, values), rows, mix(weights, values)))
         if not parts:
             return None
         outputs, numbers, before = zip(*parts, strict=True)
@@ -347,15 +348,15 @@ def cut(
     selection: Selection | None = None,
     *,
     heads: Sequence[Head] = (),
-    how: How = "renormalize",
+    how: CutMode = "renormalize",
     texts: Iterable[ModelInput] = (),
     target: str | None = None,
     against: str | None = None,
-    named: str = "",
+    label: str = "",
 ) -> Intervention:
     """Cut edges from each head in turn, and from all of them.
 
-    ``mean`` is taken over the same edges in ``texts``; ``named`` says what is cut if not the questions.
+    ``mean`` is taken over the same edges in ``texts``; ``label`` says what is cut if not the questions.
     """
     means, count = mean_weights(model, texts, questions) if how == "mean" else (None, 0)
     way = {"renormalize": "renormalized", "zero": "zeroed after the softmax"}.get(
@@ -363,17 +364,17 @@ def cut(
     )
     selection = selection or Selection()
     with ScoredPrediction.from_words(model, prepared, target, against) as scored:
-        first = PlainPass.run(*scored.asked, cut_edges(questions, how, means))
+        first = PlainPass.run(*scored.arguments, cut_edges(questions, how, means))
         calls = first.calls(selection, heads)
         whole = [head for head, mine in calls.items() if not any(first.made[call] for call in mine)]
         if len(whole) == len(calls):
             sites = [each for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
-        changed = f"cut {named or ', '.join(map(str, questions))} ({way})"
+        changed = f"cut {label or ', '.join(map(str, questions))} ({way})"
         result = measure_effects(scored, first, calls, changed, first.changed, {})
     if whole:
         layers = list_some(list(dict.fromkeys(f"{head.kind} layer {head.layer}" for head in whole)))
-        note = f"nothing is cut in {layers}: the pairs are masked there, or keys stand for no tokens"
+        note = f"no effect in {layers}: these pairs are already masked, or keys stand for no tokens"
         return replace(result, notes=(*result.notes, note))
     return result
 
@@ -382,46 +383,50 @@ def effects_answer(
     result: ScoreOutcome,
     changed: str,
     effects: Sequence[Any],
-    named: Mapping[str, str],
+    first_columns: Mapping[str, str],
     maps: Mapping[str, HeadMap],
     csv: Sequence[str],
     lines: Sequence[str] = (),
-    said: Sequence[str] = (),
 ) -> Answer:
-    """The change in a line, the largest effects, maps of all; ``named`` has the first columns' formats."""
-    effect, score = "effect", [f"{result.unit} {result.score:.3f}"]
+    """The largest effects, the scores and ``lines`` below them, and maps of all.
+
+    ``first_columns`` are the formats of the columns before the effect.
+    """
+    effect, score = "effect", f"{result.unit}: {result.score:.3f}"
     if result.reference is not None:
-        effect, score = "recovered", [*score, f"{result.reference:.3f} in the other text"]
+        effect, score = "recovered", f"{score}; in the other text {result.reference:.3f}"
     optional = {"error": "±{0.error:.3f}", "estimate": "{0.estimate:+.3f}"}
     known = [name for name in optional if any(getattr(each, name, None) is not None for each in effects)]
-    columns = {**named, effect: "{0.effect:+.3f}", **{name: optional[name] for name in known}}
-    columns["score"] = "{0.score:.3f}"
-    listed = sorted(effects, key=lambda each: -abs(each.effect))[:LISTED]
-    table = Table(
-        tuple(Column(name, name not in ("head", "kind", "token"), "keep") for name in (*columns, "KL")),
-        tuple(
-            (*(cell.format(each) for cell in columns.values()), number(each.divergence) or "–")
-            for each in listed
-        ),
+    table = format_table(
+        {
+            **first_columns,
+            effect: "{0.effect:+.3f}",
+            **{name: optional[name] for name in known},
+            "score": "{0.score:.3f}",
+            "KL": lambda each: number(each.divergence) or "–",
+        },
+        sorted(effects, key=lambda each: -abs(each.effect))[:LISTED],
+        left=("head", "kind", "token"),
         title=f"{changed} · {result.title}",
-        subtitle="; ".join([result.prediction, *score, *lines]),
-        notes=(*said, *result.notes),
+        subtitle=result.prediction,
+        notes=(score, *lines, *result.notes),
     )
     csv = (*csv, "effect", "score", "divergence", *known)
     return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(effects, csv))
 
 
 def intervention_answer(result: Intervention) -> Answer:
-    """The change in a line, the heads with the largest effects, and a map of all heads per kind."""
+    """The heads with the largest effects, that of all heads at once, and a map of all heads per kind."""
     heads, lines = result.heads, list[str]()
     effect, unit = ("effect", result.unit) if result.reference is None else ("recovered", "")
     if (every := result.together) is not None:
-        one = f"{effect} {every.effect:+.3f}, score {every.score:.3f}, KL {every.divergence:.3f} nats"
-        lines.append(f"all {len(heads):,} heads at once: {one}" if len(heads) > 1 else one)
+        line = f"{effect} {every.effect:+.3f}, score {every.score:.3f}, KL {every.divergence:.3f} nats"
+        lines.append(f"all {len(heads):,} heads at once: {line}" if len(heads) > 1 else line)
     if result.correlation is not None:
-        lines.append(f"correlation with the estimates over heads: {result.correlation:.3f}")
-    quick = "estimated from one gradient, not run: leave out --fast for the exact effects"
+        lines.append(f"correlation of effects and estimates over heads: {result.correlation:.3f}")
+    if result.estimated:
+        lines.append("effects are estimated from one gradient: leave out --fast for exact ones")
     maps = effect_maps({each.head: each.effect for each in heads}, effect, unit=unit, lead=f"{effect}, ")
-    named = {"head": "{0.head.name}"} | ({"kind": "{0.head.kind}"} if len(maps) > 1 else {})
+    columns = {"head": "{0.head.name}"} | ({"kind": "{0.head.kind}"} if len(maps) > 1 else {})
     csv = "head.kind", "head.layer", "head.head"
-    return effects_answer(result, result.changed, heads, named, maps, csv, lines, [quick] * result.estimated)
+    return effects_answer(result, result.changed, heads, columns, maps, csv, lines)

@@ -34,7 +34,7 @@ from attnscope.measures.roles import NONE
 from attnscope.models import Model, ModelInput
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.cause import SAME, ScoreOutcome, for_each_text
+from attnscope.questions.cause import MIN_DIFFERENCE, ScoreOutcome, for_each_text
 from attnscope.questions.composition import WAYS, measure_composition
 from attnscope.questions.intervention import PlainPass, editing_again
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
@@ -307,7 +307,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     sites = [each.site for each in first.here.record.sites]
     nodes = [Head(sites[call].layer, head, sites[call].kind) for call, head in first.places]
     whole, last, ran = -sum(each.scored.whole for each in contrasts), len(nodes) + 1, 0
-    if abs(whole) < SAME * len(contrasts):
+    if abs(whole) < MIN_DIFFERENCE * len(contrasts):
         raise InputError("over all pairs the texts give the same score: name the target of each")
 
     def attribute(split: Collection[int] = ()) -> Array:

@@ -169,11 +169,11 @@ class TwoPasses:
             return Made(_mixed(call, others[0], PARTS[what][1]), before=before)
 
         change, saw = (None, []) if what == "output" else (give_part, [_collect_calls(theirs)])
-        there = PlainPass.run(*donor.asked, None, saw, keep_outputs=True)
-        here = PlainPass.run(*base.asked, change, [_collect_calls(mine)] * keep_calls, keep_outputs=True)
+        there = PlainPass.run(*donor.arguments, None, saw, keep_outputs=True)
+        here = PlainPass.run(*base.arguments, change, [_collect_calls(mine)] * keep_calls, keep_outputs=True)
         if [each.shape for each in here.given] != [each.shape for each in there.given]:
             raise InputError(OTHER_CALLS)
-        scored = base.toward(donor.prepared, here.before, there.before)
+        scored = base.relative_to(donor.prepared, here.before, there.before)
         return cls(scored, here if change else here.putting(there.given), there, mine)
 
     def estimate(self, calls: Calls) -> dict[Head, cause.Effect]:
@@ -189,7 +189,7 @@ class TwoPasses:
             found[head] = cause.Effect(moved / self.scored.whole, score, float("nan"))
         return found
 
-    def path(self, to: Receiver, calls: Calls) -> tuple[cause.Run, Calls]:
+    def path(self, to: Receiver, calls: Calls) -> tuple[cause.PredictChanged, Calls]:
         """Predicts with heads changed for one receiver alone, all other heads held; and those before it.
 
         One pass gives the receiver's new input, and another one its effect on the prediction.
@@ -278,8 +278,8 @@ class TokenTrace(cause.ScoreOutcome):
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
     """Put the state of each token after each layer into the pass of the other text, one at a time."""
     with pair.scoring(model, noise) as (base, donor):
-        there, here = LayerPass.run(*donor.asked), LayerPass.run(*base.asked)
-        scored, before = base.toward(donor.prepared, here.before, there.before), here.before
+        there, here = LayerPass.run(*donor.arguments), LayerPass.run(*base.arguments)
+        scored, before = base.relative_to(donor.prepared, here.before, there.before), here.before
         found, layers = list[PatchedToken](), here.attending
         alone = len({kind for _, kind, _ in layers}) == 1
         for done, (at, kind, layer) in enumerate(layers, 1):

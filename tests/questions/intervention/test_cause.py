@@ -40,7 +40,7 @@ def test_layers_masking_the_edge_have_no_effect(tmp_path):
         saved(tmp_path, network("Gemma2ForCausalLM", **GROUPED, **window, head_dim=8)), predicting=True
     )
     result = cut(model, model.prepare(TEXT), parse_questions("it -> cat"))
-    assert result.notes[-1].startswith("nothing is cut in decoder layer 1: the pairs are masked")
+    assert result.notes[-1].startswith("no effect in decoder layer 1: these pairs are already masked")
     assert {each.head.layer for each in result.heads if each.effect} == {0}
 
 

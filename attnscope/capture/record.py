@@ -129,8 +129,8 @@ class Record:
     the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
     something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
     in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
-    ``padding`` has the sentence of each kind that says how many rows are of padding; ``dropout`` says
-    whether weights were dropped at random: those before are shown.
+    ``padding`` has the sentence of each kind that says how many rows are of padding; ``given`` the shapes of
+    what the model received; ``dropout`` says whether weights were dropped at random: those before are shown.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -142,7 +142,19 @@ class Record:
     layout: Callable[..., Any] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
     padding: dict[str, str] = field(default_factory=dict, compare=False)
+    given: tuple[Sequence[int], ...] = field(default=(), compare=False)
     dropout: bool = field(default=False, compare=False)
+
+    @property
+    def texts(self) -> int:
+        """How many texts the batch of its calls holds; 1 if it holds other parts, as channels or windows."""
+        batches = {site.batch for site in self.sites} - {1}
+        if len(batches) != 1:
+            return 1
+        (batch,), lengths = batches, {site.queries for site in self.sites}
+        first = any(shape[0] == batch for shape in self.given)
+        second = any(len(each) == 3 and each[1] == batch and each[0] in lengths for each in self.given)
+        return batch if first or second else 1
 
     def name(self, path: str, reason: str) -> None:
         """Name a module whose attention is not shown, and why, once."""

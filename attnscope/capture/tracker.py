@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.functions import COMPILED, is_quiet, quietly, runs_as_written
@@ -99,8 +100,11 @@ class Pass(ABC):
 
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
-        if self.trace is not None and len(self.stack.calls) == 1:
-            self.trace.begin(call)
+        if len(self.stack.calls) == 1:
+            leaves = (each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Tensor))
+            self.record.given = tuple(each.shape for each in leaves if not each.is_nested and each.ndim > 1)
+            if self.trace is not None:
+                self.trace.begin(call)
         for tracker in self.active_trackers:
             tracker.enter(call)
 

@@ -489,6 +489,18 @@ class KernelOptions(Group):
     exact_kernel: Annotated[bool, Option(help="Run the model's own kernel, never the fused pass.")] = False
 
 
+class BatchSource(SourceOptions):
+    """The same, of which one part of a batch may be chosen."""
+
+    panel = TEXT
+    part: Annotated[
+        int | None,
+        Option(
+            help="With --inputs, --image or --from: one text, window or channel, from 0.", metavar="N", min=0
+        ),
+    ] = None
+
+
 class PromptsOptions(Group):
     """Prompts from one template, instead of one text."""
 

@@ -132,6 +132,7 @@ class PassSource:
     line: int | None = None
     save_trace: Path | None = None
     no_cache: bool = False
+    part: int | None = None  # of the batch; all if not given
 
     @classmethod
     def from_options(
@@ -149,7 +150,8 @@ class PassSource:
             video=options.video is not None,
             **{name: getattr(options, name) for name in same},
         )
-        return cls(request, model, options.saved, options.line, options.save_trace, options.no_cache)
+        part = getattr(options, "part", None)
+        return cls(request, model, options.saved, options.line, options.save_trace, options.no_cache, part)
 
     @property
     def text(self) -> str:
@@ -171,6 +173,13 @@ class PassSource:
         ``kind`` says how a long text is measured. ``saving``: the title goes into a file, without the time
         of the pass. ``load`` replaces ``self.load``.
         """
+        if self.part is not None:
+            from attnscope.models.trace_recording import trace_part
+
+            whole, prepared = replace(self, part=None).open(predicting=predicting, cached=cached, load=load)
+            with model_progress(whole, prepared):
+                traced = trace_part(whole, prepared, self.part)
+            return traced, replace(traced.prepared, request=self.request)
         if predicting or not cached:
             model = self.load(predicting=predicting)
             return model, self.prepare(model)
@@ -306,6 +315,7 @@ REQUIRED = (
     ("--labels", "--inputs or --from"),
     ("--system", "--chat"),
     ("--temperature", "--generate"),
+    ("--part", "--inputs or --image or --from"),
 )
 """Options of an input, and what they need beside them."""
 
@@ -316,6 +326,7 @@ EXCLUDED = (
     ("--audio", "--chat, --second-text", ": the text is its transcript"),
     ("--weighting", "--from, --save-trace", ": a file has no values to weight by"),
     ("--inputs", "a text, --chat, --generate", ""),
+    ("--part", "a text, --save-trace, --weighting", ": it is one of a recorded batch"),
     ("--repeat-random", "a text, --image, --audio, --inputs, --chat, --second-text", ""),
 )
 """Options of an input, what they cannot be combined with, and why."""
@@ -329,10 +340,10 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
         given[f"--{each.name.replace('_', '-')}"] = getattr(source, each.name) not in (each.default, [])
     for option, other in REQUIRED:
         met = any(given[each] for each in other.split(" or "))
-        refuse(given[option] and not met, option, f"requires {other}")
+        refuse(given.get(option) and not met, option, f"requires {other}")
     for option, others, why in EXCLUDED:
         excluded = next((each for each in others.split(", ") if given[each]), None)
-        refuse(given[option] and excluded, option, f"cannot be combined with {excluded}{why}")
+        refuse(given.get(option) and excluded, option, f"cannot be combined with {excluded}{why}")
     if source.saved is not None:
         _refuse_beside_file(source, model)
     refuse(source.chat and source.image and not text, "--image", "requires a text beside --chat")
@@ -349,9 +360,12 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
 
 def _refuse_beside_file(source: SourceOptions, model: ModelOptions) -> None:
     """Refuse an input or a model beside a file that takes their place, which ``model`` may only describe."""
-    plain, usual = replace(source, saved=None, labels=None, line=None), without_typed_options(type(model))
-    beside = plain != without_typed_options(type(source)) or replace(model, model=usual.model) != usual
-    refuse(beside, "--from", "the file has text and weights: leave out the text and the model")
+    beside: dict[str, Any] = {
+        name: None for name in ("saved", "labels", "line", "part") if hasattr(source, name)
+    }
+    plain, usual = replace(source, **beside), without_typed_options(type(model))
+    others = plain != without_typed_options(type(source)) or replace(model, model=usual.model) != usual
+    refuse(others, "--from", "the file has text and weights: leave out the text and the model")
 
 
 def split_text(

@@ -127,6 +127,7 @@ class ModelInput:
     images, ``sound`` the sound as the model reads it, ``entry`` the method to call instead of the whole
     forward. ``written`` is the number of the first generated token, if any. ``text`` is the plain text,
     ``messages`` are those of a chat, and ``request`` is the ``InputRequest`` that it was made of.
+    ``batch_texts`` are read at once, and are ``beams`` of one if they changed places.
     """
 
     inputs: Mapping[str, Tensor]  # each [batch, token]
@@ -146,11 +147,19 @@ class ModelInput:
     text: str | None = None
     messages: tuple[Message, ...] = ()
     request: Any = None
+    batch_texts: int = 1
+    beams: bool = False
 
     @property
     def picture(self) -> Picture | None:
         """The first picture; ``None`` if there is none."""
         return self.pictures[0] if self.pictures else None
+
+    def name_parts(self, count: int) -> str:
+        """What so many parts of a batch are."""
+        if count != self.batch_texts:
+            return "parts, each of which attends within itself"
+        return "beams of one text" if self.beams else "texts of the batch"
 
     def texts(self, rows: Tensor, **changed: Tensor) -> ModelInput:
         """Some of its texts, by number, in new tensors; ``changed`` ones take the place of inputs."""

@@ -206,9 +206,10 @@ class Model:
             numbers: list[int] = [] if ids.is_floating_point() or ids.is_complex() else ids[0].tolist()
             tokens = tokens_of_spellings(numbers, [None] * len(numbers), ())
         axes = text_axes(tokens) if tokens else {}
+        texts = max((len(tensor) for tensor in placed.values() if tensor.ndim > 1), default=1)
         if all(name.isdigit() for name in placed):
             arguments = tuple(placed[name] for name in sorted(placed, key=int))
-            return ModelInput({}, axes, tokens, arguments=arguments)
+            return ModelInput({}, axes, tokens, arguments=arguments, batch_texts=texts)
         parameters = inspect.signature(self.module.forward).parameters
         unknown = [name for name in placed if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -216,7 +217,7 @@ class Model:
                 f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
                 "name the tensors so, or number them 0, 1, ..."
             )
-        return ModelInput(placed, axes, tokens)
+        return ModelInput(placed, axes, tokens, batch_texts=texts)
 
     def prepare_any(self) -> ModelInput:
         """Any valid input, for finding out which weights belong to what."""

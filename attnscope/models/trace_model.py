@@ -125,6 +125,8 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
         words=words or (),
         array_replay=replay(trace, arrays=True) if usual and is_short(trace) else None,
         written=description.written,
+        batch_texts=description.batch_texts,
+        beams=description.beams,
         text=description.text,
         messages=tuple(replace(each, role=clean(each.role)) for each in description.messages),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
-from attnscope.capture.record import FunctionObserver
-from attnscope.capture.rows.scores import JoinedHeads, ScoredRows
+from attnscope.capture.record import FunctionObserver, Replay, SiteRecord
+from attnscope.capture.rows.scores import JoinedHeads, MeanRows, OnePart, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
-from attnscope.errors import InputError, ModelError, SizeError
+from attnscope.errors import InputError, ModelError, SelectionError, SizeError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.runs import is_plain, opens
 from attnscope.limits import MEASURED_WEIGHTS
@@ -220,6 +220,8 @@ def make_trace(
         model_notes=notes,
         text_notes=prepared.notes,
         text=prepared.text,
+        batch_texts=prepared.batch_texts,
+        beams=prepared.beams,
         messages=prepared.messages,
         tokens=number(prepared.tokens),
         written=prepared.written,
@@ -310,24 +312,97 @@ class RecordedPasses:
         said = [DROPPED] if record.dropout or has_dropout(module) else []
 
         def make(number: int) -> TracedModel:
-            which = "the last" if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
+            which = LAST if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
             has = f"the last {MOST_PASSES}" if self.dropped else "each"
             notes = (f"{which} of {count:,} passes: run.passes has {has}",) if count > 1 else ()
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
-            texts = max(site.batch for site in sites)
-            averaged = (f"figures are means over the {texts:,} texts of the batch",) if texts > 1 else ()
+            texts, batches = replace(record, sites=sites).texts, {site.batch for site in sites} - {1}
+            steps = self.steps[number]
             lengths = {length for site in sites for length in (site.queries, site.keys)}
             lost = inputs.note_unplaced(axes, lengths)
-            notes = (*notes, *averaged, *said, *self.steps[number].notes, *lost)
             seen = inputs.images_of_pass(images, number + self.dropped, count)
             placed, pictures = inputs.place_images(axes, seen)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())
             cut = (f"{each.name}: {' × '.join(map(str, each.grid or ()))} patches" for each in pictures)
-            replay = self.steps[number].replay(replace(record, sites=sites), placed)
-            prepared = inputs.ModelInput({}, placed, tokens, (*notes, *cut), replay=replay, pictures=pictures)
+            replay = steps.replay(replace(record, sites=sites), placed)
+            prepared = inputs.ModelInput(
+                {}, placed, tokens, replay=replay, pictures=pictures, batch_texts=texts, beams=steps.beams
+            )
+            notes = (*notes, *note_batch(batches, prepared), *said, *steps.notes, *lost, *cut)
+            prepared = replace(prepared, notes=notes)
             return TracedModel(make_trace(replay.shown_to, prepared, about))
 
         return [partial(make, number) for number in range(len(self.steps))]
+
+
+LAST = "the last"
+AVERAGED = "scores are means over"
+
+
+def note_batch(batches: Collection[int], prepared: inputs.ModelInput) -> tuple[str, ...]:
+    """The note on batches of these sizes, of which means are shown; none if there is no such batch."""
+    counts = " or ".join(f"{count:,}" for count in sorted(batches))
+    each = prepared.name_parts(max(batches, default=1) if len(batches) == 1 else 0)
+    return (f"{AVERAGED} {counts} {each}: run.part(0) shows one",) if batches else ()
+
+
+def trace_part(model: Model, prepared: inputs.ModelInput, part: int) -> TracedModel:
+    """A trace of one text, or another part, of a batch; layers without parts stay as they are.
+
+    Raises ``SelectionError`` if there is no such part.
+    """
+    sites: list[SiteRecord] = []
+
+    def run(observers: Sequence[Observer]) -> Record:
+        def observe(attention: Attention) -> None:
+            count = attention.batch
+            if count > 1:
+                if not 0 <= part < count:
+                    raise SelectionError(f"no part {part}: {attention.site.name} has the parts 0-{count - 1}")
+                values = None if attention.values is None else attention.values[part : part + 1]
+                read = OnePart(attention.read, part, count)
+                attention = replace(attention, batch=1, read=read, values=values, statistics=None)
+                counts.add(count)
+            sites.append(SiteRecord.from_attention(attention))
+            for observer in observers:
+                observer.observe(attention)
+
+        counts: set[int] = set()
+        record = model.run(plain, [FunctionObserver(observe)])
+        if not counts:
+            raise SelectionError(f"no part {part}: {model.name} attends in one part")
+        return replace(record, sites=sites)
+
+    plain = replace(prepared, array_replay=None, figures=None, words=())
+    notes = [note for note in prepared.notes if not note.startswith(AVERAGED)]
+    shown = replace(plain, notes=(f"part {part} of the batch", *notes), batch_texts=1, beams=False)
+    return TracedModel(make_trace(run, shown, describe_model(model), model.notes))
+
+
+def trace_mean(passes: Sequence[TracedModel]) -> TracedModel:
+    """A trace of the mean weights of several passes, as the steps of a diffusion.
+
+    Raises ``SelectionError`` if their calls differ.
+    """
+    replays = [each.prepared.replay for each in passes]
+    *_, last = (each for each in replays if each is not None)
+    shapes = {
+        tuple(
+            (call.site, call.batch, call.heads, len(call.queries), len(call.keys)) for call in each.attentions
+        )
+        for each in replays
+        if each is not None
+    }
+    if len(shapes) > 1:
+        raise SelectionError("the passes have no mean: they attend at other places, or over other lengths")
+    calls = zip(*(each.attentions for each in replays if each is not None), strict=True)
+    means = tuple(replace(call[-1], read=MeanRows(tuple(each.read for each in call))) for call in calls)
+    record = replace(last.record, sites=[SiteRecord.from_attention(call) for call in means])
+    prepared, about = passes[-1].prepared, passes[-1].trace.description.model
+    notes = [note for note in prepared.notes if not note.startswith(LAST)]
+    shown = replace(prepared, notes=(f"the mean of {len(passes):,} passes", *notes))
+    shown = replace(shown, replay=None, array_replay=None, figures=None, words=())
+    return TracedModel(make_trace(Replay(means, record).shown_to, shown, about, passes[-1].notes))
 
 
 DROPPED = "dropout was on: what is shown was computed without some of the units, another part in each pass"

@@ -260,6 +260,24 @@ class Run(Display):
         """Every held pass of a recording; this run is the last one."""
         return (*(Run(make()) for make in self.earlier), self)
 
+    def part(self, number: int) -> Run:
+        """One text of a batch, or another part: a channel, a window, a row of a table, a beam.
+
+        Of classifier-free guidance, 1 is the half that has the prompt. Raises ``SelectionError``.
+        """
+        from attnscope.models.trace_recording import trace_part
+
+        return Run(trace_part(*self._given, number))
+
+    def mean(self) -> Run:
+        """The mean over every held pass of a recording, as over the steps of a diffusion.
+
+        Raises ``SelectionError`` if the passes differ in their layers or lengths.
+        """
+        from attnscope.models.trace_recording import trace_mean
+
+        return Run(trace_mean([run._pass for run in self.passes]))
+
     @property
     def _pass(self) -> TracedModel:
         if self.kept is None:

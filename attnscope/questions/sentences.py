@@ -155,7 +155,7 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     counts = group_by(maps, lambda made: len(made.values))
     for count, alike in counts.items():
         if count > 1:
-            what = "texts of the batch"
+            what = prepared.name_parts(count)
             if prepared.picture:
                 what = f"windows of {alike[0].queries.size:,} patches, each of which attends within itself"
             notes.append(f"{layers_of(alike)}: shown is the mean of {count:,} {what}")

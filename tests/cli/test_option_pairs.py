@@ -55,6 +55,7 @@ VALUES = {
     "to_second": 1.0,
     "inputs": "tensors.npz",
     "labels": "labels.txt",
+    "part": 0,
     "repeat_random": 4,
     "max_tokens": 4,
     "generate": 2,

@@ -7,6 +7,7 @@ import warnings
 from contextlib import nullcontext
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -88,6 +89,31 @@ def test_every_command_answers_for_every_source(run, tmp_path, source, command):
         assert {"made", "called"} <= {*ran.err.splitlines()}
     if source is written and command != "check":
         assert "generated 3 tokens" in " ".join(answer["notes"])
+
+
+@pytest.mark.parametrize("command", [("show", "--head", "L0H1"), ("stats",)], ids=lambda words: words[0])
+def test_one_part_is_the_text_of_its_own_file(run, tmp_path, command):
+    ids = torch.randint(0, 8192, (3, 6), generator=torch.manual_seed(0))
+    made = f"{writer(tmp_path)}"
+    (tmp_path / "writer.py").write_text(
+        WRITER.replace("super().__init__()", "super().__init__(); torch.manual_seed(0)")
+    )
+    save_file({"ids": ids}, tmp_path / "all.safetensors")
+    save_file({"ids": ids[1:2]}, tmp_path / "one.safetensors")
+    ran = run(*command, "--inputs", tmp_path / "all.safetensors", "-m", made, "--part", 1, "--json")
+    part, whole = (
+        json.loads(ran.out),
+        json.loads(run(*command, "--inputs", tmp_path / "one.safetensors", "-m", made, "--json").out),
+    )
+    assert "part 1 of the batch" in part["notes"]
+    if command[0] == "show":
+        ours, theirs = (np.array(each["weights"], float) for each in (part, whole))
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    for ours, theirs in zip(part.get("heads", ()), whole.get("heads", ()), strict=True):
+        assert ours["figures"]["entropy"]["value"] == pytest.approx(theirs["figures"]["entropy"]["value"])
+    run(*command, "--inputs", tmp_path / "all.safetensors", "-m", made, "--part", 3).refuses(
+        "has the parts 0-2"
+    )
 
 
 def test_developer_warnings_of_models_are_hidden(run, tmp_path):

@@ -333,7 +333,7 @@ def test_training_step_inside_record_block_is_recorded():
         for _ in range(3):
             module(given).sum().backward()
     assert module.training
-    averaged = "figures are means over the 2 texts of the batch"
+    averaged = "scores are means over 2 texts of the batch: run.part(0) shows one"
     unasked = NOT_ASKED.format(reason="the model was in training mode")
     assert run.notes == ("the last of 3 passes: run.passes has each", averaged, unasked)
     assert len(run.passes) == 3
@@ -411,4 +411,4 @@ def test_recording_notes_dropout_and_batch_means(share, trains, texts):
     with torch.no_grad(), attnscope.record(module) as run:
         module(torch.randn(texts, 5, 16))
     assert any("dropout was on" in note for note in run.notes) == (share > 0 and trains)
-    assert any(f"means over the {texts} texts of the batch" in note for note in run.notes) == (texts > 1)
+    assert any(f"means over {texts} texts of the batch" in note for note in run.notes) == (texts > 1)

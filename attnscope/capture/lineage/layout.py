@@ -34,8 +34,8 @@ JOINED = (
     "weights are not shown"
 )
 PARTS = (
-    "attention in {details} parts, more than there are texts (windows, frames or heads); where they lie in "
-    "the text is unknown, so each map shows one part with its own positions: {names}"
+    "attention in {details} parts, more than there are texts (windows, channels, frames or heads): rows and "
+    "columns are positions within a part: {names}"
 )
 PADDED = (
     "padded windows: weight on padding belongs to no token and is not shown, so their rows sum to less "

@@ -158,6 +158,49 @@ class RealRows:
 
 
 @dataclass(frozen=True, eq=False)
+class OnePart:
+    """One text, or another part, of the batch of another source of rows."""
+
+    all: RowSource
+    part: int
+    count: int  # of parts
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Rows of this part, in pieces, as all parts are computed.  -> [1, head, row, key]"""
+        step = max(1, (stop - start) // self.count)
+        pieces = [
+            self.all.rows(at, min(at + step, stop), heads)[self.part : self.part + 1].clone()
+            for at in range(start, max(stop, start + 1), step)
+        ]
+        return torch.cat(pieces, 2)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """The mask of its rows, bool.  -> [1, head or 1, row, key]"""
+        mask = self.all.allowed(start, stop)
+        return mask if len(mask) == 1 else mask[self.part : self.part + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class MeanRows:
+    """The mean of the rows of several passes."""
+
+    passes: tuple[RowSource, ...]
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Mean weights; a masked key has 0 in a pass.  -> [batch, head, row, key]"""
+        total = sum(each.rows(start, stop, heads).float() for each in self.passes)
+        assert isinstance(total, Tensor)
+        return total / len(self.passes)
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """Keys that are open in any pass, bool.  -> [batch or 1, head or 1, row, key]"""
+        first, *others = (each.allowed(start, stop) for each in self.passes)
+        for mask in others:
+            first = first | mask
+        return first
+
+
+@dataclass(frozen=True, eq=False)
 class JoinedHeads:
     """Several row sources of one shape as the heads of one layer, in their order."""
 

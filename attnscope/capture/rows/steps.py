@@ -90,6 +90,16 @@ class Steps:
         said = ((before, EARLIER.format(before)), (beams, BEAMS), (drafts, DRAFTS.format(drafts)))
         return tuple(sentence for holds, sentence in said if holds)
 
+    @property
+    def beams(self) -> bool:
+        """Whether the texts of the batch changed places, and all of them began as one."""
+        for each in self._sites.values():
+            first = each.calls[0].read
+            began = first.call.query if isinstance(first, ScoredRows) else getattr(first, "weights", None)
+            if any(change.texts is not None for change in each.changes) and began is not None:
+                return torch.allclose(began, began[:1].expand_as(began), atol=1e-4)
+        return False
+
     def replay(self, record: Record, axes: Mapping[Kind, tuple[Axis, Axis]] | None = None) -> Replay:
         """The result of ``joined`` with the recording's record, as one pass."""
         attentions = self.joined(axes)

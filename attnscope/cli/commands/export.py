@@ -45,7 +45,7 @@ class ExportOutput(options.NumbersOptions):
 
 @command
 def export(
-    source: options.SourceOptions,
+    source: options.BatchSource,
     attention: ExportedHeads,
     axes: options.MapOptions,
     output: ExportOutput,

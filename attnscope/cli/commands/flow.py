@@ -41,7 +41,7 @@ class FlowOutput(options.FileOutput):
 
 @command
 def flow(
-    source: options.SourceOptions,
+    source: options.BatchSource,
     tracing: FlowOptions,
     attention: options.LayerOptions,
     axes: options.MapOptions,

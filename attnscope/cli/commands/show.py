@@ -51,7 +51,7 @@ class ShowOutput(options.FileOutput):
 
 @command
 def show(
-    source: options.SourceOptions,
+    source: options.BatchSource,
     attention: options.ShownHeads,
     score: NeuronOptions,
     axes: options.MapOptions,

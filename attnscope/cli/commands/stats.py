@@ -91,7 +91,7 @@ CURVES, FAITHFUL_HEADS = 8, 12  # default numbers of heads with curves, and of h
 
 @command
 def stats(
-    source: options.SourceOptions,
+    source: options.BatchSource,
     corpus: options.CorpusOptions,
     attention: MeasuredHeads,
     output: StatsOutput,

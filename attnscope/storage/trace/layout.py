@@ -209,6 +209,8 @@ class TraceDescription:
     weighed: str = ""  # the weighting in a title's words, empty for none
     text_notes: tuple[str, ...] = ()
     text: str | None = None  # the plain text, if it was one
+    batch_texts: int = 1  # the texts of a batch; its other parts are channels, windows or rows
+    beams: bool = False  # whether these are beams of one text
     messages: tuple[Message, ...] = ()  # of a chat
     tokens: int  # the number of the text's axis
     written: int | None = None  # the number of the first generated token, if any

@@ -320,7 +320,7 @@ def test_unplaced_parts_of_all_layers_share_one_note():
     assert [site.batch for site in record.sites] == [8] * 3
     (note,) = record.notes
     assert note.startswith("attention in 8 parts, more than there are texts")
-    assert note.endswith("with the positions of that part: * (3 of them)")
+    assert note.endswith("columns are positions within a part: * (3 of them)")
 
 
 class PaddedWindows(Heads):

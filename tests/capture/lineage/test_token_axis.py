@@ -106,7 +106,7 @@ def observe_way(way):
 def test_mixing_within_tokens_is_not_shown_as_attention(way):
     record = observe_way(way)
     assert {site.site.name for site in record.sites} == {"attend"}
-    named = [layer.reason for layer in record.without_attention if "not from token to token" in layer.reason]
+    named = [layer.reason for layer in record.without_attention if "not between tokens" in layer.reason]
     assert bool(named) == (way.__name__.endswith(("by_attention", "torchs_kernel", "layer_of_torch")))
 
 

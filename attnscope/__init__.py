@@ -5,7 +5,7 @@ The public face, each name loaded when it is first used:
     load, wrap          a model by name, or a model object of yours; read(text) gives a Run
     open                a Run from a file: a trace, or weights
     record              a Run of whatever a module runs inside a with block
-    watch, callback     the figures of every head while a model is trained
+    watch, callback     the scores of every head while a model is trained
     Run                 what one pass showed: head, token, stats, compare, find, spans, flow, check, page
     Reader              a model, ready to read texts
     Head                the address of a head: Head("L2H1")

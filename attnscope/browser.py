@@ -32,16 +32,16 @@ from attnscope.views import Drawable, Grid, Heatmap, TokenView
 T = TypeVar("T")
 
 KEYS = (
-    ("← →", "the head before, the next head"),
-    ("↑ ↓", "the layer before, the next layer"),
-    ("Enter", "open the head in brackets"),
-    ("Esc", "let go of the token, then back to the overview"),
-    ("j k", "pin the next token, the one before: what it looks at, and who looks at it"),
+    ("← →", "previous or next head"),
+    ("↑ ↓", "previous or next layer"),
+    ("Enter", "open the selected head"),
+    ("Esc", "unpin the token; then back to the overview"),
+    ("j k", "pin the next or previous token: what it attends to, and what attends to it"),
     ("click", "pin the token of a row, or of a patch of the picture or a moment of the sound"),
     ("n", "the next head worth a look"),
     ("Tab", "the next kind of attention: encoder, decoder, cross"),
-    ("d", "light or dark; browse --scale and --cmap choose the colours of the maps"),
-    ("s", "save what is in view as PNG"),
+    ("d", "light or dark; browse --scale and --cmap set the colours of the maps"),
+    ("s", "save the view as PNG"),
     ("q", "quit"),
 )
 
@@ -69,7 +69,7 @@ class Keys(ModalScreen[None]):
 
 
 def halves_of(focus: TokenView) -> Mapping[str, TokenView]:
-    """What a token looks at, and which tokens look at it, each with its pictures, by widget name."""
+    """What a token attends to, and what attends to it, each with its pictures, by widget name."""
     bare = replace(focus, title="", notes=(), full=focus.full_bar)
     at = tuple(replace(each, looked_at_by=None) for each in focus.overlays if each.looks_at is not None)
     by = tuple(replace(each, looks_at=None) for each in focus.overlays if each.looked_at_by is not None)
@@ -176,7 +176,7 @@ class Browser(App[None]):
         figures = self.heads.figures[kind, layer][head]
         named = f"{figures.name} · {visible(self.heads.layers.title)} · {kind} attention"
         self.query_one("#title", Static).update(Text(named, no_wrap=True, overflow="ellipsis"))
-        said = figures.role.sentence if figures.role else "no role: its figures are no finite numbers"
+        said = figures.role.sentence if figures.role else "no role: its scores are not finite"
         self.query_one("#said", Static).update(Text(said))
         view = replace(self.map_of(), title="", subtitle="")
         marked = (layer, head) if not self.opened else self.pinned if self.row else None
@@ -240,7 +240,7 @@ class Browser(App[None]):
     def action_worth(self) -> None:
         """The next head worth a look."""
         if not self.heads.worth:
-            self.notify("no head stands out from even attention", timeout=2)
+            self.notify("no head shows a clear pattern on this text", timeout=2)
             return
         places = [(str(head.kind), head.layer, head.head) for head in self.heads.worth]
         self.kind, layer, head = after(self.head, places)

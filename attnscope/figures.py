@@ -1,4 +1,4 @@
-"""What was measured about one head: plain numbers, each with its baseline."""
+"""The scores of one head, each with its baseline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Weighting: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradi
 class Figure:
     """A measure of one head, averaged over the rows that count.
 
-    ``baseline`` is the same average on even attention over the open keys, ``rows`` the number of rows
-    averaged, ``texts`` the number of texts with such rows. ``error`` is the standard error of the value
+    ``baseline`` is the same average with uniform attention over the unmasked keys, ``rows`` the number of
+    rows averaged, ``texts`` the number of texts with such rows. ``error`` is the standard error of the value
     over texts, ``None`` for fewer than two: rows of one text are not independent samples.
     """
 
-    value: Annotated[float, Meaning("the figure")]
-    baseline: Annotated[float, Meaning("the same on even attention over the open keys")]
+    value: Annotated[float, Meaning("the value")]
+    baseline: Annotated[float, Meaning("the same with uniform attention over the unmasked keys")]
     rows: Annotated[int, Meaning("rows that counted")]
     texts: int
     error: Annotated[float | None, Meaning("standard error over the texts of a corpus", optional=True)] = None
@@ -50,14 +50,14 @@ class Role:
     """
 
     name: Annotated[str, Meaning("the role; attnscope explain says what it means")]
-    score: Annotated[float, Meaning("the pattern's figure")]
-    baseline: Annotated[float, Meaning("the same on even attention")]
+    score: Annotated[float, Meaning("the pattern's value")]
+    baseline: Annotated[float, Meaning("the same with uniform attention")]
     rows: int
     sentence: Annotated[str, Meaning("the role in words")]
 
     @classmethod
     def from_figure(cls, name: str, figure: Figure, sentence: str) -> Role:
-        """The role that a figure belongs to."""
+        """The role that a value belongs to."""
         return cls(name, figure.value, figure.baseline, figure.rows, sentence)
 
     @property
@@ -97,7 +97,7 @@ class Removal:
 
 @record("a head and its figures", slots=True)
 class HeadFigures:
-    """All figures of one head of one site.
+    """All scores of one head of one site.
 
     ``absent`` gives the reason for every requested measure that does not exist here. ``role`` is ``None``
     if the measures behind roles were not requested, or there was no row to average; ``importance`` and
@@ -107,7 +107,7 @@ class HeadFigures:
     site: Annotated[Site, Parts(kind="its kind of attention", layer="its layer")]
     head: Annotated[int, Meaning("its number in the layer")]
     figures: Annotated[Mapping[str, Figure], Meaning("by measure; attnscope explain lists them")]
-    absent: Annotated[Mapping[str, str], Meaning("by measure that does not exist here, why")]
+    absent: Annotated[Mapping[str, str], Meaning("why a measure does not exist here, by measure")]
     role: Annotated[Role | None, Meaning("its role; null where no row counted")]
     importance: Annotated[
         Importance | None, Meaning("with ablate --importance", optional=True, shape=Importance)
@@ -115,7 +115,7 @@ class HeadFigures:
     ablation: Annotated[Removal | None, Meaning("with attnscope ablate", optional=True, shape=Removal)] = None
 
     def figure(self, name: str) -> Figure | Importance | Removal | None:
-        """A figure of the head, or how much the predictions lose without it."""
+        """A score of the head, or how much the predictions lose without it."""
         if name in PREDICTIONS:
             known: Importance | Removal | None = getattr(self, name)
             return known

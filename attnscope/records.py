@@ -1,6 +1,6 @@
 """Records: a field is declared once, with its meaning; JSON, its schema, tables and strict reading follow.
 
-    @record("a figure that changed")
+    @record("a score that changed")
     class Change:
         head: Annotated[Head, Meaning("its head")]
         before: Annotated[float | None, Meaning("in the snapshot")]

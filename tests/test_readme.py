@@ -66,7 +66,7 @@ def test_readme_python_cell_ends_in_a_picture():
     shown = eval(compile(ast.Expression(last.value), "README.md", "eval"), names)
     page = shown._repr_mimebundle_()["text/html"]
     assert page.startswith('<img src="data:image/png;base64,')
-    assert "looks at the previous token" in page
+    assert "attends to the previous token" in page
     assert "run.head(&quot;L2H1&quot;)" in page
 
 

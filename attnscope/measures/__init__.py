@@ -1,4 +1,4 @@
-"""Measures: from rows of attention to figures of a head, each with its baseline.
+"""Measures: from rows of attention to scores of a head, each with its baseline.
 
 measurement = Measurement()
 with recording(model, [measurement]):

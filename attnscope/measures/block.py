@@ -1,4 +1,4 @@
-"""A block of rows with everything a measure may read: open keys, positions, tokens."""
+"""A block of rows with everything a measure may read: unmasked keys, positions, tokens."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Block:
 
     @cached_property
     def open_keys(self) -> Tensor:
-        """Number of open keys ``n_i``, in the type of the rows.  -> [batch or 1, head or 1, row]"""
+        """Number of unmasked keys ``n_i``, in the type of the rows.  -> [batch or 1, head or 1, row]"""
         return self.allowed.sum(-1, dtype=torch.int32).to(self.rows.dtype)  # faster than in that type
 
     @cached_property
@@ -139,7 +139,7 @@ class Block:
         return [*summed.permute(3, 0, 2, 1), *at.permute(3, 0, 1, 2)]
 
     def baseline(self) -> Block:
-        """The same block with even attention, ``1 / n_i`` on each of its open keys."""
+        """The same block with uniform attention, ``1 / n_i`` on each of its unmasked keys."""
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         before = None if self.before is None else self.before.baseline()
         top = 0 * self.open_keys
@@ -151,16 +151,16 @@ class Block:
 
 
 class EvenBlock(Block):
-    """A block with even attention; its figures follow from the open keys alone."""
+    """A block with uniform attention; its values follow from the unmasked keys alone."""
 
     @cached_property
     def entropy(self) -> Tensor:
-        """The logarithm of the number of open keys.  -> [batch or 1, head or 1, row]"""
+        """The logarithm of the number of unmasked keys.  -> [batch or 1, head or 1, row]"""
         return self.open_keys.clamp_min(1).log()
 
     @cached_property
     def largest(self) -> Tensor:
-        """The weight of each open key.  -> [batch or 1, head or 1, row]"""
+        """The weight of each unmasked key.  -> [batch or 1, head or 1, row]"""
         return self.total / self.open_keys.clamp_min(1)
 
     @cached_property

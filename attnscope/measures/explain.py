@@ -17,12 +17,12 @@ NEED_WORDS = {
     "positions": "queries and keys on one sequence",
     "queries": "token labels",
     "keys": "token labels",
-    "scores": "the scores before the softmax, which a file of weights has not",
+    "scores": "scores before the softmax, which a file of weights lacks",
 }
 """What a measure needs, in words."""
 
 TERMS_FILE = Path(__file__).with_name("terms.txt")
-"""Other words of the screen, each with its formula and source: a block a word, as it is printed."""
+"""Other terms, each with its formula and source: a block per term, as it is printed."""
 
 
 FAMILY_ROWS = (
@@ -31,7 +31,7 @@ FAMILY_ROWS = (
     ("distance2d=P", "pixels", "distance2d, of patches P pixels wide: distance2d=16"),
     ("[NAME]", "share", "Σ A[i, j] over special tokens of that name: [CLS], </s>"),
 )
-"""Measures with a number or a name of the user's in theirs: name, unit and meaning."""
+"""Measures whose name has a number or a token of the user's choice: name, unit and meaning."""
 
 
 def list_words() -> str:
@@ -66,7 +66,7 @@ def explain(name: str) -> str:
         near = nearest_name(name, (*MEASURES, *(word for words in others.values() for word in words)))
         known = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in others.items())
         raise SelectionError(
-            f"no word {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {known}"
+            f"no term {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {known}"
         )
     return "\n".join(filter(None, parts))
 
@@ -81,7 +81,7 @@ def _measure(name: str) -> str:
         f"  formula   {measure.formula}",
         f"  unit      {measure.unit}, {measure.bounds}",
         f"  average   over {measure.rows}",
-        "  baseline  the same on even attention, 1/n_i on each of the n_i open keys",
+        "  baseline  the same with uniform attention, 1/n_i on each of the n_i unmasked keys",
         *([f"  needs     {' and '.join(needs)}"] if needs else []),
         f"  source    {measure.source}",
     ]
@@ -98,8 +98,8 @@ def _weighting(name: str) -> str:
     lines = [
         f"{name} ({option}): {said}.",
         f"  formula   {explained.formula}",
-        "  unit      share of a row; a row sums to 1, so that measures and baselines mean the same",
-        f"  needs     {'weights alone' if alone else 'the model itself: no file keeps the values'}",
+        "  unit      share of a row; rows sum to 1, so that measures and baselines mean the same",
+        f"  needs     {'weights only' if alone else 'the model: files of weights have no values'}",
         f"  source    {explained.source}",
     ]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ class PerRow(NamedTuple):
     """A measure's value of each row, and which rows count: a matter of masks, positions and tokens alone."""
 
     value: Tensor  # any where a row does not count, [batch, head, row]
-    counts: Tensor  # bool; never of rows without an open key, [batch or 1, head or 1, row]
+    counts: Tensor  # bool; never of rows without an unmasked key, [batch or 1, head or 1, row]
 
 
 class KeySum(NamedTuple):
@@ -46,12 +46,12 @@ class KeyWeight(NamedTuple):
 
 
 class Total(NamedTuple):
-    """A measure summed over the rows that count, with the values of rows with one open key apart."""
+    """A measure summed over the rows that count, with the values of rows with one unmasked key apart."""
 
     value: Tensor  # [batch, head]
     counts: Tensor  # bool, [batch or 1, 1, row]
     baseline: Tensor  # [batch or 1, 1, row]
-    lone: Tensor  # of rows with one open key, arbitrary for others, [batch or 1, head or 1, row]
+    lone: Tensor  # of rows with one unmasked key, arbitrary for others, [batch or 1, head or 1, row]
 
 
 class RowFigures(NamedTuple):
@@ -102,7 +102,7 @@ class Form(ABC):
 class OfWeights(Form):
     """Any function of a block, -> [batch, head, row]. It needs every row."""
 
-    rows = "rows with at least two open keys"
+    rows = "rows with at least two unmasked keys"
     fused = False
 
     def measure_block(self, block: Block) -> PerRow:
@@ -128,7 +128,7 @@ class OfNextToken(OfWeights):
     """A function of rows and of the earlier keys that hold the next token, bool, -> [batch, head, row]."""
 
     needs = ("positions", "keys")
-    rows = "rows whose next token is one of an earlier key"
+    rows = "rows whose next token occurred earlier"
 
     def measure_block(self, block: Block) -> PerRow:
         assert block.keys is not None
@@ -162,9 +162,9 @@ class OnPatches(Form):
 
 
 class OfRow(Form):
-    """A function of the entropy, largest weight, total and number of open keys of rows, elementwise."""
+    """A function of the entropy, largest weight, total and number of unmasked keys of rows, elementwise."""
 
-    rows = "rows with at least two open keys"
+    rows = "rows with at least two unmasked keys"
     least: ClassVar[int] = 2
 
     def measure_block(self, block: Block) -> PerRow:
@@ -182,20 +182,20 @@ class OfRow(Form):
 
 
 class OfEveryRow(OfRow):
-    """The same, including rows with one open key."""
+    """The same, including rows with one unmasked key."""
 
     rows = "all rows"
     least = 1
 
 
 class OfScores(OfEveryRow):
-    """The same for the largest score of each row before the softmax: ``row.top``, 0 for even attention.
+    """The same for the largest score of each row before the softmax: ``row.top``, 0 for uniform attention.
 
-    A head's figure is the maximum over its rows, not their mean: ``Sums.top`` has it.
+    A head's value is the maximum over its rows, not their mean: ``Sums.top`` has it.
     """
 
     needs = ("scores",)
-    rows = "nothing: it is the largest of all rows"
+    rows = "no rows: it is the largest value of all"
     usual = False
 
 
@@ -303,7 +303,7 @@ class InWindow(Form):
 
         low, high = position - recent + 1, position + recent
         near = opened(0, sink) + opened(low, high) - opened(low, high.clamp(max=sink))
-        near = near[:, None].double()  # [batch or 1, 1, row], open keys of the window
+        near = near[:, None].double()  # [batch or 1, 1, row], unmasked keys of the window
         value = total.sum(-1) - statistics.gaps[name] + first
         return Total(value, near >= 0, near / runs.count[:, None], total * near)
 
@@ -399,10 +399,10 @@ def _of_runs(statistics: Statistics, value: Tensor, number: Tensor, shift: Tenso
 
 
 REASONS = {
-    "positions": "compares positions of one sequence, and here there are two sequences",
-    "queries": "needs tokens, and this axis holds bare positions",
-    "keys": "needs tokens, and this axis holds bare positions",
-    "scores": "needs the scores before the softmax, and here only weights are known",
+    "positions": "compares positions within one sequence, and here there are two",
+    "queries": "needs tokens, and this axis has only positions",
+    "keys": "needs tokens, and this axis has only positions",
+    "scores": "needs scores before the softmax, and here only weights are known",
 }
 """Why a measure does not exist, by missing requirement."""
 

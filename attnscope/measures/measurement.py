@@ -1,6 +1,6 @@
-"""Measures every head: sums behind figures, which add up over blocks, texts, processes and machines.
+"""Measures every head by sums, which add up over blocks, texts, processes and machines.
 
-Whatever depends on masks, positions and tokens alone is computed once and kept from layer to layer.
+Whatever depends on masks, positions and tokens alone is computed once and reused from layer to layer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Sums:
     """The sums of one site, float64; counts are exact up to 2^53.  [sum, measure, head]
 
-    First the number of rows, their values and baselines, of those with a choice (two open keys or more), and
-    the same of the rows that count with one open key; then the number of texts with a row that counted, and
+    First the number of rows, their values and baselines, of those with two unmasked keys or more, and the
+    same of the rows that count with one unmasked key; then the number of texts with a row that counted, and
     sums over texts of the squared value, of value times rows, and of the squared number of rows, for errors.
     """
 
@@ -58,7 +58,7 @@ class Sums:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
 
         ``None`` where no row counted. The standard error is that of a ratio of sums over texts: with sums
-        ``s_t`` over ``n_t`` rows of ``T`` texts and the figure ``f``, it is
+        ``s_t`` over ``n_t`` rows of ``T`` texts and the value ``f``, it is
         ``sqrt(T / (T - 1) Σ (s_t - f n_t)²) / Σ n_t`` (Cochran 1977, Sampling Techniques, 6.4).
         """
         rows, value, baseline = self.numbers[:3] + self.numbers[3:6] if lone else self.numbers[:3]
@@ -109,17 +109,17 @@ def sums_of_statistics(
 class Setting:
     """What is known about a block besides its weights, ready to measure any weights in its place.
 
-    Its rows fall into two groups: those with a choice between keys, and lone ones with one open key.
+    Its rows fall into two groups: those with a choice between keys, and lone ones with one unmasked key.
     """
 
-    even: Block  # with even attention
+    even: Block  # with uniform attention
     measures: Sequence[Measure]
     factors: Tensor  # of sums over keys, see ``Block.sums``, as the next
     places: Tensor  # of the weights at one key of each row
     columns: Sequence[int | None]  # of each measure, which of the sums and places it is
     counts: Sequence[Tensor]  # of each group, which rows count, [measure, batch or 1, head or 1, row]
     rows: Tensor  # [group, measure, batch or 1, head or 1], rows that count
-    baseline: Tensor  # likewise, float64: the sum over those rows with even attention
+    baseline: Tensor  # likewise, float64: the sum over those rows with uniform attention
 
     @classmethod
     def from_block(cls, block: Block, measures: Sequence[Measure]) -> Setting:
@@ -200,7 +200,7 @@ DEFAULT = (
 BLOCK_WEIGHTS = 1 << 21
 """Weights that a CPU takes at a time: 8 MB in float32. Memory stays a small multiple of it at any length."""
 
-CACHED = 1 << 22  # numbers kept from one layer to the next, for the blocks of one text: 16 MB in float32
+CACHED = 1 << 22  # numbers reused by the next layer, for the blocks of one text: 16 MB in float32
 
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
@@ -286,7 +286,7 @@ class Measurement(RowObserver):
         self._sums[site], self._absent[site] = sums, dict(absent)
 
     def _facts_of(self, tokens: Texts | Axis) -> TokenFacts | None:
-        """Facts about the tokens, kept for the next layers, which have the same axes."""
+        """Facts about the tokens, cached for the next layers, which have the same axes."""
         if isinstance(tokens, range) or len(tokens) == 0:
             return None
         texts: Any = (tokens,) if isinstance(tokens[0], Token) else tokens
@@ -305,7 +305,7 @@ class Measurement(RowObserver):
             self._add(site, sums, other._absent[site])
 
     def figures(self) -> list[HeadFigures]:
-        """The figures of every head so far, sites in the order of their first calls."""
+        """The scores of every head so far, sites in the order of their first calls."""
         return [head for site in self._sums for head in self._heads(site)]
 
     def _heads(self, site: Site) -> Iterator[HeadFigures]:
@@ -320,7 +320,9 @@ class Measurement(RowObserver):
             if sums.top is not None and "max_logit" in known:
                 known["max_logit"] = replace(known["max_logit"], value=float(sums.top[head]), error=None)
             unknown = (measure for name, measure in self.measures.items() if name not in known)
-            absent = {one.name: f"{one.name} is taken over {one.rows}, and there are none" for one in unknown}
+            absent = {
+                one.name: f"{one.name} is averaged over {one.rows}, and there are none" for one in unknown
+            }
             absent |= {name: reason for name, reason in self._absent[site].items() if name in absent}
             yield HeadFigures(site, head, known, absent, role(named(chosen)) if with_role else None)
 
@@ -431,7 +433,7 @@ class _Reading:
 
 
 def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
-    """The figures of heads ``[head, query, key]`` between words; ``None`` if they were pooled further."""
+    """The scores of heads ``[head, query, key]`` between words; ``None`` if they were pooled further."""
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
     numbers: dict[str, int] = {}

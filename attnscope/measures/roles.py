@@ -1,12 +1,12 @@
-"""Roles: what a head does in one word and one sentence, from its figures.
+"""Roles: what a head does in one word and one sentence, from its scores.
 
 ``README.md`` says what makes a role, a weak role, and the role of an attention sink, and why.
 
 The strongest pattern is the one with the greatest lift, score minus baseline: [CLS] is the first token and a
 special one, and the lift names the head `first` unless [SEP] adds more to `special` than to its baseline.
-Ties go to the pattern named first below. Rows with one open key have no choice and are left out, so that a
-role's score can differ a little from the figure of the same name. `sharp` is a head without a pattern whose
-normalized entropy is below ``SHARP_BAR``: it looks at few keys that no measure describes.
+Ties go to the pattern named first below. Rows with one unmasked key are left out, so that a role's score
+can differ a little from the measure of the same name. `sharp` is a head without a pattern whose normalized
+entropy is below ``SHARP_BAR``: it attends to few keys that no measure describes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPEAT_BAR = 0.4  # threshold of duplicate and induction
 BROAD_BAR = 0.9  # a head without a pattern is broad when its normalized entropy exceeds this
 
 SHARP_BAR, SHARP_ROLE = 0.25, "sharp"
-"""A head without a pattern is sharp when its normalized entropy is below this; even attention has 1."""
+"""A head without a pattern is sharp when its normalized entropy is below this; uniform attention has 1."""
 
 LEAST_LIFT = 0.1  # a pattern's score must stand this far above its baseline
 
@@ -45,6 +45,7 @@ RETRIEVAL_SCORE, STREAMING_SHARE, RECALLED_SHARE = 0.1, 0.95, 0.5
 recalls this share with its whole cache; a streaming head keeps this much of its weight in the window."""
 
 NONE = "none"  # the role of a head without a pattern
+NO_ROLE = "no clear role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ class Pattern:
 
 
 PATTERNS: Mapping[str, Pattern] = {
-    "previous": Pattern(POSITION_BAR, "looks at the previous token"),
-    "next": Pattern(POSITION_BAR, "looks at the next token"),
-    "self": Pattern(POSITION_BAR, "looks at the token itself"),
-    "induction": Pattern(REPEAT_BAR, "looks at what followed the same token earlier"),
-    "duplicate": Pattern(REPEAT_BAR, "looks at the same token elsewhere"),
-    "first": Pattern(SINK_BAR, "looks at the first token"),
-    "punctuation": Pattern(SINK_BAR, "looks at punctuation"),
-    "special": Pattern(SINK_BAR, "looks at special tokens"),
+    "previous": Pattern(POSITION_BAR, "attends to the previous token"),
+    "next": Pattern(POSITION_BAR, "attends to the next token"),
+    "self": Pattern(POSITION_BAR, "attends to the token itself"),
+    "induction": Pattern(REPEAT_BAR, "attends to what followed earlier occurrences of the token"),
+    "duplicate": Pattern(REPEAT_BAR, "attends to other occurrences of the token"),
+    "first": Pattern(SINK_BAR, "attends to the first token"),
+    "punctuation": Pattern(SINK_BAR, "attends to punctuation"),
+    "special": Pattern(SINK_BAR, "attends to special tokens"),
 }
 """Every pattern, by the name of its measure."""
 
@@ -71,13 +72,13 @@ POSITIONAL = "positional"  # the role of a head at another fixed distance, if me
 ROLE_MEASURES = (*PATTERNS, "normalized_entropy")  # the measures that make up roles
 
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == SINK_BAR)
-"""The patterns of an attention sink: all rows look at one place."""
+"""The patterns of an attention sink: all rows attend to one place."""
 
 WORTH_COUNT = 5  # how many heads are recommended
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
-    """The role of a head, from its figures over rows with a choice; ``None`` without any, or with a NaN.
+    """The role of a head, from its scores over rows with two unmasked keys; ``None`` without any or with NaN.
 
     For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
     """
@@ -90,17 +91,22 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
     evenness = figures.get("normalized_entropy")
     if evenness is None:
         return None
-    even = f"(normalized entropy {evenness.value:.2f}, 1.00 is even)"
+    even = f"(normalized entropy {evenness.value:.2f} of 1)"
     if evenness.value > BROAD_BAR:
         return Role.from_figure("broad", evenness, f"spreads over all tokens {even}")
-    words = "no pattern stands out"
+    words = NO_ROLE
     if evenness.value < SHARP_BAR:
-        words = f"looks at few tokens, in no known pattern {even}"
+        words = f"focused, but no known pattern {even}"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
-        words += f"; most of all it {patterns[name].words} {score(figures[name])}"
+        words += f"; {_mostly(patterns[name])} {score(figures[name])}"
     return Role.from_figure(_name_none(evenness), evenness, words)
+
+
+def _mostly(pattern: Pattern) -> str:
+    """A pattern that passes no threshold, in words: "attends mostly to the first token"."""
+    return pattern.words.replace("attends", "attends mostly", 1)
 
 
 def _name_none(evenness: Figure) -> str:
@@ -125,7 +131,7 @@ def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
     away = {name: f"{abs(step):,} tokens {'ahead' if step > 0 else 'back'}" for name, step in steps.items()}
     far = [name for name, step in steps.items() if abs(step) > 1]
-    return known | {name: Pattern(POSITION_BAR, f"looks {away[name]}") for name in far}
+    return known | {name: Pattern(POSITION_BAR, f"attends {away[name]}") for name in far}
 
 
 def role_name(measure: str) -> str:
@@ -140,7 +146,7 @@ def is_beyond_chance(figure: Figure) -> bool:
 
 
 def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
-    """Whether enough of the largest weights goes to what the measure looks at."""
+    """Whether enough of the largest weights goes to what the measure counts."""
     confidence = figures.get("confidence")
     return confidence is None or LARGEST_RATIO * figures[name].value >= confidence.value
 
@@ -163,8 +169,8 @@ def worth_a_look(
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
     not hide the one that copies. Heads without a pattern come last in a round, ordered by how far they are
-    from even attention times how far their rows are ``apart``: one that looks by content is far in both.
-    Heads with nearly even attention are left out.
+    from uniform attention times how far their rows are ``apart``: one that attends by content is far in both.
+    Heads with nearly uniform attention are left out.
     """
 
     def telling(head: HeadFigures) -> tuple[bool, float, float]:
@@ -194,7 +200,7 @@ WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not i
 ROLES = (*PATTERNS, POSITIONAL, *WEAK_ROLES, SHARP_ROLE, "broad", NONE)  # every role
 
 PATTERNLESS = (SHARP_ROLE, "broad", NONE)
-"""The roles of heads without a pattern; their figure is the normalized entropy."""
+"""The roles of heads without a pattern; their score is the normalized entropy."""
 
 NEAR_SHARE = 0.75  # from this share of the threshold on a head is weak at a pattern, however many others are
 WEAK_SHARE = 0.25  # a weak head reaches at least this share of a pattern's threshold
@@ -269,8 +275,8 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
         role, evenness = head.role, head.figures.get("normalized_entropy")
         if role is not None and role.name in SINK_PATTERNS and role.name not in sure:
             known = {name: pattern for name, pattern in sure.items() if name in head.figures}
-            words = f"{PATTERNS[role.name].words} {score(head.figures[role.name])}, as heads may by chance"
-            words = f"no pattern stands out; most of all it {words}"
+            weight = score(head.figures[role.name])
+            words = f"{NO_ROLE}; {_mostly(PATTERNS[role.name])} {weight}, as heads may by chance"
             none = replace(role, name=NONE, sentence=words)
             if evenness is not None:
                 none = Role.from_figure(_name_none(evenness), evenness, words)
@@ -281,7 +287,7 @@ def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
 def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
     """Whether chance puts so many heads there in at most ``SINK_MODELS`` of models, or hardly any at all."""
     if len(heads) < FEWEST_HEADS:
-        return True  # among so few, no chance can be told
+        return True  # too few to estimate chance
     having = [head.figures for head in heads if name in head.figures]
     resting = sum(figures[name].value >= SINK_BAR for figures in having)
     if not resting:
@@ -302,16 +308,16 @@ def _tail(count: int, least: int, chance: float) -> float:
 
 
 SINK_CONDITION = (
-    f";\n            among {FEWEST_HEADS} heads or more, only where chance puts as many there in at most\n"
-    f"            {SINK_MODELS:.0%} of models, or at most {SINK_HEADS:.0%} of the heads"
+    f";\n            in a model of {FEWEST_HEADS} heads or more, only if chance gives as many such heads in\n"
+    f"            at most {SINK_MODELS:.0%} of models, or in at most {SINK_HEADS:.0%} of the heads"
 )
 """The additional condition for an attention sink."""
 
 
 EXPLANATIONS = {
     POSITIONAL: (
-        f"positional: looks two or more tokens back or ahead with a weight of at least {POSITION_BAR}; two "
-        "are always measured, farther ones when asked for, such as --sort offset=-3."
+        f"positional: attends two or more tokens back or ahead with a weight of at least {POSITION_BAR}; two "
+        "are always measured, more on request, such as --sort offset=-3."
     ),
     "broad": f"broad: no pattern passes its threshold, and the normalized entropy exceeds {BROAD_BAR}.",
     SHARP_ROLE: f"sharp: no pattern passes its threshold, and the normalized entropy is below {SHARP_BAR}.",
@@ -328,10 +334,10 @@ def explain_role(name: str) -> str:
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return (
-            f"  role      a head {pattern.words} when this is at least {pattern.threshold}, at least "
-            f"{LEAST_LIFT} and\n            {CHANCE} times what chance could do above the baseline, in "
-            f"{FEWEST_ROWS} rows or more with a choice,\n            and no other pattern stands farther "
-            "above its baseline"
+            f"  role      a head {pattern.words} if this is at least {pattern.threshold},\n"
+            f"            exceeds the baseline by at least {LEAST_LIFT} and {CHANCE} standard errors of "
+            f"chance, in {FEWEST_ROWS} rows\n            or more with two unmasked keys, and no other "
+            "pattern exceeds its baseline by more"
         ) + (SINK_CONDITION if name in SINK_PATTERNS else "")
     if name == WEAK.strip() or (name.startswith(WEAK) and name in ROLES):
         what = name.removeprefix(WEAK) if name in ROLES else "a pattern of position or of repeats"

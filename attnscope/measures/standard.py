@@ -1,4 +1,4 @@
-"""The measures: how wide a row is, where it looks, which tokens it looks at."""
+"""The measures: how wide a row is, and to which positions and tokens it attends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entropy(row: forms.Row) -> Tensor:
 
 @measure("normalized_entropy", forms.OfRow, formula="entropy / log n_i", source=CLARK)
 def normalized_entropy(row: forms.Row) -> Tensor:
-    """Entropy as a share of the most that the open keys allow.  -> [batch, head, row]"""
+    """Entropy as a share of the most that the unmasked keys allow.  -> [batch, head, row]"""
     return row.entropy / row.open_keys.clamp_min(2).log()
 
 
@@ -65,7 +65,7 @@ def confidence(row: forms.Row) -> Tensor:
     source="sparsity of the row",
 )
 def coverage90(block: Block) -> Tensor:
-    """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only when asked for.
+    """Fewest keys that hold nine tenths of the row; sorts every row, so it is measured only on request.
 
     [batch, head, row, key] -> [batch, head, row]. Sums are float64 where the device has it; a shortfall
     of a millionth of the row counts as rounding.
@@ -83,7 +83,7 @@ def coverage90(block: Block) -> Tensor:
     source="monotonic alignment: Raffel et al. 2017, Online and Linear-Time Attention",
 )
 def monotonic(rows: Tensor, before: Tensor) -> Tensor:
-    """Whether the row's largest key is at or after that of the row before; only when asked for.
+    """Whether the row's largest key is at or after that of the row before; only on request.
 
     [batch, head, row, key] twice -> [batch, head, row]. Equally large keys share the count, so that even
     attention scores (n + 1) / 2n, like a key drawn at random in each row.
@@ -95,7 +95,7 @@ def monotonic(rows: Tensor, before: Tensor) -> Tensor:
 
 @measure("no_key", forms.OfEveryRow, formula="1 - Σ_j A", source=OFF_KEYS)
 def no_key(row: forms.Row) -> Tensor:
-    """Weight that no key of the row holds: a sink logit has it, for one.  -> [batch, head, row]"""
+    """Weight that no key of the row holds, such as that of a sink logit.  -> [batch, head, row]"""
     return 1 - row.total
 
 
@@ -108,7 +108,7 @@ def no_key(row: forms.Row) -> Tensor:
     source="QK-Clip: Kimi Team 2025, Kimi K2; Dehghani et al. 2023, Scaling ViTs to 22 Billion Parameters",
 )
 def max_logit(row: forms.Row) -> Tensor:
-    """Largest score before the softmax, of any open key of any row.  -> [batch, head, row]"""
+    """Largest score before the softmax, of any unmasked key of any row.  -> [batch, head, row]"""
     assert row.top is not None
     return row.top
 
@@ -121,7 +121,7 @@ TWO_AWAY = ("offset=-2", "offset=2")
 
 @measure("distance", forms.ByGap, unit="tokens", bounds="0 to N - 1", formula="Σ_j A |i - j|", source=VIG)
 def distance(gap: Tensor) -> Tensor:
-    """Mean distance between a query and the keys it looks at.  -> [batch, head, row]"""
+    """Mean distance between a query and the keys it attends to.  -> [batch, head, row]"""
     return gap.abs()
 
 
@@ -130,11 +130,11 @@ def distance(gap: Tensor) -> Tensor:
     forms.ByGap,
     unit="tokens",
     bounds="-(N - 1) to N - 1",
-    formula="Σ_j A (j - i), negative looks back",
+    formula="Σ_j A (j - i), negative: earlier keys",
     source=VIG,
 )
 def offset(gap: Tensor) -> Tensor:
-    """Mean signed distance from a query to the keys it looks at.  -> [batch, head, row]"""
+    """Mean signed distance from a query to the keys it attends to.  -> [batch, head, row]"""
     return gap
 
 
@@ -147,7 +147,7 @@ def offset(gap: Tensor) -> Tensor:
     formula="Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out",
 )
 def distance2d(rows: Tensor, keys: Tensor) -> Tensor:
-    """Mean distance of the patches a patch looks at, over rows and columns.  -> [batch, head, row]"""
+    """Mean distance of the patches a patch attends to, over rows and columns.  -> [batch, head, row]"""
     return (rows - keys).to(finest(rows.device)).square().sum(-1).sqrt()
 
 
@@ -158,7 +158,7 @@ def distance_in_pixels(name: str, side: str) -> Measure:
     def pixels(rows: Tensor, keys: Tensor) -> Tensor:
         return int(side) * distance2d(rows, keys)
 
-    pixels.__doc__ = f"Mean distance of the patches a patch looks at, of {side} pixels each"
+    pixels.__doc__ = f"Mean distance of the patches a patch attends to, of {side} pixels each"
     formula = f"{side} Σ A |p_i - p_j| / Σ A over patches j of the picture of i; [CLS] is left out"
     return Measure(name, forms.OnPatches(pixels), formula, MEAN_DISTANCE, "pixels", "0 to the diagonal")
 
@@ -195,7 +195,7 @@ def first(position: Tensor) -> Tensor:
     source="attention sinks: Gu et al. 2024, When Attention Sink Emerges in Language Models",
 )
 def sink_rate(position: Tensor) -> Tensor:
-    """How many rows have their largest weight, a large one, on the first token.  -> [batch, head, row]"""
+    """Share of rows whose largest weight is on the first token and above 0.3.  -> [batch, head, row]"""
     return first(position)
 
 
@@ -256,7 +256,7 @@ def on_special(name: str, token: str) -> Measure:
 @measure(
     "duplicate",
     forms.OnPairs,
-    formula="Σ A[i, j] over open keys j ≠ i with the token id of i",
+    formula="Σ A[i, j] over unmasked keys j ≠ i with the token id of i",
     source="TransformerLens, head detector (duplicate token heads)",
 )
 def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
@@ -267,7 +267,7 @@ def duplicate(queries: TokenFacts, keys: TokenFacts) -> Pairs:
 @measure(
     "induction",
     forms.OnPairs,
-    formula="Σ A[i, j+1] over open keys j+1 where token j < i equals token i",
+    formula="Σ A[i, j+1] over unmasked keys j+1 where token j < i equals token i",
     source="Olsson et al. 2022, In-context Learning and Induction Heads (prefix matching)",
 )
 def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
@@ -283,7 +283,7 @@ def induction(queries: TokenFacts, keys: TokenFacts) -> Pairs:
     source="Wu et al. 2024, Retrieval Head Mechanistically Explains Long-Context Factuality (copy-paste)",
 )
 def retrieval(rows: Tensor, match: Tensor) -> Tensor:
-    """How many rows look most at a copy of the token that comes next; only when asked for.
+    """Share of rows that attend most to a copy of the next token; only on request.
 
     [batch, head, row, key] -> [batch, head, row]. Keys that are equally large share the row.
     """
@@ -294,7 +294,7 @@ def retrieval(rows: Tensor, match: Tensor) -> Tensor:
 @measure(
     "segment",
     forms.OnOthers,
-    formula="Σ A[i, j] over open keys j of the other segment",
+    formula="Σ A[i, j] over unmasked keys j of the other segment",
     source="text pairs: Devlin et al. 2019, BERT",
 )
 def segment(queries: TokenFacts, keys: TokenFacts) -> Pairs:

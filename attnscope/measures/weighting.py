@@ -66,7 +66,7 @@ WEIGHTINGS: dict[str, Explanation] = {
     ),
     "gradient": Explanation(
         "of its row in what raises a prediction: weight times the slope of the prediction's score; rows that "
-        "raise nothing are closed",
+        "raise nothing are masked",
         "max(0, A[i, j] · ∂y/∂A[i, j]), ∂y/∂A[i, j] = ∂y/∂o_i · v_j, over the sum of its row",
         "Chefer et al. 2021, Generic Attention-model Explainability",
     ),
@@ -74,20 +74,20 @@ WEIGHTINGS: dict[str, Explanation] = {
 
 METHODS: dict[str, Explanation] = {
     "rollout": Explanation(
-        "half of each token stays, half comes by the mean attention of all heads, layer by layer",
-        "Â_l = 0.5 · mean_h A + 0.5 · I; Â_l Â_l-1 ... Â_0; across: 0.5 of each token stays, too",
+        "each layer keeps 50% of a token (residual) and mixes in 50% by the average head",
+        "Â_l = 0.5 · mean_h A + 0.5 · I; Â_l Â_l-1 ... Â_0; cross attention: 0.5 of each token stays, too",
         "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
     ),
     "flow": Explanation(
         "the largest flow to each token of the text, where a layer lets through rollout's shares",
         "the maximum flow from a token of the last layer to each of the text, capacities Â_l, over their "
-        "sum; across: to the tokens of both texts, 0.5 of each token stays, too",
+        "sum; cross attention: to the tokens of both texts, 0.5 of each token stays, too",
         "Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers",
     ),
     "relevance": Explanation(
         "what raises a prediction: attention times its gradient, added up layer by layer",
-        "R ← R + mean_h max(0, A · ∂y/∂A) R from R = I on, over its row's sum; across: R ← R + S A E, S and "
-        "E what both sides are made of (Chefer et al. have Sᵀ, by which later tokens would count)",
+        "R ← R + mean_h max(0, A · ∂y/∂A) R from R = I on, over its row's sum; cross attention: R ← R + "
+        "S A E, S and E what both sides are made of (Chefer et al. have Sᵀ: later tokens would count)",
         "Chefer et al. 2021, Generic Attention-model Explainability",
     ),
     "alti": Explanation(

@@ -83,12 +83,11 @@ class Drawing(Display):
     def frame(self) -> Any:
         """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``."""
         if self._answer.table is None:
-            raise AttnscopeError("this answer is not a table: read numbers")
+            raise AttnscopeError("this answer has no table: use numbers")
         try:
             import pandas
         except ModuleNotFoundError as error:
-            said = "a frame needs pandas, which is not installed: pip install pandas"
-            raise AttnscopeError(said) from error
+            raise AttnscopeError("frame() needs pandas: pip install pandas") from error
         header, *rows = self._answer.table()
         return pandas.DataFrame(rows, columns=header)
 
@@ -97,7 +96,7 @@ class Drawing(Display):
         from attnscope.render.image import save_image
 
         if not self._answer.pictures:
-            raise OutputError(f"{path} cannot be written: it is a table: frame() has it")
+            raise OutputError(f"cannot write {path}: this answer is a table; use frame()")
         save_image(self._answer.picture, path, dpi=dpi, cmap=self._cmap, width=width)
 
     @cached_property
@@ -116,7 +115,7 @@ class Drawing(Display):
         return self._image
 
     def _repr_html_(self) -> str | None:
-        """The image and the heads worth a look; ``None`` if the image is all."""
+        """The image and the heads worth a look; ``None`` if there is only an image."""
         rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
         if self._image is None or not rankings:
             return None
@@ -130,7 +129,7 @@ class Drawing(Display):
 
 
 class HeadDrawing(Drawing):
-    """One head: its heatmap with labels, its unpooled weights, its figures by measure, and its role."""
+    """One head: its heatmap with labels, its unpooled weights, its scores by measure, and its role."""
 
     def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
         super().__init__(answer, cmap)
@@ -160,7 +159,7 @@ def as_text(draw: Callable[[Console], object]) -> str:
 
 
 class FigureTable(Drawing):
-    """The figures of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
+    """The scores of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
     def __init__(self, measured: Stats) -> None:
         taken = {name for head in measured.heads for name in head.figures}
@@ -170,7 +169,7 @@ class FigureTable(Drawing):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A dictionary per head: kind, layer, head, role, and each figure and its baseline."""
+        """A dictionary per head: kind, layer, head, role, and each score and its baseline."""
         assert self._answer.table is not None
         header, *rows = self._answer.table()
         return [dict(zip(map(str, header), row, strict=True)) for row in rows]
@@ -238,13 +237,13 @@ def _parsed(asked: tuple[str, ...], parse: Callable[[str], Iterable[T]], example
     """What the texts ask for. Raises ``SelectionError`` for arguments that are not texts."""
     for each in asked:
         if not isinstance(each, str):
-            raise SelectionError(f"{each!r} is no text: write {example}")
+            raise SelectionError(f"{each!r} is not a text: write {example}")
     return [one for each in asked for one in parse(each)]
 
 
 @dataclass(eq=False, repr=False)
 class Run(Display):
-    """One text that went through one model; a notebook shows every head and those worth a look.
+    """One text that went through one model; a notebook shows every head, and a few worth a look.
 
     It holds a trace or a file of weights; only ``cut`` and ``patch`` run the model, ``source``, again.
     ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes their
@@ -281,7 +280,7 @@ class Run(Display):
     @property
     def _pass(self) -> TracedModel:
         if self.kept is None:
-            raise AttnscopeError("nothing is known yet: look at the run when its with block has ended")
+            raise AttnscopeError("the run has no data yet: its with block has not ended")
         return self.kept
 
     @property
@@ -319,7 +318,7 @@ class Run(Display):
     def overview(
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
     ) -> Drawing:
-        """Every head as a thumbnail, and those most worth a look."""
+        """Every head as a thumbnail, and a few worth a look."""
         result = overview(*self._given, _select(words=words, hide_special=hide_special))
         return Drawing(overview_answer(result, None, lambda head: f'run.head("{head}")'), cmap)
 
@@ -348,12 +347,12 @@ class Run(Display):
         hide_special: bool = False,
         cmap: str | None = None,
     ) -> Drawing:
-        """What a token looks at and which tokens look at it, in one head or on average over all."""
+        """What a token attends to and what attends to it, in one head or averaged over all."""
         asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Drawing(Answer.from_view("token", one_token(*self._given, asked)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
-        """The figures of every head, ordered by the role's lift; ``measures`` alone take less time."""
+        """The scores of every head, by the lift of its role; a few ``measures`` take less time."""
         names = DEFAULT if measures is None else tuple(dict.fromkeys(measures))
         measured = measure_heads(*self._given, _select(), names=names)
         return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
@@ -372,11 +371,11 @@ class Run(Display):
         if other is None:
             return Drawing(heads_answer(compare_all_heads(*self._given, asked), None), cmap)
         if not isinstance(other, Run):
-            raise InputError(f"{other!r} is no run: compare(model.read(text))")
+            raise InputError(f"{other!r} is not a run: compare(model.read(text))")
         return Drawing(compare_passes(*self._given, other._pass, asked, None), cmap)
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
-        """Which heads look from here to there: ``run.find("it -> cat", "* -> -1")``."""
+        """Which heads attend from one word to another: ``run.find("it -> cat", "* -> -1")``."""
         from attnscope.questions.find import find_answer, find_heads, parse_questions
 
         asked = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
@@ -386,7 +385,7 @@ class Run(Display):
     def _model_at_rest(self) -> Iterator[tuple[Model, InputRequest]]:
         """The model with its output head, and its input. Raises ``AttnscopeError`` without a model."""
         if self.source is None:
-            raise AttnscopeError("the model is not there any more: read the text with load(name).read(text)")
+            raise AttnscopeError("this run has no model: get one by load(name).read(text)")
         predicting, request = self.source
         with predicting() as model:
             yield model, request
@@ -448,9 +447,9 @@ class Run(Display):
             if isinstance(other, str):
                 theirs = replace(request, text=other)
             elif not isinstance(other, Run) or other.source is None:
-                raise InputError(f"{other!r} is no text and no run of a model: patch(model.read(text))")
+                raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
             elif self.source is None or other.source[0] != self.source[0]:
-                raise InputError("the other run is of another model: read both texts with one reader")
+                raise InputError("the other run is from another model: read both texts with one reader")
             else:
                 theirs = other.source[1]
             pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)

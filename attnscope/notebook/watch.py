@@ -1,4 +1,4 @@
-"""The figures of every head during training: on the training batches, or on probe texts."""
+"""The scores of every head during training: on the training batches, or on probe texts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrainingLog(Display):
     """The measurements of each watched step; a notebook shows curves of the heads that changed most.
 
     ``step`` counts the passes in training mode from 0, and may be set. Of several processes the first one
-    has the figures, and each has ``stopped``, the alarm that ends the run.
+    has the scores, and each has ``stopped``, the alarm that ends the run.
     """
 
     every: int = 100
@@ -72,7 +72,7 @@ class TrainingLog(Display):
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything runs."""
         if self.every < 1:
-            raise AttnscopeError(f"every is {self.every}: watch one of 1 pass or more")
+            raise AttnscopeError(f"every is {self.every}, but must be 1 or more")
         self._conditions = [parse_conditions(part) for part in self.alarm.split(" or ")] if self.alarm else []
         named = [condition.name for each in self._conditions for condition in each]
         self.measures = tuple(dict.fromkeys([*self.measures, *named]))
@@ -86,14 +86,14 @@ class TrainingLog(Display):
     def track(self) -> Track:
         """Every measure of every head over the steps. Raises ``AttnscopeError`` before the first one."""
         if not self.figures:
-            raise AttnscopeError("no step was watched yet")
+            raise AttnscopeError("no step has been measured yet")
         return courses_of(self.figures, self.measures, tuple(self.notes), "steps of training")
 
     def _drawing(self) -> Drawing:
         return Drawing(track_answer(self.track))
 
     def frame(self) -> Any:
-        """The figures as a ``pandas.DataFrame``, a row for each measure, head and step."""
+        """The scores as a ``pandas.DataFrame``, a row for each measure, head and step."""
         return self._drawing().frame()
 
     def save(self, path: str | Path, **options: Any) -> None:
@@ -104,7 +104,7 @@ class TrainingLog(Display):
         return self._drawing()._repr_png_() if self.figures else None
 
     def __repr__(self) -> str:
-        return f"<{len(self.figures):,} steps watched, {len(self.alarms):,} alarms>"
+        return f"<{len(self.figures):,} steps measured, {len(self.alarms):,} alarms>"
 
     @property
     def is_due(self) -> bool:
@@ -117,9 +117,7 @@ class TrainingLog(Display):
         try:
             yield
         except OSError as error:
-            warnings.warn(
-                f"{self.path} cannot be written ({error.strerror}): steps are missing", stacklevel=3
-            )
+            warnings.warn(f"cannot write {self.path} ({error.strerror}): steps are missing", stacklevel=3)
 
     @contextmanager
     def measuring(self, model: nn.Module, batch: object) -> Iterator[None]:
@@ -143,7 +141,7 @@ class TrainingLog(Display):
                 warnings.warn(note, stacklevel=2)
         notes = list(record.notes)
         if record.dropout or has_dropout(model):
-            notes.append("dropout was on: the weights are those before it")
+            notes.append("dropout was on: the weights are those before dropout")
         self._conclude(measured, notes)
 
     def _conclude(self, found: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
@@ -184,11 +182,11 @@ class TrainingLog(Display):
                 warnings.warn(said, stacklevel=2)
 
     def _find_alarms(self, heads: Sequence[HeadFigures]) -> Iterator[str]:
-        """What is wrong with heads: NaN figures, and the conditions that each meets."""
+        """What is wrong with heads: NaN scores, and the conditions that each meets."""
         for head in heads:
             lost = [name for name, each in head.figures.items() if not isfinite(each.value)]
             if lost:
-                yield f"{head.name} has {', '.join(lost)} of no finite number, in {head.site.name}"
+                yield f"{head.name}: {', '.join(lost)} not finite, in {head.site.name}"
             for each in self._conditions:
                 if all(condition.meets(head) for condition in each):
                     values = (f"{named.name} {head.figures[named.name].value:.4g}" for named in each)
@@ -213,8 +211,8 @@ def watch(
     The batch that runs is measured, nothing is run twice; or else ``texts``, a list or a file, which the
     model reads with its ``tokenizer`` as it predicts. Outputs, gradients and random numbers do not
     change; a compiled model runs uncompiled while it is watched. ``path`` gets one line of JSON per step,
-    ``report`` the figures by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99")
-    warns of each head that meets it, and of NaN figures; ``on_alarm`` may be "stop", which ends the run
+    ``report`` the scores by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99")
+    warns of each head that meets it, and of NaN scores; ``on_alarm`` may be "stop", which ends the run
     with ``Alarmed``, or a function of the sentence. Rows that the mask calls padding do not count, and a
     batch is averaged. The batches of several processes (torch.distributed) are added up, and the first one
     has the log.
@@ -238,7 +236,7 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
     All blocks of a model share one wrapper, which the last to end takes away: they may end in any order.
     """
     if not hasattr(model, "_compiled_call_impl"):
-        raise ModelError("this release of torch cannot be watched: use record")
+        raise ModelError("watch does not support this release of torch: use record")
     before, logs = _watching.setdefault(id(model), (model._compiled_call_impl, []))
 
     def put(how: Callable[..., Any] | None) -> None:
@@ -289,11 +287,11 @@ def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Ite
 def _probe(
     model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
 ) -> tuple[Sequence[HeadFigures], Sequence[str]]:
-    """The figures of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
+    """The scores of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
     from torch.nn.parallel import DistributedDataParallel
 
     if tokenizer is None:
-        raise InputError("texts need a tokenizer: give tokenizer=, or ids by hand to a batch of your own")
+        raise InputError("texts need a tokenizer: pass tokenizer=")
     model = original(model.module if isinstance(model, DistributedDataParallel) else model)
     if not hasattr(tokenizer, "encode_batch"):  # one of transformers reads for a model of transformers
         inside = (part for part in model.modules() if hasattr(part, "config"))
@@ -325,13 +323,15 @@ def callback(*, every: int = 500, **options: Any) -> Any:
 
     Its ``history`` has what was measured. The options are those of ``watch``: ``path`` is heads.jsonl in the
     folder of the run if not given, and the tokenizer that of the Trainer. Of several batches of a step the
-    first is measured. The loggers of Lightning get every figure; of transformers, ``report=trainer.log``.
+    first is measured. The loggers of Lightning get every score; of transformers, ``report=trainer.log``.
 
     >>> trainer.add_callback(attnscope.callback(every=100, texts="probe.txt", report=trainer.log))
     """
     bases = [getattr(sys.modules[name], kind) for name, kind in FRAMEWORKS.items() if name in sys.modules]
     if not bases:
-        raise AttnscopeError("import transformers or lightning first: the callback is of what is imported")
+        raise AttnscopeError(
+            "import transformers or lightning first: callback() serves whichever is imported"
+        )
     return type("HeadCallback", (_TrainerHooks, *bases), {})(TrainingLog(every=every, **options))
 
 
@@ -360,7 +360,7 @@ class _TrainerHooks:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if args.n_gpu > 1:
-            raise ModelError("copies of a model on several devices cannot be watched: start it with torchrun")
+            raise ModelError("DataParallel cannot be watched: start the training with torchrun")
         self._begin(args.output_dir, state.global_step, more["processing_class"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:

@@ -448,7 +448,7 @@ def flow_answer(
             scale=scale,
             notes=result.notes,
         )
-        view = replace(view, whole=False, each="a layer")
+        view = replace(view, whole=False, each="layer")
     elif token is not None:
         view = focus_token(result, kind, layer, token, pictures)
     else:

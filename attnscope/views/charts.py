@@ -20,14 +20,14 @@ Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[fl
 
 @record("on the patches of an image", eq=False)
 class Overlay:
-    """What a place looks at in a picture, and which patches look at it; ``None`` without row or column."""
+    """What a place attends to in a picture, and which patches attend to it; ``None`` without such a map."""
 
     pixels: Array  # [row, column, 3], uint8
     looks_at: Patches  # [patch row, patch column]
     looked_at_by: Patches  # [patch row, patch column]
     patch: tuple[int, int] | None = None  # the place itself; none for a special token
     name: Annotated[str, Meaning("which", name="picture")] = ""
-    verbs: tuple[str, str] = ("looks at", "is looked at by")  # what the two maps are
+    verbs: tuple[str, str] = ("attends to", "is attended to by")  # what the two maps are
 
     @property
     def maps(self) -> tuple[tuple[str, Array], ...]:
@@ -142,7 +142,7 @@ class TokenView:
     subtitle: str = ""
     notes: Notes = ()
     overlays: tuple[Overlay, ...] = ()  # the same on a picture, for tokens that are patches
-    verbs: tuple[str, str] = ("looks at", "is looked at by")  # what row and column are
+    verbs: tuple[str, str] = ("attends to", "is attended to by")  # what row and column are
     full: float | None = None  # the weight of a full bar, if it is not chosen from the lists
 
     @property
@@ -222,7 +222,9 @@ class Curve:
         tuple[float | None, ...],
         Meaning("its average over each run; null where no row of it counts", shape=list[float]),
     ]
-    baseline: Annotated[tuple[float | None, ...], Meaning("the same of even attention", shape=list[float])]
+    baseline: Annotated[
+        tuple[float | None, ...], Meaning("the same with uniform attention", shape=list[float])
+    ]
 
     @property
     def mean(self) -> float:
@@ -259,13 +261,13 @@ class Curves:
 
     @property
     def top(self) -> float:
-        """The value of a full-height mark: a round share, or the largest figure."""
+        """The value of a full-height mark: a round share, or the largest value."""
         most = max(map(abs, self._known), default=0.0) or 1.0
         return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
 
     @property
     def least(self) -> float:
-        """The smallest figure."""
+        """The smallest value."""
         return min(self._known, default=0.0)
 
     @property
@@ -283,13 +285,13 @@ class TokenOrder:
 
     name: Annotated[str, Meaning("the way of weighting or following attention, or the head, that gives it")]
     first: Annotated[
-        tuple[str, ...], Meaning("the tokens that stand first, with their numbers; none of random orders")
+        tuple[str, ...], Meaning("the first tokens, with their numbers; empty for random orders")
     ]
     deletion: Annotated[
         tuple[float, ...],
-        Meaning("the probability of the prediction after each step, the first tokens gone first"),
+        Meaning("the probability of the prediction after each step, the first tokens removed first"),
     ]
-    insertion: Annotated[tuple[float, ...], Meaning("the same, while the first tokens alone come back")]
+    insertion: Annotated[tuple[float, ...], Meaning("the same, with only the first tokens restored")]
     deletion_area: Annotated[float, Meaning("the mean of that curve: the lower, the better the order")]
     insertion_area: Annotated[float, Meaning("the mean of that curve: the higher, the better the order")]
     deletion_error: AreaError = 0.0
@@ -300,11 +302,11 @@ class TokenOrder:
 class Faithful:
     """Orders by several methods, best first; ``taken`` is the number of tokens removed after each step."""
 
-    taken: Annotated[tuple[int, ...], Meaning("how many tokens are taken away at each step")]
-    ranked: Annotated[tuple[TokenOrder, ...], Meaning("every order, that with the lowest deletion first")]
+    taken: Annotated[tuple[int, ...], Meaning("how many tokens are removed at each step")]
+    ranked: Annotated[tuple[TokenOrder, ...], Meaning("every order, the lowest deletion area first")]
     random: Annotated[TokenOrder, Meaning("the mean of random orders")]
-    alone: Annotated[TokenOrder, Meaning("by how far the prediction falls without each token alone")]
-    title: Annotated[str, Meaning("what was asked")] = ""
+    alone: Annotated[TokenOrder, Meaning("tokens by how far the prediction falls without each")]
+    title: Annotated[str, Meaning("what is shown")] = ""
     subtitle: Annotated[str, Meaning("the prediction")] = ""
     notes: Annotated[tuple[str, ...], Meaning("what to know")] = ()
 
@@ -366,7 +368,7 @@ class MovedWords:
         both = ("raises", self.raised), ("lowers", self.lowered)
         named = {verb: ", ".join(clean(word.label) or "␣" for word in words) for verb, words in both if words}
         parts = [f"{verb} {words}" for verb, words in named.items()]
-        return f"{self.label} " + ("; ".join(parts) or "moves no word")
+        return f"{self.label} " + ("; ".join(parts) or "changes no word")
 
 
 @dataclass(frozen=True, eq=False)

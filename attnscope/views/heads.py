@@ -1,4 +1,4 @@
-"""Numbers per head as a layers × heads map, the heads most worth a look, aligned texts, and distances."""
+"""Numbers per head as a layers × heads map, heads worth a look, aligned texts, and distances."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def number(value: float, largest: float = 1.0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The text beside a head's picture: its role in a word and in a sentence, and its figures."""
+    """The text beside a head's picture: its role in a word and in a sentence, and its scores."""
 
     role: str
     sentence: str
@@ -79,7 +79,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One head worth a look: its name (``L5H3``), why in plain words, and the command that opens it."""
+    """A head worth a look: its name (``L5H3``), why in plain words, and the command that opens it."""
 
     head: str
     reason: str
@@ -88,7 +88,7 @@ class Ranked:
 
 @dataclass(frozen=True, eq=False)
 class Ranking(Titled):
-    """Heads in the order in which to look at them."""
+    """Heads worth a look, best first."""
 
     heads: tuple[Ranked, ...]
 
@@ -215,7 +215,7 @@ class DistanceMap(Titled):
             down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
             sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)
             sizes = np.diff([*down, len(self.rows)]), np.diff([*across, len(self.columns)])
-            note = f"a cell is the mean over {block} × {block} heads; a wider picture has one for each"
+            note = f"each cell is the mean over {block} × {block} heads; a wider picture shows every head"
             values, named, groups = sums / np.outer(*sizes), slice(None, None, block), ()
         notes, rows_, columns_ = (*self.notes, note), self.rows[named], self.columns[named]
         return replace(self, values=values, rows=rows_, columns=columns_, groups=groups, notes=notes)

@@ -114,7 +114,7 @@ def test_n_key_cycles_heads_with_a_role(heads):
     nothing = replace(heads, figures=roleless)
     app, _ = browsed(nothing, "n")
     assert app.head == ("encoder", 0, 0)
-    assert [told.message for told in app._notifications] == ["no head stands out from even attention"]
+    assert [told.message for told in app._notifications] == ["no head shows a clear pattern on this text"]
 
 
 def test_only_the_selected_head_is_in_brackets(heads):
@@ -127,7 +127,7 @@ def test_only_the_selected_head_is_in_brackets(heads):
 def test_enter_opens_the_head_as_show_prints_it(heads, given):
     app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
     assert app.opened
-    assert "looks at the previous token" in shown
+    assert "attends to the previous token" in shown
     figure = one_head(*given, "L1H3").figures.figures["entropy"]
     assert f"{figure.value:.2f} nats" in " ".join(shown.split())
     assert "because 7" in shown
@@ -137,8 +137,8 @@ def test_enter_opens_the_head_as_show_prints_it(heads, given):
 def test_pinned_token_shows_its_row_and_column(heads, size):
     app, shown = browsed(heads, "j", "j", "j", size=size)
     assert (app.opened, app.pinned) == (True, 2)
-    assert "cat (token 2) looks at" in shown
-    assert "cat (token 2) is looked at by" in shown
+    assert "cat (token 2) attends to" in shown
+    assert "cat (token 2) is attended to by" in shown
     assert "▼" in shown
     heaviest = heads.head("encoder", 0, 0).values[2].max()
     assert f"{heaviest:.2f} █" in shown
@@ -158,7 +158,7 @@ def test_s_key_saves_view_under_free_name_or_reports_error(heads, tmp_path):
 
 def test_question_mark_lists_keys_until_escape(heads):
     shown, closed = (screen for *_, screen in stages(heads, "question_mark", "escape right"))
-    assert "let go of the token, then back to the overview" in " ".join(shown.split())
+    assert "unpin the token; then back to the overview" in " ".join(shown.split())
     assert closed.splitlines()[0].strip().startswith("L0H1")
 
 
@@ -175,8 +175,8 @@ def test_tab_cycles_attention_kinds_and_cross_attention_pins_rows_only(tmp_path)
     heads = all_heads(pair, pair.prepare(TEXT, "It slept."), Selection())
     assert [head[0] for head, *_ in stages(heads, *["tab"] * 3)] == ["decoder", "cross", "encoder"]
     _, shown = browsed(heads, "tab", "tab", "j")
-    assert "looks at" in shown
-    assert "is looked at by" not in shown
+    assert "attends to" in shown
+    assert "is attended to by" not in shown
     assert "Kind" in shown
 
 
@@ -191,7 +191,7 @@ def test_weights_file_with_nan_is_browsed_with_a_note(tmp_path):
     maps = np.random.default_rng(0).dirichlet(np.ones(5), (1, 2, 5))
     maps[0, 1, 2, 3] = np.nan
     _, shown = browsed(heads_of(tmp_path / "odd.npz", maps), "right", "enter", size=(80, 40))
-    assert "no role: its figures are no finite numbers" in shown
+    assert "no role: its scores are not finite" in shown
     assert "not finite numbers: 1" in " ".join(shown.split())
 
 
@@ -253,9 +253,9 @@ def use(heads, kind, *keys, clicks=()):
 
 def test_click_on_word_highlights_image(seen):
     _, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
-    assert "mat looks at" in lists["#looks-at"][0]
+    assert "mat attends to" in lists["#looks-at"][0]
     assert sum("▀" in line for line in lists["#looks-at"]) > 10
-    assert any("full light is" in line for line in lists["#looks-at"])
+    assert any("full brightness =" in line for line in lists["#looks-at"])
 
 
 def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
@@ -269,12 +269,12 @@ def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
 def test_click_on_moment_lists_words_attending_to_it(heard):
     app, lists = use(heard, "cross", "j", clicks=[("#looks-at", 0, "▀", 0)])
     assert (app.pinned, app.row) == (0, False)
-    assert "0.00 s (token 0) is looked at by" in "\n".join(lists["#looked-at-by"])
+    assert "0.00 s (token 0) is attended to by" in "\n".join(lists["#looked-at-by"])
 
 
 def test_token_lists_share_one_bar_scale(seen):
     app, lists = use(seen, "decoder", "k")
     lines = (line.strip() for each in lists.values() for line in each)
-    assert len({line for line in lines if line.startswith("a full bar is")}) == 1
+    assert len({line for line in lines if line.startswith("full bar =")}) == 1
     heaviest = app.focus_of(app.pinned)
     assert max(heaviest.looks_at.bars[0].weight, heaviest.looked_at_by.bars[0].weight) <= heaviest.full_bar

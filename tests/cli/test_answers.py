@@ -40,10 +40,10 @@ ANSWERED = {
     "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
     "show --image a.png -m ./vit --token 0,3 -o made/patch.pdf": "saved made/patch.pdf",
     "show 'a tired cat' --image a.png -m ./clip": ("encoder attention", "decoder attention"),
-    "show 'a tired cat' --image a.png -m ./clip --kind decoder --token cat": "cat (token 3) looks at",
+    "show 'a tired cat' --image a.png -m ./clip --kind decoder --token cat": "cat (token 3) attends to",
     "show --audio tone.wav -m ./hubert": STANDS_OUT,
-    "show --audio tone.wav -m ./hubert --token '0.32 s' --head L0H1": "0.32 s (token 16) looks at",
-    "show --audio long.wav -m ./hubert --from-second 1 --token '1.32 s'": "1.32 s (token 16) looks at",
+    "show --audio tone.wav -m ./hubert --token '0.32 s' --head L0H1": "0.32 s (token 16) attends to",
+    "show --audio long.wav -m ./hubert --from-second 1 --token '1.32 s'": "1.32 s (token 16) attends to",
     "show 'The cat.' --audio tone.wav -m ./whisper --head 'cross L0H0'": "0.00 s 0.40 s 0.80 s",
     "show --audio tone.wav -m ./whisper --generate 5 --kind cross": "<|transcribe|> <|notimestamps|> │ ",
     "show 'The cat sat on the mat' -m own-causal --generate 5": (
@@ -79,7 +79,7 @@ ANSWERED = {
     # compare
     "compare TEXT --csv": "one,other,",
     "compare L0H1 L2H3 -f texts.txt --line 1": "L0H1 − L2H3",
-    "compare TEXT L0H1 L2H3": ("L0H1 − L2H3", "where they part most"),
+    "compare TEXT L0H1 L2H3": ("L0H1 − L2H3", "largest differences"),
     "compare TEXT --with-text OTHER": "… --head L1H2",
     "compare TEXT --with-text OTHER --head L1H0": "L1H0 · own · the second text minus the first",
     "compare TEXT --with-model own": "Heads that drifted most",
@@ -111,7 +111,10 @@ ANSWERED = {
     "spans TWO --pair '1 -> 2' -o made/parts.png --dpi 40": "saved made/parts.png",
     "spans 'The king said that he would' -m own-causal --generate 5": "written",
     "flow TEXT --layer 1": "rollout through layers 0-1 ·",
-    "flow TEXT --layer 0-2": ("rollout layer by layer · own", "each map is a layer: 13 queries"),
+    "flow TEXT --layer 0-2": (
+        "rollout layer by layer · own",
+        "one map per layer; rows attend to columns; 13 ×",
+    ),
     "flow TEXT --layer 0-3 -o made/layers.png --dpi 50": "saved made/layers.png",
     **{
         f"flow TEXT --token it --method {method}": "it (token 8) is made of"

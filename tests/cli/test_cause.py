@@ -204,7 +204,7 @@ def test_logits_groups_and_parts_sum_to_the_score(run, writer):
     *terms, score = values.values()
     assert list(values) == ["heads", "feed-forward", "embeddings", "biases", "= the score"]
     assert sum(terms) == pytest.approx(score, abs=0.01)
-    assert parts[0] == "one by one"
+    assert parts[0] == "largest terms"
     assert sum(line.startswith("L") for line in parts) >= 5  # the heads whose words are told below
     assert sum(float(line.split()[-2]) for line in parts[1:]) == pytest.approx(score, abs=0.02)
     words = " ".join(out.split())

@@ -57,7 +57,7 @@ def ask(server, talk):
     ("tool", "words", "said"),
     [
         ("load", {}, "own has "),
-        ("show", {"text": TEXT}, "L0H7  looks at the next token"),
+        ("show", {"text": TEXT}, "L0H7  attends to the next token"),
         ("show", {"text": TEXT, "token": "cat"}, "cat"),
         ("stats", {"text": TEXT, "top": 2}, "2 of 32 heads"),
         ("find", {"text": TEXT, "question": "it -> cat"}, "share  baseline  rank"),

@@ -28,8 +28,8 @@ ABOUT = "what is on the mat ?"
 def test_patch_is_shown_as_shades_in_a_pipe(run, vit, picture):
     asked = ("show", "--image", picture, "-m", vit, "--token", "1,2", "--head", "L0H1")
     out, answer = run(*asked).out, run.json(*asked)
-    assert "1,2 looks at" in out
-    assert "1,2 is looked at by" in out
+    assert "1,2 attends to" in out
+    assert "1,2 is attended to by" in out
     assert "\x1b" not in out
     rows = [line for line in out.splitlines() if line.count("│") == 4]
     assert [row.count("××") for row in rows] == [0, 2, 0, 0]
@@ -90,7 +90,7 @@ def test_resizing_averages_down_and_repeats_up():
 def test_two_images_are_drawn_and_listed_with_boxes(run, llava, drawing):
     asked = ["show", ABOUT, "--image", drawing, "--image", drawing, "-m", llava, "--token", "mat"]
     out, answer = run(*asked).out, run.json(*asked)
-    assert all(f"image {number}: mat looks at" in out for number in (1, 2))
+    assert all(f"image {number}: mat attends to" in out for number in (1, 2))
     assert [shown["picture"] for shown in answer["patches"]] == ["image 1", "image 2"]
     boxes = [bar["box"] for bar in answer["looks_at"] if bar["text"].startswith("image")]
     assert boxes
@@ -177,7 +177,7 @@ def test_frame_is_named_by_letter_or_time(run, ctc, noise):
     time, letter = texts[at].split(" · ")
     for name in (texts[at], time, letter):
         ran = run("show", "--audio", noise, "-m", ctc, "--token", name, "--head", "L0H1")
-        assert f"{texts[at]} (token {at}) looks at" in ran.out
+        assert f"{texts[at]} (token {at}) attends to" in ran.out
     assert run("find", f"{letter} -> sound", "--audio", noise, "-m", ctc).code == 0
 
 

@@ -102,7 +102,7 @@ def test_axes_without_tokens_have_no_token_scores_and_no_roles():
     measured = Measurement(["entropy", "special", "previous"])
     measured.observe(replace(attention(texts()[0]), queries=range(9), keys=range(9)))
     head = measured.figures()[0]
-    assert head.absent == {"special": "special needs tokens, and this axis holds bare positions"}
+    assert head.absent == {"special": "special needs tokens, and this axis has only positions"}
     assert (list(head.figures), head.role) == (["entropy", "previous"], None)
 
 

@@ -89,7 +89,7 @@ def test_offset_measure_works_in_every_command(run):
     assert "A[i, i-2]" in run("explain", "offset=-2").out
     assert "offset=-2 · encoder" in run("stats", LINE, "--map", "offset=-2").out
     run("stats", LINE, "--map", "offset=-400").refuses(
-        "offset=-400 cannot be drawn: offset=-400 is taken over rows for which that key exists"
+        "offset=-400 cannot be drawn: offset=-400 is averaged over rows for which that key exists"
     )
 
 
@@ -111,16 +111,16 @@ def test_explanation_of_entropy_is_complete():
         "entropy: Shannon entropy of the row.\n"
         "  formula   -Σ_j A log A\n"
         "  unit      nats, 0 to log n\n"
-        "  average   over rows with at least two open keys\n"
-        "  baseline  the same on even attention, 1/n_i on each of the n_i open keys\n"
+        "  average   over rows with at least two unmasked keys\n"
+        "  baseline  the same with uniform attention, 1/n_i on each of the n_i unmasked keys\n"
         "  source    Clark et al. 2019, What Does BERT Look At?"
     )
     assert explain("duplicate").endswith(
         "\n  needs     queries and keys on one sequence and token labels\n"
         "  source    TransformerLens, head detector (duplicate token heads)\n"
-        "  role      a head looks at the same token elsewhere when this is at least 0.4, at least 0.1 and\n"
-        "            5 times what chance could do above the baseline, in 3 rows or more with a choice,\n"
-        "            and no other pattern stands farther above its baseline"
+        "  role      a head attends to other occurrences of the token if this is at least 0.4,\n"
+        "            exceeds the baseline by at least 0.1 and 5 standard errors of chance, in 3 rows\n"
+        "            or more with two unmasked keys, and no other pattern exceeds its baseline by more"
     )
 
 

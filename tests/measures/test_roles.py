@@ -35,9 +35,9 @@ def figures(rows=20, chance=0.1, **scores):
     return {name: Figure(*pair, rows, 1) for name, pair in pairs.items()}
 
 
-NOTHING = "no pattern stands out"
-MOST = f"{NOTHING}; most of all it looks at the"
-AWAY, TWO_BACK = {"offset=-2": (0.8, 0.08)}, "looks 2 tokens back (0.80, baseline 0.08)"
+NOTHING = "no clear role"
+MOST = f"{NOTHING}; attends mostly to the"
+AWAY, TWO_BACK = {"offset=-2": (0.8, 0.08)}, "attends 2 tokens back (0.80, baseline 0.08)"
 NAMED = {  # figures, and the role with its sentence
     "just enough above chance": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT - 1e-9)), "previous"),
     "a little less": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT + 1e-6)), "none"),
@@ -51,12 +51,12 @@ NAMED = {  # figures, and the role with its sentence
     "an even head": (
         figures(normalized_entropy=(BROAD_BAR + 0.01, 1.0)),
         "broad",
-        "spreads over all tokens (normalized entropy 0.91, 1.00 is even)",
+        "spreads over all tokens (normalized entropy 0.91 of 1)",
     ),
     "a sentence with score and baseline": (
         figures(previous=(0.97, 0.12)),
         "previous",
-        "looks at the previous token (0.97, baseline 0.12)",
+        "attends to the previous token (0.97, baseline 0.12)",
     ),
     "what stands farthest above chance": (
         figures(previous=(0.45, 0.40), next=0.3, self=(0.2, 0.15)),
@@ -104,7 +104,9 @@ def test_suggested_heads_have_different_roles():
 def test_role_has_the_values_of_its_pattern_or_spread():
     found = role(figures(normalized_entropy=(0.7, 0.9)) | {"duplicate": Figure(0.7, 0.1, 7, 1)})
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
-    assert found.sentence.startswith("looks at the same token elsewhere in the 7 rows that have one (0.70, ")
+    assert found.sentence.startswith(
+        "attends to other occurrences of the token in the 7 rows that have one (0.70, "
+    )
     for spread, name in ((BROAD_BAR, "none"), (BROAD_BAR + 1e-9, "broad")):
         found = role(figures(normalized_entropy=(spread, 0.9)))
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
@@ -136,7 +138,7 @@ AMONG = {  # the other heads of a model, one more, and its role with its sentenc
         [*MANY, plain(induction=0.35)],
         plain(induction=0.3),
         "weak induction",
-        "weakly looks at what followed the same token earlier in the 100 rows that have one "
+        "weakly attends to what followed earlier occurrences of the token in the 100 rows that have one "
         "(0.30, baseline 0.01), 2nd of 22 heads",
     ),
     "its like": ([plain(induction=0.3 + number / 100) for number in range(20)], plain(induction=0.3), "none"),
@@ -152,7 +154,7 @@ AMONG = {  # the other heads of a model, one more, and its role with its sentenc
         [plain(**{"offset=-2": (0.02, 0.01)})] * 20,
         plain(previous=0.2, **FAINT),
         "weak positional",
-        "weakly looks 2 tokens back (0.30, baseline 0.01), 1st of 21 heads",
+        "weakly attends 2 tokens back (0.30, baseline 0.01), 1st of 21 heads",
     ),
     "it where no other was asked for": (MANY, plain(previous=0.2, **FAINT), "none"),
     **{
@@ -181,7 +183,7 @@ def test_weak_role_needs_contrast_or_a_near_miss(case):
 def test_patternless_head_is_named_by_its_sharpness(evenness, name):
     found = last([*MANY[:9], plain(normalized_entropy=(evenness, 1))])
     assert (found.name, found.score) == (name, evenness)
-    assert ("looks at few tokens, in no known pattern" in found.sentence) == (name == "sharp")
+    assert ("focused, but no known pattern" in found.sentence) == (name == "sharp")
 
 
 def test_bundled_induction_head_is_named_on_a_repeated_article():

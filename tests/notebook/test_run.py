@@ -84,10 +84,10 @@ def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
         table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))
         pandas.testing.assert_frame_equal(shown.frame(), table)
         assert shown._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
-    with pytest.raises(InputError, match="of another model"):
+    with pytest.raises(InputError, match="from another model"):
         read.patch(attnscope.load("own").read("A cat sat"))
     read.save(tmp_path / "cat.trace")
-    with pytest.raises(attnscope.AttnscopeError, match="the model is not there any more"):
+    with pytest.raises(attnscope.AttnscopeError, match="this run has no model"):
         attnscope.open(tmp_path / "cat.trace").cut("sat -> A")
 
 
@@ -150,7 +150,7 @@ def test_stats_are_a_frame_rows_and_a_table(cat, tmp_path):
     assert page.partition("</thead>")[0].count("<th>") <= 10
     assert set(table._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert table._repr_png_() is None
-    with pytest.raises(OutputError, match="it is a table"):
+    with pytest.raises(OutputError, match="this answer is a table"):
         table.save(tmp_path / "figures.png")
 
 
@@ -328,7 +328,7 @@ def test_training_step_inside_record_block_is_recorded():
     module = torch.nn.TransformerEncoder(layer, 2)
     given = torch.randn(2, 5, 16)
     with attnscope.record(module, tokens=list("abcda")) as run:
-        with pytest.raises(attnscope.AttnscopeError, match="when its with block has ended"):
+        with pytest.raises(attnscope.AttnscopeError, match="its with block has not ended"):
             run.head("L0H0")
         for _ in range(3):
             module(given).sum().backward()
@@ -381,9 +381,9 @@ def test_reader_takes_image_and_sound_with_transcript(tmp_path):
         (lambda run: run.head("L9H9"), "no head L9H9: this model has layers 0-3, heads 0-7"),
         (lambda run: run.head(3), "3 is not a head: write its address, like 'L2H1'"),
         (lambda run: run.token(99), "no token '99'"),
-        (lambda run: run.compare("x"), "'x' is no run"),
-        (lambda run: run.find(3), "3 is no text: write a question"),
-        (lambda run: run.check(3), "3 is no text: write a claim"),
+        (lambda run: run.compare("x"), "'x' is not a run"),
+        (lambda run: run.find(3), "3 is not a text: write a question"),
+        (lambda run: run.check(3), "3 is not a text: write a claim"),
         (lambda run: run.flow("x"), "no method 'x': there are rollout, flow"),
         (lambda run: run.spans("page"), "modality, role or group, not by 'page'"),
         (lambda run: run.spans("role"), "holds no chat"),

@@ -69,8 +69,8 @@ DIM, BRIGHT = np.array([[0.1, 0.2]]), np.array([[0.4, 0.3]])
 
 def test_overlay_brightness_scales_to_the_largest_weight():
     both, one = Overlay(PIXELS, DIM, BRIGHT), Overlay(PIXELS, None, DIM)
-    assert [verb for verb, _ in both.maps] == ["looks at", "is looked at by"]
-    assert [(verb, each is DIM) for verb, each in one.maps] == [("is looked at by", True)]
+    assert [verb for verb, _ in both.maps] == ["attends to", "is attended to by"]
+    assert [(verb, each is DIM) for verb, each in one.maps] == [("is attended to by", True)]
     assert [full_light(shown) for shown in ([both, one], [one], [])] == [0.4, 0.2, 0.0]
 
 
@@ -106,7 +106,7 @@ def test_full_bar_is_the_smallest_round_weight_above_all(weights, full, expected
     lists = [Bars((Bar("a", 0, weight),)) for weight in weights]
     view = TokenView("cat", 1, *(*lists, None, None)[:2], full=full)
     assert view.full_bar == expected
-    assert [verb for verb, _ in view.lists] == ["looks at", "is looked at by"][: len(weights)]
+    assert [verb for verb, _ in view.lists] == ["attends to", "is attended to by"][: len(weights)]
 
 
 def test_stack_parts_have_letters_tones_and_mean_shares():
@@ -128,7 +128,7 @@ def test_moved_words_read_as_a_sentence():
         "L0H1 raises cat, ␣; lowers ␛",
         "L0H1 raises cat, ␣",
         "L0H1 lowers ␛",
-        "L0H1 moves no word",
+        "L0H1 changes no word",
     ]
 
 
@@ -179,7 +179,7 @@ def test_distance_map_is_ordered_by_cluster_and_pooled_by_mean():
     means = [[view.values[r : r + 2, c : c + 2].mean() for c in (0, 2, 4)] for r in (0, 2, 4)]
     np.testing.assert_allclose(small.values, means)
     assert (small.rows, small.columns) == (view.rows[::2],) * 2
-    assert small.notes == ("a cell is the mean over 2 × 2 heads; a wider picture has one for each",)
+    assert small.notes == ("each cell is the mean over 2 × 2 heads; a wider picture shows every head",)
     matched = distance_map(apart, names, names, matched=True).fit(4, 3)
     np.testing.assert_array_equal(matched.values, apart[:3, :3])
     assert matched.notes == ("the first 3 of 5 rows and 5 columns",)
@@ -195,4 +195,4 @@ def test_head_pair_shares_a_scale_apart_from_the_difference(peaks, scale):
     np.testing.assert_allclose(view.difference.values, np.full((2, 3), peaks[0] - peaks[1]))
     assert view.difference.limits == pytest.approx((peaks[0] - peaks[1], peaks[1] - peaks[0]))
     assert view.difference.masked.tolist() == [[False, False, True], [False] * 3]
-    assert view.sentences == ("cat 2: 0.51 nats apart; L0H1 looks at a (0.90) · L2H3 looks at b (0.20)",)
+    assert view.sentences == ("cat 2: 0.51 nats apart; L0H1 attends to a (0.90) · L2H3 attends to b (0.20)",)

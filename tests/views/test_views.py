@@ -49,7 +49,7 @@ def test_only_maps_that_do_not_fit_are_pooled_with_a_note() -> None:
     pooled = view.fit(5, 10)
     assert pooled.block == (2, 2)  # a diagonal stays one
     np.testing.assert_allclose(pooled.values, np.eye(5))
-    assert "2 queries on average give to 2 keys" in pooled.notes[-1]
+    assert "the mean over 2 queries of the sum over 2 keys" in pooled.notes[-1]
     wide = heatmap(weights(np.ones((4, 10)) / 10, TEXT, range(10))).fit(4, 5)
     assert wide.block == (1, 2)
     assert [place.label for place in wide.weights.queries] == ["the", "cat", "sat", "down"]
@@ -139,7 +139,7 @@ def test_faint_pooled_maps_scale_to_their_largest_cell(peak: float) -> None:
     assert view.top == pytest.approx(peak)
     assert thumbnail_levels(view.layers[0], view).max() == pytest.approx(1)
     assert view.scale_ends() == ("0", f"{peak:g}")
-    assert f"hardly any cell is above 0.25: full colour is the largest, {peak:g}, not 1" in view.legend()
+    assert f"colour scale: 0 to {peak:g} (the largest weight)" in view.legend()
     short = grid([(0, bare(values[:, :48, :48]))], scale="auto")
     for other in (replace(view, scale="fixed"), short):
         assert other.top == 1
@@ -165,8 +165,8 @@ def test_legend_mentions_pooling_only_if_pooled() -> None:
     prepared = model.prepare("The cat sat on the mat because it was")
     view = overview(model, prepared, Selection(hide_special=True)).grids["encoder"]
     assert len(prepared.tokens) == 11
-    assert view.legend() == ["each map is a head: 9 queries × 9 keys"]
-    assert "pooled to 4 × 6 (keys summed, queries averaged)" in view.fit(4, 6).legend()[0]
+    assert view.legend() == ["one map per head", "rows attend to columns; 9 × 9 tokens"]
+    assert "shown as 4 × 6" in view.fit(4, 6).legend()[1]
 
 
 def test_token_view_ranks_row_and_column_or_the_one_present() -> None:
@@ -260,7 +260,7 @@ def test_faint_grids_scale_each_head_by_itself_with_a_note() -> None:
         grid([(0, field)], scale=scale) for field, scale in ((even, "auto"), (even, "fixed"), (one, "auto"))
     )
     assert [each.shown_scale for each in (view, asked, clear)] == ["head", "fixed", "fixed"]
-    told = "hardly anything is above 0.1: full colour is each head's largest weight"
+    told = "colour scale: 0 to each head's largest weight"
     assert told in " ".join(printed(view).split())
 
 
@@ -272,11 +272,11 @@ def test_grid_scale_ignores_first_causal_rows() -> None:
     levels = thumbnail_levels(drawn.layers[0], drawn)[0]
     assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
     said = " ".join(printed(drawn).split())
-    assert "full colour is each head's largest weight where most keys are open, not 1" in said
+    assert "colour scale: 0 to each head's largest weight in rows with many unmasked keys" in said
     one = heatmap(replace(even, values=even.values[0]), scale="auto")
     assert one.scale == "head"
     assert one.limits[1] == pytest.approx(1 / 25)
-    assert "nearly all weights are below 0.1" in one.notes[0]
+    assert "colour scale: 0 to" in one.notes[0]
     previous = bare(np.eye(48, k=-1)[None], open_)
     assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
 

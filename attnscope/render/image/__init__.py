@@ -185,9 +185,7 @@ def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
     with styled(view, **look) as (style, warnings):
         figure = figure_of(view, style)
         if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT_TEXT):
-            raise OutputError(
-                "no weights can be written: that needs one head of few tokens in a large picture"
-            )
+            raise OutputError("weights do not fit: --annotate needs one head, few tokens and a large picture")
         yield figure, warnings
 
 

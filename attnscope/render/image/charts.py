@@ -1,4 +1,4 @@
-"""Numbers as figures: one token's bars or its picture, curves, shares, the terms of a sum, and graphs."""
+"""Numbers as pictures: one token's bars or its picture, curves, shares, the terms of a sum, and graphs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
         _, weights = shown.maps[number - 1]
         levels = resize(np.clip(weights / (top or 1.0), 0, 1), *pixels.shape[:2])
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        light = "bright: shown" if weights.dtype == bool else f"full light is {top:.2g}"
+        light = "bright: shown" if weights.dtype == bool else f"full brightness = {top:.2g}"
         axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)
         pixels = blend(pixels, levels, style.cmap)
     axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
@@ -150,9 +150,9 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     left, right = paper.room(names, NORMAL), paper.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = DEFAULT_WIDTH if style.width is None else max(style.width - left - right, LEAST_WIDTH)
     even = any(value is not None for curve in view.curves for value in curve.baseline)
-    said = f"{'the line is the baseline; ' * even}all on one scale up to {round_short(view.top)} {view.unit}"
+    note = f"{'line: baseline; ' * even}all on one scale, 0 to {round_short(view.top)} {view.unit}"
     height = len(names) * (CURVE_HEIGHT + CURVE_GAP) - CURVE_GAP
-    drawn = paper.sheet(view, width, height, (left, right, 0.05, 0.3), notes=(said, *view.notes))
+    drawn = paper.sheet(view, width, height, (left, right, 0.05, 0.3), notes=(note, *view.notes))
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
     for number, curve in enumerate(view.curves):
         axes = drawn.part(0, number * (CURVE_HEIGHT + CURVE_GAP), None, CURVE_HEIGHT)

@@ -1,4 +1,4 @@
-"""The sheet common to all figures: title, caption, labels, colour bar; and fonts that have its characters."""
+"""The sheet of every picture: title, caption, labels, colour bar; and fonts that have its characters."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _lacks(missing: set[str]) -> list[str]:
     named = " and ".join(f"{name} ({told[name]})" for name in sorted(told))
     wanted = " and ".join(sorted({FONTS.get(name, "the Noto Sans of its script") for name in by_script}))
     sentence = (
-        f"no installed font can draw {named}, so boxes stand there: install {wanted}, which is then found "
-        "by itself, or name another as the font (--font)"
+        f"no installed font can draw {named}, which appear as boxes: install {wanted}, which is then used "
+        "automatically, or choose a font with --font"
     )
     return [sentence] if missing else []
 

@@ -160,7 +160,7 @@ class Page:
             "subtitle": isolate_quotes(clean(self.subtitle)),
             "notes": [
                 *map(clean, self.notes),
-                f"weights are stored in 8 bits: off by at most {code.error(top):.2g}, by "
+                f"weights are stored in 8 bits: errors are at most {code.error(top):.2g}, and "
                 f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
             ],
             "top": top,
@@ -270,9 +270,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     layers = heads.layers
     least, top = layers.ends
     if least < 0:
-        raise OutputError(
-            "a page shows weights from 0 up, and there are negative ones; save a picture or .npz"
-        )
+        raise OutputError("a page cannot show negative weights: save a picture or .npz")
     page = Page(
         layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, top, layers.proofs,
         heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,

@@ -28,9 +28,9 @@ async function drawColumns() {
   const best = (head) => others.reduce((one, _, i) => (weight(head, i) > weight(head, one) ? i : one), 0);
   const top = state.scale === "fixed" ? 1 : Math.max(...layered.heads.map((head) => weight(head, best(head)))) || 1;
   layered.shown = { ...chosen, others, byte, top };
-  const verb = query ? "looks at" : "is looked at by";
+  const verb = query ? "attends to" : "is attended to by";
   element("who").replaceChildren(isolated(own[0]), `${behind(own)} ${verb}, in every head of layer ${layerNow().layer}`);
-  element("most").textContent = `Full colour is ${shortly(top)}${state.scale === "fixed" ? "" : ", the largest here"}. A click opens the head.`;
+  element("most").textContent = `Colour scale: 0 to ${shortly(top)}${state.scale === "fixed" ? "" : " (the largest here)"}. A click opens the head.`;
   const strongest = layered.heads.map((head) => `H${head.head} ${others[best(head)][0]} ${shortly(weight(head, best(head)))}`);
   element("ranks").setAttribute("aria-label", `${own[0]} ${verb}, most in each head: ${strongest.join(", ")}`);
   paintColumns();

@@ -79,11 +79,10 @@ function colourOverview(most) {
     return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
   overview.most = most;
-  const full = { fixed: "the weight 1", row: "each row's largest weight", head: "each head's largest weight" };
-  const one = faint ? `Nearly nothing is above ${PAGE.faint[0]}: full` : "Full";
+  const full = { fixed: "1", row: "each row's largest weight", head: "each head's largest weight" };
   const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
-  const where = aside ? " where most keys are open" : "";
-  element("shades").textContent = `${one} colour is ${full[scale]}${where}${faint ? ", not 1" : ""}.`;
+  const where = aside ? " in rows with many unmasked keys" : "";
+  element("shades").textContent = `Colour scale: 0 to ${full[scale]}${where}.`;
 }
 
 // Whether enough heads have a weight that is seen where full colour is 1; the same at every size of the window.

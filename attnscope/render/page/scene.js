@@ -108,19 +108,19 @@ function sceneSentence(all) {
   if (side === null) return [`The tokens of this head have no known place in the ${PAGE.scene.heard ? "sound" : "picture"}.`];
   const words = !current.axes.square || amongWords();
   if (state.token === null)
-    return [words ? `Choose a word, and what it looks at is lit; or a ${what}, and the words that look at it get bars.`
-      : `Choose a ${what}, and what it looks at is lit.`];
+    return [words ? `Choose a word to light what it attends to; or a ${what} to see bars at the words that attend to it.`
+      : `Choose a ${what} to light what it attends to.`];
   const [text, number] = (state.side === "query" ? current.axes.queries : current.axes.keys)[state.token];
   const name = ["“", isolated(text), `” (token ${number})`], full = fullWord();
   const bars = full ? ` A full bar under a word is ${shortly(full)}.` : "";
   if (!all) return ["Outlined: ", ...name, ".", bars];
   const lit = all.filter(({ place }) => fine(place)), top = Math.max(...lit.map(({ weight }) => weight), 0);
-  if (!top) return [...name, state.side === "query" ? ` looks at no ${what} in ${headName()}.` : ` is looked at by no ${what} in ${headName()}.`, bars];
+  if (!top) return [...name, state.side === "query" ? ` attends to no ${what} in ${headName()}.` : ` is attended to by no ${what} in ${headName()}.`, bars];
   const under = sum(all.filter(({ place }) => place[3]?.length && !fine(place)));
   const share = state.side === "query" ? `, ${shortly(sum(lit))} of its attention` : "";
   const also = under >= 0.005 ? `, and ${shortly(under)} more with small pictures of the whole, not lit` : "";
-  return ["Lit: ", ...(state.side === "query" ? ["what ", ...name, ` looks at in ${headName()}`] : [`what looks at `, ...name, ` in ${headName()}`]),
-    `${share}${also}. Full light is ${shortly(top)}.`, bars];
+  return ["Lit: ", ...(state.side === "query" ? ["what ", ...name, ` attends to in ${headName()}`] : [`what attends to `, ...name, ` in ${headName()}`]),
+    `${share}${also}. Full brightness is ${shortly(top)}.`, bars];
 }
 
 const sum = (all) => all.reduce((whole, { weight }) => whole + weight, 0);
@@ -181,7 +181,7 @@ async function startScene() {
   if (!PAGE.scene) return;
   const title = PAGE.scene.heard ? "Sound" : "Picture", view = element("view");
   element("sight").textContent = title;
-  view.setAttribute("aria-label", `${title}: a word that is chosen lights what it looks at`);
+  view.setAttribute("aria-label", `${title}: choosing a word lights what it attends to`);
   view.setAttribute("aria-roledescription", title.toLowerCase());
   view.addEventListener("pointermove", (event) => {
     const over = pointed(event);

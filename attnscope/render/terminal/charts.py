@@ -44,14 +44,14 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     for block in [screen.side_by_side(drawn, width + 4)] if beside else drawn:
         yield from block
         yield []
-    yield [Segment(f"a full bar is {full:.3g}", DIM)]
+    yield [Segment(f"full bar = {full:.3g}", DIM)]
 
 
 def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
     """The list of one side; ``where`` of its columns are for parts of pictures."""
     yield [Segment(screen.fit_text(title, width), BOLD)]
     if not bars.bars:
-        yield [Segment(screen.fit_text("nothing: the mask closes every key", width), DIM)]
+        yield [Segment(screen.fit_text("nothing: every key is masked", width), DIM)]
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
     label = min(longest, LABEL_COLUMNS, width // 3)
@@ -139,7 +139,7 @@ def aligned_lines(view: AlignedTexts, surface: Surface) -> Iterator[Line]:
             lines[2].append(Segment(screen.fit_text(marks, width + 1), DIM))
         yield from lines if any(segment.text.strip() for segment in lines[2]) else lines[:2]
         yield []
-    yield [Segment(f"{REPLACED} replaced   {DELETED} left out   {INSERTED} put in", DIM)]
+    yield [Segment(f"{REPLACED} replaced   {DELETED} deleted   {INSERTED} inserted", DIM)]
 
 
 def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str, str, str, int]]]:
@@ -161,7 +161,7 @@ def _fill_lines(steps: tuple[Step, ...], width: int) -> Iterator[list[tuple[str,
 
 
 def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
-    """All heads on one scale from 0, each above its baseline on even attention."""
+    """All heads on one scale from 0, each above its baseline."""
     lines = [(curve.head, curve.values) for curve in view.curves] + [("baseline", view.curves[0].baseline)]
     top = view.top
     label = max(len(name) for name, _ in lines) + 2
@@ -184,8 +184,8 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
     first, last = view.ends
     yield [Segment(" " * label + first + last.rjust(max(count * each - len(first), len(last) + 1)), DIM)]
     yield []
-    said = f"a full mark is {round_short(top)} {view.unit}; behind: the first, the last, and the largest"
-    yield from surface.footing((said,))
+    note = f"full mark = {round_short(top)} {view.unit}; at the right: the first, last and largest value"
+    yield from surface.footing((note,))
 
 
 def _ends(values: Sequence[float | None]) -> str:
@@ -226,13 +226,13 @@ def terms_lines(view: Terms, surface: Surface) -> Iterator[Line]:
         style = BOLD if term is view.total else None
         yield _line(term, column, widths, surface, style)
     yield []
-    yield [Segment("one by one", DIM)]
+    yield [Segment("largest terms", DIM)]
     for term in largest:
         style = DIM if term is view.rest else BOLD if term.label == view.marked else None
         yield _line(term, column, widths, surface, style)
     if view.moved:
         yield []
-        yield [Segment("the words whose scores a head's output raises and lowers most", DIM)]
+        yield [Segment("words whose logits each head's output raises and lowers most", DIM)]
         width = max(cell_len(each.label) for each in view.moved)
         for each in view.moved:
             yield from _words(each, width, surface)
@@ -322,7 +322,7 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
 
 
 OVERLAY_GAP = 3  # columns
-ITSELF = "×"  # marks the patch that looks or is looked at
+ITSELF = "×"  # marks the patch itself
 
 
 def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Iterator[Line]:
@@ -338,7 +338,7 @@ def overlay_lines(views: Sequence[Overlay], label: str, surface: Surface) -> Ite
     for first in range(0, len(blocks), beside):
         yield from screen.side_by_side(blocks[first : first + beside], room + OVERLAY_GAP)
     if any(view.patch is not None for view in views):
-        yield [Segment(f"{ITSELF} is the patch itself", DIM)]
+        yield [Segment(f"{ITSELF} marks the patch itself", DIM)]
 
 
 def patch_under(
@@ -391,7 +391,7 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
             else:
                 blocks.append(Segment("▀", Style.from_color(Color.from_rgb(*above[column]), under)))
         yield blocks
-    yield [Segment(f"full light is {top:.2g}", DIM)]
+    yield [Segment(f"full brightness = {top:.2g}", DIM)]
 
 
 def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:

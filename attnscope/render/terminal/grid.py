@@ -115,7 +115,7 @@ def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[
     if not shape.tight:
         yield []
     if surface.height and not view.large and count + TIGHT_LINES > surface.height:
-        yield [Segment("more than a screen: scroll up; --layer 0-5 or --large shows more of each head", DIM)]
+        yield [Segment("taller than the screen: scroll up; --layer 0-5 or --large shows more per head", DIM)]
     yield from legend(view, small, surface)
 
 
@@ -190,12 +190,12 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     """The colour bar, and beside it what a thumbnail is; ``small`` is the view as drawn."""
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
-    said = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN_MARK))
+    words = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN_MARK))
     bar = surface.colour_bar(*small.scale_ends(), surface.palette(signed=view.signed))
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:
         yield bar
-        yield from surface.quiet(said)
+        yield from surface.quiet(words)
         return
-    for at, line in enumerate(screen.wrap_text(said, surface.width - left)):
+    for at, line in enumerate(screen.wrap_text(words, surface.width - left)):
         yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]

@@ -173,7 +173,7 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
     bar = surface.colour_bar(*view.scale_ends(".2g"), palette)
     beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBER_COLUMNS)
-    text += "; two rows a line, the upper one labelled" * layout.half
+    text += "; two rows per line, the upper one labelled" * layout.half
     if cell_len(text) <= beside:
         yield [*bar, Segment(f"   {text}", DIM)]
     else:
@@ -231,11 +231,11 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
     """One token per line: how far its rows are apart, and the heaviest key of each."""
     label = min(max((cell_len(f"{each.label} {each.position}") for each in view.partings), default=0), 18)
     longest = max((cell_len(key) + 6 for each in view.partings for key in each.keys), default=0)
-    longest = max(longest, *(cell_len(f"{name} looks at") for name in view.names)) + 2
+    longest = max(longest, *(cell_len(f"{name} attends to") for name in view.names)) + 2
     room = min(longest, max((surface.width - label - 8) // 2, 12))
-    yield [Segment("where they part most", BOLD)]
+    yield [Segment("largest differences", BOLD)]
     token = Segment(screen.fit_text("token", label, right=True) + "  nats  ", DIM)
-    heads = "".join(screen.fit_text(f"{name} looks at", room) for name in view.names)
+    heads = "".join(screen.fit_text(f"{name} attends to", room) for name in view.names)
     yield [token, Segment(heads.rstrip(), DIM)]
     for each in view.partings:
         pairs = zip(each.keys, each.weights, strict=True)
@@ -306,14 +306,13 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
         yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
     else:
         steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in screen.SHADE_LEVELS]
-        lines = screen.flow_items([*steps, "nats apart, or nearer"], surface.width, "  ")
+        lines = screen.flow_items([*steps, "nats apart or less"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
     if view.groups and layout.cell == DISTANCE:
-        yield from surface.quiet("groups of alike heads stand apart") if layout.gap else ()
+        yield from surface.quiet("gaps separate clusters of similar heads") if layout.gap else ()
     elif view.groups:
-        told = "each line is two heads, the first one named" if layout.half else "each line is a head"
-        more = "columns are in the same order, numbers above them name groups of alike heads"
-        yield from surface.quiet(f"{told}; {more}")
+        rows = "two heads per text row (the first is labelled)" if layout.half else "one head per text row"
+        yield from surface.quiet(f"{rows}; columns in the same order; numbers mark clusters")
     yield from surface.footing(view.notes)
 
 

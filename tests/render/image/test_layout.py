@@ -115,7 +115,7 @@ def test_annotated_cells_need_room() -> None:
         written = [text.get_text() for text in figure.axes[0].texts if text.get_gid() == "weight"]
     assert (written, warned) == (["1.00", ".25", ".75"], [])
     large = heatmap(random_head(200))
-    with pytest.raises(OutputError, match="no weights can be written"), drawing(large, annotate=True):
+    with pytest.raises(OutputError, match="weights do not fit"), drawing(large, annotate=True):
         pass
 
 

@@ -150,5 +150,5 @@ def test_panels_have_own_colour_maps_and_annotations() -> None:
     with drawing(Panels(parts=(plain, heatmap(random_head(3)))), annotate=True) as (_, warnings):
         assert not warnings
     unlettered = Panels(parts=(plain, signed))
-    with pytest.raises(OutputError, match="no weights can be written"), drawing(unlettered, annotate=True):
+    with pytest.raises(OutputError, match="weights do not fit"), drawing(unlettered, annotate=True):
         pass

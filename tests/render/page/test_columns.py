@@ -66,7 +66,7 @@ def test_hovered_token_is_shown_in_every_head_of_the_layer(opened, side, scale) 
     np.testing.assert_allclose(colours(opened)[known], drawn[known], atol=3)
     assert (~known).any()
     assert opened.run("state.token") == 0  # what is chosen stays chosen
-    verb = "looks at" if side == "query" else "is looked at by"
+    verb = "attends to" if side == "query" else "is attended to by"
     assert opened.text("who") == f"sat 5 {verb}, in every head of layer 1"
 
 
@@ -77,7 +77,7 @@ def test_focused_token_is_shown_with_its_strongest_keys(opened) -> None:
     best = [int(head(0, number)[1].argmax()) for number in range(HEADS)]
     told = [f"H{number} {WORDS[key]} {head(0, number)[1, key]:.2f}" for number, key in enumerate(best)]
     said = opened.run("element('ranks').getAttribute('aria-label')")
-    assert said == f"the looks at, most in each head: {', '.join(told)}"
+    assert said == f"the attends to, most in each head: {', '.join(told)}"
     opened.press("Escape")
     opened.until("element('layer').hidden")
 

@@ -114,7 +114,7 @@ def test_hidden_cells_have_theme_background_and_a_note(chromium, tmp_path) -> No
     values = heads(0)[:1]
     kinds = {"encoder": [(0, weights(values, TEXT, TEXT))]}
     chromium.open_anew(write_page(tmp_path / "page.html", kinds, min_weight=0.1), 1300)
-    assert chromium.text("direction") == "rows look at columns; hidden below 0.1: blank"
+    assert chromium.text("direction") == "rows attend to columns; hidden below 0.1: blank"
     faint = (values[0] < 0.1).ravel()
     assert 0 < faint.sum() < faint.size
     light, dark, choose = (255, 255, 255), (22, 22, 26), partial(chromium.press, "d")
@@ -146,7 +146,7 @@ def test_cross_attention_token_lists_one_side(opened) -> None:
     opened.page.select_option("#kind", "2")
     opened.until("element('name').textContent === 'L0H0 · cross'")
     opened.press("j")
-    assert opened.texts("#lists h3") == ["looks at"]
+    assert opened.texts("#lists h3") == ["attends to"]
 
 
 def test_lines_mode_pins_tokens_of_either_side(opened) -> None:
@@ -213,7 +213,7 @@ def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_pa
         x = 0 if column == 0 else width - 1
         np.testing.assert_allclose(seen[height // 2, x], colours[cells // 2, column], atol=8)
     said = chromium.text("shades")
-    assert said == "Nearly nothing is above 0.1: full colour is each head's largest weight, not 1."
+    assert said == "Colour scale: 0 to each head's largest weight."
 
 
 def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
@@ -221,8 +221,8 @@ def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
     seen = thumbnail(chromium, tmp_path / "page.html", spread(causal=True), 2, causal)
     width = seen.shape[1]
     assert seen[-1, width // 4].sum() > 200  # a weight on the map of the darkest ground
-    assert "where most keys are open, not 1" in chromium.text("shades")
-    assert "this head's largest where most keys are open" in chromium.text("high")
+    assert "in rows with many unmasked keys" in chromium.text("shades")
+    assert "this head's largest in rows with many unmasked keys" in chromium.text("high")
 
 
 def test_page_pooling_equals_python_pooling(chromium, tmp_path) -> None:

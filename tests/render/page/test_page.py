@@ -87,7 +87,7 @@ def test_page_has_every_head_within_its_error_bound() -> None:
                 off = np.abs(np.nan_to_num(found) - np.where(field.allowed, values, 0))
                 assert off.max() <= code.error(1.0)
                 assert (off <= np.vectorize(code.error)(values) + 1e-12).all()
-    assert f"off by at most {code.error(1.0):.2g}" in data["notes"][-1]
+    assert f"errors are at most {code.error(1.0):.2g}" in data["notes"][-1]
 
 
 @given(

@@ -76,7 +76,7 @@ def test_clicked_word_highlights_attended_image_parts(opened):
     for row, column in np.ndindex(2, 2):  # the light of the other pictures; weights have eight bits
         found = pixel(page, 0.25 + column / 2, 0.25 + row / 2)
         np.testing.assert_allclose(found, wanted[row, column], atol=4)
-    told = "Lit: what “disc” (token 6) looks at in L0H0, 0.60 of its attention. Full light is 0.40."
+    told = "Lit: what “disc” (token 6) attends to in L0H0, 0.60 of its attention. Full brightness is 0.40."
     assert page.text("lit") == told
 
 
@@ -103,10 +103,10 @@ def test_cross_attention_highlights_image_and_words(opened):
 
 def test_image_alone_highlights_attended_parts(opened):
     page = opened("alone")
-    assert page.text("lit") == "Choose a part of the picture, and what it looks at is lit."
+    assert page.text("lit") == "Choose a part of the picture to light what it attends to."
     click_part(page, 0.75, 0.25)
     assert page.run("[state.token, state.side]") == [2, "query"]
-    assert page.text("lit").startswith("Lit: what “image 1 · 0,1” (token 2) looks at in L0H0, 0.80 of")
+    assert page.text("lit").startswith("Lit: what “image 1 · 0,1” (token 2) attends to in L0H0, 0.80 of")
 
 
 def test_clicked_word_highlights_its_moment_of_sound(opened):

@@ -152,7 +152,7 @@ def test_all_heads_fit_on_one_screen(layers: int, heads: int, count: int) -> Non
     assert re.findall(r"^L\d+(?= )", text, re.MULTILINE)[:layers] == [f"L{n}" for n in range(layers)]
     assert "Worth a look" in text
     assert "--head L0H0" in text
-    assert ("more than a screen" in text) == (layers > 12)
+    assert ("taller than the screen" in text) == (layers > 12)
 
 
 def test_heads_wrap_when_too_many_for_the_width() -> None:
@@ -178,8 +178,8 @@ def test_pipe_thumbnail_rows_have_equal_heights(count: int) -> None:
     [
         (grid([(layer, bare(np.eye(4)[None])) for layer in (0, 2)]), "no attention of this kind in L1"),
         (heatmap(random_head(200)), "pooled to fit"),
-        (grid([(0, bare(np.full((1, 90, 91), 1 / 90)))]), "pooled to"),
-        (distance_table(144), "a cell is the mean over 2 × 2 heads"),
+        (grid([(0, bare(np.full((1, 90, 91), 1 / 90)))]), "shown as"),
+        (distance_table(144), "each cell is the mean over 2 × 2 heads"),
         (heatmap(random_head(3, 60)), "columns: 0 word 1 words 2 wordss"),
     ],
     ids=["hole", "head", "grid", "distances", "columns"],
@@ -230,9 +230,9 @@ def test_labels_of_any_script_keep_columns_aligned(label: str) -> None:
 def test_token_lists_have_bars_exact_to_an_eighth_column() -> None:
     field = weights(np.array([[0.75, 0.25], [1, 0]]), tokens("cat", "sat"), tokens("cat", "sat"))
     text = printed(token_view(field, query=0, key=0))
-    rows = [re.findall(r"(\w+ \d)  (\d\.\d\d)", part) for part in text.split("is looked at by")]
+    rows = [re.findall(r"(\w+ \d)  (\d\.\d\d)", part) for part in text.split("is attended to by")]
     assert rows == [[("cat 0", "0.75"), ("sat 1", "0.25")], [("sat 1", "1.00"), ("cat 0", "0.75")]]
-    assert "a full bar is 1" in text
+    assert "full bar = 1" in text
     field = bare(np.array([[0.5, 0.25, 0.125, 0.125]]))
     text = printed(token_view(field, query=0, key=None), width=200)
     bars = [re.sub(r"[^▏▎▍▌▋▊▉█]", "", line) for line in text.splitlines() if "0." in line and "█" in line]
@@ -290,7 +290,7 @@ def test_large_distance_table_uses_half_blocks():
 def test_table_lines_start_with_first_head_and_small_tables_have_numbers(count):
     view = distance_table(count, [range(count // 2), range(count // 2, count)])
     out = without_codes(printed(view, width=80, colour="truecolor"))
-    assert (f"{view.values[0, 1]:.2f}" in out, "numbers above" in out) == (count == 6, count > 6)
+    assert (f"{view.values[0, 1]:.2f}" in out, "numbers mark" in out) == (count == 6, count > 6)
     half = count // 2  # an empty row stands before the second group
     two_a_line = (*view.rows[:half:2], view.rows[half], *view.rows[half + 1 :: 2])
     assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 24 else two_a_line)

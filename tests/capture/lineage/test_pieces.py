@@ -345,7 +345,7 @@ def test_weight_on_window_padding_is_noted():
 def test_row_limit_of_lineage_is_noted(monkeypatch):
     monkeypatch.setattr("attnscope.capture.lineage.layout.MOST", HEADS)
     record, *_ = observe(nn.Sequential(in_pieces(chunked_queries)), X)
-    assert any("rows are not followed" in note for note in record.notes)
+    assert any("rows are not traced" in note for note in record.notes)
 
 
 def test_lineage_skips_later_layers_of_transformers_models(monkeypatch):

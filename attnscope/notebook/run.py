@@ -24,7 +24,7 @@ from attnscope.models.identity import describe_input
 from attnscope.models.request import InputRequest
 from attnscope.models.trace_model import TracedModel
 from attnscope.questions.answer import Answer
-from attnscope.questions.check import Verdict, claim
+from attnscope.questions.check import Verdict, parse_claim
 from attnscope.questions.head import OneHead, one_head
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
@@ -496,10 +496,10 @@ class Run(Display):
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
-        asked = _parsed(claims, lambda each: [claim(each)], "a claim, like 'L2H1.previous > 0.9'")
+        asked = _parsed(claims, lambda each: [parse_claim(each)], "a claim, like 'L2H1.previous > 0.9'")
         names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
         heads = measure_heads(*self._given, _select(), names=names).heads
-        return tuple(each.judge(heads) for each in asked)
+        return tuple(each.verdict(heads) for each in asked)
 
     def page(
         self,

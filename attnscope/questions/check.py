@@ -19,7 +19,7 @@ from attnscope.lazy import torch
 from attnscope.measures import HeadFigures
 from attnscope.models.identity import describe_input, version
 from attnscope.questions.answer import Answer
-from attnscope.questions.sentences import list_some
+from attnscope.questions.sentences import list_some, pluralize
 from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
 from attnscope.records import Meaning, Notes, derived, read, record
 from attnscope.storage.files import read_json, write_whole
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from attnscope.models import Model
     from attnscope.models.trace_model import TracedModel
 
-COUNTED = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
-"""Comparisons for a number of heads; figures are never compared for equality."""
+COUNT_OPERATORS = {**OPERATORS, "=": operator.eq, "==": operator.eq, "!=": operator.ne}
+"""Comparisons for a number of heads; scores are never compared for equality."""
 
 
 @record("a claim")
 class Verdict:
     """Whether a claim holds, and the evidence in words."""
 
-    claim: Annotated[str, Meaning("as it was made")]
+    claim: Annotated[str, Meaning("the claim as written")]
     holds: Annotated[bool, Meaning("whether it holds")]
-    evidence: Annotated[str, Meaning("what was found, in words")]
-    value: Annotated[float | None, Meaning("the deciding figure, or number of heads")] = None
-    error: Annotated[float | None, Meaning("the standard error of that figure, over texts")] = None
+    evidence: Annotated[str, Meaning("the measured value, in words")]
+    value: Annotated[float | None, Meaning("the deciding score, or number of heads")] = None
+    error: Annotated[float | None, Meaning("the standard error of that score, over texts")] = None
     head: Annotated[str | None, Meaning("the head that decides")] = None
     operator: Annotated[str | None, Meaning("how it is compared")] = None
     threshold: Annotated[float | str | None, Meaning("with which number, or with which role")] = None
@@ -50,12 +50,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """Conditions on one head, on any or all heads, or on how many meet them; see ``claim``."""
+    """Conditions on one head, on any or all heads, or on how many meet them; see ``parse_claim``."""
 
     text: str
-    about: Head | str  # a head, any, all or count
+    subject: Head | str  # a head, any, all or count
     conditions: tuple[Condition, ...]
-    sign: str = ""  # how many: COUNTED[sign](heads that meet the conditions, wanted)
+    sign: str = ""  # how many: COUNT_OPERATORS[sign](heads that meet the conditions, wanted)
     wanted: int = 0
 
     @property
@@ -63,67 +63,72 @@ class Claim:
         """The measures that it needs."""
         return tuple(each.name for each in self.conditions if each.name != "role")
 
-    def judge(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def verdict(self, heads: Sequence[HeadFigures]) -> Verdict:
         """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
+        if self.subject == "count":
+            return self._verdict_on_number(heads)
         condition = self.conditions[0]
-        name, met = condition.name, [head for head in heads if all(c.meets(head) for c in self.conditions)]
-        wanted: float | str = condition.wanted if name == "role" else float(condition.wanted)
-        sign, wanted = (self.sign, self.wanted) if self.about == "count" else (condition.sign, wanted)
-
-        def verdict(holds: bool, found: str, head: Any = None, value: float | None = None) -> Verdict:
-            figure = None if head is None else head.figures.get(name)
-            value, error = (value, None) if figure is None else (figure.value, figure.error)
-            named = None if head is None else f"{head.site.kind} {head.name}"
-            return Verdict(self.text, holds, found, value, error, named, sign, wanted)
-
-        if self.about == "count":
-            found = f"{len(met)}{': ' if met else ''}{list_some([head.name for head in met], 4)}"
-            return verdict(COUNTED[self.sign](len(met), self.wanted), found, value=len(met))
-        if isinstance(self.about, Head):
-            deciding, *others = find_heads(self.about, heads)
+        if isinstance(self.subject, Head):
+            head, *others = find_heads(self.subject, heads)
             if others:
-                kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (deciding, *others))
-                raise SelectionError(f"which {deciding.name}? write {kinds}")
-            return verdict(condition.meets(deciding), _evidence(deciding, name), deciding)
-        every = self.about == "all"
-        if name == "role":
-            said = f"{len(met)} of {len(heads)} heads"
-            return verdict(len(met) >= (len(heads) if every else 1), said)
-        known = [head for head in heads if name in head.figures]
-        if not known:
-            return verdict(False, f"no head has it: {heads[0].absent[name]}")
-        way = -1 if condition.sign.startswith(">") != every else 1  # the largest decides, or the smallest
+                kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (head, *others))
+                raise SelectionError(f"which {head.name}? write {kinds}")
+            return self._verdict_on_head(head, _evidence(head, condition.name))
+        every = self.subject == "all"
+        if condition.name == "role":
+            met = sum(map(condition.meets, heads))
+            evidence = f"{met} of {len(heads)} heads"
+            return self._verdict(met >= (len(heads) if every else 1), evidence)
+        measured = [head for head in heads if condition.name in head.figures]
+        if not measured:
+            return self._verdict(False, f"no head has it: {heads[0].absent[condition.name]}")
+        # the head that decides: with the largest score, or the smallest; what is no number meets nothing,
+        # so it comes first among all heads, last among any
+        sign = -1 if condition.sign.startswith(">") != every else 1
+        scores = {id(head): head.figures[condition.name].value for head in measured}
+        head = min(measured, key=lambda each: (isnan(scores[id(each)]) != every, sign * scores[id(each)]))
+        evidence = f"{_evidence(head, condition.name)}, {head.site.kind} {head.name}"
+        return self._verdict_on_head(head, evidence)
 
-        def place(head: HeadFigures) -> tuple[bool, float]:
-            """What is no number meets nothing: it comes first among all heads, last among any."""
-            value = head.figures[name].value
-            return isnan(value) != every, way * value
+    def _verdict(self, holds: bool, evidence: str, **more: Any) -> Verdict:
+        condition = self.conditions[0]
+        threshold = condition.wanted if condition.name == "role" else float(condition.wanted)
+        fields: dict[str, Any] = {"operator": condition.sign, "threshold": threshold}
+        return Verdict(self.text, holds, evidence, **fields | more)
 
-        deciding = min(known, key=place)
-        evidence = f"{_evidence(deciding, name)}, {deciding.site.kind} {deciding.name}"
-        return verdict(condition.meets(deciding), evidence, deciding)
+    def _verdict_on_number(self, heads: Sequence[HeadFigures]) -> Verdict:
+        names = [head.name for head in heads if all(each.meets(head) for each in self.conditions)]
+        holds = COUNT_OPERATORS[self.sign](len(names), self.wanted)
+        evidence = f"{len(names)}{': ' if names else ''}{list_some(names, 4)}"
+        return self._verdict(holds, evidence, value=len(names), operator=self.sign, threshold=self.wanted)
+
+    def _verdict_on_head(self, head: HeadFigures, evidence: str) -> Verdict:
+        score = head.figures.get(self.conditions[0].name)
+        known = {} if score is None else {"value": score.value, "error": score.error}
+        name = f"{head.site.kind} {head.name}"
+        return self._verdict(self.conditions[0].meets(head), evidence, head=name, **known)
 
 
 def _evidence(head: HeadFigures, name: str) -> str:
-    """A head's role, or a figure with its standard error, or why there is none."""
+    """A head's role, or a score with its standard error, or why there is none."""
     if name == "role":
         return head.role.name if head.role is not None else "no role"
-    figure = head.figures.get(name)
-    if figure is None:
+    score = head.figures.get(name)
+    if score is None:
         return head.absent[name]
-    return f"{figure.value:.4g}" + ("" if figure.error is None else f" ±{figure.error:.2g}")
+    return f"{score.value:.4g}" + ("" if score.error is None else f" ±{score.error:.2g}")
 
 
-def claim(text: str) -> Claim:
+def parse_claim(text: str) -> Claim:
     """Read ``L0H2.previous > 0.9``, ``L0H2.role = previous``, ``any.induction > 0.4``, ``all.entropy < 3`` or
     ``count(previous > 0.5) >= 2``; a kind may stand before a head, ``cross.L0H2.entropy < 1``.
 
     Raises ``SelectionError`` for anything else.
     """
     plain = text.strip()
-    counted = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d{1,9})", plain, re.ASCII)
-    if counted is not None:
-        return Claim(plain, "count", parse_conditions(counted[1]), counted[2], int(counted[3]))
+    count = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d{1,9})", plain, re.ASCII)
+    if count is not None:
+        return Claim(plain, "count", parse_conditions(count[1]), count[2], int(count[3]))
     one = re.fullmatch(r"(any|all|(?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", plain, re.ASCII)
     if one is None:
         raise SelectionError(
@@ -132,16 +137,16 @@ def claim(text: str) -> Claim:
         )
     conditions = parse_conditions(one[2])
     if len(conditions) > 1:
-        raise SelectionError(f"the claim {plain!r} says two things: make it two claims")
+        raise SelectionError(f"the claim {plain!r} has two conditions: make it two claims")
     return Claim(plain, one[1] if one[1] in ("any", "all") else Head(one[1]), conditions)
 
 
-FORMAT, ROLE = 2, "role"
+FORMAT_VERSION, ROLE = 2, "role"
 
 
-@record("a figure or a role that changed")
+@record("a score or a role that changed")
 class Change:
-    """A figure, or the role, of a head that differs; ``None`` where it is missing."""
+    """A score, or the role, of a head that differs; ``None`` where it is missing."""
 
     head: Annotated[str, Meaning("its head")]
     measure: Annotated[str, Meaning("its measure, or role")]
@@ -150,7 +155,7 @@ class Change:
 
     @property
     def size(self) -> float:
-        """How far a figure moved, relative to one above 1; infinite if it is missing, or a role's name."""
+        """How far a score moved, relative to one above 1; infinite if it is missing, or a role's name."""
         if not isinstance(self.before, float) or not isinstance(self.now, float):
             return 0.0 if self.before == self.now else inf
         return abs(self.now - self.before) / max(1.0, abs(self.before))
@@ -161,54 +166,58 @@ class CheckResult:
     """Verdicts on claims, and differences from a snapshot, if one was given."""
 
     claims: Annotated[tuple[Verdict, ...], Meaning("every claim")]
-    changes: Annotated[tuple[Change, ...] | None, Meaning("figures beyond the tolerance, and roles")] = None
-    largest: Annotated[Change | None, Meaning("the figure that moved most, whether beyond or not")] = None
+    changes: Annotated[tuple[Change, ...] | None, Meaning("scores beyond the tolerance, and roles")] = None
+    largest: Annotated[Change | None, Meaning("the score that moved most, beyond the tolerance or not")] = (
+        None
+    )
     notes: Notes = ()
 
-    @derived("whether every claim holds, no figure changed, and no role")
+    @derived("whether every claim holds, and no score or role changed")
     def holds(self) -> bool:
         return all(verdict.holds for verdict in self.claims) and not self.changes
 
 
 def save_snapshot(stats: Stats, path: Path) -> None:
-    """Write every figure, with all its digits, and role of every head as JSON. Raises ``OutputError``."""
+    """Write all scores, with all digits, and roles of all heads as JSON. Raises ``OutputError``."""
     versions = {"attnscope": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-    content = {"attnscope snapshot": FORMAT, "title": stats.title, "versions": versions}
-    content |= {"texts": _checksums(stats), "heads": _figures(stats)}
+    content = {"attnscope snapshot": FORMAT_VERSION, "title": stats.title, "versions": versions}
+    content |= {"texts": _checksums(stats), "heads": _scores(stats)}
     write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def changes(stats: Stats, path: Path, tolerance: float) -> CheckResult:
+def compare_snapshot(stats: Stats, path: Path, tolerance: float) -> CheckResult:
     """The differences from a snapshot, head by head, and a note if that is of other texts.
 
-    ``tolerance`` is absolute for figures up to 1, and relative to the snapshot's figure for larger ones.
-    A head or figure that only one of the two has is a change. Raises ``InputError`` for any other file.
+    ``tolerance`` is absolute for scores up to 1, and relative to the snapshot's score for larger ones.
+    A head or score that only one of the two has is a change. Raises ``InputError`` for any other file.
     """
     try:
         content = read_json(path)
-        if content["attnscope snapshot"] != FORMAT:
+        if content["attnscope snapshot"] != FORMAT_VERSION:
             raise KeyError
         before = read(Mapping[str, Mapping[str, float | str | None]], content["heads"])
-        there = read(tuple[str, ...], content["texts"])
+        saved_checksums = read(tuple[str, ...], content["texts"])
     except FileNotFoundError:
-        raise InputError(f"no such file: {path}; --save-snapshot makes one") from None
+        raise InputError(f"no such file: {path}; --save-snapshot writes one") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path} is not a snapshot that attnscope check saved") from None
-    now, here, moved = _figures(stats), _checksums(stats), list[Change]()
-    for head in dict.fromkeys((*before, *now)):
+    now, checksums, changes = _scores(stats), _checksums(stats), list[Change]()
+    for head in {**before, **now}:
         old, new = before.get(head, {}), now.get(head, {})
-        moved += [Change(head, name, old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))]
-    largest = max((each for each in moved if 0 < each.size < inf), key=lambda each: each.size, default=None)
-    sums = " there, here ".join(", ".join(some) for some in (there, here))
-    note = f"the texts differ from those of {path.name}: sha256 {sums}"
-    changed = tuple(each for each in moved if not each.size <= tolerance)
-    return CheckResult((), changed, largest, (note,) if here != there else ())
+        changes += [Change(head, name, old.get(name), new.get(name)) for name in {**old, **new}]
+    finite = (each for each in changes if 0 < each.size < inf)
+    largest = max(finite, key=lambda each: each.size, default=None)
+    beyond = tuple(each for each in changes if not each.size <= tolerance)
+    notes = (
+        f"the texts differ from those of {path.name}: sha256 {', '.join(saved_checksums)} there, "
+        f"{', '.join(checksums)} here",
+    )
+    return CheckResult((), beyond, largest, notes if checksums != saved_checksums else ())
 
 
-def _figures(stats: Stats) -> dict[str, dict[str, float | str | None]]:
-    """The role and the figures of every head."""
+def _scores(stats: Stats) -> dict[str, dict[str, float | str | None]]:
     return {
         f"{head.site.kind} {head.name}": {ROLE: head.role.name if head.role is not None else None}
         | {name: figure.value for name, figure in head.figures.items()}
@@ -218,11 +227,11 @@ def _figures(stats: Stats) -> dict[str, dict[str, float | str | None]]:
 
 def _checksums(stats: Stats) -> tuple[str, ...]:
     """The sha256 of the text and of every file that was read."""
-    about = describe_input(*(stats.read or [""]))
-    return tuple(each for each in (about.sha256, *(about.files or {}).values()) if each)
+    read = describe_input(*(stats.read or [""]))
+    return tuple(each for each in (read.sha256, *(read.files or {}).values()) if each)
 
 
-ROWS = 256  # rows that are compared at a time
+BLOCK_ROWS = 256  # compared at a time
 
 
 def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
@@ -233,61 +242,60 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
     prepared = served.prepared
     if not prepared.tokens or prepared.replay is None:
         raise InputError(f"{served.name} does not name its tokens: give it input_ids, and -m MODEL")
-    theirs = {each.site.layer: each for each in prepared.replay.attentions}
+    layers = {each.site.layer: each for each in prepared.replay.attentions}
+    verdicts: list[Verdict] = []
 
     def claim_of(layer: int) -> str:
         return f"rows of layer {layer} are those of {model.name}"
 
-    found: list[Verdict] = []
-
     def compare(attention: Attention) -> None:
-        other = theirs.pop(attention.site.layer, None)
+        other = layers.pop(attention.site.layer, None)
         if other is None or attention.site.kind != "decoder":
             return
         claim, length = claim_of(attention.site.layer), len(other.queries)
-        behind = len(attention.queries) - length
+        first = len(attention.queries) - length  # a server may hold the last rows alone
         if attention.heads != other.heads or len(attention.keys) != len(other.keys):
-            shapes = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
-            found.append(Verdict(claim, False, " here, there ".join(shapes)))
+            there, here = (f"{each.heads} heads of {len(each.keys):,} keys" for each in (other, attention))
+            verdicts.append(Verdict(claim, False, f"{there} in the file, {here} in the model"))
             return
-        worst = 0.0
-        for start, stop in pairwise((*range(0, length, ROWS), length)):
-            mine = attention.read.rows(behind + start, behind + stop, None).float()
-            read = other.read.rows(start, stop, None).to(mine)
-            worst = max(worst, float((mine - read).abs().max()))
-        most, said = tolerance(other.dtype), f"largest difference {worst:.2g}"
-        found.append(Verdict(claim, worst <= most, said, worst, operator="<=", threshold=most))
+        largest = 0.0
+        for start, stop in pairwise((*range(0, length, BLOCK_ROWS), length)):
+            rows = attention.read.rows(first + start, first + stop, None).float()
+            difference = rows - other.read.rows(start, stop, None).to(rows)
+            largest = max(largest, float(difference.abs().max()))
+        most, evidence = tolerance(other.dtype), f"largest difference {largest:.2g}"
+        verdicts.append(Verdict(claim, largest <= most, evidence, largest, operator="<=", threshold=most))
 
     ids = torch.tensor([[token.id for token in prepared.tokens]])
     model.run(model.prepare_tensors({"input_ids": ids}), [FunctionObserver(compare)])
-    lost = (Verdict(claim_of(layer), False, "the model shows no such layer") for layer in sorted(theirs))
-    return (*found, *lost)
+    missing = (Verdict(claim_of(layer), False, "the model has no such layer") for layer in sorted(layers))
+    return (*verdicts, *missing)
 
 
-MOST = 10  # changed figures that are listed
+LISTED_CHANGES = 10
 
 
 def check_answer(result: CheckResult, tolerance: float) -> Answer:
     """One line per claim, and what changed since the snapshot."""
-    judged = [(each.holds, each.claim, each.evidence) for each in result.claims]
+    lines = [(each.holds, each.claim, each.evidence) for each in result.claims]
     changed = result.changes or ()
     if result.changes is not None:
         beyond = [each for each in changed if each.measure != ROLE]
         heads, roles, most = len({each.head for each in beyond}), len(changed) - len(beyond), result.largest
-        differ = f"{len(beyond):,} figures of {heads:,} heads differ by more than"
-        said = f"{differ if beyond else 'all within'} {tolerance:g}"
-        said += f", {roles:,} role{'s' * (roles != 1)} changed" if roles else ""
-        said += f"; largest {most.size:.2g}, {most.head}.{most.measure}" if most else ""
-        judged.append((not changed, "snapshot", said))
+        differ = f"{len(beyond):,} scores of {heads:,} heads differ by more than"
+        evidence = f"{differ if beyond else 'all within'} {tolerance:g}"
+        evidence += f", {pluralize(roles, 'role')} changed" if roles else ""
+        evidence += f"; largest {most.size:.2g}, {most.head}.{most.measure}" if most else ""
+        lines.append((not changed, "snapshot", evidence))
     rows: list[tuple[Cell, ...]] = [
-        ((("ok    ", "green"),) if holds else (("FAILED", "bold red"),), *words) for holds, *words in judged
+        ((("ok    ", "green"),) if holds else (("FAILED", "bold red"),), *words) for holds, *words in lines
     ]
-    for change in changed[:MOST]:
+    for change in changed[:LISTED_CHANGES]:
         before, now = (
             f"{v:.4g}" if isinstance(v, float) else v or "none" for v in (change.before, change.now)
         )
         rows.append(("", f"{change.head}.{change.measure}", f"{before} before, {now} now"))
-    if len(changed) > MOST:
-        rows.append(("", f"and {len(changed) - MOST:,} more", ""))
+    if len(changed) > LISTED_CHANGES:
+        rows.append(("", f"and {len(changed) - LISTED_CHANGES:,} more", ""))
     columns = Column("", long="keep"), Column("", long="fold"), Column("")
     return Answer((Table(columns, tuple(rows), notes=result.notes),), {}, lambda: result)

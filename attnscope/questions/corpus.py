@@ -22,15 +22,15 @@ from attnscope.models.text.tokens import read_unknown, say_unknown
 from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way, predicted_side
 from attnscope.questions.processes import Processes, in_order, together, workers
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import describe_kernels, extent, require_selected
+from attnscope.questions.sentences import describe_kernels, extent, pluralize, require_selected
 from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
 from attnscope.records import read
 from attnscope.storage.corpus import Corpus, CorpusText
 from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoint
 
-NAMED = 3  # places of omitted texts that a note names
+LISTED_PLACES = 3  # of texts that could not be read, in a note
 
-COUNTED = ("texts", "tokens", "notes", "taken", "calls", "layout")
+SUMMED_FIELDS = ("texts", "tokens", "notes", "taken", "calls", "layout")
 """What grows batch by batch; all else is counted again with a window inside which a run resumes."""
 
 
@@ -81,14 +81,9 @@ class Progress:
         return tuple(notes)
 
 
-def pluralize(number: int, thing: str) -> str:
-    """So many things, in words."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class CorpusRun:
-    """How the texts of a corpus are read, and what is told and kept meanwhile."""
+    """How the texts of a corpus are read, and what is reported and saved meanwhile."""
 
     limit: int | None = None  # most texts
     max_tokens: int | None = None  # that are read of each
@@ -119,8 +114,8 @@ def windows(entries: Iterable[CorpusText]) -> Iterator[list[CorpusText]]:
         yield window
 
 
-ROUND = 4  # batches per process after which several processes combine their sums
-EVERY = 20.0  # seconds after which the sums are saved again, once the running batches have ended
+ROUND_BATCHES = 4  # per process, after which several processes combine their sums
+SAVING_SECONDS = 20.0  # after which the sums are saved again, once the running batches have ended
 
 
 class ReadText(NamedTuple):
@@ -131,7 +126,7 @@ class ReadText(NamedTuple):
     number: int
 
 
-Share = tuple[Any, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
+BatchResult = tuple[Any, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
 
 
 @dataclass
@@ -144,24 +139,24 @@ class CorpusWork(ABC):
     run: CorpusRun
     total: Any
     progress: Progress = field(default_factory=Progress, init=False)
-    known: KnownPasses = field(default_factory=KnownPasses, init=False)
+    known_passes: KnownPasses = field(default_factory=KnownPasses, init=False)
 
     @abstractmethod
-    def share(self, batch: Batch, asked: Any) -> Share:
+    def measure_batch(self, batch: Batch, plan: Any) -> BatchResult:
         """One forward pass of a batch, and what it adds to the sums, computed in any process."""
 
     def inputs(self, entries: Sequence[CorpusText]) -> list[tuple[str, ...]]:
         """The model's input for each text."""
         return [(entry.text,) for entry in entries]
 
-    def ask(self, texts: Sequence[ReadText]) -> Any:
+    def plan_batch(self, texts: Sequence[ReadText]) -> Any:
         """The work on a batch, determined in the order of the batches before any of them runs."""
         return None
 
-    def walk(self, asked: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
+    def walk(self, settings: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
         """Put every text through the model once, resuming from a checkpoint if there is one.
 
-        ``asked`` identifies this run among others on the same model and heads, ``restore`` makes sums
+        ``settings`` identify this run among others on the same model and heads, ``restore`` makes sums
         from their saved ``state``. Raises ``InputError`` if no text can be read. Processes of torchrun share
         the batches, and add all of them in the same order, so the sums are bit-identical.
         """
@@ -171,28 +166,28 @@ class CorpusWork(ABC):
             "selection of heads": asdict(self.selection),
             "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
             "weighting": None if model.weighting == "raw" else model.weighting,
-            **asked,
+            **settings,
         }
         with together() as processes:
             path = run.checkpoint if processes.number == 0 else None
-            found = processes.broadcast(None if path is None else read_checkpoint(path, identity))
-            if found is not None:
-                self._resume(found, restore)
-            written = monotonic()
+            saved = processes.broadcast(None if path is None else read_checkpoint(path, identity))
+            if saved is not None:
+                self._resume(saved, restore)
+            saved_at = monotonic()
             for window in windows(islice(self.source.entries(), self.progress.entries, run.limit)):
                 for reached in self._window(window, processes):
-                    if path and (reached is self.progress or monotonic() - written >= EVERY):
+                    if path and (reached is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
                         state = {"sums": self.total.state(), "progress": asdict(reached)}
                         write_checkpoint(path, identity, state)
-                        written = monotonic()
+                        saved_at = monotonic()
             if processes.count > 1:
                 self.total, self.progress = processes.broadcast((self.total, self.progress))
         if not self.progress.texts:
             raise InputError(f"{self.source.name} holds no text that {model.name} can read")
 
-    def _resume(self, found: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
+    def _resume(self, saved: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
         try:
-            self.total, self.progress = restore(found["sums"]), read(Progress, found["progress"])
+            self.total, self.progress = restore(saved["sums"]), read(Progress, saved["progress"])
             counts = [each for each in vars(self.progress).values() if isinstance(each, int)]
             if min(counts) < 0 or len(self.progress.layout) not in (0, 2):
                 raise ValueError
@@ -200,42 +195,41 @@ class CorpusWork(ABC):
             raise
         except Exception:  # a file may hold anything
             raise InputError(
-                f"{self.run.checkpoint} holds sums that this command never wrote: "
-                "delete it, or name another file"
+                f"{self.run.checkpoint} is no checkpoint of this run: delete it, or name another file"
             ) from None
 
     def _window(self, window: list[CorpusText], processes: Processes) -> Iterator[Progress]:
         """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
-        made = inputs.batches(text.prepared for text in read)
-        jobs = [(batch, self.ask([read[number] for number in batch.numbers])) for batch in made]
-        every = sum(batch.tokens for batch in made)
-        passed = sum(batch.tokens for batch in made[: begun.batches])
+        batches = inputs.batches(text.prepared for text in read)
+        jobs = [(batch, self.plan_batch([read[number] for number in batch.numbers])) for batch in batches]
+        tokens = sum(batch.tokens for batch in batches)
+        tokens_done = sum(batch.tokens for batch in batches[: begun.batches])
         left = jobs[begun.batches :]
-        mine = left[processes.number :: processes.count]
-        round_ = processes.count * (ROUND if processes.count > 1 else 1)
+        own = left[processes.number :: processes.count]
+        round_ = processes.count * (ROUND_BATCHES if processes.count > 1 else 1)
         # a longer text is work for all threads
-        whole = all(batch.tokens <= inputs.BATCH_TOKENS for batch in made)
-        count = workers(self.model, len(mine)) if whole else 1
-        with closing(in_order(lambda job: self.share(*job), mine, count)) as results:
+        whole = all(batch.tokens <= inputs.BATCH_TOKENS for batch in batches)
+        count = workers(self.model, len(own)) if whole else 1
+        with closing(in_order(lambda job: self.measure_batch(*job), own, count)) as results:
             for start in range(0, len(left), round_):
                 shares = []
                 for number, (batch, _) in enumerate(left[start : start + round_]):
                     if number % processes.count == processes.number:
                         shares.append(next(results))
-                    passed += batch.tokens
+                    tokens_done += batch.tokens
                     progress.texts += batch.texts
                     progress.tokens += batch.tokens
-                    progress.done = begun.done + (window[-1].done - begun.done) * passed // every
+                    progress.done = begun.done + (window[-1].done - begun.done) * tokens_done // tokens
                     self.run.watch(progress)
                 for each in zip_longest(*processes.gather(shares)):
-                    for sums, taken, calls, notes in filter(None, each):  # in the order of the batches
+                    for sums, fused, calls, notes in filter(None, each):  # in the order of the batches
                         self.total.merge(sums)
-                        progress.taken += taken
+                        progress.taken += fused
                         progress.calls += calls
                         progress.note(notes)
-                grown = {name: getattr(progress, name) for name in COUNTED}
+                grown = {name: getattr(progress, name) for name in SUMMED_FIELDS}
                 yield replace(begun, **grown, batches=begun.batches + start + round_)
         progress.done, progress.batches = window[-1].done, 0
         yield progress
@@ -244,10 +238,10 @@ class CorpusWork(ABC):
         """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
         limit = Limit(self.run.max_tokens, self.run.truncate)
-        made = iter(self.model.prepare_all(inputs, limit, chat=self.run.chat))
+        prepared_texts = iter(self.model.prepare_all(inputs, limit, chat=self.run.chat))
         for entry in window:
             self.progress.entries += 1
-            prepared = InputError(entry.fault) if entry.fault else next(made)
+            prepared = InputError(entry.fault) if entry.fault else next(prepared_texts)
             if not isinstance(prepared, InputError):
                 self.progress.note(prepared.notes)
                 yield ReadText(entry, prepared, self.progress.entries)
@@ -255,7 +249,7 @@ class CorpusWork(ABC):
             if self.run.strict:
                 raise InputError(f"{self.source.name}, {entry.where}: {prepared}")
             self.progress.skipped += 1
-            self.progress.places = (*self.progress.places, entry.where)[:NAMED]
+            self.progress.places = (*self.progress.places, entry.where)[:LISTED_PLACES]
             if processes.number == 0:
                 self.run.report(f"{entry.where}: {prepared}")
 
@@ -270,8 +264,8 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """Add another batch."""
-        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
-            mine.merge(theirs)
+        for sums, more in zip(vars(self).values(), vars(other).values(), strict=True):
+            sums.merge(more)
 
     def __reduce__(self) -> tuple[Any, ...]:  # sent by another process
         return Totals.from_state, (self.state(),)
@@ -303,9 +297,9 @@ def corpus_stats(
     ablation: Way | None = None,
     run: CorpusRun = CorpusRun(),
 ) -> Stats:
-    """Measure every selected head over all texts of a corpus; each figure has its standard error.
+    """Measure every selected head over all texts of a corpus; each score has its standard error.
 
-    Texts of equal token count go through the model together, without padding, so the figures equal those
+    Texts of equal token count go through the model together, without padding, so the scores equal those
     of single texts. The standard error is explained in ``Sums.figures``.
     """
     selection, totals = selection or Selection(), Totals(Measurement(names))
@@ -313,14 +307,14 @@ def corpus_stats(
     if ablation == "mean":
         limit = Limit(run.max_tokens, run.truncate)
         work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
-    asked = {
+    settings = {
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),
         "kernel": exact_kernel,
         "importance": importance,
         "ablation": ablation,
     }
-    work.walk(asked, lambda state: Totals.from_state(state, names))
+    work.walk(settings, lambda state: Totals.from_state(state, names))
     total, progress = work.total, work.progress
     importances, removals = total.importances.figures(), total.removals.figures()
     if (importance and not importances) or (ablation and not removals):
@@ -346,17 +340,17 @@ class _StatsWork(CorpusWork):
     exact_kernel: bool
     means: MeanOutputs | None = field(default=None, init=False)
 
-    def share(self, batch: Batch, asked: None) -> Share:
+    def measure_batch(self, batch: Batch, plan: None) -> BatchResult:
         """One forward pass of a batch, measured, and those that importance and ablation take."""
         sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
 
         def measure() -> tuple[Measurement, Record]:
             measured = Measurement(tuple(self.total.measured.measures))
             measured.label(batch.labels)
-            asked = (self.model, batch.prepared, measured, self.selection, sides[0])
-            return measured, measuring_pass(*asked, exact_kernel=self.exact_kernel, batched=True)
+            arguments = (self.model, batch.prepared, measured, self.selection, sides[0])
+            return measured, measuring_pass(*arguments, exact_kernel=self.exact_kernel, batched=True)
 
-        measured, record = self.known.run(measure)
+        measured, record = self.known_passes.run(measure)
         sums = Totals(measured, removals=HeadSums(means=self.means))
         with suppress(InputError):  # nothing to predict: such texts do not count
             if self.importance:
@@ -366,6 +360,6 @@ class _StatsWork(CorpusWork):
         if not self.progress.layout:
             require_selected(measured.figures(), record, self.selection)
             self.progress.layout = extent(record.sites), describe_kernels(record.sites)
-        taken = sum(call.kernel == FUSED for call in record.sites)
-        lost = predicted_side(batch.labels) if self.importance or self.ablation else ()
-        return sums, taken, len(record.sites), (*record.notes, *note_repeats(self.model, lost))
+        fused = sum(call.kernel == FUSED for call in record.sites)
+        predicted = predicted_side(batch.labels) if self.importance or self.ablation else ()
+        return sums, fused, len(record.sites), (*record.notes, *note_repeats(self.model, predicted))

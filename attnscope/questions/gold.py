@@ -13,10 +13,10 @@ from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, CorpusWork, ReadText, Share, pluralize
+from attnscope.questions.corpus import BatchResult, CorpusRun, CorpusWork, ReadText
 from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, Scored, ask_batch
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import extent, list_some, selected_sites
+from attnscope.questions.sentences import extent, list_some, pluralize, selected_sites
 from attnscope.records import ADDRESS, Meaning, Notes, plain, record
 from attnscope.registry import nearest_name
 from attnscope.storage.corpus import CorpusText
@@ -161,20 +161,20 @@ class _GoldWork(CorpusWork):
         """The text, and its target if there is one."""
         return [(gold.text,) if gold.target is None else (gold.text, gold.target) for gold in entries]
 
-    def ask(self, texts: Sequence[ReadText]) -> Asked:
+    def plan_batch(self, texts: Sequence[ReadText]) -> Asked:
         """The questions about a batch."""
         if texts[0].entry.target is not None and "cross" not in texts[0].prepared.axes:
             raise InputError(f"{self.model.name} is not an encoder-decoder: it reads no text and its target")
         return ask_batch([self._meant(text) for text in texts], self.source, self.total)
 
-    def share(self, batch: Batch, asked: Asked) -> Share:
+    def measure_batch(self, batch: Batch, asked: Asked) -> BatchResult:
         """One forward pass of a batch, with all its questions."""
 
         def read() -> tuple[GoldReading, Record]:
             reading = GoldReading(asked, len(self.total.slots), self.selection)
             return reading, self.model.run(batch.prepared, [reading])
 
-        reading, record = self.known.run(read)
+        reading, record = self.known_passes.run(read)
         if not self.progress.layout:
             selected_sites(record, self.selection)
             self.progress.layout = extent(record.sites), ""

@@ -215,6 +215,11 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
     return groups
 
 
+def pluralize(number: int, thing: str) -> str:
+    """So many things: ``1 text``, ``2 texts``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def list_some(names: Sequence[str], most: int = 12) -> str:
     """The first of some names."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

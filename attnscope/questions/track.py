@@ -17,8 +17,9 @@ from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, corpus_stats, pluralize
+from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import pluralize
 from attnscope.records import Meaning, Notes, record
 from attnscope.storage.corpus import Corpus
 from attnscope.storage.files import parse_json, write_whole

@@ -7,7 +7,7 @@ import pytest
 from attnscope.attention import Site
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Figure, HeadFigures, Role
-from attnscope.questions.check import changes, claim, save_snapshot
+from attnscope.questions.check import compare_snapshot, parse_claim, save_snapshot
 from attnscope.questions.stats import Stats
 
 
@@ -60,7 +60,7 @@ HEADS = (
     ],
 )
 def test_claim_verdict_follows_the_scores(text, holds, found):
-    verdict = claim(text).judge(HEADS)
+    verdict = parse_claim(text).verdict(HEADS)
     assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
 
 
@@ -71,11 +71,11 @@ def test_nan_score_fails_all_claims_and_is_ignored_by_any(sign, at):
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
     bound = 3 if "<" in sign else 1
-    verdict = claim(f"all.entropy {sign} {bound}").judge(heads)
+    verdict = parse_claim(f"all.entropy {sign} {bound}").verdict(heads)
     assert (verdict.holds, verdict.evidence) == (False, f"nan ±0.01, encoder L0H{at}")
-    assert claim(f"any.entropy {sign} {bound}").judge(heads).holds
-    assert claim(f"count(entropy {sign} {bound}) = 2").judge(heads).holds
-    assert not claim(f"any.entropy {sign} {bound}").judge([heads[at]]).holds
+    assert parse_claim(f"any.entropy {sign} {bound}").verdict(heads).holds
+    assert parse_claim(f"count(entropy {sign} {bound}) = 2").verdict(heads).holds
+    assert not parse_claim(f"any.entropy {sign} {bound}").verdict([heads[at]]).holds
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -96,20 +96,20 @@ def test_heads_with_nan_scores_come_last_in_a_table(at):
         ("L0H1.__class__ > 1", "no measure '__class__'"),
         ("L0H1.previos > 1", "did you mean 'previous'"),
         ("count(previous > 0.5) >= two", "cannot read the claim"),
-        ("any.entropy < 1 and previous > 0.5", "says two things: make it two claims"),
+        ("any.entropy < 1 and previous > 0.5", "has two conditions: make it two claims"),
         ("L7H0.entropy < 1", "no head L7H0: there are L0H0 to L1H0"),
         ("L1H0.entropy < 1", r"which L1H0\? write encoder.L1H0 or cross.L1H0"),
     ],
 )
 def test_invalid_claim_is_refused(text, sentence):
     with pytest.raises(SelectionError, match=sentence):
-        claim(text).judge(HEADS)
+        parse_claim(text).verdict(HEADS)
 
 
 def test_claim_lists_the_measures_it_needs():
-    several = claim("count(previous > 0.5 and role=none and effective_keys<3) >= 2")
+    several = parse_claim("count(previous > 0.5 and role=none and effective_keys<3) >= 2")
     assert several.names == ("previous", "effective_keys")
-    assert claim("L0H0.role = none").names == ()
+    assert parse_claim("L0H0.role = none").names == ()
 
 
 def stats(*heads):
@@ -120,7 +120,7 @@ def test_snapshot_lists_only_changes(tmp_path):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, previous=0.2, effective_keys=20.0), head(0, 1, entropy=1.0)), path)
     now = stats(head(0, 0, previous=0.24, effective_keys=20.9, next=0.5), head(0, 2, entropy=1.0))
-    found = changes(now, path, 0.05)
+    found = compare_snapshot(now, path, 0.05)
     assert [(c.head, c.measure, c.before, c.now) for c in found.changes] == [
         ("encoder L0H0", "next", None, 0.5),
         ("encoder L0H1", "role", "none", None),
@@ -129,10 +129,10 @@ def test_snapshot_lists_only_changes(tmp_path):
         ("encoder L0H2", "entropy", None, 1.0),
     ]
     assert (found.largest.measure, found.largest.now) == ("effective_keys", 20.9)  # by 4.5 %, and 0.04
-    closer = {c.measure for c in changes(now, path, 0.03).changes}
+    closer = {c.measure for c in compare_snapshot(now, path, 0.03).changes}
     assert closer == {"previous", "effective_keys", "next", "entropy", "role"}
     save_snapshot(stats(head(0, 0, previous=0.2)), path)
-    nan = changes(stats(head(0, 0, previous=float("nan"))), path, 1e9)  # became no number
+    nan = compare_snapshot(stats(head(0, 0, previous=float("nan"))), path, 1e9)  # became no number
     assert [change.before for change in nan.changes] == [0.2]
     assert nan.largest is None
 
@@ -140,7 +140,7 @@ def test_snapshot_lists_only_changes(tmp_path):
 def test_changed_role_exceeds_any_tolerance(tmp_path):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, previous=0.2)), path)
-    found = changes(stats(head(0, 0, previous=0.2, role="previous")), path, 1e9)
+    found = compare_snapshot(stats(head(0, 0, previous=0.2, role="previous")), path, 1e9)
     assert [(c.measure, c.before, c.now) for c in found.changes] == [("role", "none", "previous")]
     assert not found.holds
 
@@ -162,7 +162,7 @@ OTHERS = (
 def test_tolerance_is_relative_for_scores_above_one(tmp_path, was, is_, differs):
     path = tmp_path / "before.json"
     save_snapshot(stats(head(0, 0, max_logit=was)), path)
-    assert bool(changes(stats(head(0, 0, max_logit=is_)), path, 0.05).changes) == differs
+    assert bool(compare_snapshot(stats(head(0, 0, max_logit=is_)), path, 0.05).changes) == differs
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", *OTHERS, b"\xff"])
@@ -170,4 +170,4 @@ def test_invalid_snapshot_file_is_refused(tmp_path, content):
     path = tmp_path / "before.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match="is not a snapshot that attnscope check saved"):
-        changes(stats(), path, 0.1)
+        compare_snapshot(stats(), path, 0.1)

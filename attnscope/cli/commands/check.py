@@ -75,10 +75,10 @@ def check(
     from attnscope.measures import DEFAULT
     from attnscope.questions.check import (
         CheckResult,
-        changes,
         check_answer,
         check_served,
-        claim,
+        compare_snapshot,
+        parse_claim,
         save_snapshot,
     )
     from attnscope.questions.processes import torchrun_processes
@@ -87,7 +87,7 @@ def check(
     spelled, source = split_text(
         options.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'"
     )
-    claims = [claim(each) for each in spelled]
+    claims = [parse_claim(each) for each in spelled]
     asks = claims or options.save_snapshot or options.with_snapshot
     refuse_without(("tolerance", "with_snapshot with_model"))
     if options.with_model is not None:
@@ -115,10 +115,10 @@ def check(
         kind = "fused" if names == DEFAULT else "other"
         with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
             result = measure_heads(loaded, prepared, selection, names=names)
-    verdicts = tuple(each.judge(result.heads) for each in claims)
+    verdicts = tuple(each.verdict(result.heads) for each in claims)
     checked = CheckResult(verdicts)
     if options.with_snapshot is not None:
-        checked = replace(changes(result, options.with_snapshot, options.tolerance), claims=verdicts)
+        checked = replace(compare_snapshot(result, options.with_snapshot, options.tolerance), claims=verdicts)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
         answer = check_answer(checked, options.tolerance)
         deliver("check", answer, output, metadata=model.metadata, read=result.read)

@@ -121,7 +121,7 @@ def test_resumed_corpus_run_is_bit_identical(own, alone, monkeypatch, tmp_path, 
     """Sums are saved after a window, and inside of one when the time has come."""
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 20)
     monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
-    monkeypatch.setattr("attnscope.questions.corpus.EVERY", every)
+    monkeypatch.setattr("attnscope.questions.corpus.SAVING_SECONDS", every)
     corpus, bank = ListedTexts([*TEXTS, "too long " * 600]), tmp_path / "bank.conllu"
     bank.write_text(treebank.conllu() * 3, "utf-8")
     file, counted = tmp_path / "sums.json", []
@@ -289,7 +289,7 @@ def test_tampered_checkpoint_with_valid_checksum_is_refused(own, sums, part, nam
             del part(state)[name]
 
     run, content = tampered(sums, change), sums.read_bytes()
-    with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
+    with pytest.raises(InputError, match="is no checkpoint of this run: delete it"):
         corpus_stats(own, FOUR, run=run)
     assert sums.read_bytes() == content
 

@@ -292,7 +292,7 @@ def test_tampered_checkpoint_with_valid_checksum_is_refused(own, bank, tmp_path,
     kept = tmp_path / "sums.json"
     find_gold(own, read_gold(bank), run=CorpusRun(checkpoint=kept, limit=1))
     run = tampered(kept, lambda state: LIES[lie](state["sums"]), limit=1)
-    with pytest.raises(InputError, match="holds sums that this command never wrote: delete it"):
+    with pytest.raises(InputError, match="is no checkpoint of this run: delete it"):
         find_gold(own, read_gold(bank), run=run)
 
 

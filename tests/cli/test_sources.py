@@ -92,7 +92,7 @@ def test_every_command_answers_for_every_source(run, tmp_path, source, command):
 
 
 @pytest.mark.parametrize("command", [("show", "--head", "L0H1"), ("stats",)], ids=lambda words: words[0])
-def test_one_part_is_the_text_of_its_own_file(run, tmp_path, command):
+def test_part_of_a_batch_equals_its_text_alone(run, tmp_path, command):
     ids = torch.randint(0, 8192, (3, 6), generator=torch.manual_seed(0))
     made = f"{writer(tmp_path)}"
     (tmp_path / "writer.py").write_text(

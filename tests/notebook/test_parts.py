@@ -57,7 +57,7 @@ def _recorded(model, *given):
     return run
 
 
-def test_channels_are_parts_and_one_of_them_is_shown():
+def test_channels_are_parts_and_one_can_be_shown():
     model = Channels()
     run = _recorded(model, torch.randn(1, 24, 7))
     notes = [note for note in run.overview().notes if "mean" in note]
@@ -78,7 +78,7 @@ def test_channels_are_parts_and_one_of_them_is_shown():
             run.part(number)
 
 
-def test_rows_and_columns_of_a_table_are_no_texts():
+def test_table_rows_and_columns_are_parts_not_texts():
     model = Axial()
     run = _recorded(model, torch.randn(1, 5, 3, 8))
     assert not any("texts of the batch" in note for note in run.overview().notes)
@@ -90,20 +90,20 @@ def test_rows_and_columns_of_a_table_are_no_texts():
         run.part(4)
 
 
-def test_texts_of_a_batch_are_called_texts():
+def test_batch_texts_are_named_texts_in_notes():
     model = Heads()
     run = _recorded(model, torch.randn(4, 6, 8))
     assert "scores are means over 4 texts of the batch: run.part(0) shows one" in run.notes
     np.testing.assert_allclose(run.part(1).head("L0H0").weights, model.weights[1, 0], atol=1e-6)
 
 
-def test_one_text_has_no_parts():
+def test_part_of_a_single_text_is_refused():
     run = _recorded(Heads(), torch.randn(1, 6, 8))
     with pytest.raises(SelectionError, match="no part 0: Heads attends in one part"):
         run.part(0)
 
 
-def test_the_mean_of_all_passes_is_that_of_their_maps(tmp_path):
+def test_mean_of_passes_equals_mean_of_their_maps(tmp_path):
     model, maps = Heads().eval(), []
     with torch.inference_mode(), attnscope.record(model, seal=False) as run:
         for seed in range(3):
@@ -119,7 +119,7 @@ def test_the_mean_of_all_passes_is_that_of_their_maps(tmp_path):
     np.testing.assert_allclose(again.head("L0H1").weights, expected.mean(0)[1], atol=1e-6)
 
 
-def test_passes_over_other_lengths_have_no_mean():
+def test_mean_of_passes_of_other_lengths_is_refused():
     model = Heads().eval()
     with torch.inference_mode(), attnscope.record(model, seal=False) as run:
         for count in (5, 6):
@@ -128,7 +128,7 @@ def test_passes_over_other_lengths_have_no_mean():
         run.mean()
 
 
-def test_beams_are_of_one_text_and_the_best_is_part_0():
+def test_beams_belong_to_one_text_and_best_is_part_0():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)

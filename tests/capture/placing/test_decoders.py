@@ -120,7 +120,7 @@ def _look():
     [(Attend, 6, "self"), (Attend, 6, "cross"), (Attend, 8, "self")]
     + [(Torchs, steps, first) for steps in (6, 8) for first in ("self", "cross")],
 )
-def test_self_attention_beside_cross_attention_is_a_decoders(attend, steps, first):
+def test_self_attention_beside_cross_attention_is_decoder_kind(attend, steps, first):
     model = Policy(attend, steps, first).eval()
     kinds = []
     for _ in range(2):  # the first pass knows as much as the next
@@ -134,7 +134,7 @@ def test_self_attention_beside_cross_attention_is_a_decoders(attend, steps, firs
 
 
 @pytest.mark.parametrize("acts", [Functional, Listed])
-def test_one_module_or_a_list_may_hold_both_kinds(acts):
+def test_one_module_or_list_may_hold_both_attention_kinds(acts):
     model = Policy(Attend, acts=acts).eval()
     with torch.inference_mode(), recording(model) as record:
         model(_look())
@@ -150,7 +150,7 @@ def _recorded(model, steps=6):
 
 
 @pytest.mark.parametrize("steps", [6, 8])
-def test_flow_follows_a_policy_through_both_sides(steps):
+def test_flow_covers_encoder_and_decoder_of_a_policy(steps):
     model = Policy(steps=steps).eval()
     run = _recorded(model, steps)
     maps = {(each["kind"], each["layer"]): each for each in run.flow().numbers["layers"]}
@@ -173,7 +173,7 @@ def test_flow_follows_a_policy_through_both_sides(steps):
     assert list(maps["cross", 1]["keys"]) == SEEN
 
 
-def test_flow_of_a_token_finds_the_side_that_has_it():
+def test_flow_of_a_token_selects_its_own_kind():
     run = _recorded(Policy().eval())
     named = run.flow(token="proprio", kind="encoder", layer=1)
     assert "proprio (token 1) is made of" in repr(named)
@@ -199,7 +199,7 @@ class Pools(nn.Module):
         return x
 
 
-def test_flow_up_to_a_layer_needs_the_tokens_of_no_later_one():
+def test_flow_up_to_a_layer_ignores_later_token_changes():
     model = Pools().eval()
     with torch.inference_mode(), attnscope.record(model, SEEN) as run:
         model(torch.randn(1, 8, 16))
@@ -224,7 +224,7 @@ class Causal(nn.Module):
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
-def test_the_side_of_padding_changes_no_kind(side):
+def test_padding_side_does_not_change_the_kind(side):
     real = torch.ones(1, 9, dtype=torch.bool)
     real[:, :3] = side == "right"
     real[:, 6:] = side == "left"

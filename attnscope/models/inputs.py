@@ -192,6 +192,8 @@ class ModelInput:
         return "decoder" if inside else None
 
 
+WRITES = "cross-attention: each row has read its own token and writes that of the next row"
+
 BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
 
 

@@ -16,7 +16,17 @@ from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memo
 from attnscope.figures import Weighting
 from attnscope.lazy import torch
 from attnscope.limits import foreign_output
-from attnscope.models.inputs import NO_LIMIT, Chat, Limit, ModelInput, Objective, Paths, SoundPart, text_axes
+from attnscope.models.inputs import (
+    NO_LIMIT,
+    Chat,
+    Limit,
+    ModelInput,
+    Objective,
+    Paths,
+    SoundPart,
+    note_unplaced,
+    text_axes,
+)
 from attnscope.models.text.tokens import GREEDY, Sampling, repeat_random, tokens_of_spellings
 from attnscope.progress import tell
 from attnscope.text import MOST_CHARACTERS, visible
@@ -266,6 +276,10 @@ class Model:
             recording(self.module, watching, prepared.labels, fused, warn=False) as record,
         ):
             getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
+        if prepared.request is not None and prepared.request.labels is not None:
+            lengths = {length for site in record.sites for length in (site.queries, site.keys)}
+            for sentence in note_unplaced(prepared.axes, lengths):
+                record.note_change(sentence)
         return self.note_seal(prepared, require_attention(self.name, self.module, record))
 
     def note_seal(self, prepared: ModelInput, record: Record) -> Record:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
+from attnscope.capture.placing.kinds import is_causal
 from attnscope.capture.record import FunctionObserver, Replay, SiteRecord
 from attnscope.capture.rows.scores import JoinedHeads, MeanRows, OnePart, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
@@ -290,9 +291,12 @@ class RecordedPasses:
     starts: list[int] = field(default_factory=lambda: [0])  # the number of earlier calls before each
     seen: int = 0
     dropped: int = 0
+    causal: list[bool] = field(default_factory=list)  # self-attention of a decoder with several rows
 
     def observe(self, attention: Attention) -> None:
         """Hold one call."""
+        if attention.site.kind == "decoder" and len(attention.queries) > 1:
+            self.causal.append(is_causal(attention))
         change = self.steps[-1].change(attention)
         if change is None:
             self.steps.append(Steps())
@@ -310,6 +314,8 @@ class RecordedPasses:
         require_attention(name, module, record)
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
         said = [DROPPED] if record.dropout or has_dropout(module) else []
+        if self.causal and all(self.causal) and any(site.site.kind == "cross" for site in record.sites):
+            said.append(inputs.WRITES)
 
         def make(number: int) -> TracedModel:
             which = LAST if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"

@@ -137,10 +137,11 @@ def spoken_tokens(prepared: ModelInput) -> tuple[Token, ...]:
 
 def read_cross_attention(
     model: Model, prepared: ModelInput, heard: SoundFrames, heads: Sequence[Head] = ()
-) -> tuple[dict[Head, Tensor], int]:
+) -> tuple[dict[Head, Tensor], int, list[str]]:
     """Run the model; read the cross-attention of ``heads``, or all, to the sound.  -> [row, frame] each
 
-    The first row, whose number is returned, too, is the token before the first of the transcript.
+    The first row, whose number is returned, too, is the token before the first of the transcript; last are
+    the notes of the pass.
     """
     spoken = spoken_tokens(prepared)
     wanted = [Head(head.layer, head.head) for head in heads]
@@ -164,7 +165,7 @@ def read_cross_attention(
         if head not in found:
             last = max(site.site.layer for site in record.sites if site.site.kind == "cross")
             raise SelectionError(f"no cross-attention head {head.name}: this model has layers 0-{last}")
-    return {head: found[head] for head in wanted or found}, count - 1
+    return {head: found[head] for head in wanted or found}, count - 1, record.notes
 
 
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
@@ -173,7 +174,7 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     way = "the heads that are named"
     if not heads:
         heads, way = speech.alignment_heads, "the alignment heads that the model names"
-    rows, first = read_cross_attention(model, prepared, heard, heads)
+    rows, first, notes = read_cross_attention(model, prepared, heard, heads)
     if not heads:
         last = max(head.layer for head in rows)
         half = (last + 1) // 2
@@ -188,7 +189,7 @@ def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) 
     sure = _probabilities(speech, prepared, first, [token.id for token in spoken])
     tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row attends to the token after it
     words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
-    text = SpokenText(tokens, words, tuple(rows), way, *_describe(model, prepared, heard))
+    text = SpokenText(tokens, words, tuple(rows), way, *_describe(model, prepared, heard, notes))
     return replace(text, picture=_draw(text, heard, smooth[:-1], frames))
 
 
@@ -221,10 +222,12 @@ def _without_pauses(words: tuple[SpokenWord, ...], heard: SoundFrames) -> tuple[
     return tuple(cut)
 
 
-def _describe(model: Model, prepared: ModelInput, heard: SoundFrames) -> tuple[str, float, float, Notes]:
-    """The title, the part that is heard, in seconds, and the notes."""
+def _describe(
+    model: Model, prepared: ModelInput, heard: SoundFrames, passed: Sequence[str] = ()
+) -> tuple[str, float, float, Notes]:
+    """The title, the part that is heard, in seconds, and the notes, last those of the pass."""
     end = heard.begin + heard.frames * heard.seconds
-    return model.title, heard.begin, end, (*model.notes, *prepared.notes)
+    return model.title, heard.begin, end, (*model.notes, *prepared.notes, *passed)
 
 
 def _draw(result: SpokenText, heard: SoundFrames, smooth: Array, frames: Array) -> SoundMap:
@@ -253,7 +256,7 @@ def rank_heads(model: Model, prepared: ModelInput, times: Sequence[SpokenWord] |
     Without them, as the path says that ``align_words`` follows. Raises ``InputError`` for other words' times.
     """
     text, (_, heard) = align_words(model, prepared), require_speech(model, prepared)
-    found, _ = read_cross_attention(model, prepared, heard)
+    found, *_ = read_cross_attention(model, prepared, heard)
     if times is not None and len(times) != len(text.words):
         raise InputError(f"there are times of {len(times):,} words, and {len(text.words):,} are said")
     weights = torch.stack([*found.values()]).double().numpy()  # [head, row, frame]
@@ -437,7 +440,8 @@ def align_windows(
         prepared = write(sound)
         if not all(token.special for token in spoken_tokens(prepared)):
             windows.append(result := align_words(model, prepared, heads))
-            notes |= dict.fromkeys(sound.notes)  # not of what was written: the words show it
+            wrote = {*prepared.notes} - {*sound.notes}  # the words show it
+            notes |= dict.fromkeys(note for note in result.notes if note not in wrote)
             last = result.words[-1].begin if result.words else stop
             cut = stop < end and last > begin + model.at_once / 2
             following = last if cut else stop

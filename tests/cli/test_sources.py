@@ -116,6 +116,21 @@ def test_part_of_a_batch_equals_its_text_alone(run, tmp_path, command):
     )
 
 
+@pytest.mark.parametrize("count", [4, 5])
+def test_labels_that_fit_no_axis_are_noted(run, tmp_path, count):
+    (tmp_path / "floats.py").write_text(
+        "from torch import nn\n\nclass Reads(nn.MultiheadAttention):\n    def __init__(self):\n"
+        "        super().__init__(8, 2, batch_first=True)\n\n    def forward(self, x):\n"
+        "        return super().forward(x, x, x)[0]\n"
+    )
+    save_file({"x": torch.randn(1, 5, 8)}, tmp_path / "x.safetensors")
+    (tmp_path / "labels.txt").write_text("\n".join("abcdefg"[:count]))
+    given = "--inputs", tmp_path / "x.safetensors", "--labels", tmp_path / "labels.txt"
+    answer = json.loads(run("stats", *given, "-m", f"{tmp_path / 'floats.py'}:Reads", "--json").out)
+    lost = [note for note in answer["notes"] if "labels fit no axis" in note]
+    assert lost == (["the 4 labels fit no axis: there are 5 positions"] if count == 4 else [])
+
+
 def test_developer_warnings_of_models_are_hidden(run, tmp_path):
     asked = tensors(run, tmp_path)
     with (tmp_path / "writer.py").open("a") as file:

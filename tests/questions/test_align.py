@@ -201,6 +201,18 @@ def test_alignment_heads_are_the_chosen_or_upper_half_of_layers(heard):
         align_words(*heard, [Head("L7H0")])
 
 
+def test_alignment_has_the_notes_of_its_pass(heard, monkeypatch):
+    model, prepared = heard
+
+    def note(self, prepared, record):
+        record.note_change("planted")
+        return record
+
+    monkeypatch.setattr(type(model), "note_seal", note)
+    assert "planted" in align_words(model, prepared).notes
+    assert "planted" in rank_heads(model, prepared).notes
+
+
 def test_single_token_and_silence_have_times(model, tmp_path):
     soundfile.write(tmp_path / "silence.wav", np.zeros(16000), 16000)
     for text in ("a", "The cat sat."):

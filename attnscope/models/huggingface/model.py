@@ -18,9 +18,19 @@ from attnscope.capture.hooks.torch_functions import edited, put_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
-from attnscope.models.huggingface.pictures import WRITES, PictureText, reads_pictures_in_texts
+from attnscope.models.huggingface.pictures import PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
-from attnscope.models.inputs import NO_LIMIT, Chat, Limit, ModelInput, Objective, Paths, text_axes, with_grids
+from attnscope.models.inputs import (
+    NO_LIMIT,
+    WRITES,
+    Chat,
+    Limit,
+    ModelInput,
+    Objective,
+    Paths,
+    text_axes,
+    with_grids,
+)
 from attnscope.models.model import Model, accepts, hears, require_attention
 from attnscope.models.regions import Sketches, enter, find_grids
 from attnscope.models.request import read_chat

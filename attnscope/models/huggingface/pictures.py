@@ -15,7 +15,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURE_ID, SEPARATOR_ID, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface import reader as readers
-from attnscope.models.inputs import Chat, ModelInput, Picture
+from attnscope.models.inputs import WRITES, Chat, ModelInput, Picture
 from attnscope.models.model import accepts
 from attnscope.models.regions import Region, enter, find_coordinates, find_moved, find_regions
 from attnscope.models.text.tokens import tokens_of_ids
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-WRITES = "cross-attention: each row has read its own token and writes that of the next row"
 DRAWN_PIXELS = 512  # most pixels along the longer side of a picture drawn under attention
 
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}

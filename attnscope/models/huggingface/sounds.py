@@ -21,10 +21,10 @@ from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import SOUND_ID, TIME_MARK, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
-from attnscope.models.huggingface.pictures import WRITES
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import (
     NO_LIMIT,
+    WRITES,
     Letters,
     Limit,
     ModelInput,

@@ -232,3 +232,13 @@ def test_padding_side_does_not_change_the_kind(side):
     with torch.inference_mode(), recording(model) as record:
         model(torch.randn(1, 9, 16), real)
     assert [call.site.kind for call in record.sites] == ["decoder"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_recorded_cross_attention_says_which_row_writes(causal):
+    layer = nn.TransformerDecoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerDecoder(layer, 2).eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(5) if causal else None
+    with torch.inference_mode(), attnscope.record(model, seal=False) as run:
+        model(torch.randn(1, 5, 16), torch.randn(1, 7, 16), tgt_mask=mask, tgt_is_causal=causal)
+    assert any("writes that of the next row" in note for note in run.notes) == causal

@@ -22,7 +22,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import tell
 from attnscope.questions.answer import Answer, csv_rows, format_table
-from attnscope.questions.find import Question, ResolvedQuestion, explain_nothing
+from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, list_some, name_pass, quote_text
@@ -369,7 +369,7 @@ def cut(
         whole = [head for head, mine in calls.items() if not any(first.made[call] for call in mine)]
         if len(whole) == len(calls):
             sites = [each for each in first.record.sites if selection.meets(each.site)]
-            raise SelectionError("; ".join(explain_nothing(each, prepared, sites) for each in questions))
+            raise SelectionError("; ".join(explain_no_answer(each, prepared, sites) for each in questions))
         changed = f"cut {label or ', '.join(map(str, questions))} ({way})"
         result = measure_effects(scored, first, calls, changed, first.changed, {})
     if whole:

@@ -316,7 +316,7 @@ def find_heads(
         sums = observer.sums
         heads = [score for each in sums for score in each.heads(numbers[each.site])]
         heads.sort(key=lambda score: score.place)
-        notes = _notes(question, sums) if heads else [explain_nothing(question, prepared, chosen)]
+        notes = _notes(question, sums) if heads else [explain_no_answer(question, prepared, chosen)]
         answers.append(QuestionResult(question, tuple(heads), tuple(notes)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
@@ -366,32 +366,39 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
             notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)
     if blind:
-        notes.append(f"{blind:,} of {len(asked.rows):,} rows cannot look there and are left out")
+        notes.append(f"{blind:,} of {len(asked.rows):,} tokens have no such position and are not counted")
     return notes
 
 
-def explain_nothing(question: Question, prepared: ModelInput, sites: Sequence[SiteRecord]) -> str:
+def explain_no_answer(question: Question, prepared: ModelInput, sites: Sequence[SiteRecord]) -> str:
     """Why a question has no answer: what does not exist, stands on no one call's axes, or is masked."""
     kinds = sentences.kinds_of([each.site for each in sites])
     sides = [axes for kind, axes in prepared.axes.items() if kind in kinds]
-    parts = (question.left, question.right)
-    for side, part in enumerate(parts):
-        if part.step is None and sides and not any(part.tokens(axes[side]) for axes in sides):
-            return _absent(part, sides[0][side], ("queries", "keys")[side])
-    for side, (part, other) in enumerate((parts, parts[::-1])):
-        if part.step is not None:
-            places = ((axes, at) for axes in sides for group in other.tokens(axes[1 - side]) for at in group)
-            if not any(0 <= at + part.step < len(axes[side]) for axes, at in places):
-                way = "behind" if part.step > 0 else "before"
-                return f"no token stands {abs(part.step):,} {way} {other.text!r}"
+    if missing := next(_missing_parts(question, sides), None):
+        return missing
     where = " and ".join(sentences.kind_title(kind) for kind in kinds)
     left, right = question.left.text, question.right.text
-    seen = {(each.site.kind, each.queries, each.keys) for each in sites}
-    labelled = (axes for kind, axes in prepared.axes.items() if (kind, *map(len, axes)) in seen)
+    shapes = {(each.site.kind, each.queries, each.keys) for each in sites}
+    labelled = (axes for kind, axes in prepared.axes.items() if (kind, *map(len, axes)) in shapes)
     if all(ResolvedQuestion.of(question, *axes) is None for axes in labelled):
         never = f"in {where}, no row of {left!r} has a key of {right!r}"
         return f"no attention goes from {left!r} to {right!r}: {never}"
-    return f"{left!r} cannot look at {right!r} in {where}: those keys are masked"
+    return f"{left!r} cannot attend to {right!r} in {where}: those keys are masked"
+
+
+def _missing_parts(question: Question, sides: Sequence[tuple[Axis, Axis]]) -> Iterator[str]:
+    """What a question names and the axes do not have: a part, or a token at its distance."""
+    parts = (question.left, question.right)
+    for side, part in enumerate(parts):
+        if part.step is None and sides and not any(part.tokens(axes[side]) for axes in sides):
+            yield _absent(part, sides[0][side], ("queries", "keys")[side])
+    for side, (part, other) in enumerate((parts, parts[::-1])):
+        if part.step is None:
+            continue
+        places = ((axes, at) for axes in sides for group in other.tokens(axes[1 - side]) for at in group)
+        if not any(0 <= at + part.step < len(axes[side]) for axes, at in places):
+            where = "after" if part.step > 0 else "before"
+            yield f"no token is {abs(part.step):,} {where} {other.text!r}"
 
 
 def _absent(part: TextPart, axis: Axis, side: str) -> str:

@@ -26,7 +26,7 @@ from attnscope.models.weighting import gradients_of
 from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, kinds_of, name_pass, provenance
-from attnscope.questions.token import boxes_of, find_place, lay_over, match_places
+from attnscope.questions.token import boxes_of, find_place, match_places, overlay_pictures
 from attnscope.records import MATRIX, Meaning, derived, record
 from attnscope.text import number_ranges
 from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
@@ -80,29 +80,38 @@ class Mixing:
         if reasons and (not kinds or "cross" in kinds):
             raise ModelError(reasons[0])
         self._drop(site for site in self.matrices if site.kind not in kinds)
-        across = "cross" in kinds
+        return reasons + tuple(self._leave_out_changes("cross" in kinds, asked, last))
+
+    def _leave_out_changes(self, across: bool, asked: str | None, last: int | None) -> Iterator[str]:
+        """Drop the layers of each kind behind ``last``, or all of them, if their tokens change on the way."""
+        kinds = kinds_of(self.matrices)
+        for kind in kinds:
+            if (change := self._first_change(kind)) is None:
+                continue
+            layer, reason = change
+            if last is not None and last < layer and not (across and kind == "encoder"):
+                self._drop(site for site in self.matrices if site.kind == kind and site.layer >= layer)
+                yield f"{reason}: layers from {layer} on are left out"
+                continue
+            if kind == asked or (across and asked != "encoder") or [*kinds] == [kind]:
+                raise ModelError(reason)
+            dropped = {"decoder", "cross"} if across else {kind}
+            self._drop(site for site in self.matrices if site.kind in dropped)
+            yield reason
+
+    def _first_change(self, kind: Kind) -> tuple[int, str] | None:
+        """The first layer of a kind whose tokens are others than before, and that in words."""
         shapes = {site: (len(queries), len(keys)) for site, (queries, keys) in self.axes.items()}
         first = {site.kind: shape for site, shape in reversed(shapes.items())}
-        rows, columns = first.get("cross", (0, 0))
-        ends_of = {"encoder": (columns, columns), "decoder": (rows, rows)} if across else {}
-        for kind in kinds_of(self.matrices):
-            sizes = {site: shapes[site] for site in self.matrices if site.kind == kind}
-            expected = first["cross"] if kind == "cross" else ends_of.get(kind, (first[kind][0],) * 2)
-            changed = next((site.layer for site, size in sizes.items() if size != expected), None)
-            if changed is None:
-                continue
-            written = ", ".join(f"{rows} × {columns}" for rows, columns in sorted(set(sizes.values())))
-            said = f"the tokens of {self.name} change on the way ({kind_title(kind)}: {written})"
-            if last is not None and last < changed and not (across and kind == "encoder"):
-                self._drop(site for site in sizes if site.layer >= changed)
-                reasons = (*reasons, f"{said}: layers from {changed} on are left out")
-                continue
-            if kind == asked or (across and asked != "encoder") or set(first) == {kind}:
-                raise ModelError(said)
-            gone = {"decoder", "cross"} if across else {kind}
-            self._drop(site for site in [*self.matrices] if site.kind in gone)
-            reasons = (*reasons, said)
-        return reasons
+        sizes = [(site.layer, shape) for site, shape in shapes.items() if site.kind == kind]
+        expected = first.get(kind)
+        if kind != "cross" and expected is not None:
+            expected = (first["cross"][kind == "encoder"] if "cross" in first else expected[0],) * 2
+        changed = next((layer for layer, size in sizes if size != expected), None)
+        if changed is None:
+            return None
+        written = ", ".join(f"{rows} × {columns}" for rows, columns in sorted({size for _, size in sizes}))
+        return changed, f"the tokens of {self.name} change on the way ({kind_title(kind)}: {written})"
 
     def _drop(self, sites: Iterable[Site]) -> None:
         for site in list(sites):
@@ -326,7 +335,7 @@ def follow_flow(
     sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
     if "cross" in kinds:  # joins both sides; otherwise each kind alone, like an encoder's
         sides = [[*mixing.matrices]]
-    followed = (made for sites in sides for made in _through(sites, mixing, method, selection, token))
+    followed = (made for sites in sides for made in _follow(sites, mixing, method, selection, token))
     for kind, layer, values, axes in followed:
         queries, keys = (selection.coarsening(axis) for axis in axes)
         if method == "flow" and token is not None:
@@ -349,49 +358,58 @@ def _only(coarsening: Coarsening, token: str) -> Coarsening | None:
         return None
 
 
-def _through(
+def _follow(
     sites: Sequence[Site], mixing: Mixing, method: Method, selection: Selection, token: str | None
 ) -> list[tuple[str, int, Array, tuple[Axis, Axis]]]:
     """The contributions after each of these calls: for a decoder, to tokens of both sides."""
     crossed = next((mixing.axes[site] for site in sites if site.kind == "cross"), None)
     own, other = crossed or (range(0), mixing.axes[sites[0]][0])
-    count, size, steps = len(other), len(other) + len(own), list[Step]()
-    for site in sites:
-        matrix = mixing.matrices[site]
-        tokens = slice(count, size) if crossed and site.kind != "encoder" else slice(0, count)
-        across = site.kind == "cross"
-        if across:  # with its own tokens as columns, whose share ALTI measures
-            matrix = np.hstack([matrix[:, :count], np.diag(matrix[:, count:].sum(-1))])
-        if method != "relevance":
-            matrix = as_shares(matrix)
-        if method in ("rollout", "flow"):  # half of each row is its own token's (Abnar & Zuidema 2020)
-            matrix = 0.5 * matrix
-            matrix[:, -len(matrix) :] += 0.5 * np.eye(len(matrix))
-        steps.append(Step(tokens, slice(0, size) if across else tokens, matrix))
-    rows: Sequence[int] = range(size)
-    if method == "flow" and token is None and max(count, len(own)) > MOST_FLOWS:
-        raise SelectionError(
-            f"the largest flows between {max(count, len(own)):,} tokens take long: name one with --token, or "
-            f"cut the text to {MOST_FLOWS} tokens"
-        )
-    if method == "flow" and token is not None:
-        both = ((begin, axis) for begin, axis in ((0, other), (count, own)) if len(axis))
-        alone = ((begin, _only(selection.coarsening(axis), token)) for begin, axis in both)
-        rows = [begin + place for begin, one in alone if one is not None for place in one.tokens(0)]
-        if not rows:
-            find_place(selection.coarsening(other).places, token)
+    size = len(other) + len(own)
+    steps = [_step(site, mixing.matrices[site], method, len(other), len(own)) for site in sites]
     if method == "flow":
-        found = find_largest_flows(steps, size, rows)
+        contributions = find_largest_flows(steps, size, _rows_of_flow(own, other, selection, token))
     else:
-        found = (add_up_relevance if method == "relevance" else roll_out)(steps, size)
+        contributions = (add_up_relevance if method == "relevance" else roll_out)(steps, size)
     maps: dict[tuple[str, int], tuple[Array, tuple[Axis, Axis]]] = {}
-    for site, step, made in zip(sites, steps, found, strict=True):
+    for site, step, shares in zip(sites, steps, contributions, strict=True):
         axes, begin = mixing.axes[site], step.tokens.start
-        own_side = made[:, begin : begin + len(made)], (axes[0], axes[0])
+        own_side = shares[:, begin : begin + len(shares)], (axes[0], axes[0])
         maps["decoder" if begin else site.kind, site.layer] = own_side
         if site.kind == "cross":
-            maps["cross", site.layer] = made[:, :begin], axes
-    return [(kind, layer, made, axes) for (kind, layer), (made, axes) in maps.items()]
+            maps["cross", site.layer] = shares[:, :begin], axes
+    return [(kind, layer, shares, axes) for (kind, layer), (shares, axes) in maps.items()]
+
+
+def _step(site: Site, matrix: Array, method: Method, count: int, own: int) -> Step:
+    """One call on a decoder's ``own`` tokens behind ``count`` of the encoder, or on these alone."""
+    tokens = slice(count, count + own) if own and site.kind != "encoder" else slice(0, count)
+    across = site.kind == "cross"
+    if across:  # with its own tokens as columns, whose share ALTI measures
+        matrix = np.hstack([matrix[:, :count], np.diag(matrix[:, count:].sum(-1))])
+    if method != "relevance":
+        matrix = as_shares(matrix)
+    if method in ("rollout", "flow"):  # half of each row is its own token's (Abnar & Zuidema 2020)
+        matrix = 0.5 * matrix
+        matrix[:, -len(matrix) :] += 0.5 * np.eye(len(matrix))
+    return Step(tokens, slice(0, count + own) if across else tokens, matrix)
+
+
+def _rows_of_flow(own: Axis, other: Axis, selection: Selection, token: str | None) -> Sequence[int]:
+    """The rows whose largest flows are sought: those of a token, or all of a short text."""
+    count, longest = len(other), max(len(other), len(own))
+    if token is None:
+        if longest > MOST_FLOWS:
+            raise SelectionError(
+                f"the largest flows between {longest:,} tokens take long: name one with --token, or cut the "
+                f"text to {MOST_FLOWS} tokens"
+            )
+        return range(count + len(own))
+    both = ((begin, axis) for begin, axis in ((0, other), (count, own)) if len(axis))
+    alone = ((begin, _only(selection.coarsening(axis), token)) for begin, axis in both)
+    rows = [begin + place for begin, one in alone if one is not None for place in one.tokens(0)]
+    if not rows:
+        find_place(selection.coarsening(other).places, token)
+    return rows
 
 
 TOP = 10  # tokens that are listed
@@ -411,7 +429,7 @@ def focus_token(
     goes = None
     if weights.square and result.method != "flow":  # which goes from one token to each
         goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
-    overlays, notes = lay_over(pictures, place, (weights.values[row], weights.keys), None)
+    overlays, notes = overlay_pictures(pictures, place, (weights.values[row], weights.keys), None)
     overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
     return TokenView(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.attention import Head, Site
 from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
-from attnscope.capture.observers import RowObserver, SharedRows
+from attnscope.capture.observers import CoarseMap, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.measurement import measure_words
@@ -142,7 +142,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
     selection = selection_of(asked)
     if selection.head is None:
         raise SelectionError("which head? name one, like L5H3")
-    (shown,) = _see_heads(model, prepared, selection, [selection.head])
+    (shown,) = _show_heads(model, prepared, selection, [selection.head])
     if losses is None:
         return shown
     columns = prepared.axes[shown.site.site.kind][1]
@@ -157,7 +157,7 @@ def several_heads(
 ) -> SeveralHeads:
     """Likewise for several heads, side by side on one scale; they must have the same rows and columns."""
     named = [Head(head) for head in heads]
-    shown = _see_heads(model, prepared, replace(selection, scale="fixed"), named)
+    shown = _show_heads(model, prepared, replace(selection, scale="fixed"), named)
     first = shown[0].heatmap.weights
     for each in shown[1:]:
         theirs = each.heatmap.weights
@@ -174,53 +174,75 @@ def several_heads(
     return SeveralHeads(tuple(shown), view)
 
 
-def _see_heads(
+def _show_heads(
     model: Model, prepared: ModelInput, selection: Selection, heads: Sequence[Head]
 ) -> list[OneHead]:
-    """Some heads, each with its figures, in one run of the model."""
-    asked = [selection.of(head) for head in heads]
-    coarse, measured = selection.coarsen(LARGEST), Measurement()
-    known = find_figures(prepared, DEFAULT)
-    observers: list[RowObserver] = [coarse, *([measured] if known is None else [])]
+    """Some heads, each with its scores, in one run of the model."""
+    selections = [selection.of(head) for head in heads]
+    coarse, measurement = selection.coarsen(LARGEST), Measurement()
+    scores = find_figures(prepared, DEFAULT)
+    observers: list[RowObserver] = [coarse, *([measurement] if scores is None else [])]
 
     def numbers(site: Site, count: int) -> list[int]:
-        return sorted({number for each in asked for number in each.heads(site, count)})
+        return sorted({number for each in selections for number in each.heads(site, count)})
 
     record = model.observe(prepared, [SharedRows(observers, numbers)])
-    sites = {site.site: site for site in record.sites}
-    seen = {site: numbers(site, each.heads) for site, each in sites.items()}
-    if known is None:  # heads read among others were renumbered
-        known = tuple(replace(each, head=seen[each.site][each.head]) for each in measured.figures())
-    title = sentences.name_pass(model, prepared)
-    by_words = selection.words and not (selection.hide_special or selection.zoom)
-    shown = []
-    for head, one in zip(heads, asked, strict=True):
-        maps = [made for made in coarse.maps if one.meets(made.site) and head.head in seen[made.site]]
-        sentences.require_selected(maps, record, one)
-        kind, *others = sentences.kinds_of((made.site for made in maps), prepared.first_kind)
-        made = next(made for made in maps if made.site.kind == kind)
-        made, site = made.only(seen[made.site].index(head.head)), sites[made.site]
-        figures = next(each for each in known if (each.site, each.head) == (made.site, head.head))
-        weights, hidden = made.label()
-        notes = [*model.notes, *prepared.notes, *record.notes]
+    read = {each.site: numbers(each.site, each.heads) for each in record.sites}
+    if scores is None:  # heads read among others were renumbered
+        scores = tuple(replace(each, head=read[each.site][each.head]) for each in measurement.figures())
+    shown = _ShownPass(model, prepared, record, coarse.maps, read, scores)
+    return [shown.head(head, each) for head, each in zip(heads, selections, strict=True)]
+
+
+@dataclass(frozen=True)
+class _ShownPass:
+    """A pass whose heads are shown: the numbers of the heads that were ``read``, their maps and scores."""
+
+    model: Model
+    prepared: ModelInput
+    record: Record
+    maps: Sequence[CoarseMap]
+    read: Mapping[Site, Sequence[int]]
+    scores: Sequence[HeadFigures]
+
+    def head(self, head: Head, selection: Selection) -> OneHead:
+        """One head, of the model's first kind of attention that has it."""
+        record, prepared = self.record, self.prepared
+        maps = [
+            each for each in self.maps if selection.meets(each.site) and head.head in self.read[each.site]
+        ]
+        sentences.require_selected(maps, record, selection)
+        kind, *others = sentences.kinds_of((each.site for each in maps), prepared.first_kind)
+        found = next(each for each in maps if each.site.kind == kind)
+        map_ = found.only(self.read[found.site].index(head.head))
+        site = next(each for each in record.sites if each.site == found.site)
+        weights, hidden = map_.label()
+        scores, counted = self._scores(head, map_, weights, selection)
+        notes = [*self.model.notes, *prepared.notes, *record.notes]
         notes += sentences.note_hidden([hidden], selection, "its attention")
-        notes += [*sentences.note_maps([made], prepared), *sentences.note_differences([site])]
-        counted = "every token"
-        if by_words:
-            kept = [each for each in prepared.words if each.address == figures.address]
-            if spoken := kept or measure_words(weights, made.site):
-                figures, counted = replace(spoken[0], head=head.head), "words, as the picture does"
+        notes += [*sentences.note_maps([map_], prepared), *sentences.note_differences([site])]
         if not selection.as_read:
-            notes.append(f"the figures count {counted}")
+            notes.append(f"scores are averages over {counted}")
         if others:
             also = " and ".join(others)
             notes.append(f"{head.name} exists in {also} attention too: --kind {others[0]} shows it")
-        notes += sentences.note_pooling(made, weights)
-        picture = head_picture(pick_head(weights, 0), figures, site, title, one, tuple(notes))
+        notes += sentences.note_pooling(map_, weights)
+        title = sentences.name_pass(self.model, prepared)
+        picture = head_picture(pick_head(weights, 0), scores, site, title, selection, tuple(notes))
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
         bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
-        shown.append(OneHead(replace(picture, written=written, bands=bands), figures, site))
-    return shown
+        return OneHead(replace(picture, written=written, bands=bands), scores, site)
+
+    def _scores(
+        self, head: Head, map_: CoarseMap, weights: Weights, selection: Selection
+    ) -> tuple[HeadFigures, str]:
+        """The scores of a head, and the rows that they average: of words where the picture merges them."""
+        scores = next(each for each in self.scores if (each.site, each.head) == (map_.site, head.head))
+        if selection.words and not (selection.hide_special or selection.zoom):
+            cached = [each for each in self.prepared.words if each.address == scores.address]
+            if by_words := cached or measure_words(weights, map_.site):
+                return replace(by_words[0], head=head.head), "words, as in the picture"
+        return scores, "all tokens"
 
 
 def bands_of(keys: Sequence[Place], heard: SoundFrames | None) -> Array | None:

@@ -23,7 +23,7 @@ from attnscope.models.inputs import Picture
 from attnscope.questions import sentences
 from attnscope.questions.head import head_picture, pick_head, readings_of
 from attnscope.questions.selection import Selection
-from attnscope.questions.token import find_scene, lay_over, pictures_of
+from attnscope.questions.token import find_scene, overlay_pictures, pictures_of
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
 from attnscope.version import __version__
@@ -156,7 +156,7 @@ class AllHeads:
         place = weights.queries[row] if row is not None else weights.keys[column or 0]
         across = None if row is None else (weights.values[row], weights.keys)
         down = None if column is None else (weights.values[:, column], weights.queries)
-        return replace(result, overlays=lay_over(self.pictures, place, across, down)[0])
+        return replace(result, overlays=overlay_pictures(self.pictures, place, across, down)[0])
 
     def token_of(self, kind: str, picture: str, row: int, column: int) -> tuple[int, bool] | None:
         """The token number of a picture's patch, and whether it has a row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -52,34 +52,44 @@ def match_places(wanted: str, *axes: Sequence[Place]) -> list[list[int]]:
     return found if any(found) else [[at for at, each in enumerate(axis) if is_alike(each)] for axis in axes]
 
 
-MOST = 4  # most pictures drawn side by side
+MAX_PICTURES = 4  # drawn side by side
+
+Side: TypeAlias = "tuple[Array, Sequence[Place]] | None"
+"""The weights of one token, [place], and the places."""
 
 
-def lay_over(
-    pictures: Sequence[Picture],
-    place: Place,
-    row: tuple[Array, Sequence[Place]] | None,
-    column: tuple[Array, Sequence[Place]] | None,
+def overlay_pictures(
+    pictures: Sequence[Picture], place: Place, row: Side, column: Side
 ) -> tuple[tuple[Overlay, ...], tuple[str, ...]]:
-    """The pictures on an axis, with what a place looks at and what looks at it; a note on omitted ones."""
-    made: list[Overlay] = []
-    for picture in pictures:
-        patches = [token.id for token in picture.tokens if not token.special]
-        maps: list[Array | None] = []  # [patch row, patch column] each
-        for side in (row, column):
-            numbers = {} if side is None else {each.id: number for number, each in enumerate(side[1])}
-            chosen = None
-            if side is not None and picture.grid is not None and numbers.keys() >= set(patches):
-                chosen = side[0][[numbers[id_] for id_ in patches]].reshape(picture.grid)
-            maps.append(chosen if chosen is not None and chosen.any() else None)  # text after it: not a patch
-        if picture.grid is not None and any(each is not None for each in maps):
-            patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
-            made.append(Overlay(picture.pixels, maps[0], maps[1], patch, picture.name))
-    if len(made) <= MOST:
-        return tuple(made), ()
-    heaviest = np.argsort([-max(map_.sum() for _, map_ in each.maps) for each in made], kind="stable")[:MOST]
-    note = f"of {len(made)} pictures, the {MOST} are drawn that have most of its attention"
-    return tuple(made[number] for number in sorted(heaviest)), (note,)
+    """The pictures on an axis under the attention from and to a place; a note on omitted ones."""
+    candidates = (_overlay(picture, place, row, column) for picture in pictures)
+    overlays = [each for each in candidates if each is not None]
+    if len(overlays) <= MAX_PICTURES:
+        return tuple(overlays), ()
+    order = np.argsort([-max(map_.sum() for _, map_ in each.maps) for each in overlays], kind="stable")
+    note = f"of {len(overlays)} pictures, the {MAX_PICTURES} with most of its attention are drawn"
+    return tuple(overlays[number] for number in sorted(order[:MAX_PICTURES])), (note,)
+
+
+def _overlay(picture: Picture, place: Place, row: Side, column: Side) -> Overlay | None:
+    """One picture, if the weights of the row or the column reach its patches."""
+    if picture.grid is None:
+        return None
+    patches = [token.id for token in picture.tokens if not token.special]
+    maps = [_patch_map(side, patches, picture.grid) for side in (row, column)]
+    if all(each is None for each in maps):
+        return None
+    patch = divmod(patches.index(place.id), picture.grid[1]) if place.id in patches else None
+    return Overlay(picture.pixels, maps[0], maps[1], patch, picture.name)
+
+
+def _patch_map(side: Side, patches: Sequence[int], grid: tuple[int, int]) -> Array | None:
+    """The weights of a picture's patches, if they are on the axis.  -> [patch row, patch column]"""
+    numbers = {} if side is None else {each.id: number for number, each in enumerate(side[1])}
+    if side is None or not numbers.keys() >= set(patches):
+        return None
+    weights = side[0][[numbers[id_] for id_ in patches]].reshape(grid)
+    return weights if weights.any() else None  # a text after it has none
 
 
 def boxes_of(pictures: Sequence[Picture]) -> Mapping[int, Edges]:
@@ -188,7 +198,7 @@ class SeenToken:
             share = f"{mass:.0%} of the weight on {what}"
             notes += (f"{row.opened.sum()} of {among.sum()} {what} are shown: the fewest that hold {share}",)
         down = column and (column.weights, self.queries)
-        overlays, left_out = lay_over(self.pictures, place, across, down)
+        overlays, left_out = overlay_pictures(self.pictures, place, across, down)
         top = BESIDE if overlays else TOP
 
         def rank(side: _Side | None) -> Bars | None:

@@ -151,13 +151,13 @@ def test_head_scores_follow_word_axes_of_its_picture(own):
     assert figures["next"] == pytest.approx(np.diagonal(shown, 1).mean(), abs=1e-6)
     assert figures["self"] == pytest.approx(np.diagonal(shown).mean(), abs=1e-6)
     assert figures["first"] == pytest.approx(shown[1:, 0].mean(), abs=1e-6)
-    assert "the figures count words, as the picture does" in found.heatmap.notes
+    assert "scores are averages over words, as in the picture" in found.heatmap.notes
     same = all_heads(*spelled, Selection(words=True)).figures["encoder", 0][7]
     assert same.name == found.figures.name == "L0H7"
     assert {name: each.value for name, each in same.figures.items()} == pytest.approx(figures, abs=1e-6)
     hidden = one_head(*spelled, Selection(words=True, hide_special=True).of("L0H7"))
     assert hidden.figures.figures["next"] == one_head(*spelled, "L0H7").figures.figures["next"]
-    assert "the figures count every token" in hidden.heatmap.notes
+    assert "scores are averages over all tokens" in hidden.heatmap.notes
 
 
 def test_generated_text_is_shown_and_measured_over_all_rows(tmp_path):

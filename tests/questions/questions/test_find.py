@@ -56,7 +56,7 @@ def test_masked_direction_of_a_question_is_explained(causal):
     there, back = find_heads(causal, causal.prepare(TEXT), parse_questions("it <-> mat")).answers
     assert there.heads
     assert not back.heads
-    assert back.notes == ("'mat' cannot look at 'it' in decoder attention: those keys are masked",)
+    assert back.notes == ("'mat' cannot attend to 'it' in decoder attention: those keys are masked",)
 
 
 def test_words_on_separate_axes_are_not_called_masked(tmp_path):

@@ -322,8 +322,8 @@ def corpus_stats(
             f"{corpus.name} holds nothing that {model.name} predicts: give longer texts, or, "
             "of an encoder-decoder, one text and its target"
         )
-    layers, how = progress.layout or ("", "")
-    parts = (model.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens", how)
+    layers, _ = progress.layout or ("", "")
+    parts = (model.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens")
     return Stats(
         settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
         " · ".join(part for part in parts if part),

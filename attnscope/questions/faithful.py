@@ -104,7 +104,7 @@ def _choose(
         return "a mask token takes its place", masked
     if isinstance(where, str) and accepts(model.module, "attention_mask"):
         kind = inputs["attention_mask"].dtype if "attention_mask" in inputs else torch.bool
-        return "no other token sees it", lambda kept: copies(kept, attention_mask=kept.to(kind))
+        return "masked for all others", lambda kept: copies(kept, attention_mask=kept.to(kind))
     raise ModelError(f"no token can be removed: {model.name} has neither a mask token nor an attention mask")
 
 
@@ -239,10 +239,10 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     random = rank("random order", (), slice(len(scores), None))
     others.sort(key=lambda each: each.deletion_area)
     said = (
-        f"a removed token: {deletion.said}; {size:,} tokens can be removed, special ones and where the "
-        "prediction is made stay",
+        f"removed tokens: {deletion.said}; special tokens and the predicting token are never removed "
+        f"({size:,} candidates)",
         "1 is the probability with all tokens; deletion: its mean while tokens are removed, most important "
-        "first (lower is better); insertion: while they are put back in that order (higher is better)",
+        "first (lower is better); insertion: while they are restored in that order (higher is better)",
         f"random order: the mean of {ORDERS} orders, ± its standard error; {ALONE}: by how far the "
         "prediction falls without that token alone",
     )
@@ -304,6 +304,6 @@ def faithfulness_answer(result: Faithful, top: int) -> Answer:
             notes=result.notes,
             along=f"% of the tokens {what}, the most important first",
         )
-        for way, what in (("deletion", "removed"), ("insertion", "put back"))
+        for way, what in (("deletion", "removed"), ("insertion", "restored"))
     }
     return Answer((lead, table), pictures, lambda: result)

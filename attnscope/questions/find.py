@@ -123,8 +123,8 @@ class HeadScore:
     """
 
     head: Annotated[Head, ADDRESS]
-    weight: Annotated[float, Meaning("how much the rows look at the keys")]
-    baseline: Annotated[float, Meaning("the same on even attention")]
+    weight: Annotated[float, Meaning("how much the rows attend to the keys")]
+    baseline: Annotated[float, Meaning("the same for uniform attention")]
     rank: Annotated[float | None, Meaning("the place of the keys among all words")]
     rows: Annotated[int, Meaning("rows that counted")]
 
@@ -252,7 +252,7 @@ class QuestionResult:
         return Table(tuple(columns), tuple(rows), notes=self.notes)
 
 
-@record("heads by how much of one part of a text looks at another", "find", "spans")
+@record("heads by how much one part of a text attends to another", "find", "spans")
 class FindResult:
     """The answers to some questions about one text."""
 
@@ -363,7 +363,7 @@ def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
         if len(groups) > 1 and not part.everything:
             runs = number_ranges({group[0] for group in groups}).split(", ")
             at = sentences.list_some(runs, NAMED)
-            notes.append(f"{part.text} stands at {len(groups):,} places ({at}): {what}")
+            notes.append(f"{part.text} is at {len(groups):,} places ({at}): {what}")
     blind = len(asked.rows) - max(each.rows for each in sums)
     if blind:
         notes.append(f"{blind:,} of {len(asked.rows):,} tokens have no such position and are not counted")
@@ -409,7 +409,7 @@ def _absent(part: TextPart, axis: Axis, side: str) -> str:
     if number == 0:
         return f"no {part.text!r} among the {side}: the first is {name}#1"
     if number is not None and (count := len(TextPart(name).tokens(axis))):
-        return f"no {part.text!r} among the {side}: {name} stands at {count:,} place{'s' * (count > 1)}"
+        return f"no {part.text!r} among the {side}: {name} is at {count:,} place{'s' * (count > 1)}"
     places = [place for place, _ in word_groups(axis)]
     near = nearest_name(name, [place.text.strip() for place in places])
     read = sentences.list_some(list(dict.fromkeys(place.label for place in places)))

@@ -40,7 +40,7 @@ class GoldScore:
     accuracy_error: Error
     weight: Annotated[float, Meaning("how much the answers get on average")]
     weight_error: Error
-    baseline: Annotated[float, Meaning("how much the answers get of even attention")]
+    baseline: Annotated[float, Meaning("how much the answers get under uniform attention")]
     offset: Annotated[int, Meaning("the best fixed distance, in words", shape={"type": "integer"})]
     fixed: Annotated[float, Meaning("the accuracy of the word at that distance")]
     chosen: Annotated[float, Meaning("the accuracy on the texts on which heads are ranked")]
@@ -58,7 +58,7 @@ class LabelScores:
     """All heads by how well they find the answers of one label in one direction, best first."""
 
     label: Annotated[str, Meaning("the label of the file")]
-    way: Annotated[str, Meaning("which words look at which; of alignments, which rows", name="direction")]
+    way: Annotated[str, Meaning("which words attend to which; of alignments, which rows", name="direction")]
     heads: Annotated[tuple[GoldScore, ...], Meaning("every head, the one that finds most answers first")]
 
 
@@ -83,7 +83,7 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
 def _score(
     site: Site, heads: Sequence[int], chosen: Scored, scored: Scored, agreed: Scored | None
 ) -> Iterator[GoldScore]:
-    """The figures of each head on ``scored``, beside the distance that is best on ``chosen``."""
+    """The scores of each head on ``scored``, and the distance that is best on ``chosen``."""
     offset = int(chosen[1].argmax())
     for number, head in enumerate(heads):
         best, (right, weight) = chosen[0][number][0], scored[0][number]
@@ -104,7 +104,7 @@ class GoldResult:
 
     title: str
     labels: Annotated[tuple[LabelScores, ...], Meaning("every label and direction, the most frequent first")]
-    held_out: Annotated[bool, Meaning("whether heads were ranked on other texts than those of the figures")]
+    held_out: Annotated[bool, Meaning("whether heads were ranked on other texts than those scored")]
     notes: Notes
     read: tuple[Any, ...] = ()  # the model, and what it read
 
@@ -240,7 +240,7 @@ def _table(result: GoldResult, top: int) -> Table:
     several = len({head.head.kind for head in every}) > 1
     rate = any(head.aer is not None for head in every)
     left = ("label", "rows" if rate else "direction", "head", *(("kind",) * several))
-    figures = ("right", "fixed", "weight", *(("AER",) * rate), "asked")
+    numbers = ("right", "fixed", "weight", *(("AER",) * rate), "asked")
     printed = [
         ((label if not number else "", each.way, head.head.name, *((head.head.kind or "",) * several)), head)
         for label, rows in by_label.items()
@@ -253,10 +253,10 @@ def _table(result: GoldResult, top: int) -> Table:
     rare = len(result.labels) - len({id(each) for rows in by_label.values() for each, _ in rows})
     notes = _table_notes(result, better, len(by_label), rate)
     if rare:
-        them = ("directions", "them") if rare > 1 else ("direction", "it")
-        notes.append(f"{rare:,} {them[0]} can be asked too rarely to be compared: --json has {them[1]}")
+        them = ("directions occur", "them") if rare > 1 else ("direction occurs", "it")
+        notes.append(f"{rare:,} {them[0]} too rarely to be compared: --json has {them[1]}")
     table = Table(
-        tuple(Column(name, name in figures, "keep") for name in (*left, *figures)),
+        tuple(Column(name, name in numbers, "keep") for name in (*left, *numbers)),
         wide,
         title=result.title,
         notes=(*notes, *result.notes),
@@ -266,7 +266,7 @@ def _table(result: GoldResult, top: int) -> Table:
 
 
 def _cells(head: GoldScore, rate: bool, wide: bool) -> list[str]:
-    """The figures of a head; with the error of the weight if there is room."""
+    """The scores of a head; with the error of the weight if there is room."""
     weight = f"{_ratio(head.weight, head.weight_error if wide else None)} ({round_short(head.baseline)})"
     aer = [] if not rate else ["" if head.aer is None else _ratio(head.aer, head.aer_error)]
     right, fixed = _ratio(head.accuracy, head.accuracy_error), f"{head.fixed:.2f} at {head.offset:+d}"
@@ -284,13 +284,13 @@ def _table_notes(result: GoldResult, better: int, labels: int, rate: bool) -> li
         best = f"the head is {'' if better else 'not '}{right}"
     chosen = "heads and distances are the best of these texts: --held-out scores them on others"
     if result.held_out:
-        half = "the figures are those of the other half"
+        half = "the scores are those of the other half"
         chosen = f"heads and distances were chosen on one half of the texts; {half}"
     return [
         best,
         "right: the word's largest weight, special tokens and itself aside, goes to an answer; "
         "fixed: the best word at one distance, in words",
-        "weight: what the answers get, and in parentheses the baseline: the same on even attention",
+        "weight: the attention to the answers (baseline, under uniform attention, in parentheses)",
         *(["AER: alignment error rate, the smaller the better (Och and Ney 2003)"] if rate else []),
         chosen,
     ]

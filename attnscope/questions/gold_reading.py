@@ -32,7 +32,7 @@ COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
 Scored: TypeAlias = tuple[list[list[Figure | None]], Tensor]
-"""The figures of each head, of right rows and of the answers' weight, and the answers at each distance."""
+"""The scores of each head, of right rows and of the answers' weight, and the answers at each distance."""
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class SiteSums:
     table: Tensor  # float64, [slot, COUNTS + 6 * head]
 
     def of(self, slot: int, halves: Sequence[int]) -> Scored:
-        """The sums of one slot over one half of the corpus, or both, as figures."""
+        """The sums of one slot over one half of the corpus, or both, as scores."""
         row = self.table[[HALVES * slot + half for half in halves]].sum(0)
         total, squares, products = row[COUNTS:].view(2, 3, -1).transpose(0, 1)  # [right|weight, head] each
         asked, asked_squared, texts, even = (each.expand_as(total) for each in row[:4])
@@ -57,7 +57,7 @@ class SiteSums:
         return Sums(torch.stack(sums)).figures(), row[4:COUNTS]
 
 
-MOST_LABELS = 1000  # most labels of a file; there are figures of every head for each
+MOST_LABELS = 1000  # most labels of a file; every head has scores for each
 
 Slot: TypeAlias = tuple[str | None, int]
 """A label and a direction (0: left to right); without a label, the agreement with a full alignment."""
@@ -322,7 +322,7 @@ class _Tables:
     def sums(self, attention: Attention, slots: int) -> Tensor:
         """The sums of one call.  -> [slot, COUNTS + 6 * head]"""
         answered = torch.zeros(len(self.key), attention.heads, dtype=torch.float64)  # the weight on each
-        opened = torch.zeros(len(self.key), dtype=torch.float64)  # the same of even attention
+        opened = torch.zeros(len(self.key), dtype=torch.float64)  # the same for uniform attention
         best = torch.zeros(len(self.row), attention.heads, dtype=torch.long)  # the heaviest word of each row
         for start, stop in self._blocks(rows_at_a_time(attention, BLOCK)):
             groups = self.of_row[:, start:stop]

@@ -1,4 +1,4 @@
-"""One head of a text: its picture, its figures, and its call."""
+"""One head of a text: its picture, its scores, and its call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def token_losses_table(losses: Sequence[TokenLoss]) -> Table:
 
 
 def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
-    """The figures of a trace, if exactly these measures were taken; ``None`` for any other input."""
+    """The scores of a trace, if exactly these measures were taken; ``None`` for any other input."""
     known = prepared.figures
     if known is None or any({*head.figures, *head.absent} != set(names) for head in known):
         return None
@@ -72,7 +72,7 @@ def pick_figures(
     )
 
 
-LARGEST = 1024  # rows and columns of a head that are kept; a longer text is pooled
+LARGEST = 1024  # rows and columns of a head that is shown; a longer text is pooled
 
 READINGS = (
     "entropy", "effective_keys", "confidence",
@@ -83,10 +83,10 @@ READINGS = (
 
 @record("one head (--head)", "show", eq=False)
 class OneHead:
-    """One head's picture, its figures, and its call."""
+    """One head's picture, its scores, and its call."""
 
     heatmap: Heatmap
-    figures: Annotated[HeadFigures, Meaning("its figures", name="head")]
+    figures: Annotated[HeadFigures, Meaning("its scores", name="head")]
     site: Annotated[SiteRecord, Meaning("its attention call")]
     losses: Losses = None
 
@@ -147,7 +147,7 @@ def one_head(model: Model, prepared: ModelInput, asked: Asked, losses: Losses = 
         return shown
     columns = prepared.axes[shown.site.site.kind][1]
     if [token.text for token in columns if not isinstance(token, int)] != [each.token for each in losses]:
-        raise SelectionError("the loss is that of other tokens than these columns: name --kind decoder")
+        raise SelectionError("the losses belong to other tokens than these columns: add --kind decoder")
     under = replace(shown.heatmap, losses=tuple(each.loss for each in losses))
     return replace(shown, heatmap=under, losses=losses)
 
@@ -163,7 +163,7 @@ def several_heads(
         theirs = each.heatmap.weights
         if (theirs.queries, theirs.keys) != (first.queries, first.keys):
             both = f"{shown[0].figures.address} and {each.figures.address} have other rows or columns"
-            raise SelectionError(f"{both}, so they do not stand side by side: show each by itself")
+            raise SelectionError(f"{both}: show each by itself")
     kinds = dict.fromkeys(sentences.kind_title(each.site.site.kind) for each in shown)
     title = f"{sentences.name_pass(model, prepared)} · {' and '.join(kinds)}"
     maps = [
@@ -268,7 +268,7 @@ def head_picture(
     selection: Selection,
     notes: tuple[str, ...],
 ) -> Heatmap:
-    """A head ``[query, key]`` with its figures; ``title`` names the model and the text."""
+    """A head ``[query, key]`` with its scores; ``title`` names the model and the text."""
     return heatmap(
         weights,
         title=f"{figures.name} · {title} · {sentences.kind_title(site.site.kind)}",
@@ -288,7 +288,7 @@ def pick_head(weights: Weights, head: int) -> Weights:
 
 
 def readings_of(head: HeadFigures) -> Iterator[Measured]:
-    """The figures that stand beside a head's picture."""
+    """The scores next to a head's picture."""
     for name in READINGS:
         figure = head.figures.get(name)
         if figure is not None and not (name == "no_key" and abs(figure.value) < 1e-4):

@@ -119,7 +119,7 @@ def layers_of_maps(
 
 @dataclass(frozen=True, eq=False)
 class AllHeads:
-    """Whole layers, the figures of their heads by kind and layer, and pictures of them, built on demand.
+    """Whole layers, the scores of their heads by kind and layer, and pictures of them, built on demand.
 
     ``scene`` and ``pictures`` are what the model saw or heard.
     """
@@ -132,7 +132,7 @@ class AllHeads:
     pictures: tuple[Picture, ...] = ()
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
-        """One head with its figures, as ``one_head`` shows it."""
+        """One head with its scores, as ``one_head`` shows it."""
         figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
         picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
@@ -147,7 +147,7 @@ class AllHeads:
         return self._grid(kind, [layer for layer, _ in self.layers.kinds[kind]], "")
 
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> TokenView:
-        """What the token ``query`` looks at in one head, and which tokens look at the token ``key``."""
+        """What the token ``query`` attends to in one head, and which tokens attend to the token ``key``."""
         picture = self.head(kind, layer, head)
         weights, notes = picture.weights, self.layers.notes
         result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
@@ -218,8 +218,8 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHe
         for place, weights in made.weights.items():
             figures = measure_words(weights, made.figures[place][0].site)
             spoken |= {place: figures} if figures else {}
-    said = "words, as the pictures do" if spoken else "every token"
-    layers = replace(layers, notes=(*layers.notes, f"the figures count {said}"))
+    counted = "words, as in the pictures" if spoken else "all tokens"
+    layers = replace(layers, notes=(*layers.notes, f"scores are averages over {counted}"))
     return replace(made, layers=layers, figures={**made.figures, **spoken})
 
 
@@ -230,7 +230,7 @@ def heads_of_layers(
     prepared: ModelInput,
     selection: Selection,
 ) -> AllHeads:
-    """Whole layers and the figures of their heads, with what is known about the input."""
+    """Whole layers and the scores of their heads, with what is known about the input."""
     figures = sentences.group_by(heads, lambda head: (str(head.site.kind), head.site.layer))
     named = sentences.name_pass(model, prepared)
     return AllHeads(layers, figures, selection, named, find_scene(prepared), pictures_of(prepared))

@@ -161,10 +161,10 @@ def direct_effects(
         most = max(each.head for each in effects.heads)
         raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
     words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
-    frozen = "the scale of every norm"
+    frozen = "norm scales are"
     if stream.held:
-        frozen += f", the slope of the {' and '.join(dict.fromkeys(stream.held))} of the output head"
-    notes = [f"in logits; frozen at this pass's values, so that the parts sum to the score: {frozen}"]
+        frozen = f"norm scales and the output head's {' and '.join(dict.fromkeys(stream.held))} are"
+    notes = [f"units: logits; {frozen} held fixed, so the contributions add up to the score"]
     for told, what in (
         (effects.mixed, "some heads cannot be separated; their sum is shown"),
         (effects.silent, "its heads reach the score only through later layers: their direct effect is 0"),

@@ -47,8 +47,8 @@ class Neurons:
     """
 
     head: Address
-    query: Annotated[str, Meaning("the token that looks, with its number")]
-    key: Annotated[str, Meaning("the token that is looked at, with its number")]
+    query: Annotated[str, Meaning("the token that attends, with its number")]
+    key: Annotated[str, Meaning("the token that is attended to, with its number")]
     key_number: Annotated[int, Meaning("the number of that key in the row of scores")]
     scale: Annotated[float, Meaning("what products are multiplied by")]
     dimensions: Annotated[tuple[Dimension, ...], Meaning("every dimension of the head")]
@@ -65,7 +65,7 @@ class Neurons:
     notes: Notes
 
 
-def _take_apart(
+def _split(
     attention: Attention, address: Head, axes: Sequence[Sequence[Place]], at: Sequence[int], title: str
 ) -> Neurons:
     named = f"{address} ({attention.kernel})"
@@ -76,18 +76,18 @@ def _take_apart(
         raise ModelError(f"{named} runs over {attention.batch} windows: no pair of tokens is one score")
     head, (query, key) = address.head, at
     read, weights = ScoredRows(call), attention.rows(query, query + 1, [head])[0, 0, 0]  # [key]
-    made = read.rows(query, query + 1, [head])[0, 0, 0]
-    if not torch.allclose(made, weights.to(made.dtype), rtol=0, atol=tolerance(call.query.dtype)):
+    recomputed = read.rows(query, query + 1, [head])[0, 0, 0]
+    if not torch.allclose(recomputed, weights.to(recomputed.dtype), rtol=0, atol=tolerance(call.query.dtype)):
         raise ModelError(
             f"the weights of {named} are not made from query × key, so its scores cannot be split"
         )
-    looks, looked_at = (
+    query_name, key_name = (
         f"{axis[place].label} {axis[place].start}" for axis, place in zip(axes, at, strict=True)
     )
     scores = read.scores(query, query + 1, [head])[0, 0, 0].tolist()  # [key]
     allowed = attention.allowed(query, query + 1).expand(1, attention.heads, 1, -1)[0, head, 0].tolist()
     if not allowed[key]:
-        raise SelectionError(f"{looks} cannot look at {looked_at}: the mask hides it")
+        raise SelectionError(f"{query_name} cannot attend to {key_name}: the mask hides it")
 
     def entry(numbers: float | Tensor) -> float:
         whole = torch.as_tensor(numbers).expand(1, attention.heads, len(axes[0]), len(axes[1]))
@@ -103,8 +103,8 @@ def _take_apart(
     sink = call.sinks if call.sinks is None or call.sinks.ndim > 1 else call.sinks[:, None, None]
     return Neurons(
         Head(address.layer, address.head, attention.site.kind),
-        looks,
-        looked_at,
+        query_name,
+        key_name,
         key,
         scale,
         tuple(starmap(Dimension, zip(own.tolist(), other.tolist(), products.tolist(), strict=True))),
@@ -123,7 +123,7 @@ def _note_again(axis: Sequence[Place], at: int) -> str:
     """The note on other places that match a token, if any."""
     label, start = axis[at].label, axis[at].start
     again = [place.start for place in axis if place.label == label and place.start != start]
-    return f"token {start} is shown; {label} stands at {number_ranges(again)} too" if again else ""
+    return f"token {start} is shown; {label} is also at {number_ranges(again)}" if again else ""
 
 
 def split_score(model: Model, prepared: ModelInput, selection: Selection, pair: str) -> Neurons:
@@ -139,7 +139,7 @@ def split_score(model: Model, prepared: ModelInput, selection: Selection, pair: 
         if selection.heads(attention.site, attention.heads):
             axes = places(attention.queries), places(attention.keys)
             at = [find_place(axis, name) for axis, name in zip(axes, names, strict=True)]
-            found[attention.site] = _take_apart(attention, address, axes, at, title)
+            found[attention.site] = _split(attention, address, axes, at, title)
 
     record = model.run(prepared, [FunctionObserver(see)])
     sentences.require_selected(list(found), record, selection)
@@ -181,8 +181,8 @@ def neurons_answer(result: Neurons) -> Answer:
         rest=Term(f"{len(rest)} others", sum(products[at] for at in rest)) if rest else None,
         heads=map_,
         title=f"{result.head.name} · {result.query} → {result.key} · {result.title}",
-        subtitle=f"score {result.score:+.3f}, weight {result.weight:.3g} by the softmax over {len(known)} "
-        f"open keys with scores from {min(known):+.3f} to {max(known):+.3f}",
+        subtitle=f"score {result.score:.2f}; softmax weight {result.weight:.2g} ({len(known)} keys, scores "
+        f"{min(known):.2f} to {max(known):.2f})",
         notes=(f"products are × {result.scale:.4g}, the head's scale", *result.notes),
     )
     views = replace(view, notes=()), replace(map_, notes=view.notes)

@@ -257,9 +257,9 @@ class PatchedToken(cause.Effect):
     """A prediction after one token's state after one layer was replaced."""
 
     kind: Annotated[Kind, Meaning("the side of the model")]
-    layer: Annotated[int, Meaning("the layer behind which it is patched")]
+    layer: Annotated[int, Meaning("the layer after which it is patched")]
     position: Annotated[int, Meaning("the token's number")]
-    token: Annotated[str, Meaning("the token; with the other text's behind ← where they differ")]
+    token: Annotated[str, Meaning("the token; with the other text's after ← where they differ")]
 
     @property
     def label(self) -> str:
@@ -272,7 +272,7 @@ class TokenTrace(cause.ScoreOutcome):
     """How much of the difference between two texts each token's state holds after each layer."""
 
     changed: Annotated[str, Meaning("what was changed")]
-    tokens: Annotated[tuple[PatchedToken, ...], Meaning("every token behind every layer, in their order")]
+    tokens: Annotated[tuple[PatchedToken, ...], Meaning("every token after every layer, in their order")]
 
 
 def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenTrace:
@@ -298,7 +298,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
             if not torch.allclose(run(every), expected, atol=NEAR, rtol=0):
                 name = model.name
                 raise ModelError(
-                    f"what a layer of {name} returns is not all that those behind it read: no stream"
+                    f"later layers of {name} read more than what a layer returns: there is no residual stream"
                 )
             rows, wanted = states.reshape(length, -1), others.reshape(length, -1)
             for position, tokens in enumerate(zip(*axes, strict=False)):
@@ -330,7 +330,7 @@ def trace_answer(result: TokenTrace) -> Answer:
             "recovered",
             limits=(-top, top),  # all on one scale
             signed=True,
-            title=f"recovered, the {kind}'s residual stream behind each layer",
+            title=f"recovered score when the {kind}'s residual stream after layer L is patched",
             marks=("", "L"),
             labels=tuple(first.label for first, *_ in tokens.values()),
         )

@@ -101,7 +101,7 @@ def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
 def mean_head(
     model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
 ) -> OneHead:
-    """The mean map of one head over prompts, aligned by the template, and the means of its figures."""
+    """The mean map of one head over prompts, aligned by the template, and the means of its scores."""
     maps, found = list[Weights](), list[OneHead]()
     for number, (prompt, prepared) in enumerate(texts, 1):
         tell("prompt", number, len(texts))
@@ -120,7 +120,7 @@ def mean_head(
         baseline, _ = _mean([each.baseline for each in known])
         figures[name] = Figure(mean, baseline, sum(each.rows for each in known), len(known), error)
     of_all = replace(first.figures, figures=figures, role=role(figures))
-    said = "figures are means over the prompts; a slot's columns are summed, its rows averaged"
+    said = "scores are averages over the prompts; a slot's columns are summed, its rows averaged"
     title = f"{model.title} · {_describe(template, len(found))}"
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from attnscope.attention import Kind, Site
 from attnscope.axes import GROUP_MARK, Weights
-from attnscope.capture import Record, SiteRecord
+from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers import CoarseMap, How
 from attnscope.errors import SelectionError
 from attnscope.models import Model, ModelInput
@@ -58,10 +58,10 @@ def quote_text(prepared: ModelInput) -> str:
 
 
 def provenance(sites: Sequence[SiteRecord]) -> str:
-    """What ran, in one line: sizes, kernel, type, and where the weights come from."""
+    """What ran, in one line: sizes, and where weights come from if not from a model's own attention."""
     sizes = list(dict.fromkeys(_size(site.queries, site.keys) for site in sites))
     tokens = " and ".join(sizes) if len(sizes) < 4 else f"{sizes[0]} to {sizes[-1]}"
-    return " · ".join([extent(sites), f"{tokens} tokens", describe_kernels(sites), *note_differences(sites)])
+    return " · ".join([extent(sites), f"{tokens} tokens", *_note_sources(sites), *note_differences(sites)])
 
 
 def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
@@ -70,10 +70,12 @@ def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     broken = [site for site in wrong if not isfinite(site.difference or 0.0)]
     missing, said = [site for site in wrong if site not in broken], []
     if broken:
-        said.append(f"{layers_of(broken)} computes numbers that are not finite: no scores of its heads")
+        said.append(f"{layers_of(broken)} computes numbers that are not finite: its heads have no scores")
     if missing:
         most = max(site.difference or 0.0 for site in missing)
-        said.append(f"do not trust {layers_of(missing)}: weights times values miss the output by {most:.2g}")
+        said.append(
+            f"do not rely on {layers_of(missing)}: its weights do not reproduce the output (error {most:.2g})"
+        )
     return said
 
 
@@ -83,8 +85,10 @@ def describe_proof(sites: Sequence[SiteRecord]) -> str:
         if site.unproved is not None:
             return f"not proved: {site.unproved}"
     most = max((site.difference or 0.0 for site in sites), default=0.0)
-    wrong = "do not trust this: " if any(site.differs for site in sites) else ""
-    return f"{wrong}check: weights × values reproduce the layer's output (relative error {most:.1g})"
+    wrong = any(site.differs for site in sites)
+    if wrong:
+        return f"not verified: these weights do not reproduce the layer's output (error {most:.1g})"
+    return f"verified: these weights reproduce the layer's output (error {most:.1g})"
 
 
 def note_unproved(calls: Sequence[SiteRecord]) -> list[str]:
@@ -118,20 +122,29 @@ _HAD = {
 }
 
 
+def _note_sources(sites: Sequence[SiteRecord]) -> list[str]:
+    """Where weights come from, if not from a model's own attention."""
+    named = ("fused pass" if site.kernel == FUSED else FROM_FILES.get(site.source) for site in sites)
+    return [source for source in dict.fromkeys(named) if source]
+
+
+FROM_FILES = {"file": "weights from the file", "served": "weights from the file's queries and keys"}
+
+
 def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
     """A note on the attention to tokens that are hidden."""
     taken = f"{sum(shares) / len(shares):.0%} of {whose}"
     if selection.zoom is not None:
         shown = f"tokens {selection.zoom[0]}-{selection.zoom[-1]}"
         special = " and special ones" if selection.hide_special else ""
-        return [f"{shown} alone: other tokens{special} take {taken}"]
-    return [f"special tokens hidden: they take {taken}"] if selection.hide_special else []
+        return [f"only {shown}: other tokens{special} receive {taken}"]
+    return [f"special tokens hidden: they receive {taken}"] if selection.hide_special else []
 
 
 HELD = {
-    "share": "keys of a cell are summed, queries averaged",
-    "mean": "a cell is the mean of the weights of its open pairs",
-    "max": "a cell is the largest of its weights",
+    "share": "keys summed, queries averaged",
+    "mean": "a cell is the mean of its unmasked weights",
+    "max": "a cell is its largest weight",
 }
 """What the cells of a pooled map hold."""
 
@@ -157,14 +170,14 @@ def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
         if count > 1:
             what = prepared.name_parts(count)
             if prepared.picture:
-                what = f"windows of {alike[0].queries.size:,} patches, each of which attends within itself"
-            notes.append(f"{layers_of(alike)}: shown is the mean of {count:,} {what}")
+                what = f"windows of {alike[0].queries.size:,} patches that attend within themselves"
+            notes.append(f"{layers_of(alike)}: mean of {count:,} {what}")
     sizes = group_by(maps, lambda made: _size(made.queries.size, made.keys.size))
     if len(sizes) > 1:
         notes.append("sizes: " + ", ".join(f"{size} in {layers_of(alike)}" for size, alike in sizes.items()))
     bare = [made for made in counts.get(1, ()) if not made.tokens]
     if prepared.picture is not None and bare:
-        notes.append(f"{layers_of(bare)}: rows and columns are positions, no patches of the picture")
+        notes.append(f"{layers_of(bare)}: rows and columns are positions, not patches of the picture")
     return notes
 
 

@@ -31,7 +31,7 @@ from attnscope.questions.sentences import (
     provenance,
     selected_sites,
 )
-from attnscope.questions.stats import what_ran
+from attnscope.questions.stats import OWN_KERNELS, what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
 from attnscope.views import Heatmap, Stack, heatmap
@@ -45,11 +45,11 @@ class HeadSpans:
     """The attention between parts in one head, ``[part, part]``: rows averaged, columns summed."""
 
     head: Annotated[Head, ADDRESS]
-    weights: Annotated[Array, Meaning("[part that looks, part that is looked at]", shape=MATRIX)]
-    baseline: Annotated[Array, Meaning("the same on even attention", shape=MATRIX)]
+    weights: Annotated[Array, Meaning("[part that attends, part that is attended to]", shape=MATRIX)]
+    baseline: Annotated[Array, Meaning("the same for uniform attention", shape=MATRIX)]
 
 
-@record("how much the parts of a text look at each other", "spans", eq=False)
+@record("how much the parts of a text attend to each other", "spans", eq=False)
 class SpanMaps:
     """The attention between parts, ``[head, part, part]``: rows averaged, columns summed."""
 
@@ -79,7 +79,7 @@ class SpanMaps:
             if baseline
         ]
         if not heads:
-            raise SelectionError(f"{left.text!r} cannot look at {right.text!r}: those keys are masked")
+            raise SelectionError(f"{left.text!r} cannot attend to {right.text!r}: those keys are masked")
         return QuestionResult(question, tuple(sorted(heads, key=lambda each: each.place)))
 
     def _number(self, part: TextPart) -> int:
@@ -138,7 +138,13 @@ def span_maps(
         np.concatenate([each.mean.astype(float) for each in pool.maps]),
         np.concatenate(even),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
-        (what_ran(chosen), *one, *model.notes, *prepared.notes, *record.notes),
+        (
+            *([] if (ran := what_ran(chosen)) == OWN_KERNELS else [ran]),
+            *one,
+            *model.notes,
+            *prepared.notes,
+            *record.notes,
+        ),
     )
 
 
@@ -168,12 +174,12 @@ def _csv_rows(result: SpanMaps) -> Iterator[tuple[object, ...]]:
 
 
 def _even(attention: Attention, edges: Sequence[int]) -> Array:
-    """The share of even attention on each part, over open keys.  -> [head or 1, part, part]"""
+    """The share of uniform attention on each part, over unmasked keys.  -> [head or 1, part, part]"""
     ends, statistics, shares = torch.tensor(edges), attention.statistics, []
     for start, stop in pairwise((*range(0, edges[-1], 512), edges[-1])):
         if statistics is None:
             allowed = attention.allowed(start, stop).cpu()
-            before = pad(allowed.cumsum(-1), (1, 0))[..., ends]  # open keys before each edge
+            before = pad(allowed.cumsum(-1), (1, 0))[..., ends]  # unmasked keys before each edge
             count = allowed.sum(-1, keepdim=True)
         else:
             runs = statistics.runs
@@ -192,14 +198,14 @@ def _even(attention: Attention, edges: Sequence[int]) -> Array:
 
 @record("a head", eq=False)
 class HeadLookback:
-    """What each generated token looks at in one head, and the head's lookback ratio."""
+    """What each generated token attends to in one head, and the head's lookback ratio."""
 
     head: Annotated[Head, ADDRESS]
-    lookback: Annotated[float, Meaning("its lookback ratio (Chuang et al. 2024); 0.5 is even attention")]
+    lookback: Annotated[float, Meaning("its lookback ratio (Chuang et al. 2024); 0.5 is uniform attention")]
     shares: Annotated[Array, Meaning("[written token, part]", shape=MATRIX)]
 
 
-@record("what each written token looks at (--written)", "spans", eq=False)
+@record("what each written token attends to (--written)", "spans", eq=False)
 class WrittenAttention:
     """The attention of each generated token to each part; the last part is the generated text.
 
@@ -229,7 +235,7 @@ def written_attention(
     *,
     exact_kernel: bool = False,
 ) -> WrittenAttention:
-    """Measure what each generated token, of the last part, looks at. Raises ``InputError`` without one."""
+    """Measure what each generated token, of the last part, attends to. Raises ``InputError`` without one."""
     text, last = spans[:-1], spans[-1]
     if not text or prepared.written is None or last.start < prepared.written:
         raise InputError("the model wrote nothing: give it a text that does not end, or another model")
@@ -253,13 +259,13 @@ def written_attention(
 
 
 def written_answer(result: WrittenAttention) -> Answer:
-    """What each generated token looks at, a line per token: one head, or the mean of several."""
+    """What each generated token attends to, a line per token: one head, or the mean of several."""
     best = sorted(result.lookback, key=lambda head: -result.lookback[head])
     ends = [f"{head.name} {result.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]
     said = f"lookback ratio {fmean(result.lookback.values()):.2f} on average, 0.5 is even"
     if len(best) > 6:
         said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
-    title, notes = f"{_name(result.heads)} · what each written token looks at", (said, *result.notes)
+    title, notes = f"{_name(result.heads)} · what each written token attends to", (said, *result.notes)
     shares = result.shares.mean(0)
     view = Stack(result.parts, result.tokens, shares, title=title, subtitle=result.title, notes=notes)
     return Answer.from_view("", view, result)

@@ -1,4 +1,4 @@
-"""Every head of a text: its figures, filtered by conditions, as a table, maps and curves, and at a glance."""
+"""Every head of a text: its scores, filtered by conditions, as a table, maps and curves, and at a glance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re
 
 @dataclass(frozen=True)
 class Condition:
-    """``entropy<1`` or ``role=previous``; ``meets`` is False for a head without such a figure."""
+    """``entropy<1`` or ``role=previous``; ``meets`` is False for a head without such a score."""
 
     name: str
     sign: str
@@ -73,7 +73,7 @@ def _condition(text: str) -> Condition:
     elif MEASURES[name] and (NUMBER.fullmatch(wanted) is None or not isfinite(float(wanted))):
         why = f"{wanted!r} is no number"
     elif sign not in OPERATORS:
-        why = f"compare a figure with {', '.join(OPERATORS)}, as none equals a number"
+        why = f"compare a score by {', '.join(OPERATORS)}: it never equals a number exactly"
     if why:
         raise SelectionError(f"cannot read {text!r}: {why}")
     return Condition(name, sign, wanted)
@@ -124,27 +124,32 @@ def curves_by_position(
     )
 
 
-@record("the figures of every head", "stats", "ablate", eq=False)
+@record("the scores of every head", "stats", "ablate", eq=False)
 class Stats:
-    """The figures of the selected heads, and every head on at most 256 × 256 cells if requested."""
+    """The scores of the selected heads, and every head on at most 256 × 256 cells if requested."""
 
-    heads: Annotated[tuple[HeadFigures, ...], Meaning("the heads that are meant, in the order asked for")]
+    heads: Annotated[tuple[HeadFigures, ...], Meaning("the selected heads, in the requested order")]
     title: str
-    ran: Annotated[str, Meaning("whether the kernels ran, or the fused pass in their place")]
+    ran: Annotated[str, Meaning("whether the model's kernels ran, or the fused pass instead")]
     notes: Notes
     maps: WholeLayers | None = None
     read: tuple[Any, ...] = ()  # the model, and what it read
 
+    @property
+    def shown_notes(self) -> tuple[str, ...]:
+        """The notes, and what ran if the model's own kernels did not."""
+        return (*([] if self.ran == OWN_KERNELS else [self.ran]), *self.notes)
+
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
-        """The heads that meet all conditions, largest lift of the role's figure first.
+        """The heads that meet all conditions, largest lift of the role's score first.
 
         ``sort`` names another order: a measure (largest first, NaN last), ``role``, or ``head``. Raises
-        ``SelectionError``, with the reason, for a figure that no head has.
+        ``SelectionError``, with the reason, for a measure that no head has.
         """
         for name in (*(condition.name for condition in conditions), sort):
             if name not in (None, "role", "head") and not any(head.figure(name) for head in self.heads):
                 why = (head.absent[name] for head in self.heads if name in head.absent)
-                raise SelectionError(f"no head has a figure of {name}: {next(why, 'it was not measured')}")
+                raise SelectionError(f"no head has a score for {name}: {next(why, 'it was not measured')}")
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
         if sort in (None, "role"):
             return sorted(heads, key=partial(_place, by_role=sort == "role"))
@@ -188,14 +193,14 @@ def with_predictions(
 def stats_answer(
     result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None
 ) -> Answer:
-    """Some heads as a table, their figures as numbers, and those of ``names`` for a file."""
+    """Some heads as a table, their scores as numbers, and those of ``names`` for a file."""
     chosen = replace(result, heads=tuple(heads))
     table = score_table(result, heads, sort)
     return Answer((table,), {}, lambda: chosen, table=lambda: figure_rows(chosen, names))
 
 
 def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
-    """The header, then one row per head: each figure, its baseline, and over a corpus its error."""
+    """The header, then one row per head: each score, its baseline, and over a corpus its error."""
     errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
@@ -223,7 +228,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
         limits=(0.0, 1.0) if unit == "share" else None,
         signed=name in ("offset", ABLATION),
         subtitle=result.title,
-        notes=(result.ran, *result.notes),
+        notes=result.shown_notes,
     )
     return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 
@@ -235,17 +240,17 @@ ERRORS = "± is the standard error over the texts"
 
 
 def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
-    """One line per head: its role, the role's figure, and some measures that apply to every head."""
+    """One line per head: its role, the role's score, and some measures that apply to every head."""
     taken = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*taken} else list(taken)[: len(COLUMNS)]
     if sort in MEASURES and sort not in names:
         names = [str(sort), *names[:-1]]
     if not heads:
-        none = f"none of the {len(result.heads)} heads meets the conditions; {result.ran}"
-        return Table(title=result.title, notes=(none, *result.notes))
+        none = f"none of the {len(result.heads)} heads meets the conditions"
+        return Table(title=result.title, notes=(none, *result.shown_notes))
     several = len({head.site.kind for head in heads}) > 1
     columns = [_draw_column([head.figure(name) for head in heads], MEASURES[name].unit) for name in names]
-    titles = ["head", *(["kind"] if several else []), "role", "figure"]
+    titles = ["head", *(["kind"] if several else []), "role", "score"]
     named = [Column(f"{name}\n", long="cut") for name in titles]
     named += [Column(f"{name}\n{MEASURES[name].unit.replace('share', '')}", True, "cut") for name in names]
     rows = (
@@ -253,10 +258,10 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
         for head, *cells in zip(heads, *columns, strict=True)
     )
     notes = (
-        f"{len(heads)} of {len(result.heads)} heads; {result.ran}",
-        "figure: that of the role (its baseline on even attention); --csv: all measures",
+        f"{len(heads)} of {len(result.heads)} heads",
+        "score: how strongly the head shows its role (baseline in parentheses); --csv prints every measure",
         *([ERRORS] if any(map(_role_error, heads)) else []),
-        *result.notes,
+        *result.shown_notes,
     )
     return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
 
@@ -267,7 +272,7 @@ def _role_error(head: HeadFigures) -> float | None:
 
 
 def _role_cells(head: HeadFigures) -> tuple[str, str]:
-    """A role, its figure and the baseline; a dash for no pattern."""
+    """A role, its score and the baseline; a dash for no pattern."""
     if head.role is None or head.role.name == NONE:
         return "–", ""
     error = _role_error(head)
@@ -406,17 +411,20 @@ def measuring_pass(
     return model.run(prepared, [SharedRows(observers, selection.heads)], fused)
 
 
+OWN_KERNELS = "every call ran in the model's own kernel"
+
+
 def what_ran(sites: Sequence[SiteRecord]) -> str:
-    """How figures were computed, in words, and what the fused pass left to the kernel."""
+    """How scores were computed, in words, and what the fused pass left to the kernel."""
     refusals = Counter(call.refusal for call in sites if call.refusal is not None)
     left = [f"{count:,} left to the kernel: {reason}" for reason, count in refusals.items()]
     return "; ".join([count_fused(sum(call.kernel == FUSED for call in sites), len(sites)), *left])
 
 
 def count_fused(taken: int, calls: int) -> str:
-    """How the figures of so many calls were computed, in words."""
-    fused = f"{taken:,} of {calls:,} calls ran as a fused pass in the kernel's place"
-    return fused if taken else "figures measured beside the kernel"
+    """How so many calls were computed, in words."""
+    fused = f"{taken:,} of {calls:,} calls ran in the fused pass (--exact-kernel: the model's own)"
+    return fused if taken else OWN_KERNELS
 
 
 FEWEST = 6  # least tokens for naming patterns
@@ -424,10 +432,10 @@ FEWEST = 6  # least tokens for naming patterns
 
 @record("every head", "show", eq=False)
 class Overview:
-    """Thumbnails by kind of attention, the figures of every head, what ran, and notes."""
+    """Thumbnails by kind of attention, the scores of every head, what ran, and notes."""
 
     grids: Mapping[str, Grid]
-    heads: Annotated[tuple[HeadFigures, ...], Meaning("every head that is meant")]
+    heads: Annotated[tuple[HeadFigures, ...], Meaning("every selected head")]
     record: Annotated[Record, Parts(sites="every attention call")]
     notes: Notes
     losses: Losses = None
@@ -488,13 +496,13 @@ def overview_answer(
         reason = head.role.sentence if head.role else ""
         if head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
-            reason += f"; {far:.0%} of the way from even attention to one key, rows {apart:.2f} nats apart"
+            reason += f"; {far:.0%} of the way from uniform attention to one key, rows {apart:.2f} nats apart"
         ranked.append(Ranked(head.name + kind, reason, words))
     notes = result.notes
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)
     elif not ranked:
-        notes = ("no head stands out from even attention", *notes)
+        notes = ("no head shows a clear pattern on this text", *notes)
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
     ranking = Ranking(tuple(ranked), title="Worth a look" if ranked else "", notes=notes)

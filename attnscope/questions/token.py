@@ -1,4 +1,4 @@
-"""What a token looks at, and what looks at it; names of tokens, and the picture or sound behind them."""
+"""What a token attends to, and what attends to it; names of tokens, and their picture or sound."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     notes += (*sentences.note_maps(looks_at or looked_at_by, prepared), *sentences.note_differences(sites))
     if again:
         others = number_ranges(other.start for other in again)
-        notes += (f"token {place.start} is shown; the same text stands at {others} too",)
+        notes += (f"token {place.start} is shown; the same text is also at {others}",)
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     axes = queries.places, keys.places
     return SeenToken(place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record)

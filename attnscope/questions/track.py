@@ -1,4 +1,4 @@
-"""The figures of every head over the checkpoints of a training run: what appears, and when."""
+"""The scores of every head over the checkpoints of a training run: what appears, and when."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ from attnscope.views import Column, Curve, Curves, HeadMap, Table, head_map
 LISTED = 6  # heads of each measure that are listed and drawn; --csv and --json have all
 
 HALF = 0.5
-"""A figure has appeared once it has covered this share of the way from its baseline to its last value."""
+"""A pattern has appeared once its score has covered this share of the way from baseline to last value."""
 
-NEAR = 0.005  # a figure closer than this to even attention is printed as the same
+NEAR = 0.005  # a score closer than this to uniform attention is printed as the same
 
-APPEARS = "the first step from which on it has gone half of its way from its baseline to its last value"
+APPEARS = "the first step after which it stays above the midpoint between its baseline and its last value"
 
 Figures: TypeAlias = tuple[float | None, ...]
 
 
 @record("a head over the checkpoints")
 class Course:
-    """One measure of one head at each checkpoint; ``None`` where it has no such figure there."""
+    """One measure of one head at each checkpoint; ``None`` where it has no such score there."""
 
     measure: Annotated[str, Meaning("the measure")]
     head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
     layer: Annotated[int, Meaning("its layer")]
-    values: Annotated[Figures, Meaning("the figure at each checkpoint; null where there is none")]
-    baseline: Annotated[Figures, Meaning("the same on even attention")]
+    values: Annotated[Figures, Meaning("the score at each checkpoint; null where there is none")]
+    baseline: Annotated[Figures, Meaning("the same for uniform attention")]
     appears: Annotated[int | None, Meaning(APPEARS)]
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The first figure and the last."""
+        """The first score and the last."""
         known = [value for value in self.values if value is not None]
         return known[0], known[-1]
 
     @property
     def change(self) -> float:
-        """How far the figure moved from the first checkpoint to the last."""
+        """How far the score moved from the first checkpoint to the last."""
         return self.ends[1] - self.ends[0]
 
 
@@ -135,7 +135,7 @@ def track(
 def courses_of(
     found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str], notes: tuple[str, ...], title: str
 ) -> Track:
-    """The course of every head over the steps at which ``figures_of`` gave its figures."""
+    """The course of every head over the steps at which ``figures_of`` gave its scores."""
     tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
     steps = tuple(found)
     heads = dict.fromkeys(head for table in tables for head in table)
@@ -188,7 +188,7 @@ def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:
-    """The step from which a figure stays at least half way from its baseline to its last value.
+    """The step from which a score stays at least half way from its baseline to its last value.
 
     ``None`` if it ends within ``NEAR`` of its baseline: half of nothing is noise.
     """
@@ -201,7 +201,7 @@ def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | 
 
 
 def track_answer(result: Track) -> Answer:
-    """For each measure its curves, the table of what appears when, and the largest figure of each layer."""
+    """For each measure its curves, the table of what appears when, and the largest score of each layer."""
     views: list[Any] = []
     pictures = {}
     for measure in dict.fromkeys(course.measure for course in result.courses):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import WORDS
 
-STANDS_OUT = "no head stands out from even attention"
+STANDS_OUT = "no head shows a clear pattern on this text"
 """Of random weights."""
 
 ANSWERED = {
@@ -92,7 +92,7 @@ ANSWERED = {
     "compare --composition -m own-causal --csv": "0.088",
     # find, spans, flow
     "find 'it <-> cat' TEXT -o made/map.png --dpi 50": "saved made/map.png",
-    "find '* -> a' MANY --top 1": "a stands at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
+    "find '* -> a' MANY --top 1": "a is at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
     "find 'it -> cat' TEXT --weighting norm": "attnscope show --weighting norm '",
     "find 'sat -> cat' 'The cat sat.' --second-text 'A cat sat.' -m ./t5 --kind cross": "--kind cross",
     "find --gold broken.conllu": (

@@ -112,8 +112,8 @@ def test_rarely_possible_direction_is_only_in_json(run, tmp_path):
     ran = run("find", "--gold", tmp_path / "a.jsonl", "-m", "own-causal", "--top", "20")
     assert "from → to" in ran.out
     assert "to → from" not in ran.out
-    assert "1 directions can be asked too rarely" not in ran.out
-    assert "1 direction can be asked too rarely to be compared: --json has it" in ran.out
+    assert "1 directions occur too rarely" not in ran.out
+    assert "1 direction occurs too rarely to be compared: --json has it" in ran.out
 
 
 def test_spans_json_and_csv_have_every_pair_of_parts(run):

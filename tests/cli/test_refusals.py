@@ -51,7 +51,7 @@ REFUSED = {
     "show TEXT --head L2H0 --neurons 'it -> cat' --weighting norm": "cannot be combined with --weighting",
     "show TEXT --head L2H0 --neurons 'it -> cat' -o a.npz": "its name must end in .png",
     "show TEXT -m own-causal --head L1H1 --neurons 'cat -> sat'": (
-        "cat 2 cannot look at sat 3: the mask hides it"
+        "cat 2 cannot attend to sat 3: the mask hides it"
     ),
     "show TEXT --head L1H1 --neurons 'cat sat'": "write two tokens of the text, such as",
     "show TEXT --head L1H1 --neurons 'sat -> dog'": "no token 'dog': the text has",
@@ -103,11 +103,11 @@ REFUSED = {
     # stats
     "stats TEXT --where entropi<1": "no measure 'entropi': did you mean 'entropy'?",
     "stats TEXT --where entropy<one": "'one' is no number",
-    "stats TEXT --where entropy=1": "compare a figure with <=, >=, <, >",
+    "stats TEXT --where entropy=1": "compare a score by <=, >=, <, >",
     "stats TEXT --where role=leader": "write role=NAME or role!=NAME, of previous",
     """stats TEXT --where "__import__('os').getcwd()<1" """: "write conditions like",
-    "stats TEXT --sort [MASK]": "no head has a figure of [MASK]: [MASK] is averaged over rows of texts that",
-    "stats TEXT --where 'role=none and [MASK]<2'": "no head has a figure of [MASK]",
+    "stats TEXT --sort [MASK]": "no head has a score for [MASK]: [MASK] is averaged over rows of texts that",
+    "stats TEXT --where 'role=none and [MASK]<2'": "no head has a score for [MASK]",
     "stats TEXT --map segment": "segment cannot be drawn: ",
     "stats TEXT --head L9H9": "no head L9H9: there are L0H0 to L3H7",
     "stats TEXT --pooled maps.png -m no-such": "maps.png cannot be written: its name must end in .html, .npz",
@@ -165,7 +165,7 @@ REFUSED = {
     "find 'it -> cat' TEXT OTHER": "text",
     "find 'it -> dog' TEXT": "no 'dog' among the keys: they read [CLS], The, cat",
     "find 'it -> catt' TEXT": "no 'catt' among the keys: did you mean 'cat'? they read [CLS], The, cat",
-    "find 'it -> cat#3' TEXT": "no 'cat#3' among the keys: cat stands at",
+    "find 'it -> cat#3' TEXT": "no 'cat#3' among the keys: cat is at",
     "find 'it -> cat#0' TEXT": "no 'cat#0' among the keys: the first is cat#1",
     "find '400 -> cat' TEXT": "no token 400 among the queries, which are 0 to 12",
     "find 'it -> +400' TEXT": "no token is 400 after 'it'",

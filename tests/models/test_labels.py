@@ -143,7 +143,7 @@ def test_scores_and_thumbnails_from_file_equal_the_model(pair, name):
 
 def test_weights_file_is_named_as_source_and_reads_no_text(pair):
     seen = overview(*pair("own")[1], Selection())
-    assert seen.grids["encoder"].subtitle.endswith("13 tokens · npz, float32, weights as the file has them")
+    assert seen.grids["encoder"].subtitle.endswith("13 tokens · weights from the file")
     with pytest.raises(InputError, match="is a file of weights and reads no text"):
         pair("own")[1][0].prepare("x")
 

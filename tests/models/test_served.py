@@ -151,7 +151,7 @@ def test_commands_read_served_files_and_note_assumptions(served, parts, tmp_path
     shown = [[cell or 0 for cell in row] for row in json.loads(shown.out)["weights"]]
     np.testing.assert_allclose(shown, texts[0][2][0][1], atol=1e-6)
     table = " ".join(run("stats", "--from", path, "-m", folder).out.split())
-    assert "weights recomputed from the file's queries and keys" in table
+    assert "weights from the file's queries and keys" in table
     assert "assumed, as the file does not say: rotary applied, scale 1/√8, causal" in table
     assert run("find", "* -> -1", "--from", path, "-m", folder).code == 0
 

@@ -331,7 +331,7 @@ def test_neurons_refuse_heads_without_captured_queries(made) -> None:
 
 def test_repeated_token_in_neurons_is_noted(causal) -> None:
     seen = split_score(causal, causal.prepare("The cat saw the cat."), CHOSEN, "saw -> cat")
-    assert any(note.startswith("token 2 is shown; cat stands at 5 too") for note in seen.notes)
+    assert any(note.startswith("token 2 is shown; cat is also at 5") for note in seen.notes)
 
 
 LONGER = "The unhappiest cat sat on the mat."

@@ -23,8 +23,8 @@ VIEWS = {
 
 
 SAID = {
-    0.5: r"do not trust layers? [0-9-]+: weights times values miss the output by 0\.5",
-    inf: r"layers? [0-9-]+ computes numbers that are not finite: no scores of its heads",
+    0.5: r"do not rely on layers? [0-9-]+: its weights do not reproduce the output \(error 0\.5\)",
+    inf: r"layers? [0-9-]+ computes numbers that are not finite: its heads have no scores",
 }
 
 

@@ -193,7 +193,7 @@ def test_output_mismatch_is_warned_below_the_picture(made, given, shape, names, 
         record, *_ = observe(made(), *given)
     (site,) = record.sites
     assert site.differs == (by > 0)
-    assert ("do not trust layer 0" in provenance(record.sites)) == site.differs
+    assert ("do not rely on layer 0" in provenance(record.sites)) == site.differs
 
 
 @pytest.mark.parametrize("head", [0, -1])

@@ -78,10 +78,10 @@ def test_corpus_scores_equal_texts_one_by_one(tmp_path, make):
 def test_short_texts_in_fused_pass_agree_with_float64(name):
     model = load(name)
     seen = corpus_stats(model, ListedTexts(TEXTS))
-    assert re.match(r"(\d+) of \1 calls ran as a fused pass", seen.ran)
+    assert re.match(r"(\d+) of \1 calls ran in the fused pass", seen.ran)
     model.module.double()
     exact = corpus_stats(model, ListedTexts(TEXTS), exact_kernel=True)
-    assert exact.ran == "figures measured beside the kernel"
+    assert exact.ran == "every call ran in the model's own kernel"
     assert_same(seen.heads, exact.heads)
 
 
@@ -97,7 +97,7 @@ def test_kernel_output_is_used_where_rows_disagree(own, monkeypatch):
     monkeypatch.setattr("attnscope.capture.rows.kernels.mix", lambda *given: 0 * mix(*given))
     monkeypatch.setattr("attnscope.capture.rows.scores.mix", lambda *given: 0 * mix(*given))
     seen = corpus_stats(own, ListedTexts(TEXTS))
-    assert seen.ran == "figures measured beside the kernel"
+    assert seen.ran == "every call ran in the model's own kernel"
     assert seen.heads == exact.heads
 
 
@@ -105,9 +105,9 @@ def test_long_texts_of_equal_length_share_a_fused_pass(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
     seen = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True))
-    assert "2 of 2 calls ran as a fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
+    assert "2 of 2 calls ran in the fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
     beside = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True), exact_kernel=True)
-    assert "beside the kernel" in beside.ran
+    assert "own kernel" in beside.ran
     assert_same(seen.heads, beside.heads, keys=600)
     assert_same(beside.heads, one_by_one(model, texts), keys=600)
 

@@ -116,7 +116,7 @@ def test_causal_deletion_masks_removed_tokens(tmp_path):
     model = load(saved(tmp_path, "gpt2"), predicting=True)
     deletion = open_deletion(model, model.prepare(TEXT), None)
     ids, at = deletion.prepared.inputs["input_ids"], deletion.prediction.at
-    assert deletion.said == "no other token sees it"
+    assert deletion.said == "masked for all others"
     assert at not in deletion.places
     mask = torch.ones_like(ids)
     mask[0, [deletion.places[1], deletion.places[3]]] = 0

@@ -160,7 +160,7 @@ def test_repeated_word_averages_queries_and_sums_keys(own):
     both, *ones = find_heads(own, own.prepare(TEXT), questions).answers
     weights, one, two = ({each.head: each.weight for each in found.heads} for found in (both, *ones))
     assert weights == pytest.approx({head: one[head] + two[head] for head in one}, abs=1e-6)
-    assert both.notes == ("cat stands at 2 places (2, 14): summed",)
+    assert both.notes == ("cat is at 2 places (2, 14): summed",)
 
 
 def test_backtracking_expression_is_stopped(monkeypatch):

@@ -134,7 +134,7 @@ def test_span_heads_with_nan_shares_come_last(at):
     [
         ("dog -> 1", "no part 'dog': the text has the parts"),
         ("1 -> *", "leave --pair out"),
-        ("1 -> 2", "'1' cannot look at '2': those keys are masked"),  # what comes later
+        ("1 -> 2", "'1' cannot attend to '2': those keys are masked"),  # what comes later
     ],
 )
 def test_invalid_pair_of_parts_is_refused(pair, why):
@@ -402,7 +402,7 @@ def test_long_text_parts_equal_brute_force(tmp_path):
     seen = span_maps(
         model, prepared, [Span(str(number), *each) for number, each in enumerate(pairwise(edges))]
     )
-    assert "2 of 2 calls ran as a fused pass" in seen.notes[0]
+    assert "2 of 2 calls ran in the fused pass" in seen.notes[0]
     rows = torch.cat(folders.eager(folder, **prepared.inputs).attentions).double().flatten(0, 1).numpy()
     even = np.tril(np.ones((size, size))) / np.arange(1, size + 1)[:, None]
     for found, own in ((seen.weights, rows), (seen.baseline, np.broadcast_to(even, rows.shape))):

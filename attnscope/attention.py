@@ -154,7 +154,7 @@ class RowSource(Protocol):
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask leaves open to those queries, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Unmasked keys of those queries, bool.  -> [batch or 1, head or 1, row, key]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +196,7 @@ class Attention:
         return self.read.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Unmasked keys, bool.  -> [batch or 1, head or 1, row, key]"""
         return self.read.allowed(start, stop)
 
     def weights(self, heads: Sequence[int] | None = None) -> Tensor:
@@ -206,11 +206,11 @@ class Attention:
     def only(self, heads: Sequence[int]) -> Attention:
         """The same call with these heads alone, renumbered from 0."""
         self._check(heads)
-        some = getattr(self.read, "only", None)  # of a source that can compute some heads alone
-        read = some(heads) if some else SomeHeads(self.read, tuple(heads))
-        made = self.statistics and self.statistics.only(heads)
+        only_heads = getattr(self.read, "only", None)  # of a source that can compute some heads alone
+        read = only_heads(heads) if only_heads else SomeHeads(self.read, tuple(heads))
+        statistics = self.statistics and self.statistics.only(heads)
         count = len(heads)
-        return replace(self, heads=count, key_heads=count, read=read, statistics=made, values=None)
+        return replace(self, heads=count, key_heads=count, read=read, statistics=statistics, values=None)
 
     def _check(self, heads: Sequence[int] | None) -> None:
         for head in heads or ():
@@ -254,8 +254,8 @@ class SomeHeads:
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Rows of these heads, renumbered from 0.  -> [batch, head, row, key]"""
-        picked = self.chosen if heads is None else [self.chosen[head] for head in heads]
-        return self.all.rows(start, stop, picked)
+        heads = self.chosen if heads is None else [self.chosen[head] for head in heads]
+        return self.all.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """The mask of the rows, bool.  -> [batch or 1, head or 1, row, key]"""

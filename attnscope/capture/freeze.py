@@ -68,9 +68,9 @@ def sorts(ran: Collection[str]) -> bool:
     return any("sort" in name or "topk" in name for name in ran)
 
 
-def restore(moved: Tensor, now: Tensor, before: Tensor) -> Tensor:
+def restore(changed: Tensor, now: Tensor, before: Tensor) -> Tensor:
     """Restore the earlier values where nothing changed, in place if the tensor can be written."""
-    restored = torch.where(moved, now, before)
+    restored = torch.where(changed, now, before)
     spread = any(stride == 0 and size > 1 for stride, size in zip(now.stride(), now.shape, strict=True))
     return restored if spread else now.copy_(restored)
 
@@ -82,9 +82,9 @@ class Share(NamedTuple):
     amount: Tensor  # [...], like the output
 
 
-def places_moved(moved: Tensor) -> list[Tensor]:
+def places_moved(changed: Tensor) -> list[Tensor]:
     """Which places of each axis changed.  [...] -> [place], ..."""
-    return [moved.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(moved.ndim)]
+    return [changed.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(changed.ndim)]
 
 
 def assign_owners(shares: Mapping[int, Share]) -> Tensor:
@@ -131,6 +131,7 @@ def _boxes(changes: Sequence[list[Tensor]], amount: Tensor) -> Tensor:
 
 
 TOO_LONG = "it would take too long"
+CHANGING_CALLS = "the number of attention calls changes with the tokens: the model cannot be audited"
 
 ROUNDING = 64  # rounding error, in smallest steps of single or double precision
 COARSE_ROUNDING = 4  # the same for 16-bit types, which sum in single precision and round once
@@ -181,16 +182,16 @@ class Moves:
         if before is None or [tensor.shape for tensor in before] != [tensor.shape for tensor in now]:
             self.unclear.add(place)
             return []
-        moved = [differ(*both) for both in zip(before, now, strict=True)]
-        if not any(bool(each.any()) for each in moved):
-            return moved
+        changed = [differ(*both) for both in zip(before, now, strict=True)]
+        if not any(bool(each.any()) for each in changed):
+            return changed
         self.reached.add(place)
-        earlier = self.moved.setdefault(place, [torch.zeros_like(each) for each in moved])
-        for mine, theirs in zip(moved, earlier, strict=True):
-            if bool((mine & theirs).any()):
-                self.mixed.setdefault(place, set()).add(mine.shape)
-            theirs |= mine
-        return moved
+        earlier = self.moved.setdefault(place, [torch.zeros_like(each) for each in changed])
+        for each, by_others in zip(changed, earlier, strict=True):
+            if bool((each & by_others).any()):
+                self.mixed.setdefault(place, set()).add(each.shape)
+            by_others |= each
+        return changed
 
     def mixing(self) -> list[CallEnd]:
         """The outputs in which two passes changed one number, of inputs in which they did not."""
@@ -200,11 +201,11 @@ class Moves:
 
     def settle(self, place: CallEnd, value: Any) -> list[Tensor]:
         """Compare a module's input, and undo differences below rounding: it could amplify them."""
-        moved = self.compare(place, value)
-        for mine, now, before in zip(moved, find_tensors(value), self.before.get(place, ()), strict=False):
-            if now.is_contiguous() and not torch.equal(now.where(mine, before), now):
-                restore(mine, now, before)
-        return moved
+        changed = self.compare(place, value)
+        for each, now, before in zip(changed, find_tensors(value), self.before.get(place, ()), strict=False):
+            if now.is_contiguous() and not torch.equal(now.where(each, before), now):
+                restore(each, now, before)
+        return changed
 
 
 def differ(before: Tensor, now: Tensor) -> Tensor:
@@ -218,11 +219,11 @@ def differ(before: Tensor, now: Tensor) -> Tensor:
     steps = ROUNDING if precision.bits >= 32 else COARSE_ROUNDING
     finite = before.abs().nan_to_num(0, 0, 0)
     rounding = steps * precision.eps * float(finite.amax())
-    moved = ~torch.isclose(now, before, rtol=0, atol=rounding, equal_nan=True)
-    if not moved.ndim:
-        return moved
+    changed = ~torch.isclose(now, before, rtol=0, atol=rounding, equal_nan=True)
+    if not changed.ndim:
+        return changed
     other = ~torch.isclose(now, before, rtol=0, atol=0, equal_nan=True)
-    return moved | (other & moved.any(-1, keepdim=True))
+    return changed | (other & changed.any(-1, keepdim=True))
 
 
 def _is_compared(value: Any) -> TypeGuard[Tensor]:
@@ -309,7 +310,7 @@ class FirstPass:
     softmaxes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)  # modules that contain a captured softmax
     hidden: dict[str, str] = field(default_factory=dict)  # and why
-    asked: set[CallKey] = field(default_factory=set)  # calls whose queries a changed token affected
+    affected: set[CallKey] = field(default_factory=set)  # calls whose queries a changed token affected
     shares: dict[tuple[CallEnd, int], dict[int, Share]] = field(default_factory=dict)
     owners: dict[tuple[CallEnd, int], Tensor] = field(default_factory=dict)  # whose token a place has
     functions: dict[str, set[str]] = field(default_factory=dict)  # of torch, that run in a module itself
@@ -327,7 +328,7 @@ class FirstPass:
     def begin(self) -> None:
         """Begin another round of passes."""
         self.moves.forget()
-        self.asked.clear()
+        self.affected.clear()
         self.shares.clear()
 
     def assign_owners(self) -> bool:
@@ -395,7 +396,7 @@ class Freeze(TorchFunctionMode):
         self._record = record
         with ExitStack() as stack:
             stack.enter_context(CALLED.listening(nn.Module, self))
-            run = partial(self._answer, "attention", lambda asked: asked.transpose(1, 2))
+            run = partial(self._answer, "attention", lambda queries: queries.transpose(1, 2))
             stack.enter_context(attention_functions(lambda name, *call: run(*call)))
             stack.enter_context(self)
             yield
@@ -427,18 +428,18 @@ class Freeze(TorchFunctionMode):
             if len(self._record.calls) == captured or self._record.calls[-1] in self.first.hidden:
                 if step is not None:
                     step(result)
-                return self._noted(name, result)
+                return self._note(name, result)
             owner = self._record.calls[-1]
             key = owner, self._calls[owner]
             self._calls[owner] += 1
             with quietly():
-                given = [*find_tensors((args, kwargs))]
-                self.first.moves.compare(CallEnd(*key, "given"), given)
+                inputs = [*find_tensors((args, kwargs))]
+                self.first.moves.compare(CallEnd(*key, "given"), inputs)
                 if self.keeps:
-                    self.first.calls[key] = copy_tensors(given), copy_tensors(result)
+                    self.first.calls[key] = copy_tensors(inputs), copy_tensors(result)
                     self.first.written |= {owner} if turn is None else set()
                     return result
-                return self._held(key, turn, self._record.query_axes[-1], given, result)
+                return self._freeze(key, turn, self._record.query_axes[-1], inputs, result)
         finally:
             self._busy = False
 
@@ -447,20 +448,20 @@ class Freeze(TorchFunctionMode):
         steps, path = self.steps, self._frames[-1][0].module
         if steps is None or path not in steps.paths:
             return None
-        given = [*find_tensors((args, kwargs))]
+        inputs = [*find_tensors((args, kwargs))]
         place = CallEnd(path, self._steps[path], "in")
         self._steps[path] += 1
         steps.names[path, place.call] = name
         with working():
-            steps.moves.compare(place, given)
+            steps.moves.compare(place, inputs)
 
         def leave(result: Any) -> None:
             with working():  # functions may write into their inputs
-                steps.moves.compare(place._replace(end="out"), (result, given))
+                steps.moves.compare(place._replace(end="out"), (result, inputs))
 
         return leave
 
-    def _noted(self, name: str, result: Any) -> Any:
+    def _note(self, name: str, result: Any) -> Any:
         """The output of a function that captured nothing; a softmax captured later gives earlier values."""
         path = self._frames[-1][0].module
         if self.keeps and (next(find_tensors(result), None) is not None or sorts({name})):
@@ -478,35 +479,34 @@ class Freeze(TorchFunctionMode):
                     result.copy_(before)
         return result
 
-    def _held(
-        self, key: CallKey, turn: RowOf | None, axis: int | None, given: list[Tensor], result: Any
+    def _freeze(
+        self, key: CallKey, turn: RowOf | None, axis: int | None, inputs: list[Tensor], result: Any
     ) -> Any:
         """The first pass's result, except the rows whose queries changed.
 
         For a product of weights and values, with queries along ``axis``, the changed rows are unknown.
         """
         if key not in self.first.calls:
-            said = "the number of attention calls changes with the tokens"
-            raise ModelError(f"{said}: the model cannot be audited")
-        earlier, before = self.first.calls[key]
-        held, now = [*find_tensors(before)], [*find_tensors(result)]
-        if [each.shape for each in (*earlier, *held)] != [each.shape for each in (*given, *now)]:
-            return copy_tensors(before)
-        moved = [torch.zeros_like(each, dtype=torch.bool) for each in now]
+            raise ModelError(CHANGING_CALLS)
+        inputs_before, result_before = self.first.calls[key]
+        before, now = [*find_tensors(result_before)], [*find_tensors(result)]
+        if [each.shape for each in inputs_before + before] != [each.shape for each in inputs + now]:
+            return copy_tensors(result_before)
+        changed = [torch.zeros_like(each, dtype=torch.bool) for each in now]
         if turn is not None:
-            asked = differ(earlier[0], given[0]).any(-1)  # [batch, head, query], or [query, batch]
-            if bool(asked.any()):
-                self.first.asked.add(key)
+            queries = differ(inputs_before[0], inputs[0]).any(-1)  # [batch, head, query], or [query, batch]
+            if bool(queries.any()):
+                self.first.affected.add(key)
             elif key in self.fresh:
-                _row(asked, 0 if asked.ndim == 2 else -1, self.number).fill_(True)
-            rows = turn(asked)
-            for each in moved:
+                _row(queries, 0 if queries.ndim == 2 else -1, self.number).fill_(True)
+            rows = turn(queries)
+            for each in changed:
                 each |= rows[..., None] if each.shape[:-1] == rows.shape else each
         elif key in self.fresh and axis is not None:
-            _row(moved[0], axis, self.number).fill_(True)
-        if key in self.fresh and key not in self.first.asked:
-            now = [each.abs().amax() + 1 - each for each in now]  # not a shift, which a norm would undo
-        return with_tensors(result, map(restore, moved, now, held))
+            _row(changed[0], axis, self.number).fill_(True)
+        if key in self.fresh and key not in self.first.affected:  # not a shift, which a norm would undo
+            now = [each.abs().amax() + 1 - each for each in now]
+        return with_tensors(result, map(restore, changed, now, before))
 
     # modules
 
@@ -529,28 +529,33 @@ class Freeze(TorchFunctionMode):
             del self._frames[depth:]
 
     def _leave(self, module: nn.Module, output: Any) -> Any:
-        entered, given = self._frames[-1]
+        entered, inputs_changed = self._frames[-1]
         place = entered._replace(end="out")
         with working():
-            moved = self.first.moves.compare(place, output)
+            changed = self.first.moves.compare(place, output)
             before = self.first.moves.before.get(place, [])
             now = [*find_tensors(output)]
-            if self.footprint is None and len(moved) == 1 and given and not [*module.children()]:
-                recut = moved[0].shape != given[0].shape
-                self.footprint = moved[0] if recut and bool(moved[0].any()) else None
-            if not moved or all(map(torch.equal, before, now)):
+            if self.footprint is None and len(changed) == 1 and inputs_changed and not [*module.children()]:
+                recut = changed[0].shape != inputs_changed[0].shape
+                self.footprint = changed[0] if recut and bool(changed[0].any()) else None
+            if not changed or all(map(torch.equal, before, now)):
                 return output
             if place.module in self.held:
-                both = zip(moved, now, before, strict=True)
-                moved = [self._own((place, index), given, *each) for index, each in enumerate(both)]
-            return with_tensors(output, map(restore, moved, now, before))
+                both = zip(changed, now, before, strict=True)
+                changed = [self._own((place, at), inputs_changed, *each) for at, each in enumerate(both)]
+            return with_tensors(output, map(restore, changed, now, before))
 
     def _own(
-        self, key: tuple[CallEnd, int], given: list[Tensor], moved: Tensor, now: Tensor, before: Tensor
+        self,
+        key: tuple[CallEnd, int],
+        inputs_changed: list[Tensor],
+        changed: Tensor,
+        now: Tensor,
+        before: Tensor,
     ) -> Tensor:
         """Which changed numbers belong to the changed token, in a module that mixes tokens."""
         if key in self.first.owners:
-            return (self.first.owners[key] == self.number) & moved
-        share = Share([places_moved(each) for each in given], (now - before).abs() * moved)
+            return (self.first.owners[key] == self.number) & changed
+        share = Share([places_moved(each) for each in inputs_changed], (now - before).abs() * changed)
         self.first.shares.setdefault(key, {})[self.number] = share
-        return torch.zeros_like(moved)
+        return torch.zeros_like(changed)

@@ -25,13 +25,13 @@ from attnscope.capture.rows.capture import CapturedCall
 from attnscope.errors import AttnscopeError
 
 Result = TypeVar("Result")
-Shown: TypeAlias = tuple[tuple[bool, bool | None, int | None], ...]
+CallAxes: TypeAlias = tuple[tuple[bool, bool | None, int | None], ...]
 """For each call its ``separate_axes``, ``is_cross`` and ``offset``."""
 
 ITEMS = {"__getitem__", "__setitem__"}
 # results depend on index values: one pass says nothing about the next
-TAKING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
-MOVING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
+INDEXING = ITEMS | {"gather", "index_select", "take", "take_along_dim", "masked_select"}
+REORDERING = {"index_put_", "index_copy_", "scatter_", "masked_scatter_", "sort", "argsort", "topk"}
 MOST_MISSES = 16  # after so many passes that ran twice, all are followed, and none is kept
 
 
@@ -44,19 +44,19 @@ class Program:
     """Followed passes of one trace: what their whole numbers may be."""
 
     first: np.ndarray  # the whole numbers of the first pass  [number]
-    may_be: np.ndarray  # that number, the texts, the tokens, or all tokens of all texts  [4, number]
+    candidates: np.ndarray  # that number, the texts, the tokens, or all tokens of all texts  [4, number]
 
     def agrees(self, trace: PassTrace) -> np.ndarray:
         """Which of the four each whole number of a pass equals.  -> bool [4, number]"""
-        agrees: np.ndarray = self._four(trace.shape) == trace.numbers
+        agrees: np.ndarray = self._values(trace.shape) == trace.numbers
         return agrees
 
-    def tells(self, shape: tuple[int, ...]) -> bool:
+    def determines(self, shape: tuple[int, ...]) -> bool:
         """Whether each whole number of a pass of this shape is known."""
-        four = np.ma.array(self._four(shape), mask=~self.may_be)
+        four = np.ma.array(self._values(shape), mask=~self.candidates)
         return bool((four.max(0) == four.min(0)).all())
 
-    def _four(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _values(self, shape: tuple[int, ...]) -> np.ndarray:
         texts, tokens = shape
         return np.stack(np.broadcast_arrays(self.first, texts, tokens, texts * tokens))
 
@@ -66,7 +66,7 @@ class KnownPasses:
     """What is known about the passes of one model over a corpus; safe for several threads."""
 
     programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
-    shown: Shown = ()  # by all of them
+    call_axes: CallAxes = ()  # by all of them
     misses: int = 0
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -101,10 +101,10 @@ class PassTrace:
 
     known: KnownPasses
     trusted: bool
-    plain: bool = True  # everything that ran is in the trace
+    repeatable: bool = True  # everything that ran is in the trace
     shape: tuple[int, ...] = ()  # texts, tokens
     numbers: Any = field(default_factory=list)
-    shown: Shown = ()
+    call_axes: CallAxes = ()
     captured: int = 0  # how many calls kernels computed
     last: RowSource | None = None  # the attention of the last of them; earlier ones may be freed
     _steps: list[object] = field(default_factory=list)
@@ -113,49 +113,49 @@ class PassTrace:
     def begin(self, root: Call) -> None:
         """A pass begins with this call of the whole model; a trace covers one."""
         shape = () if root.first is None else tuple(root.first.shape)
-        self.plain &= len(shape) >= 2 and not self.shape
+        self.repeatable &= len(shape) >= 2 and not self.shape
         self.shape = shape[:2]
         programs = self.known.programs.values()
-        if self.trusted and not (self.plain and any(each.tells(self.shape) for each in programs)):
+        if self.trusted and not (self.repeatable and any(each.determines(self.shape) for each in programs)):
             raise UnknownPass
 
     def add(self, name: str, func: Function, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function ran; its tensors are known by its number, its other results are not."""
-        made = args[:1] if name == "__setitem__" else result
-        made = made if isinstance(made, (tuple, list)) else [made]
-        made = [part for part in made if isinstance(part, Tensor)]
-        if not made:
+        results = args[:1] if name == "__setitem__" else result
+        results = results if isinstance(results, (tuple, list)) else [results]
+        tensors = [part for part in results if isinstance(part, Tensor)]
+        if not tensors:
             return
         self._steps.append((func, self._part(args), self._part(kwargs) if kwargs else None))
-        for part in made:
+        for part in tensors:
             self._makers[id(part)] = len(self._steps)
-        if name in TAKING or name in MOVING:
-            self.plain &= name in TAKING and not _is_indexed(name, args, kwargs)
+        if name in INDEXING or name in REORDERING:
+            self.repeatable &= name in INDEXING and not _is_indexed(name, args, kwargs)
 
     def show(self, capture: CapturedCall) -> CapturedCall:
         """What observers get of a call; where the pass is not followed, from what earlier ones showed."""
-        number = len(self.shown)
-        if self.trusted and number < len(self.known.shown):
-            separate, cross, offset = self.known.shown[number]
+        number = len(self.call_axes)
+        if self.trusted and number < len(self.known.call_axes):
+            separate, cross, offset = self.known.call_axes[number]
             capture = replace(capture, separate_axes=separate, is_cross=cross, offset=offset)
-        self.shown = (*self.shown, (capture.separate_axes, capture.is_cross, capture.offset))
-        self.plain &= self.captured == number + 1 and capture.read is self.last
+        self.call_axes = (*self.call_axes, (capture.separate_axes, capture.is_cross, capture.offset))
+        self.repeatable &= self.captured == number + 1 and capture.read is self.last
         return capture
 
     def settle(self) -> None:
         """Make the pass known; raises ``UnknownPass`` if it was not followed, and is no known one."""
         self.numbers, trace = np.array(self.numbers), tuple(self._steps)
-        self.plain &= len(self.shown) == self.captured
+        self.repeatable &= len(self.call_axes) == self.captured
         program = self.known.programs.get(trace)
         if self.trusted:
-            alike = self.plain and program is not None and self.shown == self.known.shown
-            if program is None or not alike or not (program.agrees(self) | ~program.may_be).all():
+            alike = self.repeatable and program is not None and self.call_axes == self.known.call_axes
+            if program is None or not alike or not (program.agrees(self) | ~program.candidates).all():
                 raise UnknownPass
-        elif self.plain and self.shown == (self.known.shown or self.shown):
+        elif self.repeatable and self.call_axes == (self.known.call_axes or self.call_axes):
             program = program or Program(self.numbers, np.ones((4, len(self.numbers)), bool))
-            program.may_be = program.may_be & program.agrees(self)
-            if program.may_be.any(0).all():
-                self.known.shown, self.known.programs[trace] = self.shown, program
+            program.candidates = program.candidates & program.agrees(self)
+            if program.candidates.any(0).all():
+                self.known.call_axes, self.known.programs[trace] = self.call_axes, program
 
     def _part(self, value: Any) -> object:
         if isinstance(value, Tensor):
@@ -172,7 +172,8 @@ class PassTrace:
             return self._part((value.start, value.stop, value.step))
         if kind is type or (kind.__hash__ is not None and not gc.is_tracked(value)):  # it holds nothing
             return value
-        self.plain = False  # a function, a mask: it may hold tensors, and is another one in the next pass
+        # a function, a mask: it may hold tensors, and is another one in the next pass
+        self.repeatable = False
         return kind
 
 

@@ -34,7 +34,7 @@ class Reading(Protocol):
         """The rows that it reads, ``None`` for all."""
 
     def add(self, rows: Any, allowed: Any, start: int) -> None:
-        """Read the rows from ``start`` on, possibly with unwanted ones between them, and their open keys.
+        """Read the rows from ``start`` on, possibly with unwanted ones between them, and their unmasked keys.
 
         [batch, head, row, key], [batch or 1, head or 1, row, key]: tensors, or arrays if the attention has.
         """
@@ -153,7 +153,7 @@ def _array(values: Tensor | Array) -> Array:
 
 How: TypeAlias = Literal["share", "mean", "max"]
 """What a cell holds: the share of its queries' attention that its keys get, or the mean or the largest of the
-weights of its open pairs."""
+weights of its unmasked pairs."""
 
 Axes: TypeAlias = "tuple[Coarsening, Coarsening]"  # how to coarsen the queries and the keys of a call
 
@@ -181,16 +181,16 @@ class Coarsen(RowObserver):
             tokens = not isinstance(attention.keys, range)
             self.maps.append(CoarseMap(attention.site, values, opened, queries, keys, tokens, broken))
 
-        made = None if attention.statistics is None else attention.statistics.map
+        fused_map = None if attention.statistics is None else attention.statistics.map
         edges = queries.edges, keys.edges
-        if made is None or self.how == "max" or (made.row_edges, made.key_edges) != edges:
+        if fused_map is None or self.how == "max" or (fused_map.row_edges, fused_map.key_edges) != edges:
             wanted = sorted(queries.tokens(*range(len(queries.places)))) if queries.partial else None
             return CellReading(attention, queries.averaging(), keys.summing(), wanted, keep, self.how)
-        pairs = made.pairs[:, None]  # [batch or 1, 1, row, column]
+        pairs = fused_map.pairs[:, None]  # [batch or 1, 1, row, column]
         count = pairs.clamp(min=1)
         if self.how == "share":
-            count = pairs.new_tensor(made.row_edges).diff()[:, None]
-        keep(made.total / count, pairs > 0, 0)
+            count = pairs.new_tensor(fused_map.row_edges).diff()[:, None]
+        keep(fused_map.total / count, pairs > 0, 0)
         return None
 
 
@@ -241,10 +241,10 @@ class CellReading:
         groups, down = slice(start, start + rows.shape[2]), None
         if self.down is not None:
             part = self.down[:, places]
-            reached = np.flatnonzero(part.any(1))
-            if not len(reached):
+            touched = np.flatnonzero(part.any(1))
+            if not len(touched):
                 return
-            groups = slice(int(reached[0]), int(reached[-1]) + 1)
+            groups = slice(int(touched[0]), int(touched[-1]) + 1)
             down = self.kind.asarray(part[groups], device=rows.device)
         if self.how == "max":
             largest = self._largest(rows, down)
@@ -314,23 +314,23 @@ class Sample(RowObserver):
 
     def begin(self, attention: Attention) -> CellReading | None:
         """Begin to read a call, if it was chosen."""
-        chosen = self.choose(attention)
-        if chosen is None:
+        rows = self.choose(attention)
+        if rows is None:
             return None
-        down = np.zeros((len(chosen.queries), len(attention.queries)), np.float32)
-        for row, queries in enumerate(chosen.queries):
+        down = np.zeros((len(rows.queries), len(attention.queries)), np.float32)
+        for row, queries in enumerate(rows.queries):
             down[row, list(queries)] = 1 / len(queries)
 
         def keep(values: Tensor, opened: Tensor, broken: int) -> None:
             self.maps.append(Sampled(attention.site, values, attention.queries, attention.keys, broken))
 
         wanted = np.flatnonzero(down.any(0)).tolist()
-        return CellReading(attention, down, chosen.across, wanted, keep)
+        return CellReading(attention, down, rows.across, wanted, keep)
 
 
 @dataclass(eq=False)
 class RowSums:
-    """The smallest and the largest row sum of every call, over its rows with an open key, read in blocks.
+    """The smallest and the largest row sum of every call, over its rows with an unmasked key, read in blocks.
 
     Less than 1: the rest went to a sink without a token. Not 1 and no sink: the model scales its weights
     after the softmax.

@@ -40,7 +40,7 @@ class Projection:
     bias: Tensor | None  # [width]
     difference: float  # the error of the check
     edge: GradientEdge | None = None  # where a gradient reaches its output, if the pass kept gradients
-    turned: bool = False  # whether queries precede the batch
+    queries_first: bool = False  # whether queries precede the batch
 
 
 @dataclass(eq=False)
@@ -94,12 +94,12 @@ class Projections:
     def _compare(self, call: Call, output: object) -> None:
         if self._pending is None:
             return
-        (attention, *_), gave = self._pending, first_tensor(output)
-        if gave is None or gave.ndim < 2:
+        (attention, *_), result = self._pending, first_tensor(output)
+        if result is None or result.ndim < 2:
             return
         inside = call.module.named_children() if call.name == attention.site.name else ()
         for name, module in [("", call.module), *inside]:
-            projection = _prove(self._pending, f"{call.name}.{name}".strip("."), module, gave)
+            projection = _prove(self._pending, f"{call.name}.{name}".strip("."), module, result)
             if projection is not None:
                 self.found[attention.site] = projection
                 self._pending = None
@@ -137,26 +137,26 @@ def _prove(
     assert weight is not None
     if bias is None or bias.shape != (width,):
         bias = None
-    ways = [output.reshape(batch, queries, width)]
-    ways += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
+    forms = [output.reshape(batch, queries, width)]
+    forms += [output.transpose(0, 1)] if output.shape == (queries, batch, width) else []
     within = PROOF if output.dtype in (torch.float32, torch.float64) else tolerance(output.dtype)
-    for lies in orientations(weight.mT, heads * size, width):
-        parts = lies.reshape(heads, size, width)
+    for oriented in orientations(weight.mT, heads * size, width):
+        parts = oriented.reshape(heads, size, width)
         sum_ = torch.einsum("bhrs,hsw->brw", mixed, parts.to(mixed.dtype))
         sum_ = sum_ if bias is None else sum_ + bias.to(mixed.dtype)
-        for turned, rows in enumerate(ways):
-            given = rows[:, places].to(mixed.dtype)  # [batch, row, width]
-            gap, largest = float((sum_ - given).abs().amax()), float(given.abs().amax())
+        for queries_first, rows in enumerate(forms):
+            expected = rows[:, places].to(mixed.dtype)  # [batch, row, width]
+            gap, largest = float((sum_ - expected).abs().amax()), float(expected.abs().amax())
             if largest > 0 and gap <= within * largest:
                 bias = None if bias is None else bias.detach()
                 edge = get_gradient_edge(output) if output.requires_grad else None
-                return Projection(name, parts.detach(), bias, gap / largest, edge, bool(turned))
+                return Projection(name, parts.detach(), bias, gap / largest, edge, bool(queries_first))
     return None
 
 
 def orientations(weight: Tensor, rows: int, columns: int) -> Iterator[Tensor]:
     """A weight and its transpose, where they fit: linear layers have one form, GPT-2 the other."""
-    yield from (lies for lies in (weight, weight.mT) if lies.shape == (rows, columns))
+    yield from (each for each in (weight, weight.mT) if each.shape == (rows, columns))
 
 
 def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor]:
@@ -164,13 +164,13 @@ def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor
 
     It is the gradient after the projection, multiplied by its weight.  -> [batch, head, query, size]
     """
-    found = {site: each for site, each in projections.found.items() if each.edge is not None}
-    edges = [each.edge for each in found.values() if each.edge is not None]
+    projections_with_edge = {site: each for site, each in projections.found.items() if each.edge is not None}
+    edges = [each.edge for each in projections_with_edge.values() if each.edge is not None]
     slopes = torch.autograd.grad(score, edges, allow_unused=True) if edges else ()
     before: dict[Site, Tensor] = {}
-    for (site, each), slope in zip(found.items(), slopes, strict=True):
+    for (site, each), slope in zip(projections_with_edge.items(), slopes, strict=True):
         if slope is not None:
-            slope = slope.transpose(0, 1) if each.turned else slope
+            slope = slope.transpose(0, 1) if each.queries_first else slope
             slope = slope.flatten(1, -2) if slope.ndim > 3 else slope  # [batch, query, width]
             before[site] = torch.einsum("bqw,hsw->bhqs", slope, each.weight.to(slope))
     return before
@@ -186,7 +186,7 @@ class Reads:
     query: Tensor | None  # [head, width, size]
     key: Tensor | None
     value: Tensor | None
-    turned: bool = False  # whether queries and keys are rotated by position
+    rotated: bool = False  # whether queries and keys are rotated by position
     shared: int = 1  # heads that share a key and a value
     scored: bool = True  # whether queries and keys were seen, not the softmax's result alone
 
@@ -210,11 +210,11 @@ class Circuits(Projections):
             None if each is None else _find(each[0, :, 0], attention.heads, maps, 0)
             for each in (*states, attention.values)
         )
-        asked, turned = states[0], False
-        if asked is not None and query is not None and asked.shape[2] > 1:
-            turned = _find(asked[0, :, -1], attention.heads, maps, 1) is None
+        query_states, rotated = states[0], False
+        if query_states is not None and query is not None and query_states.shape[2] > 1:
+            rotated = _find(query_states[0, :, -1], attention.heads, maps, 1) is None
         shared = attention.heads // attention.key_heads
-        self.reads[attention.site] = Reads(query, key, value, turned, shared, call is not None)
+        self.reads[attention.site] = Reads(query, key, value, rotated, shared, call is not None)
         super().observe(attention)
 
     def _maps(self, length: int) -> Iterator[_Map]:
@@ -222,17 +222,17 @@ class Circuits(Projections):
         for call, output in reversed(self._recent):
             if isinstance(output, Tensor) and not output.is_nested:
                 yield from _of_module(call, output, length)
-        if not self._running or (given := self._running[-1].first) is None or not given.is_floating_point():
+        if not self._running or (states := self._running[-1].first) is None or not states.is_floating_point():
             return
-        rows = _ends(given, length)  # for weights that a module multiplies itself, with each bias that fits
+        rows = _ends(states, length)  # for weights that a module multiplies itself, with each bias that fits
         own = [
             each for each in self._running[-1].module.parameters(recurse=False) if each.is_floating_point()
         ]
         for weight in own:
             if weight.ndim == 2 and weight.shape[1] == rows.shape[1]:
-                made = rows @ weight.float().mT
-                yield weight, made
-                yield from ((weight, made + bias.float()) for bias in own if bias.shape == made.shape[1:])
+                out = rows @ weight.float().mT
+                yield weight, out
+                yield from ((weight, out + bias.float()) for bias in own if bias.shape == out.shape[1:])
 
 
 def _ends(states: Tensor, length: int) -> Tensor:
@@ -242,17 +242,17 @@ def _ends(states: Tensor, length: int) -> Tensor:
 
 
 def _of_module(call: Call, output: Tensor, length: int) -> Iterator[_Map]:
-    weight, given = weight_of(call.module), call.first
-    if weight is None or weight.ndim != 2 or given is None or not weight.is_floating_point():
+    weight, states = weight_of(call.module), call.first
+    if weight is None or weight.ndim != 2 or states is None or not weight.is_floating_point():
         return
-    width, out = given.shape[-1], output.shape[-1]
-    ends, rows = _ends(output, length), _ends(given, length)
+    width, out = states.shape[-1], output.shape[-1]
+    ends, rows = _ends(output, length), _ends(states, length)
     bias = weight_of(call.module, "bias")
-    for lies in orientations(weight, out, width):
-        made = rows @ lies.float().mT
-        made = made + bias.float() if bias is not None and bias.shape == (out,) else made
-        if torch.allclose(made[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):
-            yield lies, ends
+    for oriented in orientations(weight, out, width):
+        out_of_ends = rows @ oriented.float().mT
+        out_of_ends = out_of_ends + bias.float() if bias is not None and bias.shape == (out,) else out_of_ends
+        if torch.allclose(out_of_ends[0], ends[0], atol=ALIKE * float(ends[0].abs().amax())):
+            yield oriented, ends
             return
 
 
@@ -288,7 +288,7 @@ class Norm:
     scale: Tensor  # [batch, query, width]: the norm's weight over the standard deviation of the whole row
     centred: bool
 
-    def of(self, vectors: Tensor) -> Tensor:
+    def apply(self, vectors: Tensor) -> Tensor:
         """Vectors after the norm, with the first row's deviation.  [..., width] -> [..., width]"""
         mean = vectors.mean(-1, keepdim=True) if self.centred else 0
         return (vectors - mean) * self.scale[0, 0].to(vectors)
@@ -342,11 +342,11 @@ class Residuals(Projections):
     _own: Tensor | None = None
     _beside: deque[Tensor] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def of(self, site: Site) -> Residual | None:
+    def residual_at(self, site: Site) -> Residual | None:
         """What is around one call. A model norms in one way; its first layer may not show it."""
-        found = self.residuals.get(site)
+        residual = self.residuals.get(site)
         alike = [each.norm is None for other, each in self.residuals.items() if other.kind == site.kind]
-        return replace(found, normed=None, norm=None) if found is not None and any(alike) else found
+        return replace(residual, normed=None, norm=None) if residual is not None and any(alike) else residual
 
     def observe(self, attention: Attention) -> None:
         """Store the inputs of the modules around, and look for the projection."""
@@ -359,27 +359,27 @@ class Residuals(Projections):
 
     def _compare(self, call: Call, output: object) -> None:
         if self._added is not None:
-            self._look_inside(self._added, call, output)
-            self._look(self._added, call, output)
+            self._find_inner_norm(self._added, call, output)
+            self._find_sum(self._added, call, output)
         if self._added is not None:
-            self._look_beside(self._added, call, output)
-        waiting = self._pending
+            self._find_sum_with_others(self._added, call, output)
+        pending = self._pending
         super()._compare(call, output)
-        gave = first_tensor(output)
-        if waiting is not None and self._pending is None and gave is not None:
-            self._added = _Added(waiting[0].site, gave.detach().clone(), self._own, self._given)
+        result = first_tensor(output)
+        if pending is not None and self._pending is None and result is not None:
+            self._added = _Added(pending[0].site, result.detach().clone(), self._own, self._given)
 
-    def _look_inside(self, added: _Added, call: Call, output: object) -> None:
+    def _find_inner_norm(self, added: _Added, call: Call, output: object) -> None:
         """Whether a norm took the attention's output alone: then the norm's output is added."""
-        given, gave = call.first, first_tensor(output)
-        if added.inner is not None or given is None or gave is None:
+        states, result = call.first, first_tensor(output)
+        if added.inner is not None or states is None or result is None:
             return
-        if given.shape != added.output.shape or not torch.equal(given, added.output):
+        if states.shape != added.output.shape or not torch.equal(states, added.output):
             return
-        if (norm := find_norm(call, given, gave)) is not None:
-            self._added = added._replace(output=gave.detach().clone(), inner=norm)
+        if (norm := find_norm(call, states, result)) is not None:
+            self._added = added._replace(output=result.detach().clone(), inner=norm)
 
-    def _look(self, added: _Added, call: Call, output: object) -> None:
+    def _find_sum(self, added: _Added, call: Call, output: object) -> None:
         """Whether a module's input is the attention's output plus an earlier state."""
         total, shape = call.first, added.output.shape
         if total is None or not isinstance(output, Tensor) or total.shape[-1:] != shape[-1:]:
@@ -398,22 +398,22 @@ class Residuals(Projections):
         elif (norm := find_norm(call, total, output)) is not None:
             self.residuals[added.site] = Residual(before, total, output.detach().clone(), norm)
 
-    def _look_beside(self, added: _Added, call: Call, output: object) -> None:
+    def _find_sum_with_others(self, added: _Added, call: Call, output: object) -> None:
         """Whether a block's output is its input plus the outputs of the attention and another module."""
-        before, given = call.first, first_tensor(output)
-        if before is None or given is None or given.shape != added.output.shape:
+        before, result = call.first, first_tensor(output)
+        if before is None or result is None or result.shape != added.output.shape:
             return
         others = (*self._beside, *(first_tensor(other) for _, other in self._recent))
-        if any(other is not None and _is_sum(given, before, added.output, other) for other in others):
+        if any(other is not None and _is_sum(result, before, added.output, other) for other in others):
             self._added = None
             before = before.detach().clone()
             self.residuals[added.site] = Residual(before, before + added.output, inner=added.inner)
 
     def _leave(self, call: Call, output: object) -> None:
         super()._leave(call, output)
-        gave = first_tensor(output)
-        if self._added is not None and gave is not None and gave.shape == self._added.output.shape:
-            self._beside.append(gave.detach().clone())  # Falcon writes the sum into it
+        result = first_tensor(output)
+        if self._added is not None and result is not None and result.shape == self._added.output.shape:
+            self._beside.append(result.detach().clone())  # Falcon writes the sum into it
 
 
 def _is_sum(total: Tensor, before: Tensor, output: Tensor, *others: Tensor) -> bool:
@@ -433,21 +433,21 @@ def _gap(total: Tensor, *parts: Tensor) -> float:
     return float(((total.double() - sum(wide[1:], wide[0])).abs() / near.clamp(min=TINY)).amax())
 
 
-def find_norm(call: Call, given: Tensor, gave: Tensor) -> Norm | None:
+def find_norm(call: Call, states: Tensor, result: Tensor) -> Norm | None:
     """The norm that a module is, by its formula: a layer norm, or RMS norm."""
     weight, bias = weight_of(call.module), weight_of(call.module, "bias")
     eps = next((each for name in EPS if isinstance(each := getattr(call.module, name, None), float)), 1e-5)
-    if weight is None or weight.shape != given.shape[-1:] or gave.shape != given.shape:
+    if weight is None or weight.shape != states.shape[-1:] or result.shape != states.shape:
         return None
-    near = NEAR if gave.dtype in (torch.float32, torch.float64) else tolerance(gave.dtype)
-    wide = given.detach().to(torch.promote_types(given.dtype, torch.float32))
+    near = NEAR if result.dtype in (torch.float32, torch.float64) else tolerance(result.dtype)
+    wide = states.detach().to(torch.promote_types(states.dtype, torch.float32))
     weight = weight.detach().to(wide)
     added = bias.detach().to(wide) if bias is not None else torch.zeros_like(weight)
     for centred in (True, False):
         vectors = wide - wide.mean(-1, keepdim=True) if centred else wide
         spread = torch.sqrt(vectors.square().mean(-1, keepdim=True) + eps)
         for factor in (weight, 1 + weight):  # Gemma's are one more than they say
-            gap = (vectors / spread * factor + added - gave).abs().amax()
-            if gap <= near * gave.abs().amax():
+            gap = (vectors / spread * factor + added - result).abs().amax()
+            if gap <= near * result.abs().amax():
                 return Norm(factor / spread, centred)
     return None

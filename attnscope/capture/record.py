@@ -176,14 +176,14 @@ class Record:
 
     def note_place(self, description: str, name: str, detail: str = "") -> None:
         """Add what applies to a module; a description has its ``{names}`` and ``{details}`` once, for all."""
-        known = self.places.setdefault(description, [])
+        places = self.places.setdefault(description, [])
 
         def describe() -> str:
-            details = " or ".join(dict.fromkeys(detail for _, detail in known))
-            return description.format(names=name_all(name for name, _ in known), details=details)
+            details = " or ".join(dict.fromkeys(detail for _, detail in places))
+            return description.format(names=name_all(name for name, _ in places), details=details)
 
         before = describe()
-        known.append((name, detail))
+        places.append((name, detail))
         sentence = describe()
         if before in self.changes:
             self.changes[self.changes.index(before)] = sentence
@@ -250,17 +250,17 @@ def name_mixers(paths: Sequence[str], module: Any) -> str:
     names: dict[str, list[int]] = {}
     lists = {path[: one.start()] for path in paths if (one := NUMBER.search(path))}
     for path in paths:
-        found = [*NUMBER.finditer(path)]
-        if len(found) != 1:
+        numbers_in_path = [*NUMBER.finditer(path)]
+        if len(numbers_in_path) != 1:
             names[path or f"the model itself ({type(module).__name__})"] = []
             continue
-        inside = path[found[0].end() + 1 :] or type(module.get_submodule(path)).__name__
-        names.setdefault(inside if len(lists) == 1 else pattern(path), []).append(int(found[0][0]))
-    said = (
+        inside = path[numbers_in_path[0].end() + 1 :] or type(module.get_submodule(path)).__name__
+        names.setdefault(inside if len(lists) == 1 else pattern(path), []).append(int(numbers_in_path[0][0]))
+    names_by_layer = (
         f"layer{'s' * (len(numbers) > 1)} {number_ranges(numbers)}, {name}" if numbers else name
         for name, numbers in names.items()
     )
-    return "; ".join(said)
+    return "; ".join(names_by_layer)
 
 
 class Observer(Protocol):

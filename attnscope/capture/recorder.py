@@ -85,17 +85,17 @@ class Recorder(Pass):
         self.fused = fused
 
     def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a Hugging Face attention function exactly once, and take its attention; not under vmap."""
+        """Run a Hugging Face attention function exactly once, and capture it; not under vmap."""
         if is_mapped(*tensors_in(args, kwargs)):
             return kernel(*args, **kwargs)
         return self.guard.run(partial(self._call_kernel, name), kernel, args, kwargs)
 
     def _call_kernel(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an attention function, or the fused pass instead, and take its attention."""
-        known = self.stack.names.get(id(args[0] if args else kwargs.get("module")))
-        if is_quiet() or (known is None and not self.stack.calls):
+        """Run an attention function, or the fused pass instead, and capture it."""
+        own_path = self.stack.names.get(id(args[0] if args else kwargs.get("module")))
+        if is_quiet() or (own_path is None and not self.stack.calls):
             return kernel(*args, **kwargs)
-        path = (self.path[-1] if known is None and self.path else known) or ""
+        path = (self.path[-1] if own_path is None and self.path else own_path) or ""
         frame, refusal = Frame.from_arguments(name, args, kwargs), None
         if self.fused is not None and frame.has_fused_form:
             with quietly():
@@ -122,35 +122,37 @@ class Recorder(Pass):
         return result
 
     def sdpa(self, kernel: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        """Run torch's own kernel, or the fused pass instead, and take its attention."""
+        """Run torch's own kernel, or the fused pass instead, and capture it."""
         frame = self.frames[-1] if self.frames else None
-        given = dict(zip(("query", "key"), args, strict=False)) | kwargs
-        query: Tensor = given["query"]
+        arguments = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        query: Tensor = arguments["query"]
         batch = texts_in_batch(self.stack.calls, query.shape[-2]) if frame is None else len(frame.query)
         call = sdpa_call(args, kwargs, batch, None if frame is None else frame.query.shape[1])
-        fixed = [self.tracker(Learned).is_fixed(given[name]) for name in ("query", "key")]
+        fixed = [self.tracker(Learned).is_fixed(arguments[name]) for name in ("query", "key")]
         learned = frame is None and not self.is_known and fixed == [True, False]
         self.mark_unrepeatable(learned)
+        # three ways to the output: the fused pass; for short calls of a corpus the rows that observers read
+        # next; the kernel, which runs beside the rows until a pass like this one was followed
         output, capture = fuse(self.fused, CapturedCall.from_call(call, "sdpa", learned))
         mixed = mix_rows(self.fused, capture) if output is None else None
-        proved = mixed is not None and self.is_known  # when a pass like this one was followed
         result: Tensor
-        if output is None and not proved:
+        if output is None and (mixed is None or not self.is_known):
             result = kernel(*args, **kwargs)
             with quietly():
                 if not call.dropout:
                     capture = capture.with_difference(call.value, result.reshape(*call.query.shape[:3], -1))
             if mixed is not None and beyond_rounding(capture.difference, call.query.dtype):
-                mixed = None
+                mixed = None  # the kernel computes something else: its output stays
                 self.mark_unrepeatable()
         if mixed is not None:
             output, error = mixed, capture.difference or 0.0
-            capture = replace(capture, source="kernel", kernel=FUSED, values=call.value, difference=error)
-            capture = replace(capture, refusal=None)
+            capture = replace(
+                capture, source="kernel", kernel=FUSED, values=call.value, difference=error, refusal=None
+            )
         if output is not None:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
         with quietly():
-            self.add_kernel_call(capture, query, given["key"])
+            self.add_kernel_call(capture, query, arguments["key"])
         return result
 
     def on_weighing(self, weighing: Weighing, result: Tensor) -> bool:
@@ -172,7 +174,7 @@ class Recorder(Pass):
         return True
 
     def _add_weighing(self, weighing: Weighing, result: Tensor, owner: str, learned: bool) -> None:
-        """Take the weights that a module's own code multiplied with its values."""
+        """Add the weights that a module's own code multiplied with its values."""
         heads = heads_of(getattr(self.call_of(owner), "module", None))
         batch = texts_in_batch(self.stack.calls, weighing.weights.shape[-2])
         weighing = replace(weighing, trail=drop_relative_scores(self.tracker(Lineage), weighing.trail))
@@ -183,13 +185,13 @@ class Recorder(Pass):
         self.add(capture, owner, origin)
 
     def add_kernel_call(self, capture: CapturedCall, query: Tensor, key: Tensor) -> None:
-        """Take what one of torch's kernels computed from queries and keys."""
+        """Add what one of torch's kernels computed from queries and keys."""
         if not self.frames:
-            asked, answering = (self.tracker(Lineage).origin_of(side) for side in (query, key))
-            follows = capture.batch and not self.is_known
-            origin = origin_of_kernel(asked, answering, capture.batch, query.ndim) if follows else None
-            self.add(capture, self.owner, origin)
-            return
+            origin, lineage = None, self.tracker(Lineage)
+            if capture.batch and not self.is_known:
+                query_origin, key_origin = lineage.origin_of(query), lineage.origin_of(key)
+                origin = origin_of_kernel(query_origin, key_origin, capture.batch, query.ndim)
+            return self.add(capture, self.owner, origin)
         self.note_compiled()
         if isinstance(capture.read, ScoredRows):
             self.frames[-1].sdpa.append(capture)
@@ -245,7 +247,7 @@ def recording(
                 recorder.finish()
         recorder.settle()
     finally:
-        recorder.let_go()
+        recorder.free()
     if warn:
         record, ran = recorder.record, bool(recorder.ran)
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
@@ -273,8 +275,8 @@ class AttentionMode(WatchingMode):
     def _run(self, name: str, func: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and show it to the trackers that follow the pass."""
         recorder, inside = self.recorder, None
-        given = (part for part in (*args, *kwargs.values()) if isinstance(part, Tensor))
-        if name == "scaled_dot_product_attention" and any(part.is_nested for part in given):
+        tensors = (part for part in (*args, *kwargs.values()) if isinstance(part, Tensor))
+        if name == "scaled_dot_product_attention" and any(part.is_nested for part in tensors):
             recorder.name(recorder.owner, NESTED)
             return func(*args, **kwargs)
         if (

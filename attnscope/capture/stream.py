@@ -21,7 +21,7 @@ from attnscope.attention import Attention, Head, Site
 from attnscope.capture.hooks.functions import WatchingMode, is_quiet, quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.projections import Projections
-from attnscope.capture.record import tolerance
+from attnscope.capture.record import NUMBER, tolerance
 from attnscope.capture.rows.scores import mix
 
 # fmt: off
@@ -62,65 +62,65 @@ def is_spread(node: Node, side: int) -> bool:
 def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     """The gradients of a node's inputs, from those of its outputs; held inputs have none."""
     name, saved = kind(node), cast(Any, node)
-    given = next((grad for grad in grads if grad is not None), None)
-    if given is None:
+    grad = next((grad for grad in grads if grad is not None), None)
+    if grad is None:
         return [None] * len(node.next_functions)
     if name == "Div":
-        return [given / saved._saved_other, None]
+        return [grad / saved._saved_other, None]
     if name == "Addmm":
-        left = _product(given, saved._saved_mat2)
-        right = _turned(saved._saved_mat1, given)
+        left = _product(grad, saved._saved_mat2)
+        right = _transposed(saved._saved_mat1, grad)
         factors = [None if side is None else side * saved._saved_alpha for side in (left, right)]
-        return [given * saved._saved_beta, *factors]
+        return [grad * saved._saved_beta, *factors]
     if name in ("Mm", "Bmm"):
-        return [_product(given, saved._saved_mat2), _turned(saved._saved_self, given)]
+        return [_product(grad, saved._saved_mat2), _transposed(saved._saved_self, grad)]
     if name in NORMS:
-        return _pull_norm(name, saved, given)
+        return _pull_norm(name, saved, grad)
     if name in ACTIVATIONS:
-        return [given * _slope(name, saved)]
+        return [grad * _slope(name, saved)]
     pulled = saved(*grads)
     return list(pulled) if isinstance(pulled, tuple) else [pulled]
 
 
-def _product(given: Tensor, right: Tensor | None) -> Tensor | None:
+def _product(grad: Tensor, right: Tensor | None) -> Tensor | None:
     """A gradient of ``x @ right`` as that of x; computed for one row if only one has any."""
     if right is None:
         return None
-    if given.ndim == 2 and len(given) > 1:
-        some = given.detach().abs().amax(-1).nonzero().flatten()
+    if grad.ndim == 2 and len(grad) > 1:
+        some = grad.detach().abs().amax(-1).nonzero().flatten()
         if len(some) == 1:
-            row = given[some] @ right.mT
-            return row.new_zeros(len(given), row.shape[-1]).index_copy(0, some, row)
-    return given @ right.mT
+            row = grad[some] @ right.mT
+            return row.new_zeros(len(grad), row.shape[-1]).index_copy(0, some, row)
+    return grad @ right.mT
 
 
-def _turned(left: Tensor | None, given: Tensor) -> Tensor | None:
-    return None if left is None or left.ndim == 2 else left.mT @ given
+def _transposed(left: Tensor | None, grad: Tensor) -> Tensor | None:
+    return None if left is None or left.ndim == 2 else left.mT @ grad
 
 
-def _pull_norm(name: str, saved: Any, given: Tensor) -> list[Tensor | None]:
+def _pull_norm(name: str, saved: Any, grad: Tensor) -> list[Tensor | None]:
     weight = saved._saved_weight
     axes = tuple(range(-len(saved._saved_normalized_shape), 0))
-    inner = given if weight is None else given * weight
+    inner = grad if weight is None else grad * weight
     if name == "FusedRmsNorm":
         return [inner * saved._saved_result1, None]
     inner = inner * saved._saved_result2
-    return [inner - inner.mean(axes, keepdim=True), None, given]
+    return [inner - inner.mean(axes, keepdim=True), None, grad]
 
 
 def _slope(name: str, saved: Any) -> Tensor:
     """f(x) / x of an activation; 1 at 0 for those with that slope there."""
     if name == "Tanh":
-        made = saved._saved_result.double()
-        return torch.where(made == 0, 1.0, made / torch.atanh(made)).to(saved._saved_result.dtype)
+        result = saved._saved_result.double()
+        return torch.where(result == 0, 1.0, result / torch.atanh(result)).to(saved._saved_result.dtype)
     if name == "Relu":
         rises: Tensor = saved._saved_result > 0
         return rises.to(saved._saved_result.dtype)
-    given: Tensor = saved._saved_self
+    source: Tensor = saved._saved_self
     if name == "Silu":
-        return given.sigmoid()
-    made = F.gelu(given, approximate=saved._saved_approximate)
-    return torch.where(given == 0, torch.full_like(given, 0.5), made / given)
+        return source.sigmoid()
+    result = F.gelu(source, approximate=saved._saved_approximate)
+    return torch.where(source == 0, torch.full_like(source, 0.5), result / source)
 
 
 Edge: TypeAlias = "tuple[Node, int]"
@@ -242,7 +242,7 @@ class _Functions(WatchingMode):
 
 
 Key = TypeVar("Key", Edge, Node)
-Ways: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"
+LeadsOn: TypeAlias = "Callable[[tuple[Node | None, int]], bool]"
 EMBEDDINGS = ("Embedding", "MaskedScatter")
 """Where a stream begins: an embedding table, or where an embedded picture or sound enters a text."""
 
@@ -269,7 +269,7 @@ class Stream:
 
     root: Edge
     rows: StreamRows
-    held: list[str] = field(default_factory=list)  # activations of the output head
+    fixed_activations: list[str] = field(default_factory=list)  # activations of the output head
 
     def __post_init__(self) -> None:
         self.written = self.rows.written()
@@ -281,19 +281,19 @@ class Stream:
                 self._varies[each] for each, _ in node.next_functions if each is not None
             )
         for _ in range(3):
-            self._look()
+            self._mark_leads()
             if self.leads[self.root[0]]:
                 return
             self._open_head()
         raise Lost("its output cannot be traced back to its embeddings")
 
-    def _look(self) -> None:
+    def _mark_leads(self) -> None:
         """Determine for every node whether it leads to the embeddings, and whether to heads."""
         self.leads: dict[Node, bool] = {}
         self._heads: dict[Node, bool] = {}
         for node in self.order:
-            self.leads[node] = kind(node) in EMBEDDINGS or any(self._ways(node, self.streams))
-            self._heads[node] = not self.leads[node] and any(self._ways(node, self.mixes))
+            self.leads[node] = kind(node) in EMBEDDINGS or any(self._followed_inputs(node, self.streams))
+            self._heads[node] = not self.leads[node] and any(self._followed_inputs(node, self.mixes))
 
     def streams(self, edge: tuple[Node | None, int]) -> bool:
         """Whether an edge belongs to the stream."""
@@ -303,25 +303,25 @@ class Stream:
         """Whether an edge comes from heads."""
         return edge[0] is not None and (edge in self.written or self._heads[edge[0]])
 
-    def _ways(self, node: Node, leads: Ways) -> list[bool]:
+    def _followed_inputs(self, node: Node, leads: LeadsOn) -> list[bool]:
         """Which inputs of a node lead on, where one may be followed at all."""
         name, inputs = kind(node), node.next_functions
-        ways = [leads(edge) for edge in inputs]
-        none = [False] * len(ways)
+        follows = [leads(edge) for edge in inputs]
+        none = [False] * len(follows)
         if name in LINEAR:
-            return ways
+            return follows
         if name in ACTIVATIONS:
-            return ways if node in self._open else none
+            return follows if node in self._open else none
         if name in NORMS:
-            return [ways[0], False, False][: len(ways)]
+            return [follows[0], False, False][: len(follows)]
         if name not in PRODUCTS:
             return none
         added = SIDES.get(name, 0)
-        factors = ways[added:]
+        factors = follows[added:]
         if name == "Div":
             factors = [factors[0], False] if not any(factors[1:]) else [False, False]
         if sum(factors) != 1:
-            return [*ways[:added], *([False] * len(factors))]
+            return [*follows[:added], *([False] * len(factors))]
         side = factors.index(True)
         other = inputs[1 + added - side] if len(factors) == 2 else (None, 0)
         if leads == self.streams and other[0] is not None and self._varies[other[0]]:
@@ -329,24 +329,24 @@ class Stream:
             each_token = name == "Bmm" and length == self.rows.length  # streams are mixed in it
             if not (each_token or is_spread(node, 1 - side) or node in self._open):
                 factors = [False, False]
-        return [*ways[:added], *factors]
+        return [*follows[:added], *factors]
 
     def _open_head(self) -> None:
         """Hold the activations between the score and everything else constant."""
-        waiting, reached = [self.root[0]], set[Node]()
+        waiting, visited = [self.root[0]], set[Node]()
         while waiting:
             node = waiting.pop()
-            if node in reached:
+            if node in visited:
                 continue
-            reached.add(node)
+            visited.add(node)
             name = kind(node)
             varying = [each for each, _ in node.next_functions if each is not None and self._varies[each]]
             gated = name == "Mul" and len(varying) == 2 and not any(is_spread(node, side) for side in (0, 1))
-            blocked = name in ACTIVATIONS or (gated and not any(self._ways(node, self.streams)))
+            blocked = name in ACTIVATIONS or (gated and not any(self._followed_inputs(node, self.streams)))
             if blocked and node not in self._open and self._varies[node]:
                 self._open.add(node)
                 if name in ACTIVATIONS:
-                    self.held.append(name.lower())
+                    self.fixed_activations.append(name.lower())
             elif name in LINEAR | PRODUCTS | ACTIVATIONS:
                 waiting += [each for each, _ in node.next_functions if each is not None]
 
@@ -363,32 +363,32 @@ class Stream:
             elif name == "AccumulateGrad":
                 _add(parts.biases, node, grads[0])
             else:
-                inputs, chosen = node.next_functions, self._chosen(node, name)
-                known = [(each, output) for each, output in inputs if each is not None]
-                if name in ("Add", "Sub") and len(known) < 2 and grads[0] is not None:
-                    parts.constants.append(((node, 0), known[0] if known else None, grads[0]))
-                for (each, output), grad, follow in zip(inputs, pull(node, grads), chosen, strict=False):
+                inputs, follows = node.next_functions, self._inputs_of_gradient(node, name)
+                tensors = [(each, output) for each, output in inputs if each is not None]
+                if name in ("Add", "Sub") and len(tensors) < 2 and grads[0] is not None:
+                    parts.constants.append(((node, 0), tensors[0] if tensors else None, grads[0]))
+                for (each, output), grad, follow in zip(inputs, pull(node, grads), follows, strict=False):
                     if follow and each is not None and grad is not None:
                         shape = tuple(each._input_metadata[output].shape)
                         grad = grad.sum_to_size(shape) if grad.shape != shape else grad
                         self._push((each, output), grad, parts)
         return parts
 
-    def _chosen(self, node: Node, name: str) -> list[bool]:
+    def _inputs_of_gradient(self, node: Node, name: str) -> list[bool]:
         """The inputs that the gradient goes on to: all terms of a sum, one side of a product."""
         inputs = node.next_functions
         if name in LINEAR:
             return [True] * len(inputs)
-        both = self._ways(node, self.mixes), self._ways(node, self.streams)
-        ways = [one or other for one, other in zip(*both, strict=True)]
-        if not any(ways) and name in PRODUCTS:
+        both = self._followed_inputs(node, self.mixes), self._followed_inputs(node, self.streams)
+        follows = [one or other for one, other in zip(*both, strict=True)]
+        if not any(follows) and name in PRODUCTS:
             varying = [edge[0] is not None and self._varies[edge[0]] for edge in inputs]
-            ways = varying if sum(varying) == 1 else ways
-        if not any(ways):
+            follows = varying if sum(varying) == 1 else follows
+        if not any(follows):
             raise Lost(f"nothing is known of {name.lower()}")
         if name in NORMS:
             return [True, False, True][: len(inputs)]
-        return [True if side < SIDES.get(name, 0) else way for side, way in enumerate(ways)]
+        return [True if side < SIDES.get(name, 0) else way for side, way in enumerate(follows)]
 
     def _push(self, edge: Edge, grad: Tensor, parts: ScoreParts) -> None:
         """Add a gradient to what waits at an edge, or to a part: heads, or another with a known row."""
@@ -411,22 +411,19 @@ def _add(sums: dict[Key, Tensor], key: Key, grad: Tensor | None) -> None:
 def _order(root: Node, ends: Mapping[Node, bool] | None = None) -> list[Node]:
     """All nodes behind one, each after those that it reads; nothing behind the ``ends``."""
     order: list[Node] = []
-    reached = {root}
+    visited = {root}
     waiting = [(root, iter(root.next_functions))]
     while waiting:
         node, inputs = waiting[-1]
         for each, _ in inputs:
-            if each is not None and each not in reached and not (ends and ends[node]):
-                reached.add(each)
+            if each is not None and each not in visited and not (ends and ends[node]):
+                visited.add(each)
                 waiting.append((each, iter(each.next_functions)))
                 break
         else:
             order.append(node)
             waiting.pop()
     return order
-
-
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)", re.ASCII)
 
 
 @dataclass
@@ -472,17 +469,17 @@ class Effects:
         effect = self._of.get(head)
         if effect is None or not effect.requires_grad:
             return torch.zeros_like(seed[0])
-        (moved,) = torch.autograd.grad(effect, seed, retain_graph=True)
-        return moved[0].detach()
+        (slopes,) = torch.autograd.grad(effect, seed, retain_graph=True)
+        return slopes[0].detach()
 
 
 def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
     """The effects of the parts that a walk along the stream reached."""
     effects, rows = Effects(), stream.rows
-    reached = set()
+    sites = set()
     for edge, grad in parts.heads.items():
         written = stream.written[edge]
-        reached.add(written.site)
+        sites.add(written.site)
         values, bias = _of_heads(written, grad, rows)
         effects.biases += bias
         for number, value in enumerate(values):
@@ -490,11 +487,11 @@ def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
             effects.heads[head] = effects.heads.get(head, 0.0) + float(value.detach())
             effects._of[head] = effects._of[head] + value if head in effects._of else value
     for written in stream.written.values():
-        if written.site not in reached:
+        if written.site not in sites:
             effects.silent.add(written.site.layer)
             for number in range(len(written.mixed)):
                 effects.heads.setdefault(Head(written.site.layer, number, written.site.kind), 0.0)
-    effects.silent -= {site.layer for site in reached}
+    effects.silent -= {site.layer for site in sites}
     _add_others(effects, stream, parts)
     for head in [each for each in effects.heads if each.layer in effects.mixed & effects.silent]:
         del effects.heads[head]  # they are in the sum of their layer
@@ -514,15 +511,15 @@ def _add_constants(effects: Effects, parts: ScoreParts, rows: StreamRows) -> Non
             effects.embeddings += effect
         else:
             effects.biases += effect
-    for out, given, grad in parts.constants:
-        whole = rows.times(out, grad)
-        before = None if given is None else rows.times(given, grad)
-        if whole is None or before is None:
+    for out, source, grad in parts.constants:
+        total = rows.times(out, grad)
+        before = None if source is None else rows.times(source, grad)
+        if total is None or before is None:
             continue
         if _layer_of(rows.rows[out].module) is None:
-            effects.embeddings += whole - before
+            effects.embeddings += total - before
         else:
-            effects.biases += whole - before
+            effects.biases += total - before
 
 
 def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor, float]:
@@ -560,11 +557,11 @@ def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
 
 def _layer_of(module: str) -> int | None:
     """The first number in a module's path."""
-    found = _NUMBER.search(module)
-    return None if found is None else int(found[1])
+    number = NUMBER.search(module)
+    return None if number is None else int(number[0])
 
 
 def _tail(module: str) -> str:
     """What follows the first number in a module's path."""
-    found = _NUMBER.search(module)
-    return module if found is None else module[found.end() :].strip(".")
+    number = NUMBER.search(module)
+    return module if number is None else module[number.end() :].strip(".")

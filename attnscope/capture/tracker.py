@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnscope.attention import Axis, Kind
 from attnscope.capture.hooks.functions import COMPILED, is_quiet, quietly, runs_as_written
-from attnscope.capture.hooks.modules import PLAIN, Call, Guard, ModuleStack
+from attnscope.capture.hooks.modules import SINGLE_FUNCTIONS, Call, Guard, ModuleStack
 from attnscope.capture.known_passes import PassTrace
 from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.lineage.nodes import CallOrigin
@@ -62,7 +62,7 @@ class Pass(ABC):
             self._by_class[kind] = kind(self)
         return cast(T, self._by_class[kind])
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Free all tensors, which else live until garbage is collected: the parts refer to each other."""
         trackers = self._by_class, self.trackers, self.active_trackers, self.torch_call_trackers
         for group in (*trackers, self.frames, self.stack.names):
@@ -80,7 +80,7 @@ class Pass(ABC):
     @property
     def path(self) -> tuple[str, ...]:
         """The running modules, outermost first, without those that hold one function."""
-        return tuple(call.name for call in self.stack.calls if not isinstance(call.module, PLAIN))
+        return tuple(call.name for call in self.stack.calls if not isinstance(call.module, SINGLE_FUNCTIONS))
 
     @property
     def owner(self) -> str:
@@ -125,7 +125,7 @@ class Pass(ABC):
     def mark_unrepeatable(self, unrepeatable: bool = True) -> None:
         """A trace of the pass would not tell what was seen."""
         if unrepeatable and self.trace is not None:
-            self.trace.plain = False
+            self.trace.repeatable = False
 
     # what it shows
 
@@ -184,7 +184,7 @@ class Pass(ABC):
                 for observer in self.observers:
                     observer.observe(attention)
             if isinstance(capture.read, ScoredRows):
-                capture.read.let_go()
+                capture.read.free()
             self.record.sites.append(SiteRecord.from_attention(attention, self._step))  # seen by all of them
 
 

@@ -82,9 +82,9 @@ def attend(
     request: Request,
     matches: NamedMatches,
 ) -> tuple[Tensor, Statistics]:
-    """Compute ``softmax(scores) @ value`` over the open keys, and the statistics of its weights.
+    """Compute ``softmax(scores) @ value`` over the unmasked keys, and the statistics of its weights.
 
-    Scores are ``softcap(scale·q·k) + bias`` where ``runs`` are open; every row needs an open key. ``matches``
+    Scores are ``softcap(scale·q·k) + bias`` within ``runs``; every row needs an unmasked key. ``matches``
     are the matching pairs of the request, one per text. Memory grows with queries + keys.
     -> [batch, head, query, value size], statistics
     """
@@ -95,20 +95,20 @@ def attend(
     gaps = {name: Gaps.from_function(function, runs, keys) for name, function in request.gaps.items()}
     uneven = {name: each for name, each in gaps.items() if each.slope is None}
     output = query.new_empty(batch, queries, heads, call.value.shape[-1]).transpose(1, 2)
-    whole = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
+    empty = query.new_empty(0, dtype=torch.promote_types(query.dtype, torch.float32))
     lead = batch, heads
     sheets = HeadResults(
         output=output,
-        entropy=whole.new_empty(*lead, queries),
-        largest=whole.new_empty(*lead, queries),
-        top=whole.new_empty(*lead, queries),
-        total=whole.new_ones(*lead, queries),
-        column=whole.new_zeros(*lead, keys),
-        at=whole.new_zeros(*lead, len(request.at), queries),
-        heavier=whole.new_zeros(*lead, len(request.at) if request.heavier else 0, queries),
+        entropy=empty.new_empty(*lead, queries),
+        largest=empty.new_empty(*lead, queries),
+        top=empty.new_empty(*lead, queries),
+        total=empty.new_ones(*lead, queries),
+        column=empty.new_zeros(*lead, keys),
+        at=empty.new_zeros(*lead, len(request.at), queries),
+        heavier=empty.new_zeros(*lead, len(request.at) if request.heavier else 0, queries),
         gaps=torch.zeros(*lead, len(uneven), dtype=torch.float64),
         pairs=torch.zeros(*lead, len(matches), dtype=torch.float64),
-        cells=whole.new_zeros(*lead, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
+        cells=empty.new_zeros(*lead, len(row_edges) - 1, len(key_edges) - 1) if request.cells else None,
     )
     position = torch.arange(queries)
     at = [key_of(position) for key_of in request.at.values()]
@@ -166,13 +166,13 @@ def _run(worker: Callable[[], Worker], jobs: Sequence[tuple[int, int]]) -> None:
 
 @lru_cache(4)  # layers of a model share their runs
 def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...]) -> Tensor:
-    """The number of open pairs in each cell.  -> [batch or 1, row cell, key cell]"""
+    """The number of unmasked pairs in each cell.  -> [batch or 1, row cell, key cell]"""
     edge = torch.tensor(key_edges)
     cell = torch.repeat_interleave(torch.tensor(row_edges).diff())  # [row]
     pairs = torch.zeros(len(runs.low), len(row_edges) - 1, len(key_edges) - 1, dtype=torch.int64)
     for rows in torch.split(torch.arange(len(cell)), 1024):
         low, high = runs.low[:, rows, None], runs.high[:, rows, None]
-        before = torch.minimum(high, edge) - torch.minimum(low, edge)  # open keys before each edge
+        before = torch.minimum(high, edge) - torch.minimum(low, edge)  # unmasked keys before each edge
         pairs.index_add_(1, cell[rows], before.diff(dim=-1))
     return pairs
 
@@ -322,18 +322,18 @@ class FusedPass:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def _runs(self, call: AttentionCall) -> tuple[Runs | None, bool, NamedMatches]:
-        """The runs that a mask leaves open, whether it only opens and closes, and the matching pairs in them.
+        """The unmasked runs of a call, whether it only masks, and the matching pairs in them.
 
         Kept for the next layers, by contents: a model may write the next layer's mask into the same tensor.
         """
         mask = next((mask for mask in (*call.biases, *call.masks) if isinstance(mask, Tensor)), None)
         batch, lengths = len(call.query), (call.query.shape[2], call.key.shape[2])
-        known = batch, *lengths, call.diagonal, None if mask is None else digest(mask)
-        if known not in self._masks:
+        key = batch, *lengths, call.diagonal, None if mask is None else digest(mask)
+        if key not in self._masks:
             while len(self._masks) > 3:
                 del self._masks[next(iter(self._masks))]
             runs = open_runs(mask, *lengths, call.diagonal is not None)
             pairs = self.request.pairs if runs is not None and lengths[0] == lengths[1] else {}
             matches = {} if runs is None else find_matches(pairs, runs, batch)
-            self._masks[known] = runs, mask is None or is_plain(mask), matches
-        return self._masks[known]
+            self._masks[key] = runs, mask is None or is_plain(mask), matches
+        return self._masks[key]

@@ -19,7 +19,7 @@ SHORTEST = 512  # below this many keys the kernel runs, and reading its rows bes
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Requested pairs: each row with the open keys that carry its label; row ``i`` is at key ``i``."""
+    """Requested pairs: each row with the unmasked keys that carry its label; row ``i`` is at key ``i``."""
 
     rows: Tensor  # [text, row] int64
     keys: Tensor  # [text, key] int64
@@ -61,7 +61,7 @@ class Runs:
 
     @property
     def count(self) -> Tensor:
-        """Number of open keys ``n_i``.  -> [batch or 1, row]"""
+        """Number of unmasked keys ``n_i``.  -> [batch or 1, row]"""
         return self.high - self.low
 
 

@@ -1,4 +1,4 @@
-"""Digests of tensors, runs of keys that a mask leaves open, and places of pairs among tiles of weights."""
+"""Digests of tensors, runs of unmasked keys, and places of pairs among tiles of weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _factors(seed: int, count: int) -> NDArray[np.int64]:
 
 
 MASKED_BELOW = -3e4
-"""An additive mask closes a key with -inf or about the lowest number of its type (-65504 in float16)."""
+"""An additive mask hides a key with -inf or about the lowest number of its type (-65504 in float16)."""
 
 CLASSIC_MASKED = -1e4
 """The number with which the original BERT code masked a key; no other use of it is known."""
@@ -57,11 +57,11 @@ ROWS_PER_READ = 1024  # rows of a mask that are read together
 
 
 def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Runs | None:
-    """The runs that a kernel's mask and causality leave open.
+    """The runs of keys that a kernel's mask and causality leave.
 
-    ``mask`` is bool (True is open) or additive, ``[batch or 1, 1, query or 1, key]``; with ``causal`` row
+    ``mask`` is bool (True: unmasked) or additive, ``[batch or 1, 1, query or 1, key]``; with ``causal`` row
     ``i`` sees keys up to ``i``, as in torch's ``scaled_dot_product_attention``. ``None`` if some row's
-    open keys are not one run, if masks differ between heads, or if a row has no open key.
+    unmasked keys are not one run, if masks differ between heads, or if a row has no unmasked key.
     """
     whole = torch.zeros(1, queries, dtype=torch.int64), torch.full((1, queries), keys)
     ends = whole if mask is None else _runs_of(mask, queries)
@@ -74,14 +74,14 @@ def open_runs(mask: Tensor | None, queries: int, keys: int, causal: bool) -> Run
 
 
 def opens(mask: Tensor) -> Tensor:
-    """Where a mask, bool or additive, leaves keys open, bool."""
+    """Where a mask, bool or additive, masks no key, bool."""
     if mask.dtype == torch.bool:
         return mask
     return (mask > MASKED_BELOW) & (mask != CLASSIC_MASKED)
 
 
 def is_plain(mask: Tensor) -> bool:
-    """Whether an additive mask only opens and closes keys and adds nothing to open scores."""
+    """Whether an additive mask only masks keys, and adds nothing to other scores."""
     if mask.dtype == torch.bool:
         return True
     blocks = torch.split(mask, ROWS_PER_READ, -2)
@@ -89,7 +89,7 @@ def is_plain(mask: Tensor) -> bool:
 
 
 def _runs_of(mask: Tensor, queries: int) -> tuple[Tensor, Tensor] | None:
-    """First and one past the last open key of each row.  -> two of [batch or 1, row]"""
+    """First and one past the last unmasked key of each row.  -> two of [batch or 1, row]"""
     if mask.shape[1] > 1:
         first = opens(mask[:, :1])
         for head in range(1, mask.shape[1]):
@@ -136,7 +136,7 @@ class Spots:
     def from_keys(cls, keys: Sequence[Tensor], runs: Runs, text: int) -> Spots:
         """The spots of some keys of a text, each [row], where open."""
         low, high = (ends[text % len(ends)] for ends in (runs.low, runs.high))
-        each = torch.stack([*keys, low - 1], 1)  # [row, name]; the last row's are closed
+        each = torch.stack([*keys, low - 1], 1)  # [row, name]; the last row's are masked
         row, name = ((low[:, None] <= each) & (each < high[:, None])).nonzero(as_tuple=True)
         return cls(name, row, each[row, name], len(low))
 
@@ -156,7 +156,7 @@ class Gaps:
 
     numbers: Tensor  # [gap] float64
     rows: int
-    slope: float | None  # set where every open pair's factor is its gap times this: sums have a closed form
+    slope: float | None  # set where each factor is the gap times this: sums have a closed form
 
     @classmethod
     def from_function(cls, function: Callable[[Tensor], Tensor], runs: Runs, keys: int) -> Gaps:
@@ -198,7 +198,7 @@ class Matches:
 
     @classmethod
     def from_pairs(cls, pairs: Pairs, text: int, low: Tensor, high: Tensor) -> Matches:
-        """The pairs of a text whose rows have the open keys ``low`` to ``high``, both [row]."""
+        """The pairs of a text whose rows have the unmasked keys ``low`` to ``high``, both [row]."""
         rows, keys = pairs.rows[text], pairs.keys[text]
         size = len(keys)
         position = torch.arange(size)
@@ -213,7 +213,7 @@ class Matches:
         return cls(order, first, last, count, pairs.itself)
 
     def places(self, rows: slice, keys: slice, width: int) -> Places:
-        """Where the pairs of some rows lie, whose open keys are all in ``keys``, in tiles of ``width`` keys.
+        """Where the pairs of some rows lie, with all unmasked keys in ``keys``, in tiles of ``width`` keys.
 
         Cached for the next head and layer while a text has at most ``CACHED_PAIRS_PER_ROW`` pairs per row.
         """
@@ -243,7 +243,7 @@ NamedMatches: TypeAlias = Mapping[str, Sequence[Matches]]  # of each text, by th
 
 def find_matches(request: Mapping[str, Pairs], runs: Runs, batch: int) -> NamedMatches:
     """The matches of each text of a batch, by name of the pairs; none if texts have other lengths."""
-    found = {}
+    matches_by_name = {}
     for name, pairs in request.items():
         if pairs.rows.shape[1] == pairs.keys.shape[1] == runs.low.shape[1]:
             texts, masks = len(pairs.rows), len(runs.low)
@@ -251,5 +251,5 @@ def find_matches(request: Mapping[str, Pairs], runs: Runs, batch: int) -> NamedM
                 Matches.from_pairs(pairs, text % texts, runs.low[text % masks], runs.high[text % masks])
                 for text in range(1 if texts == masks == 1 else batch)
             ]
-            found[name] = matches * (batch // len(matches))
-    return found
+            matches_by_name[name] = matches * (batch // len(matches))
+    return matches_by_name

@@ -27,12 +27,12 @@ class Tile(NamedTuple):
 
     start: int
     stop: int
-    mask: Tensor | None  # 1 where a pair is closed and 0 elsewhere, [row, key]; None: all are open
+    mask: Tensor | None  # 1 where a pair is masked and 0 elsewhere, [row, key]; None: none are
     masked: int  # the first key that the mask covers
 
 
 class TileBlock(NamedTuple):
-    """The rows ``start`` to ``stop`` and the tiles that cover their open keys."""
+    """The rows ``start`` to ``stop`` and the tiles that cover their unmasked keys."""
 
     start: int
     stop: int
@@ -126,7 +126,7 @@ class HeadResults(NamedTuple):
     top: Tensor
     total: Tensor  # ones by default, right where there is no sink
     column: Tensor  # [key]
-    at: Tensor  # [name, query], zeros by default, right for closed keys
+    at: Tensor  # [name, query], zeros by default, right for masked keys
     heavier: Tensor  # likewise: how many keys of the row have a greater weight than that one; empty: unasked
     gaps: Tensor  # [name] float64, as the next
     pairs: Tensor

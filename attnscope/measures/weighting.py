@@ -241,14 +241,14 @@ def normed(vectors: Tensor, residual: Residual) -> Tensor:
     That of a norm after the sum is common to a row; that of one before it is in ``spread_rows``.
     """
     for norm in (residual.inner, residual.norm):
-        vectors = vectors if norm is None else norm.of(vectors)
+        vectors = vectors if norm is None else norm.apply(vectors)
     return vectors
 
 
 def residual_part(residual: Residual, heads: int) -> Tensor:
     """Each head's part of the residual, after the norm.  -> [batch, query, width]"""
     before = residual.before.double()
-    return (before if residual.norm is None else residual.norm.of(before)) / heads
+    return (before if residual.norm is None else residual.norm.apply(before)) / heads
 
 
 def spread_rows(amounts: Amounts, inner: Norm) -> Amounts:
@@ -303,7 +303,7 @@ class Contributions:
                 weights = weights * inner.spread[0, which].to(weights)
             if norm is not None:
                 spread = norm.spread[0, which].to(weights)
-                weights, before = weights * spread, norm.of(before) * spread
+                weights, before = weights * spread, norm.apply(before) * spread
             whole = self.residual.result[0, which].to(weights)  # [row, width]
             brought = weights.new_zeros(weights.shape[1], weights.shape[2] + self.crossed)
             for start in range(0, len(whole), BLOCK_ROWS):

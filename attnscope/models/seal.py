@@ -247,7 +247,7 @@ class Search:
             self.changed = [each.changed(self.prepared) for alike in self.distinct() for each in alike]
         while self._holds_more(Setup(self.held)):
             pass
-        unasked = frozenset(self.first.calls.keys() - self.first.asked)
+        unasked = frozenset(self.first.calls.keys() - self.first.affected)
         if unasked:
             self._try(Setup(self.held, unasked))
         if unasked and self._mixing() - self._sorting - self.held:

@@ -107,7 +107,9 @@ class WeightedPass:
             raise self._refusal(attention, f": {why}")
         if weighting == "norm-residual":
             assert isinstance(projections, Residuals)
-            return self._with_residual(attention, attention.values, found, projections.of(attention.site))
+            return self._with_residual(
+                attention, attention.values, found, projections.residual_at(attention.site)
+            )
         weight = None if found is None else found.weight
         values = Values.from_projection(attention.values, attention.heads, weight)
         if weighting == "norm":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Head
 from attnscope.capture import Record
-from attnscope.capture.hooks.torch_functions import edited
+from attnscope.capture.hooks.torch_functions import head_edits
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import InputError, ModelError
 from attnscope.measures import Measurement
@@ -177,7 +177,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
     copies = max(1, min(max(site.key_heads for site in sites), BATCH_TOKENS // len(text.tokens)))
     _, losses = _predicting(model, text, copies)
     with (
-        edited(lambda number, output: None) as gates,
+        head_edits(lambda number, output: None) as gates,
         running_layers(model.module, None, gates.heads) as layers,
     ):
         before = losses()

@@ -201,7 +201,7 @@ def _note_layers(circuits: Circuits, layers: Mapping[Site, LayerWeights]) -> Ite
             "queries and keys are not a plain product: V alone",
         ),
         (
-            [site for site in layers if reads[site].turned],
+            [site for site in layers if reads[site].rotated],
             "rotary positions; Q- and K-composition are computed for distance 0",
         ),
     ):

@@ -121,7 +121,7 @@ class Mixing:
         """What is followed instead of the weights. Raises ``ModelError`` if a block cannot be followed."""
         site = attention.site
         if self.residuals is not None:
-            found, residual = self.residuals.found.get(site), self.residuals.of(site)
+            found, residual = self.residuals.found.get(site), self.residuals.residual_at(site)
             if found is None or residual is None or attention.values is None:
                 what = "its output projection" if found is None else "what its output is added to"
                 raise ModelError(

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from attnscope.attention import Attention, Head, Kind, RowSource
 from attnscope.capture import Observer, Record, recording
-from attnscope.capture.hooks.torch_functions import Edit, Gates, edited, put_forward
+from attnscope.capture.hooks.torch_functions import Edit, Gates, head_edits, with_forward
 from attnscope.capture.projections import first_tensor
 from attnscope.capture.record import FunctionObserver, tolerance
 from attnscope.capture.rows.scores import mix
@@ -82,7 +82,7 @@ def running_layers(
         for name, layer in module.named_modules():
             *outside, last = name.split(".")
             if last.isdecimal() and not any(part.isdecimal() for part in outside):
-                stack.enter_context(put_forward(layer, partial(run, name, layer.forward)))
+                stack.enter_context(with_forward(layer, partial(run, name, layer.forward)))
         yield kept
 
 
@@ -126,7 +126,7 @@ def editing(
 ) -> Iterator[tuple[Record, Gates]]:
     """Edit heads' outputs while the block runs. Raises ``ModelError`` unless every head was edited."""
     axes = None if prepared is None else prepared.axes
-    with recording(model.module, observers, axes, warn=False) as record, edited(edit, record) as gates:
+    with recording(model.module, observers, axes, warn=False) as record, head_edits(edit, record) as gates:
         yield record, gates
     heads = [site.heads for site in record.sites]
     if not heads:
@@ -215,7 +215,7 @@ def editing_again(
         first.model.module,
     )
     watched = recording(module, observers, axes, warn=False) if recorded else nullcontext()
-    with watched as record, edited(edit, record):
+    with watched as record, head_edits(edit, record):
         yield
 
 

@@ -162,8 +162,8 @@ def direct_effects(
         raise SelectionError(f"no head {head}: layers {layers[0]}-{layers[-1]} have heads 0-{most}")
     words = tuple(_favours(model, each, effects.slopes(each, seed)) for each in chosen)
     frozen = "norm scales are"
-    if stream.held:
-        frozen = f"norm scales and the output head's {' and '.join(dict.fromkeys(stream.held))} are"
+    if activations := dict.fromkeys(stream.fixed_activations):
+        frozen = f"norm scales and the output head's {' and '.join(activations)} are"
     notes = [f"units: logits; {frozen} held fixed, so the contributions add up to the score"]
     for told, what in (
         (effects.mixed, "some heads cannot be separated; their sum is shown"),

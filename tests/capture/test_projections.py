@@ -210,7 +210,7 @@ def test_residual_sum_is_located_with_its_norm(name, dtype):
     model.to(dtype)
     given = {key: each.to(dtype) if each.is_floating_point() else each for key, each in given.items()}
     residuals, _ = find(Residuals(), model, **given)
-    found = [residuals.of(site) for site in residuals.sites]
+    found = [residuals.residual_at(site) for site in residuals.sites]
     if name in NOT_FOUND:
         assert found == [None] * len(found)
         return

@@ -258,7 +258,7 @@ def block_vectors(model, text):
     assert len(states) == len(raw.seen)
     for (site, *seen), (norm, state) in zip(raw.seen, states, strict=True):
         weights, values = (each.double().numpy() for each in seen)
-        projection, before = blocks.found[site], blocks.of(site).before.double().numpy()
+        projection, before = blocks.found[site], blocks.residual_at(site).before.double().numpy()
         heads, queries = weights.shape[1:3]
         values = values.repeat(heads // values.shape[1], 1)
         weight = projection.weight.double().numpy()

@@ -99,7 +99,7 @@ def attention_functions(watch: KernelWatch) -> Iterator[None]:
         yield
 
 
-def _observed(kernel: Function, name: str, watches: list[KernelWatch]) -> Function:
+def _with_watches(kernel: Function, name: str, watches: list[KernelWatch]) -> Function:
     """A kernel that goes through the watches, the outermost last."""
 
     def observed(watch: KernelWatch, kernel: Function) -> Function:
@@ -115,7 +115,7 @@ def _kernel_lookup(original: Function, listeners: Callable[[], list[KernelWatch]
 
     def look_up(self: Any, attn_implementation: str, *default: Function) -> Any:
         kernel = original(self, attn_implementation, *default)
-        return _observed(kernel, str(attn_implementation or "eager"), listeners())
+        return _with_watches(kernel, str(attn_implementation or "eager"), listeners())
 
     return look_up
 
@@ -130,7 +130,7 @@ def _eager_tap(name: str) -> Tap[KernelWatch]:
     """That of the eager function in a model's file."""
 
     def watch(original: Function, listeners: Callable[[], list[KernelWatch]]) -> Function:
-        return lambda *args, **kwargs: _observed(original, "eager", listeners())(*args, **kwargs)
+        return lambda *args, **kwargs: _with_watches(original, "eager", listeners())(*args, **kwargs)
 
     return Tap(_EAGER, watch)
 
@@ -232,12 +232,12 @@ def original(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-ASKING = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+FAST_PATH_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 FUSED_FUNCTIONS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 OPERATORS = frozenset(getattr(torch.ops.aten, name).default for name in FUSED_FUNCTIONS)
-MULTIPLYING = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
-BY_TEXT = torch.ops.aten.bmm.default  # may project non-contiguous (transposed) states; after that, it attends
-TURNING = torch.ops.aten.t.default
+PRODUCTS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+BATCHED_PRODUCT = torch.ops.aten.bmm.default  # may project transposed states; after that, it attends
+TRANSPOSE = torch.ops.aten.t.default
 
 
 class WatchingMode(torch.overrides.TorchFunctionMode):
@@ -267,8 +267,8 @@ class FusedProducts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.projected: list[Tensor] = []  # queries, keys and values, together if of the same states
-        self.bare = False  # whether without their bias
-        self.mixed: Tensor | None = None  # the last product's input: weights × values, [token, size]
+        self.without_bias = False  # whether without their bias
+        self.head_outputs: Tensor | None = None  # the last product's input: weights × values, [token, size]
 
     @staticmethod
     def run(kernel: Function, args: Any, kwargs: Any) -> tuple[Any, FusedProducts]:
@@ -285,21 +285,21 @@ class FusedProducts(TorchDispatchMode):
             with self:
                 return func.redispatch(torch._C._dispatch_keys(args[0]) & below, *args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if func is TURNING and torch.is_inference_mode_enabled():  # a product asks how to run it
+        if func is TRANSPOSE and torch.is_inference_mode_enabled():  # a product asks how to run it
             result.requires_grad_(args[0].requires_grad)
-        if func in MULTIPLYING | {BY_TEXT} and self.mixed is None:
+        if func in PRODUCTS | {BATCHED_PRODUCT} and self.head_outputs is None:
             given, weight = args[-2:]
             if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[-2]:
                 self.projected.append(result.flatten(0, -2))
-                self.bare = len(args) == 2  # a bias would come before the two factors
-            elif func in MULTIPLYING:
-                self.mixed = given
+                self.without_bias = len(args) == 2  # a bias would come before the two factors
+            elif func in PRODUCTS:
+                self.head_outputs = given
         return result
 
 
 def fast_path(module: nn.Module) -> AbstractContextManager[None]:
     """Let a module take its fast path under a recording mode, as it would without."""
-    asks = isinstance(module, ASKING)
+    asks = isinstance(module, FAST_PATH_MODULES)
     return _check_tap.listening(torch.overrides, asks) if asks or _check_tap.listeners() else nullcontext()
 
 
@@ -308,8 +308,8 @@ def _check_tap(original: Function, listeners: Callable[[], list[bool]]) -> Funct
     """The check, answering no for a recording mode while one of the checking modules runs its own code."""
 
     def has_torch_function(tensors: tuple[object, ...]) -> Any:
-        asked = listeners()
-        return original(tensors) and not (asked and asked[-1] and watched_alone(tensors))
+        fast = listeners()
+        return original(tensors) and not (fast and fast[-1] and watched_alone(tensors))
 
     def watched_alone(tensors: tuple[object, ...]) -> bool:
         """Whether only recording modes would see functions of these plain tensors."""

@@ -22,10 +22,10 @@ from attnscope.errors import AttnscopeError, first_line, out_of_memory
 Watch: TypeAlias = Callable[[Function, Any, Any], Any]
 """Runs a kernel with its arguments, observes it, and returns its result."""
 
-PLAIN = (nn.Softmax, nn.Dropout, nn.Identity)
+SINGLE_FUNCTIONS = (nn.Softmax, nn.Dropout, nn.Identity)
 """Modules that hold one function; what runs in them belongs to the module around them."""
 
-FROM_ELSEWHERE = ("key_value_states", "encoder_hidden_states", "memory", "context")
+OTHER_SEQUENCES = ("key_value_states", "encoder_hidden_states", "memory", "context")
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params", "cache")
 
 
@@ -44,14 +44,14 @@ class Call:
         return tuple(tensors_in(self.args, self.kwargs))
 
     @property
-    def cached(self) -> bool:
+    def has_cache(self) -> bool:
         """Whether it received a cache."""
         return any(self.kwargs.get(key) is not None for key in CACHES)
 
     @property
-    def foreign(self) -> bool:
+    def has_other_sequence(self) -> bool:
         """Whether it received the states of another sequence by name."""
-        return any(self.kwargs.get(key) is not None for key in FROM_ELSEWHERE)
+        return any(self.kwargs.get(key) is not None for key in OTHER_SEQUENCES)
 
     @property
     def first(self) -> Tensor | None:
@@ -161,7 +161,7 @@ class Guard:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return error is not None and self._noted(error)
+        return error is not None and self._note(error)
 
     def run(self, watch: Watch, kernel: Function, args: Any, kwargs: Any) -> Any:
         """The result of ``watch``; if that fails, the kernel's own result. The kernel runs exactly once.
@@ -181,11 +181,11 @@ class Guard:
         try:
             return watch(once, args, kwargs)
         except Exception as error:
-            if failed or not self._noted(error):
+            if failed or not self._note(error):
                 raise
         return returned[-1] if returned else kernel(*args, **kwargs)
 
-    def _noted(self, error: BaseException) -> bool:
+    def _note(self, error: BaseException) -> bool:
         """Note an exception, unless it shall end the pass."""
         if not isinstance(error, Exception) or isinstance(error, AttnscopeError) or out_of_memory(error):
             return False

@@ -107,9 +107,9 @@ class Trails(Tracker):
             elif call.product and not weights and not any(map(self._learned.is_fixed, call.tensors)):
                 self._scores[result] = Scores(call.product, float(call.kwargs.get("alpha", 1)))
         elif name in SOFTMAX:
-            given = call.given("input", "dim")
-            if isinstance(given.get("dim"), int):
-                self._start(given["input"], given["dim"], result)
+            arguments = call.given("input", "dim")
+            if isinstance(arguments.get("dim"), int):
+                self._start(arguments["input"], arguments["dim"], result)
         elif name in ("linear", "conv1d", "conv2d"):
             self._mix(call.given("input")["input"], result)
         return None
@@ -132,23 +132,23 @@ class Trails(Tracker):
     def _start(self, scores: Tensor, axis: int, result: Tensor) -> None:
         if result.ndim >= 2 and result.is_floating_point():
             self._softmaxes += 1
-            known = self._scores.get(scores) if self._scores else None
+            followed = self._scores.get(scores) if self._scores else None
             self._trails[result] = Trail(
                 self.recorder.path,
-                masked_keys(scores, axis, result.detach(), known and known.added),
+                masked_keys(scores, axis, result.detach(), followed and followed.added),
                 softmax=self._softmaxes,
-                scores=known and replace(known, given=scores.detach()),
+                scores=followed and replace(followed, given=scores.detach()),
             )
 
     def _score(self, call: TorchCall) -> None:
         """Follow scores; a function that does more than scale them and add to them ends it."""
-        known = [arg for arg in call.tensors if arg in self._scores]
-        if not known or not isinstance(call.result, Tensor):
+        followed = [arg for arg in call.tensors if arg in self._scores]
+        if not followed or not isinstance(call.result, Tensor):
             return
-        scores = self._scores[known[0]]
+        scores = self._scores[followed[0]]
         self._scores.pop(call.result, None)  # it may be the same tensor, written into
-        if len(known) == 1 and call.result.shape == known[0].shape:
-            after = _change_scores(scores, call, known[0])
+        if len(followed) == 1 and call.result.shape == followed[0].shape:
+            after = _change_scores(scores, call, followed[0])
             if after is not None:
                 self._scores[call.result] = after
 
@@ -167,8 +167,8 @@ class Trails(Tracker):
             return
         if call.name in RESHAPING and source is args[0]:
             scores = trail.scores if call.name in ("contiguous", "clone", "detach") else None
-            moved = (_move(call, each, len(parts)) for each in (trail.masked, trail.before))
-            for part, masked, before in zip(parts, *moved, strict=True):
+            parts_of = (_move(call, each, len(parts)) for each in (trail.masked, trail.before))
+            for part, masked, before in zip(parts, *parts_of, strict=True):
                 self._trails[part] = replace(trail, masked=masked, scores=scores, before=before)
         elif not several and call.name in ELEMENTWISE and result.shape == source.shape:
             dropped = trail.before is None and _drops(call, source)
@@ -248,33 +248,33 @@ def _with_product(weighing: Weighing, call: TorchCall, axes: WeightAxes, theirs:
     order = [*more, *lead, query, size]
     if call.name == "baddbmm" or sorted(order) != sorted(out) or (more and axes.several):
         return weighing
-    assert weighing.weighed is not None
+    assert weighing.factor is not None
     source = [axis for axis in (*more, *lead, key, size) if axis in theirs]
-    values = weighing.weighed.permute([theirs.index(axis) for axis in source]).detach()
+    values = weighing.factor.permute([theirs.index(axis) for axis in source]).detach()
     for place, axis in enumerate((*more, *lead)):
         values = values if axis in theirs else values.unsqueeze(place)  # heads share them
-    made, weights, result = tuple(map(out.index, order)), weighing.weights, call.result.detach()
-    weights = weights.expand(*result.permute(made).shape[:-2], -1, -1) if more else weights
-    return replace(weighing, weights=weights, values=values, result=result, made=made)
+    order_of_product, weights, result = tuple(map(out.index, order)), weighing.weights, call.result.detach()
+    weights = weights.expand(*result.permute(order_of_product).shape[:-2], -1, -1) if more else weights
+    return replace(weighing, weights=weights, values=values, result=result, product_axes=order_of_product)
 
 
 def _drops(call: TorchCall, source: Tensor) -> bool:
     """Whether a function is dropout that does more than return what it is given, in a new tensor."""
     if "dropout" not in call.name or call.result is source:
         return False
-    given = call.given("input", "p", "training")
-    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
+    arguments = call.given("input", "p", "training")
+    return bool(arguments.get("p", 0.5)) and bool(arguments.get("training", arguments.get("train", True)))
 
 
 def _move(call: TorchCall, tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
     """The parts that a function which moves weights makes of a tensor in their axes."""
-    moved = None if tensor is None else call.func(tensor, *call.args[1:], **call.kwargs)
-    return moved if isinstance(moved, (tuple, list)) else [moved] * count
+    parts = None if tensor is None else call.func(tensor, *call.args[1:], **call.kwargs)
+    return parts if isinstance(parts, (tuple, list)) else [parts] * count
 
 
-def _change_scores(scores: Scores, call: TorchCall, given: Tensor) -> Scores | None:
+def _change_scores(scores: Scores, call: TorchCall, source: Tensor) -> Scores | None:
     """Scores after a function that scales them by a number, or adds terms; None after any other."""
-    others, first = [arg for arg in call.args if arg is not given], call.args[0] is given
+    others, first = [arg for arg in call.args if arg is not source], call.args[0] is source
     if call.name in ADDING and (first or "sub" not in call.name):
         terms = [arg for arg in others if isinstance(arg, Tensor) and arg.is_floating_point()]
         return replace(scores, terms=(*scores.terms, *terms))

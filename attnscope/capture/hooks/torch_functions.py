@@ -49,15 +49,15 @@ def capture_fast_path(
     """The attention of a fused function, None if unseen, and the path of the module that it replaces."""
     alone = name == "_native_multi_head_attention"
     names = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    states, heads = (given[each] for each in (("query", "num_head") if alone else ("src", "num_heads")))
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    states, heads = (arguments[each] for each in (("query", "num_head") if alone else ("src", "num_heads")))
     path = calls[-1].name if alone else f"{calls[-1].name}.self_attn".lstrip(".")
-    if products.mixed is None:
+    if products.head_outputs is None:
         return None, path
-    own = len(products.projected) == 1
-    projected = products.projected[0] if own else torch.cat(products.projected, -1)
-    if products.bare:
-        projected = projected + given["qkv_bias"]
+    same_states = len(products.projected) == 1
+    projected = products.projected[0] if same_states else torch.cat(products.projected, -1)
+    if products.without_bias:
+        projected = projected + arguments["qkv_bias"]
     real = _real_positions(states, calls) if states.is_nested else None  # None: all may be
     shape = (states.size(0), -1) if real is None else real.shape
 
@@ -72,13 +72,13 @@ def capture_fast_path(
     query, key, value = map(split, projected.chunk(3, -1))
     # padded positions neither are attended to nor attend
     masks: list[OpenKeys] = [] if real is None else [real[:, None, None], real[:, None, :, None]]
-    if given.get("mask") is not None:  # True means masked: of keys, or of pairs
-        mask = given["mask"].bool()
-        masks.append(~(mask[:, None, None] if given.get("mask_type") == 1 else mask))
+    if arguments.get("mask") is not None:  # True means masked: of keys, or of pairs
+        mask = arguments["mask"].bool()
+        masks.append(~(mask[:, None, None] if arguments.get("mask_type") == 1 else mask))
     call = AttentionCall(query, key, value, 1 / math.sqrt(query.shape[-1]), (), tuple(masks))
     capture = CapturedCall.from_call(call, name.removeprefix("_"))
-    capture = capture.with_difference(value, split(products.mixed, math.nan))
-    return replace(capture, is_cross=False if own else None), path
+    capture = capture.with_difference(value, split(products.head_outputs, math.nan))
+    return replace(capture, is_cross=False if same_states else None), path
 
 
 def _real_positions(states: Tensor, calls: Sequence[Call]) -> Tensor:
@@ -120,10 +120,10 @@ class AttentionFunctions(Tracker):
         fused, lineage = call.name in FUSED_FUNCTIONS, self.recorder.tracker(Lineage)
         origin = None
         if not query.is_nested and key.shape[fused and key.ndim > 2] == len(capture.keys):  # none are added
-            asking, answering = (
+            query_origin, key_origin = (
                 _project(lineage.origin_of(states), states, capture.heads, fused) for states in (query, key)
             )
-            origin = origin_of_kernel(asking, answering, capture.batch)
+            origin = origin_of_kernel(query_origin, key_origin, capture.batch)
         self.recorder.add(capture, path, origin)
 
 
@@ -159,19 +159,19 @@ class Gates(TorchFunctionMode):
         """Run ``func``, and edit what torch's own kernel returns."""
         name = getattr(func, "__name__", "")
         if name == "multi_head_attention_forward" and not self._inside:
-            return self._projected(func, bind(args, kwargs or {}))
+            return self._edit_before_projection(func, bind(args, kwargs or {}))
         before = None if self.record is None else (len(self.record.calls), len(self.record.sites))
         result = func(*args, **(kwargs or {}))
         if self._inside or name != SDPA:
             if self.record is None or before is None or self._inside:
                 return result
             if name in PRODUCTS and len(self.record.calls) > before[0]:
-                return self._weighed(self.record, result, held=len(self.record.sites) == before[1])
-            return self._joined(func, args, kwargs or {}, result) if name in JOINING and args else result
+                return self._edit_weighing(self.record, result, waits=len(self.record.sites) == before[1])
+            return self._edit_joined(func, args, kwargs or {}, result) if name in JOINING and args else result
         if result.ndim != 4:
             self.heads.append(0)
             return result
-        return self._edited(result.transpose(1, 2)).transpose(1, 2)  # of [batch, head, query, size]
+        return self._edit(result.transpose(1, 2)).transpose(1, 2)  # of [batch, head, query, size]
 
     def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an attention function of transformers, and edit what it returns."""
@@ -180,62 +180,66 @@ class Gates(TorchFunctionMode):
             output, *more = kernel(*args, **kwargs)
         finally:
             self._inside -= 1
-        return (self._edited(output), *more)
+        return (self._edit(output), *more)
 
-    def _projected(self, func: Function, given: dict[str, Any]) -> Any:
+    def _edit_before_projection(self, func: Function, arguments: dict[str, Any]) -> Any:
         """Run torch's attention with an identity as its last projection: else it does not return heads."""
-        weight, bias = given["out_proj_weight"], given["out_proj_bias"]
+        weight, bias = arguments["out_proj_weight"], arguments["out_proj_bias"]
         same = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        output, *more = func(**given | {"out_proj_weight": same, "out_proj_bias": None})
-        heads = output.unflatten(-1, (given["num_heads"], -1))  # [query, batch, head, size], or no batch
+        output, *more = func(**arguments | {"out_proj_weight": same, "out_proj_bias": None})
+        heads = output.unflatten(-1, (arguments["num_heads"], -1))  # [query, batch, head, size], or no batch
         batched = heads[:, None] if heads.ndim == 3 else heads
-        heads = self._edited(batched.transpose(0, 1)).transpose(0, 1).reshape(output.shape)
+        heads = self._edit(batched.transpose(0, 1)).transpose(0, 1).reshape(output.shape)
         return (linear(heads, weight, bias), *more)
 
-    def _weighed(self, record: Record, result: Tensor, held: bool) -> Tensor:
+    def _edit_weighing(self, record: Record, result: Tensor, waits: bool) -> Tensor:
         """Edit a product of a softmax's result and values, whatever its axes.
 
         One head of an entry of a list, which is not shown yet, waits until its output is joined with others.
         """
-        lay = record.layout
-        if lay is None:
+        arrange = record.layout
+        if arrange is None:
             self.heads.append(0)
             return result
-        output = lay(result).transpose(1, 2)
-        if held and output.shape[2] == 1 and record.calls[-1].rpartition(".")[2].isdigit():
-            self._single.append((result, lay))
+        output = arrange(result).transpose(1, 2)
+        if waits and output.shape[2] == 1 and record.calls[-1].rpartition(".")[2].isdigit():
+            self._single.append((result, arrange))
             return result
-        other = self._edited(output)
-        return result if other is output else _lay_back(result, lay, other)
+        other = self._edit(output)
+        return result if other is output else _restore_axes(result, arrange, other)
 
-    def _joined(self, func: Function, args: Any, kwargs: dict[str, Any], result: Tensor) -> Any:
+    def _edit_joined(self, func: Function, args: Any, kwargs: dict[str, Any], result: Tensor) -> Any:
         """Edit heads that stood in modules of their own, where their outputs are joined."""
         single, parts = self._single, args[0]
         alike = isinstance(parts, (list, tuple)) and len(parts) == len(single) > 0
-        if not alike or any(part is not given for part, (given, _) in zip(parts, single, strict=True)):
+        if not alike or any(part is not each for part, (each, _) in zip(parts, single, strict=True)):
             return result
         self._single = []
-        output = torch.cat([lay(given).transpose(1, 2) for given, lay in single], 2)
-        if (other := self._edited(output)) is output:
+        output = torch.cat([arrange(each).transpose(1, 2) for each, arrange in single], 2)
+        if (other := self._edit(output)) is output:
             return result
         heads = zip(single, torch.split(other, 1, 2), strict=True)
-        return func([_lay_back(given, lay, head) for (given, lay), head in heads], *args[1:], **kwargs)
+        return func(
+            [_restore_axes(each, arrange, head) for (each, arrange), head in heads],
+            *args[1:],
+            **kwargs,
+        )
 
-    def _edited(self, output: Tensor) -> Tensor:
+    def _edit(self, output: Tensor) -> Tensor:
         """The edited output.  [batch, query, head, size] -> the same"""
         self.heads.append(output.shape[2])
         other = self.edit(len(self.heads) - 1, output)
         return output if other is None else other
 
 
-def _lay_back(result: Tensor, lay: Layout, output: Tensor) -> Tensor:
+def _restore_axes(result: Tensor, arrange: Layout, output: Tensor) -> Tensor:
     """Another output, [batch, query, head, size], in the axes of a product."""
-    places = lay(torch.arange(result.numel(), device=result.device).view(result.shape)).flatten()
+    places = arrange(torch.arange(result.numel(), device=result.device).view(result.shape)).flatten()
     return output.transpose(1, 2).flatten()[places.argsort()].view(result.shape)
 
 
 @contextmanager
-def edited(edit: Edit, record: Record | None = None) -> Iterator[Gates]:
+def head_edits(edit: Edit, record: Record | None = None) -> Iterator[Gates]:
     """Edit the output of every attention call on this thread while the block runs, which ``record`` notes."""
     gates = Gates(edit, record)
     with attention_functions(gates.kernel_call), gates:
@@ -243,7 +247,7 @@ def edited(edit: Edit, record: Record | None = None) -> Iterator[Gates]:
 
 
 @contextmanager
-def put_forward(module: nn.Module, forward: Function) -> Iterator[None]:
+def with_forward(module: nn.Module, forward: Function) -> Iterator[None]:
     """Run another forward in the place of a module's while the block runs."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward

@@ -83,10 +83,10 @@ class Lineage(Tracker):
 
     def leave(self, call: Call, output: object) -> None:
         """A module need not be followed again if it attended without asking for its lineage."""
-        captured, placed = self._before.pop(call, (self.recorder.captures, 0))
+        captures, uses = self._before.pop(call, (self.recorder.captures, 0))
         if self._paused_in is call:
             self._paused_in, self.recorder.lineage_paused = None, False
-        if self.recorder.captures > captured and self.recorder.lineage_uses == placed:
+        if self.recorder.captures > captures and self.recorder.lineage_uses == uses:
             self._needless.add(_classes(call.module))
 
     def on_torch_call(self, call: TorchCall) -> None:
@@ -109,9 +109,9 @@ class Lineage(Tracker):
         elif name in JOINING:
             self._join(call)
         elif name == "pad":
-            given = call.given("input", "pad", "mode")
-            if given.get("mode", "constant") == "constant":  # otherwise it repeats the ends
-                self._move(replace(call, args=(given["input"], given["pad"]), kwargs={}))
+            arguments = call.given("input", "pad", "mode")
+            if arguments.get("mode", "constant") == "constant":  # otherwise it repeats the ends
+                self._move(replace(call, args=(arguments["input"], arguments["pad"]), kwargs={}))
         elif name not in MIXING:
             self._keep(call)
 
@@ -132,75 +132,75 @@ class Lineage(Tracker):
     def _keep(self, call: TorchCall) -> None:
         """The entries stay in place: those of the first scores, or of the states with the shortest chain."""
         parts = [arg for arg in call.args if isinstance(arg, Tensor) and arg.shape == call.result.shape]
-        known = [origin for origin in map(self.origin_of, parts) if origin is not None]
-        if known:
-            scores = [origin for origin in known if origin.right is not None]
-            best = scores[0] if scores else min(known, key=lambda origin: origin.node.depth)
-            alike = scores or all(origin.state == best.state for origin in known)
+        origins = [origin for origin in map(self.origin_of, parts) if origin is not None]
+        if origins:
+            scores = [origin for origin in origins if origin.right is not None]
+            best = scores[0] if scores else min(origins, key=lambda origin: origin.node.depth)
+            alike = scores or all(origin.state == best.state for origin in origins)
             self._set(call.result, best if alike else Origin(best.node))
 
     def _move(self, call: TorchCall) -> None:
         """A function that moves one tensor, the first of its arguments."""
         (source, *more), result = call.args or (None,), call.result
-        known, several = self.origin_of(source), isinstance(result, (tuple, list))
+        origin, several = self.origin_of(source), isinstance(result, (tuple, list))
 
         def moved(node: Node, part: int) -> Moved:
             return Moved(call.func, call.name, (node, *more), call.kwargs, part if several else None)
 
         for part, tensor in enumerate(result if several else (result,)):
-            if known is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
-                right = None if known.right is None else moved(known.right, part)
-                self._set(tensor, Origin(moved(known.node, part), right, known.state))
+            if origin is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
+                right = None if origin.right is None else moved(origin.right, part)
+                self._set(tensor, Origin(moved(origin.node, part), right, origin.state))
 
     def _join(self, call: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
-        given = call.given("tensors", "dim")
-        parts, axis = given["tensors"], given.get("dim", 0)
-        origins = [self.origin_of(part) for part in parts]
-        known = [origin for origin in origins if origin is not None]
-        scores = all(origin.right is not None for origin in known)
-        if len(known) < len(parts) and not scores and call.name != "stack":
-            if all(origin.node.outputs for origin in known):  # keys beside others, of a memory or a cache
+        arguments = call.given("tensors", "dim")
+        parts, axis = arguments["tensors"], arguments.get("dim", 0)
+        per_part = [self.origin_of(part) for part in parts]
+        origins = [origin for origin in per_part if origin is not None]
+        scores = all(origin.right is not None for origin in origins)
+        if len(origins) < len(parts) and not scores and call.name != "stack":
+            if all(origin.node.outputs for origin in origins):  # keys beside others, of a memory or a cache
                 fixed = [part.shape[axis] if self._is_fixed(part) else 0 for part in parts]
-                one = len(known) == 1 and fixed.count(0) == 1
+                one = len(origins) == 1 and fixed.count(0) == 1
                 at = fixed.index(0) if one else 0
                 self._set(call.result, Origin(Beside(sum(fixed[:at]) * one, sum(fixed[at:]) * one)))
             else:
                 self.start(call.result)
             return
-        if not known:
+        if not origins:
             return
 
         def joined(side: str) -> Moved:
             none = torch.zeros((), dtype=torch.float64, device=call.result.device)  # labels of 0: no origin
             nodes = [
                 getattr(origin, side, None) or Moved(none.expand, "zeros", (tuple(part.shape),), {})
-                for part, origin in zip(parts, origins, strict=True)
+                for part, origin in zip(parts, per_part, strict=True)
             ]
             return Moved(call.func if call.name == "stack" else join_labels, call.name, (nodes, axis), {})
 
         right = joined("right") if scores else None
-        alike = all(origin.state == known[0].state for origin in known)
-        self._set(call.result, Origin(joined("node"), right, known[0].state if alike else object()))
+        alike = all(origin.state == origins[0].state for origin in origins)
+        self._set(call.result, Origin(joined("node"), right, origins[0].state if alike else object()))
 
     def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
-        given, result = call.given("input", "weight"), call.result
-        source, weight = given["input"], given["weight"]
-        known, channels = self.origin_of(source), result.ndim - weight.ndim + 1
-        if known is None or known.right is not None or source.shape[2:] != result.shape[2:]:
+        arguments, result = call.given("input", "weight"), call.result
+        source, weight = arguments["input"], arguments["weight"]
+        origin, channels = self.origin_of(source), result.ndim - weight.ndim + 1
+        if origin is None or origin.right is not None or source.shape[2:] != result.shape[2:]:
             self.start(result, 1 if result.ndim > 2 else 0)
             return
         axes = tuple(None if axis == channels else axis for axis in range(result.ndim))
-        self._project(known, axes, weight, result)
+        self._project(origin, axes, weight, result)
 
-    def _project(self, known: Origin, axes: Axes, weight: Tensor, result: Tensor) -> None:
+    def _project(self, origin: Origin, axes: Axes, weight: Tensor, result: Tensor) -> None:
         """The result is a layer's, whose weight, or part of one, has a number."""
         parts = self._parameters.setdefault(weight if weight._base is None else weight._base, {})
         if weight.storage_offset() not in parts:
             parts[weight.storage_offset()] = next(self._projections)
-        node = Contracted((known.node,), axes, result.shape, parts[weight.storage_offset()])
-        self._set(result, Origin(node, state=known.state))
+        node = Contracted((origin.node,), axes, result.shape, parts[weight.storage_offset()])
+        self._set(result, Origin(node, state=origin.state))
 
     def _multiply(self, call: TorchCall) -> None:
         """A product: a projection by a parameter, scores of two activations, or weighted values."""

@@ -97,17 +97,17 @@ class TorchCall:
     @cached_property
     def product(self) -> Product | None:
         """The call as a product of two factors; None for any other function."""
-        name, given = self.name, [*self.tensors, *self.kwargs.values()]
-        given = [value for value in given if isinstance(value, Tensor)]
+        name, tensors = self.name, [*self.tensors, *self.kwargs.values()]
+        tensors = [value for value in tensors if isinstance(value, Tensor)]
         if name == "einsum":
-            return self._einsum(given)
+            return self._einsum(tensors)
         if name in ("baddbmm", "addmm"):
-            given = given[1:]
+            tensors = tensors[1:]
         if name == "__rmatmul__":
-            given = given[1::-1]
-        if len(given) < 2 or given[0].ndim < 2 or given[1].ndim < 2:
+            tensors = tensors[1::-1]
+        if len(tensors) < 2 or tensors[0].ndim < 2 or tensors[1].ndim < 2:
             return None
-        left, right = given[:2]
+        left, right = tensors[:2]
         if name == "linear":
             lead = LETTERS[: left.ndim - 1]
             return Product(left, right, lead + "x", "yx", lead + "y")

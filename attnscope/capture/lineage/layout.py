@@ -52,9 +52,7 @@ def classify_weighing(lineage: Lineage, weighing: Weighing, result: Tensor) -> t
     if origin is None or trail.reason or is_mapped(weights):
         return True, False
     if origin.right is not None:
-        return lineage.origin_of(weighing.weighed) is not None or not _weigh_distances(
-            origin, weighing
-        ), False
+        return lineage.origin_of(weighing.factor) is not None or not _weigh_distances(origin, weighing), False
     # not from a product of queries and keys
     places = None if weights.numel() > MOST or weights.shape[-1] < 2 else origin.node.labels()
     if places is None:
@@ -78,15 +76,15 @@ def drop_relative_scores(lineage: Lineage, trail: Trail) -> Trail:
         origins = (lineage.origin_of(each) for each in tensors)
         return {root for each in origins if each is not None for root in each.node.roots}
 
-    ours = roots(scores.product.left, scores.product.right)
-    same = (term for term in scores.terms if roots(term) & ours)  # masks are made of the scores' shape
+    score_roots = roots(scores.product.left, scores.product.right)
+    same = (term for term in scores.terms if roots(term) & score_roots)  # masks are made of the scores' shape
     return trail if all(map(is_plain, same)) else replace(trail, scores=None)
 
 
 def _weigh_distances(query: Origin, weighing: Weighing) -> bool:
     """Whether the rows are texts and heads, since each position weighs its own numbers: of distances."""
     (root, *others), labels = query.node.roots, query.node.labels()
-    if others or labels is None or weighing.weighed is None or weighing.weights.numel() > MOST:
+    if others or labels is None or weighing.factor is None or weighing.weights.numel() > MOST:
         return False
     rows = root.split(labels.floor())[1].permute(weighing.axes)[..., 0]
     return rows.ndim > 1 and rows.shape[-1] > 1 and is_constant(rows, -1) and not is_constant(rows, 0)
@@ -248,7 +246,7 @@ def read_places(capture: CapturedCall, origin: CallOrigin, key: Tensor) -> Place
     return Places(origin, query.floor(), channel, key.floor(), exact)
 
 
-def locate_rows_and_keys(capture: CapturedCall, given: Sequence[int], parts: bool) -> Piece | str | None:
+def locate_rows_and_keys(capture: CapturedCall, texts: Sequence[int], parts: bool) -> Piece | str | None:
     """A call with its places; or why it is none of tokens; or None: it cannot be followed to given texts."""
     origin = capture.origin
     key = None if origin is None or origin.key is None else origin.key.labels()
@@ -267,16 +265,16 @@ def locate_rows_and_keys(capture: CapturedCall, given: Sequence[int], parts: boo
         return INSIDE
     if places.share_one_key or places.repeat_keys:
         return None  # each key is made of all tokens (Linformer), or is a recurrent state
-    return _place_in_texts(capture, places, given)
+    return _place_in_texts(capture, places, texts)
 
 
-def _place_in_texts(capture: CapturedCall, places: Places, given: Sequence[int]) -> Piece | str | None:
+def _place_in_texts(capture: CapturedCall, places: Places, texts: Sequence[int]) -> Piece | str | None:
     """A call over tokens with its places in the given texts, if each row is of one text."""
     roots = [root for root in places.roots if bool((places.query // ROOT_OFFSET == root.number).any())]
     if not roots or bool((places.texts[places.query_positions >= 0] < 0).any()):
         return None
     count = max(root.texts for root in roots)
-    if given and count not in (1, *given) and places.have_distinct_heads:
+    if texts and count not in (1, *texts) and places.have_distinct_heads:
         return None  # their root has more than texts in its first axis: heads, windows, frames
     if not is_constant(places.texts, -1):  # several texts in a row; of three axes, positions may come first
         return JOINED if any(len(root.shape) > 3 and root.length > 1 for root in roots) else None
@@ -406,7 +404,7 @@ class SplitCalls(Tracker):
 
 
 def _weighs_padding(piece: Piece) -> bool:
-    """Whether a row leaves keys open that have no position."""
+    """Whether a row leaves keys unmasked that have no position."""
     padding = (piece.key[:, :1] < 0) & (piece.query[:, :1] >= 0)[..., None]  # [batch, 1, query, key]
     read = piece.capture.read
     return bool(padding.any()) and bool((read.allowed(0, padding.shape[2])[:, :1] & padding).any())

@@ -154,10 +154,10 @@ class Contracted(Node):
 
     def _kept(self, which: Which) -> Tensor:
         labels = self.args[0].walk(which)
-        kept = [axis for axis in self.axes if axis is not None]
+        axes = [axis for axis in self.axes if axis is not None]
         for axis in reversed(range(labels.ndim)):
-            labels = labels if axis in kept else _first(labels, axis, marked=which == "position")
-        labels = labels.permute(*(sorted(kept).index(axis) for axis in kept))
+            labels = labels if axis in axes else _first(labels, axis, marked=which == "position")
+        labels = labels.permute(*(sorted(axes).index(axis) for axis in axes))
         return labels[tuple(None if axis is None else slice(None) for axis in self.axes)]
 
 

@@ -37,13 +37,13 @@ class AcrossTexts(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._lineage = recorder.tracker(Lineage)
-        self._along: set[str] = set()  # modules that attend in the direction of positions
+        self._along_positions: set[str] = set()  # modules that attend in the direction of positions
         self.begin()
 
     def begin(self) -> None:
         """No input yet."""
-        self._given: dict[int, Root] = {}  # roots with the axes of the model's input
-        self._doubted: list[str] = []
+        self._input_roots: dict[int, Root] = {}  # roots with the axes of the model's input
+        self._uncertain: list[str] = []
 
     def enter(self, call: Call) -> None:
         """The model receives states."""
@@ -55,44 +55,44 @@ class AcrossTexts(Tracker):
         origin = self._lineage.origin_of(tensor)
         root = None if origin is None else origin.node
         if isinstance(root, Root) and len(root.shape) == 3 and root.shape[0] > 1:
-            self._given[root.number] = root
+            self._input_roots[root.number] = root
 
     def on_torch_call(self, call: TorchCall) -> None:
         """The model receives ids."""
         if call.name == "embedding" and isinstance(call.result, Tensor):
-            ids, given = call.given("input")["input"], self.recorder.stack.calls[0].tensors
-            same = (type(ids) is type(each) and torch.equal(ids, each) for each in given)  # no DTensor
-            if not is_mapped(ids, *given) and any(same):
+            ids, inputs = call.given("input")["input"], self.recorder.stack.calls[0].tensors
+            same = (type(ids) is type(each) and torch.equal(ids, each) for each in inputs)  # no DTensor
+            if not is_mapped(ids, *inputs) and any(same):
                 self._begin_at(call.result)
 
     def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a call attends between texts; then it is named."""
         origin, capture = capture.origin, capture
-        if origin is None or not self._given or origin.query is None or origin.key is None:
+        if origin is None or not self._input_roots or origin.query is None or origin.key is None:
             return False
         if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
             return False
-        query, key, roots = origin.query.labels(), origin.key.labels(), self._given.values()
+        query, key, roots = origin.query.labels(), origin.key.labels(), self._input_roots.values()
         if query is None or key is None:
             return False
-        asking, mine = split(query[:, 0, :, 0].floor(), roots)  # [batch, query]
-        answering, _ = split(key[:, 0, 0].floor(), roots)  # [batch, key]
-        known = (asking >= 0)[:, :, None] & (answering >= 0)[:, None]
-        foreign = known & (asking[:, :, None] != answering[:, None])
+        query_texts, query_positions = split(query[:, 0, :, 0].floor(), roots)  # [batch, query]
+        key_texts, _ = split(key[:, 0, 0].floor(), roots)  # [batch, key]
+        both_known = (query_texts >= 0)[:, :, None] & (key_texts >= 0)[:, None]
+        foreign = both_known & (query_texts[:, :, None] != key_texts[:, None])
         if bool(foreign.any()):
             foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
-        moves = not is_constant(mine % ROOT_OFFSET, -1)
+        moves = not is_constant(query_positions % ROOT_OFFSET, -1)
         if not bool(foreign.any()):
-            if moves and bool(known.any()):
-                self._along.add(capture.name)
-                for other in self._doubted:
+            if moves and bool(both_known.any()):
+                self._along_positions.add(capture.name)
+                for other in self._uncertain:
                     self.recorder.record.note_place(PERHAPS, other)
-                self._doubted.clear()
+                self._uncertain.clear()
             return False
-        if moves or self._along or self.recorder.batch_first:
+        if moves or self._along_positions or self.recorder.batch_first:
             self.recorder.name(capture.name, ACROSS)
             return True
-        self._doubted.append(capture.name)
+        self._uncertain.append(capture.name)
         return False
 
 
@@ -111,14 +111,14 @@ class ChannelSoftmaxes(Tracker):
     def begin(self) -> None:
         """Nothing is held."""
         self._next: int | None = None
-        self._held: dict[int, CapturedCall] = {}  # by the root that the result is
+        self._waiting: dict[int, CapturedCall] = {}  # by the root that the result is
         self._queries: dict[int, set[float]] = {}
 
     def expect(self, weighing: Weighing, result: Tensor) -> None:
         """The next attention has several learned queries."""
-        begun = self._lineage.start(result, -2 if weighing.made_axis in (-1, result.ndim - 1) else -1)
-        if begun is not None and isinstance(begun.node, Root):
-            self._next = begun.node.number
+        origin = self._lineage.start(result, -2 if weighing.query_axis in (-1, result.ndim - 1) else -1)
+        if origin is not None and isinstance(origin.node, Root):
+            self._next = origin.node.number
             self._queries[self._next] = self._channels(weighing.operand)
 
     def _channels(self, tensor: Tensor | None) -> set[float]:
@@ -131,28 +131,28 @@ class ChannelSoftmaxes(Tracker):
         """Whether a call is held."""
         number, self._next = self._next, None
         if number is not None:
-            self._held[number] = capture
+            self._waiting[number] = capture
         return number is not None
 
     def on_torch_call(self, call: TorchCall) -> None:
         """Name what is held if its rows are summed over."""
-        if not self._held or call.name not in PRODUCTS or (product := call.product) is None:
+        if not self._waiting or call.name not in PRODUCTS or (product := call.product) is None:
             return
         gone = set(product.ours) & set(product.theirs) - set(product.out)
         for factor, letters, other, _ in product.sides:
-            made, origin = self._lineage.origin_of(factor), self._lineage.origin_of(other)
-            if made is None or origin is None or origin.right is not None or self._learned.is_fixed(other):
+            left, right = self._lineage.origin_of(factor), self._lineage.origin_of(other)
+            if left is None or right is None or right.right is not None or self._learned.is_fixed(other):
                 continue
-            for number in {root.number for root in made.node.roots} & self._held.keys():
-                places = made.node.labels()
+            for number in {root.number for root in left.node.roots} & self._waiting.keys():
+                places = left.node.labels()
                 if places is None or all(is_constant(places, letters.index(each)) for each in gone):
                     continue
                 if not self._queries[number] & self._channels(other):  # else they give back what they took
-                    self.recorder.record.name(self._held.pop(number).name, OF_CHANNELS)
+                    self.recorder.record.name(self._waiting.pop(number).name, OF_CHANNELS)
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: what is held of it has learned queries."""
-        for number, capture in list(self._held.items()):
+        for number, capture in list(self._waiting.items()):
             if is_within(capture.name, call.name):
                 with quietly():
-                    self.recorder.emit(self._held.pop(number), self)
+                    self.recorder.emit(self._waiting.pop(number), self)

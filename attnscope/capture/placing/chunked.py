@@ -64,14 +64,16 @@ class ChunkedModules(Tracker):
             return
         self.notes = None
         with quietly():
-            capture = lay_out_windows(call, notes, output) if kernel in WINDOWED else None
+            capture = place_windows(call, notes, output) if kernel in WINDOWED else None
             if capture is None:
                 self.recorder.name(call.name, IN_CHUNKS.format(kernel))
             else:
                 self.recorder.add(capture, call.name)
 
 
-def put(weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tensor | None = None) -> Part:
+def place_part(
+    weights: Tensor, keys: Tensor, masked: Tensor | None = None, rows: Tensor | None = None
+) -> Part:
     """Weights of every query on some keys, [batch, head, query, slot], each with its key's number.
 
     ``keys`` and ``masked`` broadcast to them, ``rows`` to [batch, head, query]: the queries' numbers.
@@ -93,7 +95,7 @@ def split(states: Tensor, heads: int) -> Tensor:
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-def lay_out_windows(call: Call, notes: Notes, output: Any) -> CapturedCall | None:
+def place_windows(call: Call, notes: Notes, output: Any) -> CapturedCall | None:
     """The attention of one call, given the states [batch, key, size] and the mask [batch, key].
 
     The mask is 0 for tokens with a window, positive for global ones and negative for masked ones.
@@ -119,8 +121,8 @@ def lay_out_windows(call: Call, notes: Notes, output: Any) -> CapturedCall | Non
         at = row.nonzero()[:, 0]
         places[text, : len(at)] = at
     parts = [
-        put(windows[..., most:], near, masked[..., most:]),
-        put(windows[..., :most], places[:, None, None], masked[..., :most]),
+        place_part(windows[..., most:], near, masked[..., most:]),
+        place_part(windows[..., :most], places[:, None, None], masked[..., :most]),
     ]
     returned = next(iter(output.values() if isinstance(output, dict) else output))
     projected = [split(result.transpose(0, 1), heads) for result in notes.linears]  # the batch is second
@@ -129,16 +131,19 @@ def lay_out_windows(call: Call, notes: Notes, output: Any) -> CapturedCall | Non
     keys = int(real.max()) + 1 if len(real) else count
     proofs = []
     if most:
-        whole, closed = notes.softmaxes[1]
+        global_weights, masked_global = notes.softmaxes[1]
         shape = batch, heads, most, count
-        closed = None if closed is None else closed.view(shape)
-        parts.append(put(whole.view(shape), query[None, None, None], closed, places[:, None]))
+        masked_global = None if masked_global is None else masked_global.view(shape)
+        parts.append(
+            place_part(global_weights.view(shape), query[None, None, None], masked_global, places[:, None])
+        )
         alone = replace(parts[-1], row=query[:most].expand(shape[:3]))
-        made = mixed.take_along_dim(places.clamp(min=0)[:, None, :, None], 2)
-        made = made.masked_fill((places < 0)[:, None, :, None], torch.nan)  # NaNs are not compared
-        proofs.append((PlacedRows((alone,), batch, heads, count), projected[5], made))
-    kept = tuple(replace(part, key=torch.where(part.key < keys, part.key, -1)) for part in parts)
-    rows = PlacedRows(kept, batch, heads, keys)
+        global_output = mixed.take_along_dim(places.clamp(min=0)[:, None, :, None], 2)
+        nowhere = (places < 0)[:, None, :, None]
+        global_output = global_output.masked_fill(nowhere, torch.nan)  # NaNs are not compared
+        proofs.append((PlacedRows((alone,), batch, heads, count), projected[5], global_output))
+    real_parts = tuple(replace(part, key=torch.where(part.key < keys, part.key, -1)) for part in parts)
+    rows = PlacedRows(real_parts, batch, heads, keys)
     mixed = mixed.masked_fill((mask > 0)[:, None, :, None], torch.nan)[:, :, :keys]
     proofs.append((rows, value[:, :, :keys], mixed))
     capture = CapturedCall.from_rows(

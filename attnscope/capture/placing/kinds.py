@@ -36,7 +36,7 @@ ATTENDING = re.compile(r"att(entio)?n|attend", re.I)
 Learned: TypeAlias = tuple[tuple[Token, ...], tuple[Token, ...]]
 """Keys that are the same for every input, before and behind those of the input."""
 
-_shown: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
+_kinds_by_model: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
 """Kinds that calls of a model showed in any recording, encoder or decoder, by path.
 
 A text of one token shows nothing, and gets the kinds of longer texts of the same model.
@@ -60,7 +60,7 @@ def self_kind(attention: Attention, call: Call | None, in_decoder: bool = False)
     """Encoder or decoder, for attention over one sequence, and whether this call shows it.
 
     Decoder if its layer also attends to another sequence, if no query sees later keys, or if the path says
-    decoder. A single query, or a single open key, shows nothing: then only the module's own declarations
+    decoder. A single query, or a single unmasked key, shows nothing: then only the module's own declarations
     count. A module that calls itself causal and fills a cache is a decoder even if it sees a prefix in both
     directions.
     """
@@ -71,7 +71,7 @@ def self_kind(attention: Attention, call: Call | None, in_decoder: bool = False)
     shows = len(attention.queries) > 1 and bool((attention.allowed(0, 1)[..., 1:]).any())
     if not shows and (causal or getattr(module, "is_decoder", False) is True):
         return "decoder", False
-    return "decoder" if causal and call is not None and call.cached else "encoder", shows
+    return "decoder" if causal and call is not None and call.has_cache else "encoder", shows
 
 
 def is_causal(attention: Attention) -> bool:
@@ -94,7 +94,7 @@ def is_causal(attention: Attention) -> bool:
 def offset_of(attention: Attention, cached: bool) -> int | None:
     """The position of query 0 on the key axis of self-attention: the number of earlier keys.
 
-    Equal lengths mean 0. Otherwise a causal mask tells: the row whose last open key lies furthest right
+    Equal lengths mean 0. Otherwise a causal mask tells: the row whose last unmasked key lies furthest right
     of its own number sees itself there (a static cache has empty keys after that). Under an open mask the
     queries are the last keys, if a cache holds the earlier ones. Several queries without a cache have no
     position among the keys: one of both was pooled. Keys behind those of the queries' own tokens, as
@@ -110,13 +110,13 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
     if queries > 1 and not cached and bool((last == keys - 1).all()):
         return None
     furthest = int(lag[last >= 0].max()) if bool((last >= 0).any()) else keys
-    found = max(0, min(furthest, keys - queries))
+    offset = max(0, min(furthest, keys - queries))
 
     def see_themselves(offset: int) -> bool:
         own = allowed.diagonal(offset, -2, -1).flatten(0, 1).any(0)[:queries]
         return bool((own | (last < 0)).all())
 
-    return 0 if found and see_themselves(0) and not see_themselves(found) else found
+    return 0 if offset and see_themselves(0) and not see_themselves(offset) else offset
 
 
 def heads_of(module: object) -> int | None:
@@ -144,9 +144,9 @@ def texts_in_batch(calls: Sequence[Call], queries: int) -> int:
 
 def _receives_two(call: Call, capture: CapturedCall) -> bool:
     """Whether a module received the states of two sequences, the second of which gives the keys."""
-    if call.cached:
+    if call.has_cache:
         return False
-    if call.foreign:
+    if call.has_other_sequence:
         return True
     if capture.queries == capture.keys:
         return False
@@ -155,8 +155,8 @@ def _receives_two(call: Call, capture: CapturedCall) -> bool:
         if capture.batch in axes[:2] and len(axes) > 1:
             axes.remove(capture.batch)  # the others may be positions
     queries, keys = len(capture.queries), len(capture.keys)
-    asking = any(queries in axes for axes in lengths)
-    return asking and any(keys in axes and queries not in axes for axes in lengths)
+    has_queries = any(queries in axes for axes in lengths)
+    return has_queries and any(keys in axes and queries not in axes for axes in lengths)
 
 
 @dataclass
@@ -265,24 +265,25 @@ def keys_lost(call: Call | None, keys: int) -> int:
     return max([0, *(seen - keys for seen in sliding)])
 
 
-SEEN = 1 << 24  # pairs of a mask that are read at a time
+PAIRS_PER_READ = 1 << 24  # pairs of a mask that are read at a time
 
 
 def find_padding(attention: Attention) -> Tensor | None:
-    """Which rows are of padding: their keys are closed to all rows, while others see themselves.
+    """Which rows are of padding: their keys are masked for all rows, while others see themselves.
 
     -> bool, [batch or 1, row]
     """
     read, offset, rows, keys = attention.read, attention.offset, len(attention.queries), len(attention.keys)
-    if offset is None or offset + rows > keys or (isinstance(read, ScoredRows) and not read.is_masked):
+    causal_alone = isinstance(read, ScoredRows) and not (read.call.masks or read.call.biases)
+    if offset is None or offset + rows > keys or causal_alone:
         return None
-    blocks, step = list[tuple[Tensor, Tensor]](), max(1, SEEN // (attention.batch * keys))
+    blocks, step = list[tuple[Tensor, Tensor]](), max(1, PAIRS_PER_READ // (attention.batch * keys))
     for start in range(0, rows, step):
         opened = attention.allowed(start, min(start + step, rows)).any(1)  # [batch or 1, row, key]
         blocks.append((opened.any(1), opened.diagonal(offset + start, -2, -1)))
-    seen = torch.stack([seen for seen, _ in blocks]).any(0)[:, offset : offset + rows]
+    unmasked = torch.stack([unmasked for unmasked, _ in blocks]).any(0)[:, offset : offset + rows]
     own = torch.cat([own for _, own in blocks], -1)
-    return ~seen if bool((own == seen).all()) and not bool(seen.all()) else None
+    return ~unmasked if bool((own == unmasked).all()) and not bool(unmasked.all()) else None
 
 
 def close_rows(attention: Attention, padding: Tensor) -> Attention:
@@ -303,7 +304,7 @@ class LayerNumbers:
 
     _starts: dict[tuple[Kind, str], int] = field(default_factory=dict)
     _ends: dict[Kind, int] = field(default_factory=dict)
-    _taken: set[tuple[Kind, int]] = field(default_factory=set)
+    _numbers_in_use: set[tuple[Kind, int]] = field(default_factory=set)
 
     def number(self, kind: Kind, name: str, width: int) -> int:
         """The layer of one call of module ``name``, whose module list has ``width`` entries."""
@@ -312,10 +313,10 @@ class LayerNumbers:
         if len(numbers) == 1:
             start = self._starts.setdefault((kind, pattern(name)), end)
             layer = end = max(end, start + width)
-            if (kind, start + numbers[0]) not in self._taken:
+            if (kind, start + numbers[0]) not in self._numbers_in_use:
                 layer = start + numbers[0]
         self._ends[kind] = max(end, layer + 1)
-        self._taken.add((kind, layer))
+        self._numbers_in_use.add((kind, layer))
         return layer
 
 
@@ -325,7 +326,8 @@ class Sites:
     def __init__(self, model: nn.Module, axes: Mapping[Kind, tuple[Axis, Axis]]) -> None:
         self.model = model
         self.axes = axes
-        self._kinds = _shown.setdefault(model, {})  # for calls of one query, which show nothing themselves
+        # for calls of one query, which show nothing themselves
+        self._kinds = _kinds_by_model.setdefault(model, {})
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -348,7 +350,7 @@ class Sites:
             offset = capture.offset
             if offset is None and not capture.separate_axes:
                 same = len(attention.queries) + sum(learned) == len(attention.keys)
-                offset = learned[0] if same else offset_of(attention, any(call.cached for call in modules))
+                offset = learned[0] if same else offset_of(attention, any(call.has_cache for call in modules))
             attention = replace(attention, offset=offset)
             kind, shows = self_kind(attention, call, in_decoder)
             if shows:

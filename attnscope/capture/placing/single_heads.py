@@ -40,8 +40,8 @@ class SingleHeads(Tracker):
             if index.isdigit() and isinstance(self.recorder.stack.root.get_submodule(parent), nn.ModuleList):
                 if not self._have_input(parent, call.first):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
-                given = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append((capture, call.name, given))
+                states = None if call.first is None else call.first.clone()
+                self.held.setdefault(parent, []).append((capture, call.name, states))
                 return True
         return False
 

@@ -38,8 +38,8 @@ def find_group(model: nn.Module) -> Any:
 
     undone = any(isinstance(part, FSDPModule) for part in model.modules())  # one split, for each pass
     for weights in model.parameters():
-        placed = weights.placements if isinstance(weights, DTensor) else ()
-        axes = [axis for axis, one in enumerate(placed) if one.is_shard()]
+        placements = weights.placements if isinstance(weights, DTensor) else ()
+        axes = [axis for axis, one in enumerate(placements) if one.is_shard()]
         if isinstance(weights, DTensor) and len(axes) > undone:
             return weights.device_mesh.get_group(axes[-1])
     return None

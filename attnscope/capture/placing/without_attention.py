@@ -49,9 +49,9 @@ def why_empty(model: nn.Module, record: Record, ran: bool = True) -> str:
     listed = [layer for each in model.modules() if isinstance(each, nn.ModuleList) for layer in each]
     if not listed:
         return f"its forward pass ({type(model).__name__}) computes none"
-    told = dict.fromkeys(reason for reason in map(describe, listed) if not reason.startswith(UNKNOWN))
+    reasons = dict.fromkeys(reason for reason in map(describe, listed) if not reason.startswith(UNKNOWN))
     inside = {type(part).__name__ for layer in listed for part in layer.children()}
-    return f"its layers hold {', '.join(told or sorted(inside))}"
+    return f"its layers hold {', '.join(reasons or sorted(inside))}"
 
 
 INSTEAD = (

@@ -64,7 +64,7 @@ class Trail:
     def owner(self, path: Sequence[str]) -> str:
         """The innermost module around the softmax that still runs, when these run."""
         both = zip(self.path, path, strict=False)
-        return ([""] + [ours for theirs, ours in both if theirs == ours])[-1]
+        return ([""] + [here for there, here in both if there == here])[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,31 +77,31 @@ class Weighing:
     grouped: bool = False  # whether neighbouring heads share their values along a separate axis
     operand: Tensor | None = None  # the tensor that was multiplied
     axes: tuple[int, ...] = ()  # of the operand, in the order in which the weights have them
-    weighed: Tensor | None = None  # the other factor
-    made_axis: int = -2  # of the product: its queries
+    factor: Tensor | None = None  # the other one
+    query_axis: int = -2  # of the product: its queries
     values: Tensor | None = None  # [..., key, size], if the product had one such axis
     result: Tensor | None = None  # the product
-    made: tuple[int, ...] = ()  # its axes in the order [..., query, size]
+    product_axes: tuple[int, ...] = ()  # its axes in the order [..., query, size]
 
     def with_heads(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Weights and open keys with a batch and a head axis, from any axes of the module.
+        """Weights and unmasked keys with a batch and a head axis, from any axes of the module.
 
         Five axes and more: those between the first and the queries are heads in groups that share their
         values; otherwise all but the last of them are batch (windows, blocks), unless the second has as
         many entries as the module's ``heads``. Three: [batch·head, query, key], split by the batch of the
         module's input. -> [batch, head, query, key]
         """
-        weights = self._laid(self.weights, batch, heads)
+        weights = self._arrange(self.weights, batch, heads)
         if self.masked is None:
             return weights, None
-        return weights, ~self._laid(self.masked.expand(self.weights.shape), batch, heads)
+        return weights, ~self._arrange(self.masked.expand(self.weights.shape), batch, heads)
 
     def arrange(self, labels: Tensor, batch: int, heads: int | None = None) -> Tensor:
         """A tensor in the operand's axes, rearranged as by ``with_heads``; the last two may be shorter."""
-        return self._laid(labels.permute(self.axes), batch, heads)
+        return self._arrange(labels.permute(self.axes), batch, heads)
 
-    def _laid(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
-        return lay_heads(tensor, self.weights.shape[:-2], self.grouped, batch, heads)
+    def _arrange(self, tensor: Tensor, batch: int, heads: int | None) -> Tensor:
+        return arrange_heads(tensor, self.weights.shape[:-2], self.grouped, batch, heads)
 
     @property
     def _is_shared(self) -> bool:
@@ -109,20 +109,20 @@ class Weighing:
         values, result = self.values, self.result
         if values is None or result is None or self.weights.shape[1:-2] != (1,):
             return False
-        return values.ndim == result.ndim == 4 and values.shape[1] == result.shape[self.made[1]]
+        return values.ndim == result.ndim == 4 and values.shape[1] == result.shape[self.product_axes[1]]
 
     def layout(self, batch: int, heads: int | None = None) -> Layout | None:
         """How the product is rearranged as by ``with_heads``, [batch, head, query, size], if it can be."""
         values, result, lead = self.values, self.result, self.weights.shape[:-2]
         if values is None or result is None or values.ndim > result.ndim:
             return None
-        if not self._is_shared and result.permute(self.made).shape[:-1] != self.weights.shape[:-1]:
+        if not self._is_shared and result.permute(self.product_axes).shape[:-1] != self.weights.shape[:-1]:
             return None
         return partial(
-            lay_product,
-            made=self.made,
+            arrange_product,
+            axes=self.product_axes,
             shared=self._is_shared,
-            heads=partial(lay_heads, lead=lead, grouped=self.grouped, batch=batch, heads=heads),
+            heads=partial(arrange_heads, lead=lead, grouped=self.grouped, batch=batch, heads=heads),
         )
 
     def product(self, batch: int, heads: int | None = None) -> tuple[Tensor, Tensor] | None:
@@ -130,12 +130,12 @@ class Weighing:
 
         -> [batch, head, key, size], [batch, head, query, size]
         """
-        values, result, lay = self.values, self.result, self.layout(batch, heads)
-        if values is None or result is None or lay is None or result.dtype != self.weights.dtype:
+        values, result, arrange = self.values, self.result, self.layout(batch, heads)
+        if values is None or result is None or arrange is None or result.dtype != self.weights.dtype:
             return None
         values = side_by_side(values) if self._is_shared else values
         values = values.expand(*self.weights.shape[:-2], *values.shape[-2:])
-        return self._laid(values, batch, heads), lay(result)
+        return self._arrange(values, batch, heads), arrange(result)
 
     def call(self, batch: int, heads: int | None = None) -> AttentionCall | None:
         """The queries, keys and values as a kernel would receive them, with all else as a bias."""
@@ -143,7 +143,7 @@ class Weighing:
         if scores is None or scores.given is None or both is None:
             return None
         *lead, query, key = (scores.product.out[axis] for axis in self.axes)
-        laid = list[Tensor]()
+        sides = list[Tensor]()
         for side, axes, _, others in scores.product.sides:
             own, size = (
                 [x for x in axes if x in some] for some in ((query, key), {*others} - {*scores.product.out})
@@ -153,18 +153,20 @@ class Weighing:
                 return None
             here = side.permute([axes.index(axis) for axis in order if axis in axes])
             here = here[tuple(slice(None) if axis in axes else None for axis in order)].detach()
-            here = self._laid(here.expand(*self.weights.shape[:-2], -1, -1), batch, heads)
-            laid.insert(own == [key] and len(laid), here)
-        given = self._laid(scores.given.permute(self.axes).expand(self.weights.shape), batch, heads)
-        call = AttentionCall(laid[0], laid[1], both[0], scores.scale)
-        bias = given - ScoredRows(call).scores(0, given.shape[2], None)
+            here = self._arrange(here.expand(*self.weights.shape[:-2], -1, -1), batch, heads)
+            sides.insert(own == [key] and len(sides), here)
+        scores_in = self._arrange(scores.given.permute(self.axes).expand(self.weights.shape), batch, heads)
+        call = AttentionCall(sides[0], sides[1], both[0], scores.scale)
+        bias = scores_in - ScoredRows(call).scores(0, scores_in.shape[2], None)
         return replace(call, biases=(bias,))
 
 
 Layout: TypeAlias = Callable[[Tensor], Tensor]  # of a product -> [batch, head, query, size]
 
 
-def lay_heads(tensor: Tensor, lead: Sequence[int], grouped: bool, batch: int, heads: int | None) -> Tensor:
+def arrange_heads(
+    tensor: Tensor, lead: Sequence[int], grouped: bool, batch: int, heads: int | None
+) -> Tensor:
     """A tensor in the axes of weights, which begin with ``lead``, with a batch and a head axis."""
     if len(lead) == 3 and not grouped and lead[1] == heads != lead[2]:  # the second are the heads
         tensor, lead = tensor.transpose(1, 2), [lead[0], lead[2], lead[1]]
@@ -176,9 +178,9 @@ def lay_heads(tensor: Tensor, lead: Sequence[int], grouped: bool, batch: int, he
     return tensor.reshape(first, math.prod(others), *tensor.shape[-2:])
 
 
-def lay_product(result: Tensor, made: Sequence[int], shared: bool, heads: Layout) -> Tensor:
+def arrange_product(result: Tensor, axes: Sequence[int], shared: bool, heads: Layout) -> Tensor:
     """A product, or what else has its axes, with a batch and a head axis."""
-    output = result.permute(*made)
+    output = result.permute(*axes)
     return heads(side_by_side(output) if shared else output)
 
 
@@ -190,7 +192,7 @@ def side_by_side(values: Tensor) -> Tensor:
 def masked_keys(
     scores: Tensor, axis: int, weights: Tensor, added: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor | None:
-    """The scores that a mask closes, or None if all are open.
+    """The scores that a mask hides, or None if none.
 
     Masked is -inf, what has no weight because it lies far below the largest score of its row, and a row of
     such numbers. Scores of queries and keys may be low, too: what was ``added`` to them tells, or else
@@ -203,15 +205,15 @@ def masked_keys(
     masked = (scores == -torch.inf) | ((weights == 0) & (below > FAR_BELOW))
     if is_mapped(masked):
         return masked
-    doubted = masked & (below < FARTHEST)
-    if added is not None and bool((doubted | (highest < -FAR_BELOW)).any()):
+    doubtful = masked & (below < FARTHEST)
+    if added is not None and bool((doubtful | (highest < -FAR_BELOW)).any()):
         terms = added(scores)
         most = terms.amax(axis, keepdim=True)
-        masked &= ~doubted | (terms < most - FAR_BELOW)
-        masked |= most < -FAR_BELOW  # a row without an open key
+        masked &= ~doubtful | (terms < most - FAR_BELOW)
+        masked |= most < -FAR_BELOW  # a row without an unmasked key
     elif added is None:
         if masked.ndim == 4 and axis % 4 != 1:
-            masked &= ~doubted | masked.all(1, keepdim=True)
+            masked &= ~doubtful | masked.all(1, keepdim=True)
         masked |= highest < -FARTHEST
     return masked if bool(masked.any()) else None
 
@@ -289,7 +291,7 @@ class CapturedCall(Attention):
         layout = weighing.layout(batch, heads)
         capture = replace(
             capture,
-            query_axis=weighing.made_axis,
+            query_axis=weighing.query_axis,
             layout=layout,
             softmax=weighing.trail.softmax,
             is_cross=True if learned else None,

@@ -32,9 +32,9 @@ def sdpa_call(
     module's attention function received: for a single query, grouped heads may be in the query axis,
     ``[batch, key_head, group, size]``, and are moved back.
     """
-    given = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
-    query, key, value = (cast(given[name]) for name in ARGUMENTS[:3])
-    mask: Any = given.get("attn_mask")
+    arguments = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+    query, key, value = (cast(arguments[name]) for name in ARGUMENTS[:3])
+    mask: Any = arguments.get("attn_mask")
     if hasattr(mask, "_materialize"):  # a CausalBias of torch, a tensor without the numbers
         mask = mask._materialize(query.device)
     mask = None if mask is None else _reshape_mask(mask, query, batch, heads)
@@ -45,7 +45,7 @@ def sdpa_call(
             part.reshape(*_batch_and_heads(part, batch), *part.shape[-2:]) for part in (query, key, value)
         )
     masks = () if mask is None else (mask,)
-    scale = given.get("scale")
+    scale = arguments.get("scale")
     return AttentionCall(
         query,
         key,
@@ -53,8 +53,8 @@ def sdpa_call(
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
         biases=tuple(cast(mask) for mask in masks if mask.dtype != torch.bool),
         masks=tuple(mask for mask in masks if mask.dtype == torch.bool),
-        diagonal=0 if given.get("is_causal") else None,
-        dropout=given.get("dropout_p") or 0.0,
+        diagonal=0 if arguments.get("is_causal") else None,
+        dropout=arguments.get("dropout_p") or 0.0,
     )
 
 
@@ -90,17 +90,17 @@ _signature = inspect.signature(F.multi_head_attention_forward)
 
 def bind(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The function's arguments by name, defaults filled in."""
-    given = _signature.bind(*args, **kwargs)
-    given.apply_defaults()
-    return given.arguments
+    arguments = _signature.bind(*args, **kwargs)
+    arguments.apply_defaults()
+    return arguments.arguments
 
 
-def capture_projection(given: Mapping[str, Any], output: Tensor) -> CapturedCall:
+def capture_projection(arguments: Mapping[str, Any], output: Tensor) -> CapturedCall:
     """The attention of one call, [query, batch, size] or unbatched [query, size], checked."""
-    query, key, call = given["query"], given["key"], project(given)
+    query, key, call = arguments["query"], arguments["key"], project(arguments)
     difference = None
-    if output.numel() and not (given["training"] and given["dropout_p"]):
-        weight, bias = given["out_proj_weight"], given["out_proj_bias"]
+    if output.numel() and not (arguments["training"] and arguments["dropout_p"]):
+        weight, bias = arguments["out_proj_weight"], arguments["out_proj_bias"]
         batched = output.unsqueeze(1) if output.ndim == 2 else output  # [query, batch, size]
         difference = compare_rows(
             ScoredRows(call),
@@ -114,38 +114,42 @@ def capture_projection(given: Mapping[str, Any], output: Tensor) -> CapturedCall
 
 
 @torch.no_grad()
-def project(given: Mapping[str, Any]) -> AttentionCall:
+def project(arguments: Mapping[str, Any]) -> AttentionCall:
     """The call after the function's own projections."""
-    query, key, value = (_project_side(given, part) for part in range(3))
-    batch, keys, mask, padding = len(query), key.shape[2], given["attn_mask"], given["key_padding_mask"]
-    hint = given["is_causal"] and padding is None and not given["need_weights"]  # then the mask is not read
+    query, key, value = (_project_side(arguments, part) for part in range(3))
+    batch, keys = len(query), key.shape[2]
+    mask, padding = arguments["attn_mask"], arguments["key_padding_mask"]
+    # where causality is hinted at, torch does not read the mask
+    hint = arguments["is_causal"] and padding is None and not arguments["need_weights"]
     masks = [] if padding is None else [padding.reshape(batch, 1, 1, -1)]
     if mask is not None and not hint:
         masks.insert(0, mask if mask.ndim == 2 else mask.reshape(batch, -1, *mask.shape[-2:]))
-    wide = [F.pad(mask, (0, keys - mask.shape[-1])) for mask in masks]  # bias_k and the zero key are open
+    wide = [F.pad(mask, (0, keys - mask.shape[-1])) for mask in masks]  # bias_k and the zero key are unmasked
     additive = tuple(mask for mask in wide if mask.dtype != torch.bool)
     opened = tuple(~mask for mask in wide if mask.dtype == torch.bool)  # torch's True is masked
     scale, diagonal = 1 / math.sqrt(query.shape[-1]), 0 if hint else None
     return AttentionCall(query, key, value, scale, additive, opened, diagonal)
 
 
-def _project_side(given: Mapping[str, Any], part: int) -> Tensor:
+def _project_side(arguments: Mapping[str, Any], part: int) -> Tensor:
     """Queries (part 0), keys or values, with what torch adds.  -> [batch, head, position, size]"""
-    letter, states = "qkv"[part], given[("query", "key", "value")[part]]  # [position, batch, size]
+    letter, states = "qkv"[part], arguments[("query", "key", "value")[part]]  # [position, batch, size]
     states = states[:, None] if states.ndim == 2 else states
-    batch, heads, bias, static = states.shape[1], given["num_heads"], given["in_proj_bias"], None
+    batch, heads, bias, static = states.shape[1], arguments["num_heads"], arguments["in_proj_bias"], None
     if part:
-        static, added = given[f"static_{letter}"], given[f"bias_{letter}"]
+        static, added = arguments[f"static_{letter}"], arguments[f"bias_{letter}"]
     if static is not None:
         side: Tensor = static.reshape(batch, heads, *static.shape[1:])
     else:
-        separate = given["use_separate_proj_weight"]
-        weight = given[f"{letter}_proj_weight"] if separate else given["in_proj_weight"].chunk(3)[part]
+        separate = arguments["use_separate_proj_weight"]
+        weight = (
+            arguments[f"{letter}_proj_weight"] if separate else arguments["in_proj_weight"].chunk(3)[part]
+        )
         states = F.linear(states, weight, None if bias is None else bias.chunk(3)[part])
         if part and added is not None:
             states = torch.cat([states, added.expand(1, batch, -1)])
         side = _split(states, heads)
-    return F.pad(side, (0, 0, 0, 1)) if part and given["add_zero_attn"] else side
+    return F.pad(side, (0, 0, 0, 1)) if part and arguments["add_zero_attn"] else side
 
 
 def _split(states: Tensor, heads: int) -> Tensor:
@@ -160,18 +164,18 @@ ARGUMENTS_FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale")
 
 def capture_flex(args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor) -> CapturedCall:
     """The attention of one call, checked against its output, [batch, head, query, size]."""
-    given = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
-    query, key, value = (cast(given[name]) for name in ARGUMENTS_FLEX[:3])
+    arguments = dict(zip(ARGUMENTS_FLEX, args, strict=False)) | dict(kwargs)
+    query, key, value = (cast(arguments[name]) for name in ARGUMENTS_FLEX[:3])
     key, value = (side.expand(len(query), -1, -1, -1) for side in (key, value))
-    call = AttentionCall(query, key, value, given["scale"])
-    opened = open_rows(given["block_mask"][-1], len(query), query.shape[1], key.shape[2], key.device)
-    rows = FlexRows(ScoredRows(call), given["score_mod"], opened)
+    call = AttentionCall(query, key, value, arguments["scale"])
+    opened = open_rows(arguments["block_mask"][-1], len(query), query.shape[1], key.shape[2], key.device)
+    rows = FlexRows(ScoredRows(call), arguments["score_mod"], opened)
     return replace(CapturedCall.from_call(call, "flex_attention"), read=rows).with_difference(value, output)
 
 
 @dataclass(frozen=True, eq=False)
 class FlexRows:
-    """Rows of one call; a row without an open key is zero, as in the kernel."""
+    """Rows of one call; a row without an unmasked key is zero, as in the kernel."""
 
     plain: ScoredRows
     change: Callable[..., Tensor]  # from a score and its place (text, head, query, key) to a new score
@@ -184,7 +188,7 @@ class FlexRows:
         return torch.softmax(scores, -1).masked_fill(dead, 0.0)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys left open by the mask and the changed scores.  -> [batch, head, row, key]"""
+        """Keys masked neither by the mask nor by the changed scores.  -> [batch, head, row, key]"""
         scores, plain = self._scores(start, stop, None), self.plain.scores(start, stop, None)
         masked = masked_keys(scores, -1, torch.softmax(scores, -1), lambda given: given - plain)
         return torch.ones_like(scores, dtype=torch.bool) if masked is None else ~masked
@@ -202,7 +206,7 @@ class FlexRows:
 def open_rows(
     open_key: Callable[..., Tensor], batch: int, heads: int, keys: int, device: torch.device
 ) -> MadeRows:
-    """Keys that a function of places leaves open, for a block of rows.  -> [batch, head, row, key]"""
+    """Keys that a function of places does not mask, for a block of rows.  -> [batch, head, row, key]"""
     return lambda start, stop: _at_every_place(
         open_key, places=_places(batch, range(heads), range(start, stop), keys, device)
     )
@@ -251,7 +255,7 @@ def mix_rows(fused: FusedPass | None, capture: CapturedCall) -> Tensor | None:
     if fused is None or not isinstance(read, ScoredRows) or not fused.takes_rows(read.call):
         return None
     with quietly():
-        rows = read.whole()
+        rows = read.all_rows()
         return None if rows is None else mix(rows, read.call.value).to(read.call.query.dtype)
 
 
@@ -279,9 +283,9 @@ class Frame:
     @staticmethod
     def from_arguments(kernel: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         """The call by the names that all attention functions of the library share."""
-        given = dict(zip(RECEIVED, args, strict=False)) | kwargs
-        module, query, key, value, mask = (given.pop(name, None) for name in RECEIVED)
-        return Frame(kernel, module, query, key, value, mask, given)
+        arguments = dict(zip(RECEIVED, args, strict=False)) | kwargs
+        module, query, key, value, mask = (arguments.pop(name, None) for name in RECEIVED)
+        return Frame(kernel, module, query, key, value, mask, arguments)
 
     @property
     def has_fused_form(self) -> bool:
@@ -316,8 +320,8 @@ def conclude(frame: Frame, result: Any) -> CapturedCall | None:
         if beyond_rounding(capture.difference, weights.dtype):
             capture = _recomputed(frame, output) or capture  # a sink may be capture off the output alone
         if isinstance(capture.read, HeldRows):
-            made = formula(frame, _causalities(frame)[0])
-            capture = replace(capture, read=replace(capture.read, call=made))
+            call = formula(frame, _causalities(frame)[0])
+            capture = replace(capture, read=replace(capture.read, call=call))
     elif len(frame.sdpa) == 1:
         capture = frame.sdpa[0]
         if capture.kernel != FUSED:
@@ -367,9 +371,9 @@ def _are_weights(weights: Tensor, query: Tensor) -> bool:
 
 def _causalities(frame: Frame) -> tuple[bool, ...]:
     """Whether the function was causal: as the caller says, or the module; then the other way."""
-    given = frame.options.get("is_causal")
-    if given is not None:
-        return (bool(given),)
+    declared = frame.options.get("is_causal")
+    if declared is not None:
+        return (bool(declared),)
     says = bool(getattr(frame.module, "is_causal", False))
     return (says, not says)
 

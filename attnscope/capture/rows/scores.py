@@ -24,49 +24,47 @@ SHORT = 1 << 21
 class ScoredRows:
     """Rows of a call's weights, computed beside the kernel with the formula of ``AttentionCall``.
 
-    A row without an open key is zero, as in torch's ``scaled_dot_product_attention``. The arithmetic is in
+    A row without an unmasked key is zero, as in torch's own kernel. The arithmetic is in
     float32, or float64 for float64 inputs: kernels accumulate so, whatever the type of their inputs.
     """
 
     call: AttentionCall
-    padding: Tensor | None = (
-        None  # rows that see nothing, [batch or 1, row]; they have weights, as in the kernel
-    )
-    _picked: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
-    _whole: list[Tensor] = field(default_factory=list, repr=False)  # of a short call: all rows, until let go
+    padding: Tensor | None = None  # rows of padding, which have weights, as in the kernel: [batch or 1, row]
+    _by_places: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+    _all: list[Tensor] = field(default_factory=list, repr=False)  # of a short call: all rows, until let go
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Free all rows; observers have read them."""
-        self._whole.clear()
+        self._all.clear()
 
-    def whole(self) -> Tensor | None:
+    def all_rows(self) -> Tensor | None:
         """All rows of a short call, which observers read next; ``None`` for a long one."""
         call = self.call
-        if not self._whole and math.prod(call.query.shape[:3]) * call.key.shape[2] <= SHORT:
-            self._whole.append(self.rows(0, call.query.shape[2], None))
-        return self._whole[0] if self._whole else None
+        if not self._all and math.prod(call.query.shape[:3]) * call.key.shape[2] <= SHORT:
+            self._all.append(self.rows(0, call.query.shape[2], None))
+        return self._all[0] if self._all else None
 
     def pick(self, places: tuple[int, ...]) -> Tensor:
         """Weights of a few queries, computed once and together.  -> [batch, head, place, key]"""
         call = self.call
-        if places not in self._picked and (whole := self.whole()) is not None:
-            self._picked[places] = whole[:, :, list(places)]
-        if places not in self._picked:
-            picked = replace(
+        if places not in self._by_places and (whole := self.all_rows()) is not None:
+            self._by_places[places] = whole[:, :, list(places)]
+        if places not in self._by_places:
+            call_of_rows = replace(
                 call,
                 query=call.query[:, :, list(places)],
                 biases=tuple(_pick(bias, places) for bias in call.biases),
                 masks=tuple(_pick(mask, places) for mask in self._masks()),
                 diagonal=None,
             )
-            self._picked[places] = ScoredRows(picked).rows(0, len(places), None)
-        return self._picked[places]
+            self._by_places[places] = ScoredRows(call_of_rows).rows(0, len(places), None)
+        return self._by_places[places]
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         call = self.call
-        if self._whole:
-            whole = self._whole[0][:, :, start:stop]
+        if self._all:
+            whole = self._all[0][:, :, start:stop]
             return whole if heads is None else whole[:, list(heads)]
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self.scores(start, stop, heads)
@@ -82,7 +80,7 @@ class ScoredRows:
             return rows.masked_fill(dead, 0.0) if bool(dead.any()) else rows
 
     def scores(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
-        """The input of the softmax, -inf where a mask closes a key.  -> [batch, head, row, key]"""
+        """The input of the softmax, -inf where a mask hides a key.  -> [batch, head, row, key]"""
         call, chosen = self.call, None if heads is None else list(heads)
         with torch.no_grad(), torch.autocast(call.query.device.type, enabled=False):
             scores = self._product(start, stop, chosen)
@@ -92,13 +90,12 @@ class ScoredRows:
                 scores = scores + _block(bias, start, stop, chosen).to(scores.dtype)
             for mask in self._masks():
                 opened = _block(mask, start, stop, chosen)  # mostly one for all heads: a sum is faster there
-                scores = scores + torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(
-                    ~opened, -torch.inf
-                )
+                masked = torch.zeros_like(opened, dtype=scores.dtype).masked_fill_(~opened, -torch.inf)
+                scores = scores + masked
             return scores
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Unmasked keys, bool.  -> [batch or 1, head or 1, row, key]"""
         size = (1, 1, stop - start, self.call.key.shape[-2])
         open_keys = torch.ones((), dtype=torch.bool, device=self.call.query.device).expand(size)
         for mask in self._masks():
@@ -112,11 +109,6 @@ class ScoredRows:
         """The call with a mask for rows of padding, too."""
         masks = () if self.padding is None else (~self.padding[:, None, :, None],)
         return replace(self.call, masks=(*self.call.masks, *masks))
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether more than causality may close keys."""
-        return bool(self.call.masks or self.call.biases)
 
     def _masks(self) -> tuple[OpenKeys, ...]:
         """The masks, and causality as one more."""
@@ -153,7 +145,7 @@ class RealRows:
         return self.all.rows(start, stop, heads)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that are open to real rows, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Unmasked keys of real rows, bool.  -> [batch or 1, head or 1, row, key]"""
         return self.all.allowed(start, stop) & self.real[:, :, start:stop]
 
 
@@ -211,8 +203,8 @@ class JoinedHeads:
         """Rows of the chosen heads.  -> [batch, head, row, key]"""
         owner = [(part, head) for part, count in enumerate(self.counts) for head in range(count)]
         chosen = range(len(owner)) if heads is None else heads
-        picked = [owner[head] for head in chosen]
-        return torch.cat([self.parts[part].rows(start, stop, [head]) for part, head in picked], 1)
+        heads_of_parts = [owner[head] for head in chosen]
+        return torch.cat([self.parts[part].rows(start, stop, [head]) for part, head in heads_of_parts], 1)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Open keys, one mask per head.  -> [batch, head, row, key]"""
@@ -286,7 +278,7 @@ class PlacedRows:
         return rows if list(chosen) == capture else rows[:, [capture.index(head) for head in chosen]]
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that a part had and its mask left open, bool.  -> [batch, head or 1, row, key]"""
+        """Unmasked keys that a part had, bool.  -> [batch, head or 1, row, key]"""
         alike = all(part.is_alike(self.heads) for part in self.parts)
         return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
 
@@ -298,27 +290,28 @@ class PlacedRows:
         count, wide = stop - start, self.keys + 1  # the last column is for slots that belong nowhere
         sums: Tensor | None = None
         for part in self.parts:
-            mine = (part.row >= start) & (part.row < stop) & (number[part.head] >= 0)  # [batch, head, query]
-            asked = mine.any(0).any(0).nonzero()[:, 0].tolist() or [0, -1]
-            first, last = asked[0], asked[-1] + 1
-            lanes = mine.any(0).any(-1).nonzero()[:, 0]
-            mine = mine[:, lanes, first:last]
+            in_rows = (part.row >= start) & (part.row < stop)
+            inside = in_rows & (number[part.head] >= 0)  # [batch, head, query]
+            rows_inside = inside.any(0).any(0).nonzero()[:, 0].tolist() or [0, -1]
+            first, last = rows_inside[0], rows_inside[-1] + 1
+            lanes = inside.any(0).any(-1).nonzero()[:, 0]
+            inside = inside[:, lanes, first:last]
             if of_mask:
                 values = part.read.allowed(first, last).float()
                 values = values if values.shape[1] == 1 else values[:, lanes]
-                values = values.expand(*mine.shape, -1)
+                values = values.expand(*inside.shape, -1)
             else:
                 values = part.read.rows(first, last, lanes.tolist())
             if sums is None:
                 sums = values.new_zeros(self.texts * len(heads) * count, wide)
             key = part.key if part.key.shape[2] == 1 else part.key[:, :, first:last]
-            key = key[:, lanes].expand(*values.shape)[mine]  # [place, slot]
+            key = key[:, lanes].expand(*values.shape)[inside]  # [place, slot]
             column = torch.where(key < 0, self.keys, key)
-            text, head, row = (of[:, lanes, first:last][mine] for of in (part.text, part.head, part.row))
+            text, head, row = (of[:, lanes, first:last][inside] for of in (part.text, part.head, part.row))
             lane = (text * len(heads) + number[head]) * count + row - start
             whole = torch.equal(lane, torch.arange(len(sums), device=device))
             spread = sums if whole else values.new_zeros(len(lane), wide)
-            spread.scatter_add_(-1, column, values[mine])
+            spread.scatter_add_(-1, column, values[inside])
             if not whole:
                 sums.index_add_(0, lane, spread)
         assert sums is not None
@@ -353,10 +346,10 @@ def compare_rows(
     places, weights = sampled(rows, output.shape[2])
     mixed = mix(weights, value)  # [batch, head, row, size]
     mixed = mixed if finish is None else finish(mixed, places).unsqueeze(1)
-    given = output[:, :, places]
-    gap = (mixed - given).abs().where(given.isfinite(), 0)
+    expected = output[:, :, places]
+    gap = (mixed - expected).abs().where(expected.isfinite(), 0)
     worst = float(gap.nan_to_num(torch.inf).amax())
-    some = [given]
+    some = [expected]
     if finish is None:
         some.append(value[:, :, :: max(1, len(value) * value.shape[2] // SOME)])
     largest = max(float(part.nan_to_num(0.0, 0.0, 0.0).abs().amax()) for part in some)
@@ -396,8 +389,8 @@ def call_behind(read: RowSource) -> AttentionCall | None:
         parts = zip(*((call.query, call.key, call.value, call.biases[0]) for call in calls), strict=True)
         query, key, value, bias = (torch.cat(part, 1) for part in parts)
         return AttentionCall(query, key, value, calls[0].scale, (bias,))
-    known = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
-    return known if known is None or isinstance(known, AttentionCall) else known()
+    behind = read.call if isinstance(read, (ScoredRows, HeldRows)) else None
+    return behind if behind is None or isinstance(behind, AttentionCall) else behind()
 
 
 def find_scores(read: RowSource) -> ReadScores | None:
@@ -412,6 +405,10 @@ def find_scores(read: RowSource) -> ReadScores | None:
     call = call_behind(read)
     if call is None:
         return None
-    made, count = ScoredRows(call), call.query.shape[2]
-    (_, ours), (_, weights) = sampled(made, count), sampled(read, count)
-    return made.scores if float((ours - weights).abs().amax()) <= tolerance(weights.dtype) else None
+    computed, count = ScoredRows(call), call.query.shape[2]
+    (_, computed_weights), (_, weights) = sampled(computed, count), sampled(read, count)
+    return (
+        computed.scores
+        if float((computed_weights - weights).abs().amax()) <= tolerance(weights.dtype)
+        else None
+    )

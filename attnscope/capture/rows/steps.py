@@ -87,8 +87,8 @@ class Steps:
         before = max(map(min, begins.values()), default=0)
         changes = max((each.changes for each in self._sites.values()), key=len, default=[])
         beams, drafts = any(each.texts is not None for each in changes), sum(each.cut for each in changes)
-        said = ((before, EARLIER.format(before)), (beams, BEAMS), (drafts, DRAFTS.format(drafts)))
-        return tuple(sentence for holds, sentence in said if holds)
+        sentences = ((before, EARLIER.format(before)), (beams, BEAMS), (drafts, DRAFTS.format(drafts)))
+        return tuple(sentence for holds, sentence in sentences if holds)
 
     @property
     def beams(self) -> bool:
@@ -135,42 +135,42 @@ class _SiteCalls:
         before, states = self.calls[-1], _states(attention)
         if self.latest is None or states is None:
             return None
-        known, states = _alike(self.latest, states)
+        earlier, states = _alike(self.latest, states)
         count, end = attention.offset, (before.offset or 0) + len(before.queries)
         if count is None or before.offset is None:
-            if count is before.offset and torch.equal(known, states):
+            if count is before.offset and torch.equal(earlier, states):
                 return StepChange()
         elif 0 < count <= end:
             begun, less = states[..., :count, :], end - count
-            holds = isinstance(before.read, ScoredRows | HeldRows) and known.shape[:-2] == states.shape[:-2]
+            holds = isinstance(before.read, ScoredRows | HeldRows) and earlier.shape[:-2] == states.shape[:-2]
             rejected = range(
                 min(less + 1, len(before.queries)) if holds and before.site.kind == "decoder" else 1
             )
             for cut in rejected if attention.window else reversed(rejected):  # a window drops the first ones
-                if torch.equal(known[..., less - cut : end - cut, :], begun):
+                if torch.equal(earlier[..., less - cut : end - cut, :], begun):
                     return StepChange(cut=cut)
-            if holds and (texts := _texts_of(begun, known[..., less:end, :])) is not None:
+            if holds and (texts := _texts_of(begun, earlier[..., less:end, :])) is not None:
                 return StepChange(texts)
-        places = self._overwritten(attention, known, states)
+        places = self._overwritten(attention, earlier, states)
         return StepChange(places=places) if places else None
 
-    def _overwritten(self, attention: Attention, known: Tensor, states: Tensor) -> tuple[int, ...]:
+    def _overwritten(self, attention: Attention, earlier: Tensor, states: Tensor) -> tuple[int, ...]:
         """The places of keys some of which overwrote known ones; -1: of none. Empty: they are others."""
         stands = self.calls[0].offset is not None and len(attention.queries) < len(attention.keys)
-        if not stands or states.shape[:-2] != known.shape[:-2]:
+        if not stands or states.shape[:-2] != earlier.shape[:-2]:
             return ()
-        held = dict(zip(_numbers(known), self.places, strict=True))
-        places = [held.get(numbers) for numbers in _numbers(states)]
-        seen = attention.allowed(0, len(attention.queries))[0, 0].sum(0).tolist()  # by so many rows
-        new = sorted([slot for slot, place in enumerate(places) if place is None], key=lambda at: -seen[at])
-        kept = [-1 if place is None or place >= self.end else place for place in places]
+        places_before = dict(zip(_numbers(earlier), self.places, strict=True))
+        places = [places_before.get(numbers) for numbers in _numbers(states)]
+        counts = attention.allowed(0, len(attention.queries))[0, 0].sum(0).tolist()  # by so many rows
+        new = sorted([slot for slot, place in enumerate(places) if place is None], key=lambda at: -counts[at])
+        places_now = [-1 if place is None or place >= self.end else place for place in places]
         rows = [*range(len(attention.queries), 0, -1)]  # all of them see the first one's own key
-        twice = len({*kept} - {-1}) < len(kept) - kept.count(-1)
-        if [seen[slot] for slot in new] != rows or self.end - 1 not in kept or twice:
+        twice = len({*places_now} - {-1}) < len(places_now) - places_now.count(-1)
+        if [counts[slot] for slot in new] != rows or self.end - 1 not in places_now or twice:
             return ()
         for row, slot in enumerate(new):
-            kept[slot] = self.end + row
-        return tuple(kept)
+            places_now[slot] = self.end + row
+        return tuple(places_now)
 
     def add(self, attention: Attention, change: StepChange) -> None:
         read, span, states, count = attention.read, None, _states(attention), len(attention.queries)
@@ -259,7 +259,7 @@ def _narrow(read: RowSource, texts: Tensor | None, rows: int) -> RowSource:
         tensor = tensor[texts] if texts is not None and tensor.ndim == 4 and len(tensor) > 1 else tensor
         return tensor[..., :rows, :keys]
 
-    def made(mask: OpenKeys, keys: int) -> OpenKeys:
+    def narrow_mask(mask: OpenKeys, keys: int) -> OpenKeys:
         return part(mask, keys) if isinstance(mask, Tensor) else lambda *span: part(mask(*span), keys)
 
     if isinstance(read, HeldRows):
@@ -271,7 +271,7 @@ def _narrow(read: RowSource, texts: Tensor | None, rows: int) -> RowSource:
             call,
             query=part(call.query),
             biases=tuple(part(bias, keys) for bias in call.biases),
-            masks=tuple(made(mask, keys) for mask in call.masks),
+            masks=tuple(narrow_mask(mask, keys) for mask in call.masks),
             sinks=part(call.sinks) if call.sinks is not None and call.sinks.ndim == 4 else call.sinks,
         )
     )
@@ -291,10 +291,10 @@ def _numbers(keys: Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows]
 
 
-def _texts_of(keys: Tensor, known: Tensor) -> Tensor | None:
+def _texts_of(keys: Tensor, before: Tensor) -> Tensor | None:
     """For each text the known one that has its keys; None if one has none.  -> [text]"""
-    found = [next((at for at, one in enumerate(known) if torch.equal(one, text)), None) for text in keys]
-    return None if None in found else torch.tensor(found, device=known.device)
+    texts = [next((at for at, one in enumerate(before) if torch.equal(one, text)), None) for text in keys]
+    return None if None in texts else torch.tensor(texts, device=before.device)
 
 
 def _alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,7 +358,7 @@ class SteppedRows:
         return torch.cat([self._placed(self.calls[each].rows(*span, heads), each) for each, span in spans], 2)
 
     def allowed(self, start: int, stop: int) -> Tensor:
-        """Keys that a call had and its mask leaves open, bool.  -> [batch or 1, head or 1, row, key]"""
+        """Unmasked keys that a call had, bool.  -> [batch or 1, head or 1, row, key]"""
         spans = self._spans(start, stop)
         parts = [self._placed(self.calls[each].allowed(*span), each) for each, span in spans]
         batch, heads = (max(part.shape[axis] for part in parts) for axis in (0, 1))

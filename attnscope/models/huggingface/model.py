@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind, Site, Token
 from attnscope.capture import Record, Steps, recording
-from attnscope.capture.hooks.torch_functions import edited, put_forward
+from attnscope.capture.hooks.torch_functions import head_edits, with_forward
 from attnscope.capture.record import tolerance
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.limits import foreign_output
@@ -378,7 +378,7 @@ class HuggingFaceModel(Model):
             return ran[0]
 
         for start in range(0, len(at), size):
-            with put_forward(self._trunk, run_once):
+            with with_forward(self._trunk, run_once):
                 some = at[start : start + size].cpu()
                 scores = self.writer(**prepared.inputs, **prepared.settings, logits_to_keep=some).logits
             yield scores[0]
@@ -391,7 +391,7 @@ class HuggingFaceModel(Model):
         probe = replace(prepared, inputs={name: x[:1, :PROBED] for name, x in prepared.inputs.items()})
         at = torch.arange(PROBED - 1, -1, -1)
         for self._trunk in (base, getattr(base, "decoder", None)):
-            with suppress(Exception), torch.inference_mode(), edited(lambda call, output: None) as gates:
+            with suppress(Exception), torch.inference_mode(), head_edits(lambda call, output: None) as gates:
                 whole = self.logits(probe, at * 0, at)
                 calls = len(gates.heads)
                 parts = torch.cat([*self.logit_parts(probe, at * 0, at, 5)])

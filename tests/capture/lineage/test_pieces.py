@@ -291,7 +291,7 @@ def in_five_axes(m, x):
 
 NAMED = {  # what stands at no tokens, what it is given, and the reason
     "channels": (lambda: Stream(between_channels), [X], CHANNELS),
-    "axes that nothing tells": (
+    "axes of unknown use": (
         lambda: FunctionModule(in_five_axes),
         [X[:, :3].contiguous()],
         AXES.format(5),

@@ -87,7 +87,7 @@ def test_picked_rows_equal_kernel_weights(masking, short, monkeypatch):
     read = capture_sdpa(2, query, key, key, **options).read
     picked, whole = read.pick((0, 3, 6)), kernel_weights(query, key, **options)
     torch.testing.assert_close(picked, whole[:, :, [0, 3, 6]], atol=1e-6, rtol=0)
-    read.let_go()
+    read.free()
     torch.testing.assert_close(read.rows(0, 7, None), whole, atol=1e-6, rtol=0)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attnscope.attention import Head
 from attnscope.capture import recording
-from attnscope.capture.hooks.torch_functions import edited
+from attnscope.capture.hooks.torch_functions import head_edits
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import Limit
@@ -87,7 +87,7 @@ def losses(model, gate):
     found = []
     with torch.no_grad():
         for predictions in batch_predictions(model, prepared, [prepared.tokens]):
-            with edited(gate):
+            with head_edits(gate):
                 logits = predictions.logits(model)
             each = F.cross_entropy(logits, predictions.target_ids, reduction="none")
             for number in range(len(predictions.texts)):
@@ -147,7 +147,7 @@ def test_gate_of_one_is_bit_identical(model):
     for predictions in batch_predictions(model, prepared, [prepared.tokens]):
         with torch.no_grad():
             plain = predictions.logits(model)
-            with edited(lambda number, output: output * torch.ones(1).to(output)) as gates:
+            with head_edits(lambda number, output: output * torch.ones(1).to(output)) as gates:
                 assert torch.equal(predictions.logits(model), plain)
             with recording(model.module) as record:
                 predictions.logits(model)

@@ -199,8 +199,8 @@ def group_places(
     """
     if zoom is not None and not (zoom and zoom[-1] < len(every)):
         raise SelectionError(f"tokens are numbered 0-{len(every) - 1}: --zoom names some of them, like 0-9")
-    kept = range(len(every)) if zoom is None else zoom
-    shown = [at for at in kept if not (hide_special and every[at].special)]
+    numbers = range(len(every)) if zoom is None else zoom
+    shown = [at for at in numbers if not (hide_special and every[at].special)]
     if not shown:
         raise SelectionError("special tokens cannot be hidden: this text has no other tokens")
     runs = groupby(shown, key=lambda at: every[at].word or (-1, at))
@@ -337,13 +337,13 @@ def shrink(
 
 
 @lru_cache(maxsize=8)
-def _overlap(sizes: tuple[int, ...], wanted: int) -> Array:
+def _overlap(sizes: tuple[int, ...], count: int) -> Array:
     """The share of each cell that lies in each of ``wanted`` equal parts.  -> [part, cell]
 
     Cached, because all layers of a model need the same one: never write into it.
     """
     ends = np.cumsum(sizes)
-    cut = np.linspace(0, ends[-1], max(min(len(sizes), wanted), 1) + 1)
+    cut = np.linspace(0, ends[-1], max(min(len(sizes), count), 1) + 1)
     shared = np.minimum(cut[1:, None], ends) - np.maximum(cut[:-1, None], ends - sizes)
     share: Array = np.clip(shared / sizes, 0, 1).astype(np.float32)
     share.flags.writeable = False

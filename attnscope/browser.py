@@ -176,8 +176,8 @@ class Browser(App[None]):
         figures = self.heads.figures[kind, layer][head]
         named = f"{figures.name} · {visible(self.heads.layers.title)} · {kind} attention"
         self.query_one("#title", Static).update(Text(named, no_wrap=True, overflow="ellipsis"))
-        said = figures.role.sentence if figures.role else "no role: its scores are not finite"
-        self.query_one("#said", Static).update(Text(said))
+        sentence = figures.role.sentence if figures.role else "no role: its scores are not finite"
+        self.query_one("#said", Static).update(Text(sentence))
         view = replace(self.map_of(), title="", subtitle="")
         marked = (layer, head) if not self.opened else self.pinned if self.row else None
         self.query_one("#picture", Static).update(PrintedView(view, self.cmap, self.plain, marked))
@@ -202,9 +202,9 @@ class Browser(App[None]):
         """Pin the token of the clicked row or image patch."""
         if event.widget is None or not self.opened:
             return
-        found = self._token_under(event.widget, event.screen_x, event.screen_y)
-        if found is not None:
-            self.pinned, self.row = found
+        token = self._token_under(event.widget, event.screen_x, event.screen_y)
+        if token is not None:
+            self.pinned, self.row = token
             self.draw()
 
     def _token_under(self, widget: Widget, x: int, y: int) -> tuple[int, bool] | None:

@@ -63,8 +63,8 @@ def out_of_memory(error: BaseException | None) -> str:
     """What could not get how much memory, if an error or its cause is about memory; otherwise ``None``."""
     while error is not None:
         text, kind = str(error), type(error)
-        lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if lacking or kind.__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(text):
+        is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if is_memory or kind.__name__ == "OutOfMemoryError" or OUT_OF_MEMORY.search(text):
             modules = {"numpy": "NumPy", "torch": "torch"}
             library = "torch" if "DefaultCPUAllocator" in text else kind.__module__.partition(".")[0]
             amount = ALLOCATED.search(text)

@@ -117,8 +117,8 @@ class HeadFigures:
     def figure(self, name: str) -> Figure | Importance | Removal | None:
         """A score of the head, or how much the predictions lose without it."""
         if name in PREDICTIONS:
-            known: Importance | Removal | None = getattr(self, name)
-            return known
+            prediction: Importance | Removal | None = getattr(self, name)
+            return prediction
         return self.figures.get(name)
 
     @property

@@ -56,13 +56,13 @@ def memory_limited() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if not (asked := out_of_memory(error)):
+            if not (shortage := out_of_memory(error)):
                 raise
-            said = str(error) if isinstance(error, AttnscopeError) else asked
-            said += "" if asked in said else f" ({asked})"
+            message = str(error) if isinstance(error, AttnscopeError) else shortage
+            message += "" if shortage in message else f" ({shortage})"
             limit = "" if most is None else f"; the command may take {readable(most)}"
             raise SizeError(
-                f"{said}{limit}: cut the text with --max-tokens, take one --layer, a smaller --dtype or "
+                f"{message}{limit}: cut the text with --max-tokens, take one --layer, a smaller --dtype or "
                 "model, or set ATTNSCOPE_MEMORY (16G, off)"
             ) from error
 
@@ -75,8 +75,8 @@ def _limited(most: int | None) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    known = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(known), hard))
+    limits = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
         yield
     finally:
@@ -89,31 +89,31 @@ def memory_shared(count: int) -> Iterator[None]:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    taken = _bytes("/proc/self/status", "VmData")
-    with _limited(None if soft == resource.RLIM_INFINITY else taken + max(0, soft - taken) // count):
+    used = _bytes("/proc/self/status", "VmData")
+    with _limited(None if soft == resource.RLIM_INFINITY else used + max(0, soft - used) // count):
         yield
 
 
 def most_memory() -> int | None:
     """The most bytes that this process may take; ``None`` for no limit. Raises ``InputError``."""
-    asked = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
-    given = SIZE_PATTERN.fullmatch(asked)
-    size = int(given[1]) * SIZE_UNITS[given[2].lower()] if given else 0
-    if asked and asked != "off" and size < LEAST_MEMORY_BYTES:
+    setting = os.environ.get("ATTNSCOPE_MEMORY", "").strip()
+    match = SIZE_PATTERN.fullmatch(setting)
+    size = int(match[1]) * SIZE_UNITS[match[2].lower()] if match else 0
+    if setting and setting != "off" and size < LEAST_MEMORY_BYTES:
         least = readable(LEAST_MEMORY_BYTES)
-        raise InputError(f"ATTNSCOPE_MEMORY is {asked!r:.40}: give at least {least}, such as 4G, or off")
+        raise InputError(f"ATTNSCOPE_MEMORY is {setting!r:.40}: give at least {least}, such as 4G, or off")
     try:
         import resource
 
-        taken, mapped = (_bytes("/proc/self/status", field) for field in ("VmData", "VmSize"))
+        used, mapped = (_bytes("/proc/self/status", field) for field in ("VmData", "VmSize"))
         most, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
         mappable = math.inf if most == resource.RLIM_INFINITY else max(0, most - mapped)
         free = min(_bytes("/proc/meminfo", "MemAvailable"), _container(), mappable)
     except (ImportError, OSError, StopIteration, ValueError):
         return None  # not Linux
-    if asked == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
+    if setting == "off" or Path("/dev/nvidiactl").exists():  # GPU drivers reserve far more than they use
         return None
-    return size or taken + max(LEAST_MEMORY_BYTES, int(MEMORY_SHARE * free))
+    return size or used + max(LEAST_MEMORY_BYTES, int(MEMORY_SHARE * free))
 
 
 def free_memory() -> int | None:
@@ -148,8 +148,8 @@ def _container(own: str = "/proc/self/cgroup", mounted: str = "/sys/fs/cgroup") 
             root = Path(mounted, "memory") if controllers else Path(mounted)
             # in a container, the path may be of outside: the groups that are here still limit
             inside = root / group.strip().lstrip("/")
-            around = [each for each in (inside, *inside.parents) if each.is_relative_to(root)]
-            left += [_left_by(each, *(CGROUP_1 if controllers else CGROUP_2)) for each in around]
+            groups = [each for each in (inside, *inside.parents) if each.is_relative_to(root)]
+            left += [_left_by(each, *(CGROUP_1 if controllers else CGROUP_2)) for each in groups]
     return min(left)
 
 
@@ -157,11 +157,11 @@ CGROUP_1 = "limit_in_bytes", "usage_in_bytes", "total_inactive_file "
 CGROUP_2 = "max", "current", "inactive_file "
 
 
-def _left_by(group: Path, most: str, taken: str, cached: str) -> float:
+def _left_by(group: Path, most: str, used: str, cached: str) -> float:
     """What one control group leaves: cached file pages are freed when memory is needed."""
     try:
-        most, taken = ((group / f"memory.{name}").read_text(encoding="ascii") for name in (most, taken))
-        return max(0, int(most) - int(taken) + _bytes(f"{group}/memory.stat", cached, 1))
+        most, used = ((group / f"memory.{name}").read_text(encoding="ascii") for name in (most, used))
+        return max(0, int(most) - int(used) + _bytes(f"{group}/memory.stat", cached, 1))
     except (OSError, ValueError, StopIteration):  # "max" is no limit
         return math.inf
 
@@ -176,18 +176,18 @@ def deadline() -> Iterator[None]:
 
     Counts this thread's processor time. Raises ``InputError``.
     """
-    asked = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE_SECONDS)
-    if asked != "off" and not (re.fullmatch(r"\d{1,9}(\.\d{1,9})?", asked) and float(asked)):
-        raise InputError(f"ATTNSCOPE_DEADLINE is {asked!r:.40}: give seconds, such as 60, or off")
+    setting = os.environ.get("ATTNSCOPE_DEADLINE", "").strip() or str(DEADLINE_SECONDS)
+    if setting != "off" and not (re.fullmatch(r"\d{1,9}(\.\d{1,9})?", setting) and float(setting)):
+        raise InputError(f"ATTNSCOPE_DEADLINE is {setting!r:.40}: give seconds, such as 60, or off")
     main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    if asked == "off" or not main or signal.getitimer(signal.ITIMER_PROF)[0]:  # or another timer is running
+    if setting == "off" or not main or signal.getitimer(signal.ITIMER_PROF)[0]:  # or another timer is running
         yield
         return
-    seconds, changing = float(asked), ("__enter__", "__exit__")
-    end, around = time.thread_time() + seconds, set(_frames(sys._getframe()))
+    seconds, changing = float(setting), ("__enter__", "__exit__")
+    end, callers = time.thread_time() + seconds, set(_frames(sys._getframe()))
 
     def stop(number: int, frame: FrameType | None) -> None:
-        inside = itertools.takewhile(lambda each: each not in around, _frames(frame))
+        inside = itertools.takewhile(lambda each: each not in callers, _frames(frame))
         # not where the work enters or leaves a context manager: an error there would leave its state behind
         if time.thread_time() >= end and not any(each.f_code.co_name in changing for each in inside):
             raise OutOfTime(
@@ -202,7 +202,7 @@ def deadline() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-        around.clear()
+        callers.clear()
 
 
 _printing = threading.Lock()

@@ -85,10 +85,10 @@ class EncoderConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EncoderConfig:
         """Build from ``asdict``'s form; unknown fields, and missing sizes, raise ``ModelError``."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        names = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - names)
         if unknown:
-            raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(known))}")
+            raise ModelError(f"unknown field {unknown[0]!r}: there are {', '.join(sorted(names))}")
         for name in ("vocabulary", "width", "layers", "heads", "hidden"):
             if name not in values:
                 raise ModelError(f"the field {name!r} is missing")
@@ -231,8 +231,8 @@ class MultiHeadAttention(nn.MultiheadAttention):
         sizes = ((query, self.embed_dim, "query"), (key, self.kdim, "key"), (value, self.vdim, "value"))
         for x, width, name in sizes:
             if x.dim() != 3 or len(x) != batch or x.shape[-1] != width:
-                said = f"does not fit batch {batch}, width {width}"
-                raise ValueError(f"{name} of shape {tuple(x.shape)} {said}")
+                expected = f"does not fit batch {batch}, width {width}"
+                raise ValueError(f"{name} of shape {tuple(x.shape)} {expected}")
         if value.shape[1] != keys:
             raise ValueError(f"{keys} keys do not fit {value.shape[1]} values")
         if padding is not None and padding.shape != (batch, keys):
@@ -427,8 +427,8 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     path = folder / WEIGHTS
     if not path.is_file():
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-        found = f"{others[0]} is there, but only safetensors are read" if others else ""
-        raise ModelError(f"{folder} has no {WEIGHTS}: {found or 'there are no weights to read'}")
+        reason = f"{others[0]} is there, but only safetensors are read" if others else ""
+        raise ModelError(f"{folder} has no {WEIGHTS}: {reason or 'there are no weights to read'}")
     try:
         state, _ = read_safetensors(path)
     except (ValueError, OSError) as error:

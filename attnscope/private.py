@@ -34,11 +34,11 @@ def private_folder(name: str, *, make: bool = False) -> Path | None:
         if make:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.parent.resolve() / folder.name
-        found = folder.lstat()
+        status = folder.lstat()
         open_to_others = [each for each in folder.parents if not _is_guarded(each.stat())]
     except (OSError, RuntimeError):  # no home folder
         return None
-    if not stat.S_ISDIR(found.st_mode) or not is_private(found):
+    if not stat.S_ISDIR(status.st_mode) or not is_private(status):
         open_to_others.append(folder)
     for each in open_to_others[:1]:
         _say(f"nothing is cached: {each} is open to others; {CACHE_VARIABLE}=FOLDER names another place")
@@ -51,17 +51,17 @@ def _say(sentence: str) -> None:
     print(clean(f"attnscope: {sentence}"), file=sys.stderr)
 
 
-def _is_guarded(found: os.stat_result) -> bool:
+def _is_guarded(status: os.stat_result) -> bool:
     """Whether none but this user or root renames what is in a folder: in a sticky one, each its own."""
     if not hasattr(os, "getuid"):
         return True
-    return found.st_uid in (0, os.getuid()) and (
-        not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX)
+    return status.st_uid in (0, os.getuid()) and (
+        not status.st_mode & 0o022 or bool(status.st_mode & stat.S_ISVTX)
     )
 
 
-def is_private(found: os.stat_result) -> bool:
+def is_private(status: os.stat_result) -> bool:
     """Whether a file or folder belongs to this user and is closed to others."""
     if not hasattr(os, "getuid"):
         return True
-    return found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077

@@ -108,7 +108,7 @@ class Registry(Mapping[str, Entry]):
 
 def nearest_name(name: str, names: Iterable[str]) -> str:
     """ "Did you mean ...?" for a message; empty if no name is near."""
-    lower = {known.lower(): known for known in names}
+    lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     return f"did you mean {lower[near[0]]!r}? " if near else ""
 
@@ -162,7 +162,7 @@ def package_of(entry: EntryPoint) -> str:
 @cache
 def load_plugins(group: str) -> tuple[Plugin, ...]:
     """The plugins of a group, loaded; each that fails is named on standard error."""
-    found = []
+    loaded = []
     for entry in entry_points_of(group):
         value, fault = None, ""
         try:
@@ -171,8 +171,8 @@ def load_plugins(group: str) -> tuple[Plugin, ...]:
             fault = " ".join(f"{type(error).__name__}: {error}".split())
             what = clean(f"the plugin {entry.name} of {package_of(entry)} is left out: {fault}")
             print(f"attnscope: {what}", file=sys.stderr)
-        found.append(Plugin(group, entry.name, package_of(entry), value, fault))
-    return tuple(found)
+        loaded.append(Plugin(group, entry.name, package_of(entry), value, fault))
+    return tuple(loaded)
 
 
 def plugins(group: str) -> dict[str, Any]:

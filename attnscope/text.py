@@ -43,9 +43,9 @@ def _is_unseen(character: str) -> bool:
 @cache
 def _picture(character: str) -> str:
     """A character as it is shown: itself, or what stands for one that is invisible."""
-    code, known = ord(character), {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+    code, symbols = ord(character), {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
     picture = chr(0x2400 + code) if code < 32 else f"‹{code:04X}›"
-    return known.get(character, picture if _is_unseen(character) else character)
+    return symbols.get(character, picture if _is_unseen(character) else character)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -64,9 +64,9 @@ def explain(name: str) -> str:
     if not any(parts):
         others = _others()
         near = nearest_name(name, (*MEASURES, *(word for words in others.values() for word in words)))
-        known = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in others.items())
+        kinds = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in others.items())
         raise SelectionError(
-            f"no term {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {known}"
+            f"no term {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {kinds}"
         )
     return "\n".join(filter(None, parts))
 
@@ -93,10 +93,10 @@ def _weighting(name: str) -> str:
     if explained is None:
         return ""
     option = f"--weighting {name}" if name in WEIGHTINGS else f"flow --method {name}"
-    said = f"a cell is the share {explained.share}" if name in WEIGHTINGS else explained.share
+    meaning = f"a cell is the share {explained.share}" if name in WEIGHTINGS else explained.share
     alone = name in ("rollout", "flow")
     lines = [
-        f"{name} ({option}): {said}.",
+        f"{name} ({option}): {meaning}.",
         f"  formula   {explained.formula}",
         "  unit      share of a row; rows sum to 1, so that measures and baselines mean the same",
         f"  needs     {'weights only' if alone else 'the model: files of weights have no values'}",

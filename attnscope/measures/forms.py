@@ -134,9 +134,9 @@ class OfNextToken(OfWeights):
         assert block.keys is not None
         size, row = block.rows.shape[-1], block.positions[:, None]
         ids = block.keys.ids
-        wanted = ids[:, (block.positions + 1).clamp(max=size - 1)]  # [text, row]
+        next_ids = ids[:, (block.positions + 1).clamp(max=size - 1)]  # [text, row]
         earlier = (block.gaps <= 0) & (row + 1 < size)  # [row, key]
-        match = ((ids[:, None] == wanted[..., None]) & earlier)[:, None]  # [text, 1, row, key]
+        match = ((ids[:, None] == next_ids[..., None]) & earlier)[:, None]  # [text, 1, row, key]
         return PerRow(self.function(block.rows, match), (match & block.allowed).any(-1))
 
 
@@ -154,11 +154,11 @@ class OnPatches(Form):
         assert block.queries is not None
         assert block.keys is not None
         rows, keys = block.queries.patches[:, :, None], block.keys.patches[:, None]  # [text, row | key, 3]
-        seen = (rows[..., 0] == keys[..., 0]) & (keys[..., 0] >= 0)  # [text, row, key]
-        number = (self.function(rows[..., 1:], keys[..., 1:]) * seen)[:, None].to(block.rows.dtype)
-        share = (block.rows * seen[:, None]).sum(-1)
+        same_picture = (rows[..., 0] == keys[..., 0]) & (keys[..., 0] >= 0)  # [text, row, key]
+        number = (self.function(rows[..., 1:], keys[..., 1:]) * same_picture)[:, None].to(block.rows.dtype)
+        share = (block.rows * same_picture[:, None]).sum(-1)
         total = (block.rows * number).sum(-1)
-        return PerRow(total / share.clamp_min(1e-30), (share > 0) & seen.any(-1)[:, None])
+        return PerRow(total / share.clamp_min(1e-30), (share > 0) & same_picture.any(-1)[:, None])
 
 
 class OfRow(Form):
@@ -431,8 +431,8 @@ class Measure:
 
     def missing(self, offered: Iterable[str]) -> str | None:
         """Why this measure does not exist for an attention that offers only this; ``None`` if it does."""
-        lacking = [need for need in self.form.needs if need not in offered]
-        return f"{self.name} {REASONS[lacking[0]]}" if lacking else None
+        lacks = [need for need in self.form.needs if need not in offered]
+        return f"{self.name} {REASONS[lacks[0]]}" if lacks else None
 
 
 MEASURES: Registry[Measure] = Registry(

@@ -268,12 +268,12 @@ class Measurement(RowObserver):
 
     def _setting(self, block: Block, measures: Sequence[Measure]) -> Setting:
         """The setting of a block: an earlier layer's if it is the same, else a new one."""
-        known = self._settings.get(block.start)
-        if known is not None and known.fits(block, measures):
-            return known
+        cached = self._settings.get(block.start)
+        if cached is not None and cached.fits(block, measures):
+            return cached
         made = Setting.from_block(block, measures)
-        kept = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
-        if block.start in self._settings or kept > CACHED:
+        numbers = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
+        if block.start in self._settings or numbers > CACHED:
             self._settings.clear()  # it belongs to another text
         if made.factors.numel() <= CACHED:
             self._settings[block.start] = made
@@ -291,8 +291,8 @@ class Measurement(RowObserver):
             return None
         texts: Any = (tokens,) if isinstance(tokens[0], Token) else tokens
         texts = tuple(tuple(text) for text in texts)
-        for known, facts in self._facts:
-            if known == texts:
+        for texts_, facts in self._facts:
+            if texts_ == texts:
                 return facts
         self._facts = [*self._facts[-3:], (texts, TokenFacts.from_texts(texts))]
         return self._facts[-1][1]
@@ -316,15 +316,15 @@ class Measurement(RowObserver):
             return {name: one for name, one in zip(self.measures, figures, strict=True) if one is not None}
 
         for head, (figures, chosen) in enumerate(zip(sums.figures(), sums.figures(False), strict=True)):
-            known = named(figures)
-            if sums.top is not None and "max_logit" in known:
-                known["max_logit"] = replace(known["max_logit"], value=float(sums.top[head]), error=None)
-            unknown = (measure for name, measure in self.measures.items() if name not in known)
+            scores = named(figures)
+            if sums.top is not None and "max_logit" in scores:
+                scores["max_logit"] = replace(scores["max_logit"], value=float(sums.top[head]), error=None)
+            unknown = (measure for name, measure in self.measures.items() if name not in scores)
             absent = {
                 one.name: f"{one.name} is averaged over {one.rows}, and there are none" for one in unknown
             }
             absent |= {name: reason for name, reason in self._absent[site].items() if name in absent}
-            yield HeadFigures(site, head, known, absent, role(named(chosen)) if with_role else None)
+            yield HeadFigures(site, head, scores, absent, role(named(chosen)) if with_role else None)
 
     def state(self) -> dict[str, Any]:
         """All sums as plain lists and dictionaries: JSON keeps them exactly."""
@@ -377,9 +377,9 @@ class _Reading:
         attention, count = self.attention, len(self.measures)
         self.spans, self.last = real_spans(attention), dict[tuple[int, int], Block]()
         self.top = None if self.scores is None else torch.tensor(-torch.inf)
-        wanted, length = self.measurement.rows, len(attention.queries)
-        self.shown = range(length) if wanted is None else range(wanted.start, min(wanted.stop, length))
-        self.wanted = () if not count else None if wanted is None else self.shown
+        limits, length = self.measurement.rows, len(attention.queries)
+        self.shown = range(length) if limits is None else range(limits.start, min(limits.stop, length))
+        self.wanted = () if not count else None if limits is None else self.shown
         # a block's table has one column per measure besides its heads
         self.step = rows_at_a_time(attention, self.measurement.block_elements, count)
         # [choice | lone, rows | value | baseline, measure, text, head]

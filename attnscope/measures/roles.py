@@ -116,8 +116,8 @@ def _name_none(evenness: Figure) -> str:
 
 def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    reached = [name for name, pattern in patterns.items() if figures[name].value >= pattern.threshold]
-    lifted = [name for name in reached if figures[name].lift >= LEAST_LIFT]
+    reaching = [name for name, pattern in patterns.items() if figures[name].value >= pattern.threshold]
+    lifted = [name for name in reaching if figures[name].lift >= LEAST_LIFT]
     passing = [name for name in lifted if is_beyond_chance(figures[name])]
     if not passing:
         return None
@@ -127,11 +127,11 @@ def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) ->
 
 def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
     """The patterns that were measured, including measured distances without a name."""
-    known = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
+    named = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
     steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
     away = {name: f"{abs(step):,} tokens {'ahead' if step > 0 else 'back'}" for name, step in steps.items()}
     far = [name for name, step in steps.items() if abs(step) > 1]
-    return known | {name: Pattern(POSITION_BAR, f"attends {away[name]}") for name in far}
+    return named | {name: Pattern(POSITION_BAR, f"attends {away[name]}") for name in far}
 
 
 def role_name(measure: str) -> str:
@@ -212,7 +212,7 @@ FEWEST_HEADS = 8  # with fewer heads, none is called an outlier
 WEAK_HEADS = 0.1  # at most this share of the heads may be weak at one pattern, but always at least one
 
 
-def _weaken(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+def _with_weak_roles(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
     """The heads of one kind, those without a pattern with their weak role, if any."""
     patterns = patterns_of({name for head in heads for name in head.figures})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
@@ -262,48 +262,48 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
     settled = list(heads)
     for kind in {head.site.kind for head in heads}:
         alike = [number for number, head in enumerate(heads) if head.site.kind == kind]
-        doubted = list(_doubt([heads[number] for number in alike]))
-        for number, head in zip(alike, _weaken(doubted), strict=True):
+        exceeding = list(_without_chance_sinks([heads[number] for number in alike]))
+        for number, head in zip(alike, _with_weak_roles(exceeding), strict=True):
             settled[number] = head
     return tuple(settled)
 
 
-def _doubt(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+def _without_chance_sinks(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
     """The heads of one kind, without the roles of attention sinks that may be due to chance."""
-    sure = {name: PATTERNS[name] for name in SINK_PATTERNS if _is_sure(heads, name)}
+    beyond_chance = {name: PATTERNS[name] for name in SINK_PATTERNS if _exceeds_chance(heads, name)}
     for head in heads:
         role, evenness = head.role, head.figures.get("normalized_entropy")
-        if role is not None and role.name in SINK_PATTERNS and role.name not in sure:
-            known = {name: pattern for name, pattern in sure.items() if name in head.figures}
+        if role is not None and role.name in SINK_PATTERNS and role.name not in beyond_chance:
+            measured = {name: pattern for name, pattern in beyond_chance.items() if name in head.figures}
             weight = score(head.figures[role.name])
             words = f"{NO_ROLE}; {_mostly(PATTERNS[role.name])} {weight}, as heads may by chance"
             none = replace(role, name=NONE, sentence=words)
             if evenness is not None:
                 none = Role.from_figure(_name_none(evenness), evenness, words)
-            head = replace(head, role=strongest(known, head.figures) or none)
+            head = replace(head, role=strongest(measured, head.figures) or none)
         yield head
 
 
-def _is_sure(heads: Sequence[HeadFigures], name: str) -> bool:
+def _exceeds_chance(heads: Sequence[HeadFigures], name: str) -> bool:
     """Whether chance puts so many heads there in at most ``SINK_MODELS`` of models, or hardly any at all."""
     if len(heads) < FEWEST_HEADS:
         return True  # too few to estimate chance
-    having = [head.figures for head in heads if name in head.figures]
-    resting = sum(figures[name].value >= SINK_BAR for figures in having)
-    if not resting:
+    scored = [head.figures for head in heads if name in head.figures]
+    hits = sum(figures[name].value >= SINK_BAR for figures in scored)
+    if not hits:
         return False
-    largest = [max(figures[name].value, figures.get("confidence", figures[name]).value) for figures in having]
+    largest = [max(figures[name].value, figures.get("confidence", figures[name]).value) for figures in scored]
     able = sum(value >= SINK_BAR for value in largest)
-    chance = fmean(figures[name].baseline for figures in having)
-    return able * chance <= SINK_HEADS * len(heads) or _tail(able, resting, chance) <= SINK_MODELS
+    chance = fmean(figures[name].baseline for figures in scored)
+    return able * chance <= SINK_HEADS * len(heads) or _tail(able, hits, chance) <= SINK_MODELS
 
 
 def _tail(count: int, least: int, chance: float) -> float:
     """The probability of at least ``least`` successes in ``count`` draws with the same chance."""
     if not 0 < chance < 1:
         return chance
-    ways = (lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in range(least, count + 1))
-    logs = (way + k * log(chance) + (count - k) * log1p(-chance) for k, way in enumerate(ways, least))
+    terms = (lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1) for k in range(least, count + 1))
+    logs = (term + k * log(chance) + (count - k) * log1p(-chance) for k, term in enumerate(terms, least))
     return sum(map(exp, logs))
 
 

@@ -71,8 +71,8 @@ def coverage90(block: Block) -> Tensor:
     of a millionth of the row counts as rounding.
     """
     rows = block.rows.to(finest(block.rows.device))
-    reached = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
-    short = reached < (COVERED_SHARE - forms.ROUNDING_SHARE) * reached[..., -1:]
+    cumulative = rows.sort(-1, descending=True).values.cumsum(-1)  # [batch, head, row, key]
+    short = cumulative < (COVERED_SHARE - forms.ROUNDING_SHARE) * cumulative[..., -1:]
     return (short.sum(-1) + 1).to(block.rows.dtype)
 
 
@@ -89,8 +89,8 @@ def monotonic(rows: Tensor, before: Tensor) -> Tensor:
     attention scores (n + 1) / 2n, like a key drawn at random in each row.
     """
     here, there = (each == each.amax(-1, keepdim=True) for each in (rows, before))
-    reached = there.cumsum(-1, dtype=rows.dtype) / there.sum(-1, keepdim=True)
-    return (here * reached).sum(-1) / here.sum(-1)
+    share = there.cumsum(-1, dtype=rows.dtype) / there.sum(-1, keepdim=True)
+    return (here * share).sum(-1) / here.sum(-1)
 
 
 @measure("no_key", forms.OfEveryRow, formula="1 - Σ_j A", source=OFF_KEYS)
@@ -215,12 +215,12 @@ def in_window(name: str, sink: str, recent: str) -> Measure:
 def at_offset(name: str, step: str) -> Measure:
     """The weight on the token so many places from the query: ``offset=-2`` is two back."""
     many = abs(int(step))
-    way = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
+    distance = f"{many:,} token{'s' * (many > 1)} {'back' if int(step) < 0 else 'ahead'}"
 
     def key(position: Tensor) -> Tensor:
         return torch.where(position + int(step) >= 0, position + int(step), -1)
 
-    key.__doc__ = f"Weight on what stands {way}  -> [batch, head, row]"
+    key.__doc__ = f"Weight on what stands {distance}  -> [batch, head, row]"
     formula = f"A[i, i{int(step):+d}]"
     return Measure(name, forms.AtKey(key), formula, VOITA, counted="rows for which that key exists")
 

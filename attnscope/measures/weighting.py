@@ -194,10 +194,10 @@ def by_zeroing(values: Values) -> Amounts:
     values are parallel, removing one changes no direction.
     """
     measured, lengths = values.measured(), values.lengths()
-    known = values.values.to(measured)
+    vectors = values.values.to(measured)
 
     def amounts(weights: Tensor, _: slice, heads: list[int] | slice) -> Tensor:
-        numbers = range(known.shape[1])[heads] if isinstance(heads, slice) else heads
+        numbers = range(vectors.shape[1])[heads] if isinstance(heads, slice) else heads
         turned = torch.empty_like(weights)
         for place, head in enumerate(numbers):  # head by head, because they are float64
             turned[:, place] = turn(weights[:, place], head)
@@ -206,7 +206,7 @@ def by_zeroing(values: Values) -> Amounts:
     def turn(weights: Tensor, head: int) -> Tensor:
         """[batch, row, key] -> [batch, row, key]"""
         rows = weights.to(measured, copy=True)  # float64, because the rest is a small difference
-        whole = rows @ known[:, head]  # [batch, row, size]
+        whole = rows @ vectors[:, head]  # [batch, row, size]
         along = whole @ measured[:, head].mT  # each value's product with the whole output
         square = torch.linalg.vecdot(rows, along)[..., None]  # the whole output's product with itself
         length = square.clamp(min=0).sqrt()

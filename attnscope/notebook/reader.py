@@ -49,7 +49,7 @@ class Reader:
         if self._predicting is not None:
             self._model, self._predicting = self._predicting(), None
         require_whole_heads(self._model.module, "changing heads needs the whole model in one process")
-        with at_rest(self._model.module):
+        with eval_mode(self._model.module):
             yield self._model
 
     def read(
@@ -104,7 +104,7 @@ class Reader:
             max_tokens=max_tokens,
             truncate=truncate,
         )
-        with at_rest(model.module):
+        with eval_mode(model.module):
             prepared = request.prepare(model)
             with model.threads(prepared):
                 return Run(TracedModel(record_trace(model, prepared)), source=(self.predicting, request))
@@ -141,7 +141,7 @@ def wrap(
     """
     from attnscope.models.text.reader import wrap_module
 
-    with at_rest(module):
+    with eval_mode(module):
         return Reader(wrap_module(module, tokenizer, processor, name))
 
 
@@ -183,8 +183,8 @@ def record(
     from attnscope.models.trace_recording import RecordedPasses, axes_of_texts
 
     run, held, axes, images = Run(), RecordedPasses(), axes_of_texts(tokens), images or {}
-    known = {name: image for name, image in images.items() if not isinstance(image, list)}
-    place_images(axes, known)  # refuse what does not fit before anything runs
+    single = {name: image for name, image in images.items() if not isinstance(image, list)}
+    place_images(axes, single)  # refuse what does not fit before anything runs
     name = name or type(module).__name__
     first = FirstCall(name, module)
     with CALLED.listening(nn.Module, first), recording(module, [held], axes) as record:
@@ -196,25 +196,25 @@ def record(
 
 
 _lock = threading.Lock()
-_resting: dict[int, tuple[int, bool]] = {}  # by id: how many blocks a module rests in, and whether it trained
+_evaluating: dict[int, tuple[int, bool]] = {}  # by id: how many blocks use a module, and whether it trained
 
 
 @contextmanager
-def at_rest(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """A module in eval mode until the last such block ends, in any thread; then its training mode returns."""
     parts = list(module.modules())
     with _lock:
         for part in parts:
-            blocks, trained = _resting.get(id(part), (0, part.training))
-            _resting[id(part)] = blocks + 1, trained
+            blocks, trained = _evaluating.get(id(part), (0, part.training))
+            _evaluating[id(part)] = blocks + 1, trained
     try:
         module.eval()
         yield
     finally:
         with _lock:
             for part in parts:
-                blocks, trained = _resting.pop(id(part))
+                blocks, trained = _evaluating.pop(id(part))
                 if blocks > 1:
-                    _resting[id(part)] = blocks - 1, trained
+                    _evaluating[id(part)] = blocks - 1, trained
                 else:
                     part.training = trained

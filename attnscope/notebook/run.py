@@ -162,8 +162,8 @@ class FigureTable(Drawing):
     """The scores of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
     def __init__(self, measured: Stats) -> None:
-        taken = {name for head in measured.heads for name in head.figures}
-        names = [name for name in MEASURES if name in taken]
+        measured_names = {name for head in measured.heads for name in head.figures}
+        names = [name for name in MEASURES if name in measured_names]
         super().__init__(stats_answer(measured, measured.heads, names, None))
         self.measured, self.heads = measured, measured.heads
 
@@ -221,11 +221,11 @@ def _html_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join((*lines, "</tbody></table>"))
 
 
-def _select(head: Head | str | None = None, **asked: Any) -> Selection:
+def _select(head: Head | str | None = None, **options: Any) -> Selection:
     """The selection; a head by ``Head`` or as text. Raises ``SelectionError``."""
     if head is not None and not isinstance(head, (Head, str)):
         raise SelectionError(f"{head!r} is not a head: write its address, like 'L2H1'")
-    return Selection(None if head is None else Head(head), **asked)
+    return Selection(None if head is None else Head(head), **options)
 
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
@@ -233,12 +233,12 @@ def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
     return [Head(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
 
 
-def _parsed(asked: tuple[str, ...], parse: Callable[[str], Iterable[T]], example: str) -> list[T]:
+def _parsed(texts: tuple[str, ...], parse: Callable[[str], Iterable[T]], example: str) -> list[T]:
     """What the texts ask for. Raises ``SelectionError`` for arguments that are not texts."""
-    for each in asked:
+    for each in texts:
         if not isinstance(each, str):
             raise SelectionError(f"{each!r} is not a text: write {example}")
-    return [one for each in asked for one in parse(each)]
+    return [one for each in texts for one in parse(each)]
 
 
 @dataclass(eq=False, repr=False)
@@ -266,7 +266,7 @@ class Run(Display):
         """
         from attnscope.models.trace_recording import trace_part
 
-        return Run(trace_part(*self._given, number))
+        return Run(trace_part(*self._inputs, number))
 
     def mean(self) -> Run:
         """The mean over every held pass of a recording, as over the steps of a diffusion.
@@ -284,7 +284,7 @@ class Run(Display):
         return self.kept
 
     @property
-    def _given(self) -> tuple[TracedModel, ModelInput]:
+    def _inputs(self) -> tuple[TracedModel, ModelInput]:
         return self._pass, self._pass.prepared
 
     @property
@@ -306,7 +306,7 @@ class Run(Display):
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the model, the text and the pass: those that every answer begins with."""
-        model, prepared = self._given
+        model, prepared = self._inputs
         return (*model.notes, *prepared.notes, *model.run(prepared, []).notes)
 
     @property
@@ -319,7 +319,7 @@ class Run(Display):
         self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
     ) -> Drawing:
         """Every head as a thumbnail, and a few worth a look."""
-        result = overview(*self._given, _select(words=words, hide_special=hide_special))
+        result = overview(*self._inputs, _select(words=words, hide_special=hide_special))
         return Drawing(overview_answer(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(
@@ -333,8 +333,10 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadDrawing:
         """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
-        asked = _select(head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight)
-        result = one_head(*self._given, asked)
+        selection = _select(
+            head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight
+        )
+        result = one_head(*self._inputs, selection)
         answer = Answer.from_view("head", result.heatmap, result)
         return HeadDrawing(answer, result, self._pass.weights(result.figures.address), cmap)
 
@@ -348,13 +350,13 @@ class Run(Display):
         cmap: str | None = None,
     ) -> Drawing:
         """What a token attends to and what attends to it, in one head or averaged over all."""
-        asked = _select(head=head, token=str(token), words=words, hide_special=hide_special)
-        return Drawing(Answer.from_view("token", one_token(*self._given, asked)), cmap)
+        selection = _select(head=head, token=str(token), words=words, hide_special=hide_special)
+        return Drawing(Answer.from_view("token", one_token(*self._inputs, selection)), cmap)
 
     def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
         """The scores of every head, by the lift of its role; a few ``measures`` take less time."""
         names = DEFAULT if measures is None else tuple(dict.fromkeys(measures))
-        measured = measure_heads(*self._given, _select(), names=names)
+        measured = measure_heads(*self._inputs, _select(), names=names)
         return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
 
     def compare(
@@ -367,22 +369,22 @@ class Run(Display):
         from attnscope.questions.compare import compare_all_heads, heads_answer
         from attnscope.questions.compare_texts_models import compare_passes
 
-        asked = _select(head=head)
+        selection = _select(head=head)
         if other is None:
-            return Drawing(heads_answer(compare_all_heads(*self._given, asked), None), cmap)
+            return Drawing(heads_answer(compare_all_heads(*self._inputs, selection), None), cmap)
         if not isinstance(other, Run):
             raise InputError(f"{other!r} is not a run: compare(model.read(text))")
-        return Drawing(compare_passes(*self._given, other._pass, asked, None), cmap)
+        return Drawing(compare_passes(*self._inputs, other._pass, selection, None), cmap)
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
         """Which heads attend from one word to another: ``run.find("it -> cat", "* -> -1")``."""
         from attnscope.questions.find import find_answer, find_heads, parse_questions
 
-        asked = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
-        return Drawing(find_answer(find_heads(*self._given, asked, _select())), cmap)
+        parsed = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
+        return Drawing(find_answer(find_heads(*self._inputs, parsed, _select())), cmap)
 
     @contextmanager
-    def _model_at_rest(self) -> Iterator[tuple[Model, InputRequest]]:
+    def _model_in_eval_mode(self) -> Iterator[tuple[Model, InputRequest]]:
         """The model with its output head, and its input. Raises ``AttnscopeError`` without a model."""
         if self.source is None:
             raise AttnscopeError("this run has no model: get one by load(name).read(text)")
@@ -408,12 +410,12 @@ class Run(Display):
         from attnscope.questions.cause import cut, intervention_answer
         from attnscope.questions.find import parse_questions
 
-        asked = _parsed(edges, parse_questions, "an edge, like 'it -> cat'")
-        with self._model_at_rest() as (model, request):
+        parsed = _parsed(edges, parse_questions, "an edge, like 'it -> cat'")
+        with self._model_in_eval_mode() as (model, request):
             prepared, heads = request.prepare(model), _heads(head)
             among = (replace(request, text=each).prepare(model) for each in texts)
             result = cut(
-                model, prepared, asked, heads=heads, how=how, texts=among, target=target, against=against
+                model, prepared, parsed, heads=heads, how=how, texts=among, target=target, against=against
             )
         return Drawing(intervention_answer(result), cmap)
 
@@ -441,18 +443,18 @@ class Run(Display):
         from attnscope.questions.cause import intervention_answer
         from attnscope.questions.patching import Receiver, TextPair, patch, trace_answer, trace_tokens
 
-        if by not in (known := ("head", "token")):
-            raise SelectionError(f"no map by {by!r}: there are {' and '.join(known)}")
-        with self._model_at_rest() as (model, request):
+        if by not in (choices := ("head", "token")):
+            raise SelectionError(f"no map by {by!r}: there are {' and '.join(choices)}")
+        with self._model_in_eval_mode() as (model, request):
             if isinstance(other, str):
-                theirs = replace(request, text=other)
+                other_request = replace(request, text=other)
             elif not isinstance(other, Run) or other.source is None:
                 raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
             elif self.source is None or other.source[0] != self.source[0]:
                 raise InputError("the other run is from another model: read both texts with one reader")
             else:
-                theirs = other.source[1]
-            pair = TextPair(request.prepare(model), theirs.prepare(model), target, against)
+                other_request = other.source[1]
+            pair = TextPair(request.prepare(model), other_request.prepare(model), target, against)
             if by == "token":
                 return Drawing(trace_answer(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
@@ -465,8 +467,8 @@ class Run(Display):
         """Attention between parts of the text: sentence, line, paragraph, segment, or role of a chat."""
         from attnscope.questions.spans import span_maps, spans_answer
 
-        kept, prepared = self._given
-        result = span_maps(kept, prepared, cut_input(prepared, by), _select(head=head))
+        model, prepared = self._inputs
+        result = span_maps(model, prepared, cut_input(prepared, by), _select(head=head))
         return Drawing(spans_answer(result), cmap)
 
     def flow(
@@ -488,18 +490,18 @@ class Run(Display):
 
         if method not in (methods := ("rollout", "flow")):
             raise SelectionError(f"no method {method!r}: there are {', '.join(methods)}")
-        asked = _select(words=words, hide_special=hide_special, kind=kind)
+        selection = _select(words=words, hide_special=hide_special, kind=kind)
         named, layers = None if token is None else str(token), None if layer is None else (layer,)
-        result = follow_flow(*self._given, method, asked, token=named, last=layer)
+        result = follow_flow(*self._inputs, method, selection, token=named, last=layer)
         pictures = self._pass.prepared.pictures
         return Drawing(flow_answer(result, kind=kind, layers=layers, token=named, pictures=pictures), cmap)
 
     def check(self, *claims: str) -> tuple[Verdict, ...]:
         """Whether claims hold, each with its evidence: ``run.check("L2H1.previous > 0.9")``."""
-        asked = _parsed(claims, lambda each: [parse_claim(each)], "a claim, like 'L2H1.previous > 0.9'")
-        names = tuple(dict.fromkeys((*DEFAULT, *(name for each in asked for name in each.names))))
-        heads = measure_heads(*self._given, _select(), names=names).heads
-        return tuple(each.verdict(heads) for each in asked)
+        parsed = _parsed(claims, lambda each: [parse_claim(each)], "a claim, like 'L2H1.previous > 0.9'")
+        names = tuple(dict.fromkeys((*DEFAULT, *(name for each in parsed for name in each.names))))
+        heads = measure_heads(*self._inputs, _select(), names=names).heads
+        return tuple(each.verdict(heads) for each in parsed)
 
     def page(
         self,
@@ -510,8 +512,8 @@ class Run(Display):
         cmap: str | None = None,
     ) -> HeadsPage:
         """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
-        asked = _select(words=words, hide_special=hide_special, min_weight=min_weight)
-        heads = all_heads(*self._given, asked)
+        selection = _select(words=words, hide_special=hide_special, min_weight=min_weight)
+        heads = all_heads(*self._inputs, selection)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:
@@ -519,20 +521,20 @@ class Run(Display):
         from attnscope.models.trace_recording import record_trace
         from attnscope.render.image import FORMATS
 
-        path, kept = Path(path), self._pass
+        path, traced = Path(path), self._pass
         suffix = path.suffix.lower()
         if suffix == SUFFIX:
-            ran = kept.trace.description.kept  # the rows of other tools are measured first
-            write_trace(kept.trace if ran else record_trace(kept, kept.prepared), path)
+            ran = traced.trace.description.kept  # the rows of other tools are measured first
+            write_trace(traced.trace if ran else record_trace(traced, traced.prepared), path)
         elif suffix == PAGE:
-            save_page(all_heads(*self._given, _select()), path)
+            save_page(all_heads(*self._inputs, _select()), path)
         elif suffix.removeprefix(".") in DATA:
-            whole_layers(*self._given, _select()).save(path)
+            whole_layers(*self._inputs, _select()).save(path)
         elif suffix.removeprefix(".") in FORMATS:
             self.overview().save(path)
         else:
-            known = ", ".join([SUFFIX, PAGE, *(f".{form}" for form in (*DATA, *FORMATS))])
-            raise OutputError(f"{path} cannot be written: its name must end in one of {known}")
+            suffixes = ", ".join([SUFFIX, PAGE, *(f".{form}" for form in (*DATA, *FORMATS))])
+            raise OutputError(f"{path} cannot be written: its name must end in one of {suffixes}")
 
     def __repr__(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else repr(self.overview())

@@ -21,7 +21,7 @@ from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.trace_recording import has_dropout
-from attnscope.notebook.reader import at_rest
+from attnscope.notebook.reader import eval_mode
 from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.processes import joined_processes
@@ -79,8 +79,8 @@ class TrainingLog(Display):
         for name in self.measures:
             MEASURES[name]
         if self.texts is not None:
-            given = self.texts
-            self._probe = read_corpus(given) if isinstance(given, (str, Path)) else ListedTexts(given)
+            texts = self.texts
+            self._probe = read_corpus(texts) if isinstance(texts, (str, Path)) else ListedTexts(texts)
 
     @property
     def track(self) -> Track:
@@ -144,16 +144,16 @@ class TrainingLog(Display):
             notes.append("dropout was on: the weights are those before dropout")
         self._conclude(measured, notes)
 
-    def _conclude(self, found: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
+    def _conclude(self, measured: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
         """Combine the measurements of all processes; the first one stores them, and says whether all stop."""
         processes = joined_processes()
-        if isinstance(found, Measurement):
-            _, *others = processes.gather(found.state()) or [None]
+        if isinstance(measured, Measurement):
+            _, *others = processes.gather(measured.state()) or [None]
             for state in others:
-                found.merge(Measurement.from_state(state))
-            found = found.figures()
+                measured.merge(Measurement.from_state(state))
+            measured = measured.figures()
         if processes.number == 0:
-            self._add(found, notes)
+            self._add(measured, notes)
         if self.on_alarm == "stop":
             self.stopped = processes.broadcast(self.stopped)
 
@@ -173,13 +173,13 @@ class TrainingLog(Display):
             self.report(
                 {f"{head}/{name}": each.value for head in named for name, each in named[head].items()}
             )
-        for said in alarms:
+        for alarm in alarms:
             if callable(self.on_alarm):
-                self.on_alarm(said)
+                self.on_alarm(alarm)
             elif self.on_alarm == "stop":
-                self.stopped = self.stopped or said
+                self.stopped = self.stopped or alarm
             else:
-                warnings.warn(said, stacklevel=2)
+                warnings.warn(alarm, stacklevel=2)
 
     def _find_alarms(self, heads: Sequence[HeadFigures]) -> Iterator[str]:
         """What is wrong with heads: NaN scores, and the conditions that each meets."""
@@ -221,7 +221,7 @@ def watch(
     ...     train(model)
     """
     log = TrainingLog(every, measures, texts, tokenizer, path, report, alarm, on_alarm)
-    with _called_by_way_of(log, model, counting=True):
+    with _watching_calls(log, model, counting=True):
         yield log
 
 
@@ -230,7 +230,7 @@ _watching: dict[int, tuple[Any, list[tuple[TrainingLog, bool]]]] = {}
 
 
 @contextmanager
-def _called_by_way_of(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
+def _watching_calls(log: TrainingLog, model: nn.Module, counting: bool) -> Iterator[None]:
     """Show a log each pass of a model in training mode, counted as a step, while the block runs.
 
     All blocks of a model share one wrapper, which the last to end takes away: they may end in any order.
@@ -298,7 +298,7 @@ def _probe(
         model = next(inside, model)
     devices = {each.device for each in model.parameters() if each.is_cuda}
     with (
-        at_rest(model),
+        eval_mode(model),
         torch.random.fork_rng(devices),
         torch.autocast(next(model.parameters()).device.type, enabled=False),
     ):
@@ -366,7 +366,7 @@ class _TrainerHooks:
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.history.step = state.global_step
         if self.history.is_due:
-            self._block.enter_context(_called_by_way_of(self.history, more["model"], counting=False))
+            self._block.enter_context(_watching_calls(self.history, more["model"], counting=False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._block.close()

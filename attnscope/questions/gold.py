@@ -129,7 +129,7 @@ def find_gold(
     asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
     work.walk(asked, GoldTotals.from_state)
     total, progress = work.total, work.progress
-    labels = tuple(rank_heads(total, file.ways, held_out))
+    labels = tuple(rank_heads(total, file.directions, held_out))
     if not labels:
         raise InputError(_nothing(work))
     title = f"{model.title} · {progress.layout[0]} · {pluralize(progress.texts, 'text')}, "

@@ -192,7 +192,7 @@ class GoldQuestions:
         """
         self.rows.append(rows)
         self.keys.append(keys)
-        for way in (which,) if file.links else range(len(file.ways)):
+        for way in (which,) if file.links else range(len(file.directions)):
             found: dict[str, Answers] = {}
             for pair in text.pairs:
                 known = self._collect(pair, way and not file.links, found.setdefault(pair.label, {}))
@@ -252,14 +252,16 @@ def ask_batch(texts: Sequence[ReadText], file: GoldFile, total: GoldTotals) -> A
         if twin is not None:
             kinds[kind] = kinds[twin]
         elif not any(isinstance(axis, range) for axis in axes):
-            asked = kinds[kind] = [GoldQuestions() for _ in (file.ways if file.links else file.ways[:1])]
+            asked = kinds[kind] = [
+                GoldQuestions() for _ in (file.directions if file.links else file.directions[:1])
+            ]
             for gold, prepared, number in texts:
                 tokens: Any = prepared.axes[kind]
                 columns = group_tokens(tokens[1], gold.text, gold.words)
                 for which, each in enumerate(asked):
                     lines = columns
                     if gold.target is not None:
-                        ahead = file.ways[which] == ROWS[0]
+                        ahead = file.directions[which] == ROWS[0]
                         shown = (*tokens[0][1:], END) if ahead else tokens[0]
                         lines = group_tokens(shown, gold.target, gold.target_words)
                     each.ask(gold, lines, columns, file, total, 1 - number % 2, which)

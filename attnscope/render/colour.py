@@ -124,9 +124,9 @@ def check_name(name: str) -> None:
         )
 
 
-def choose_map(asked: str | None, *, signed: bool) -> str:
+def choose_map(cmap: str | None, *, signed: bool) -> str:
     """The requested map, or the default; raises ``SelectionError`` if unknown, or diverging for weights."""
-    name = asked or (DIVERGING if signed else SEQUENTIAL)
+    name = cmap or (DIVERGING if signed else SEQUENTIAL)
     check_name(name)
     if not signed and name.removesuffix("_r") in TWO_SIDED:
         raise SelectionError(

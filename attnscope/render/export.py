@@ -102,10 +102,10 @@ def _run(model: Model, prepared: ModelInput, selection: Selection, mass: float |
         result = all_heads(model, prepared, selection)
         heads = max(len(weights.values) for weights in result.weights.values())
         return _Source(result.layers, _pictures(result), heads, result)
-    seen = see_token(model, prepared, selection)
-    kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in seen.sites}
-    layers = WholeLayers(kinds, model.title, "", seen.notes, seen.record)
-    return _Source(layers, _token_pictures(seen, mass), max(site.heads for site in seen.sites))
+    token = see_token(model, prepared, selection)
+    kinds: dict[str, list[tuple[int, Weights]]] = {site.site.kind: [] for site in token.sites}
+    layers = WholeLayers(kinds, model.title, "", token.notes, token.record)
+    return _Source(layers, _token_pictures(token, mass), max(site.heads for site in token.sites))
 
 
 def _save_pictures(
@@ -148,8 +148,8 @@ def _pictures(result: AllHeads) -> Iterator[Job]:
                 yield {"kind": kind, "layer": layer, "head": head}, partial(result.head, kind, layer, head)
 
 
-def _token_pictures(seen: SeenToken, mass: float | None) -> Iterator[Job]:
-    for site, heads in ((record.site, record.heads) for record in seen.sites):
+def _token_pictures(token: SeenToken, mass: float | None) -> Iterator[Job]:
+    for site, heads in ((record.site, record.heads) for record in token.sites):
         for head in range(heads):
             name = {"kind": site.kind, "layer": site.layer, "head": head}
-            yield name, partial(seen.head, site, head, mass)
+            yield name, partial(token.head, site, head, mass)

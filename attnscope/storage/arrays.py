@@ -178,8 +178,8 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
 def _weights_of(name: str, values: Array) -> Array:
     """The weights of one layer, if the array has such a shape.  -> [head, query, key]"""
     if values.ndim != 3 or values.dtype.kind != "f" or 0 in values.shape:
-        found = f"{values.dtype} {list(values.shape)}"
-        raise ValueError(f"{name} is {found}, not weights [head, query, key] of one text")
+        shape = f"{values.dtype} {list(values.shape)}"
+        raise ValueError(f"{name} is {shape}, not weights [head, query, key] of one text")
     return values
 
 

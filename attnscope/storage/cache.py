@@ -59,11 +59,11 @@ def hash_key(key: Mapping[str, Any]) -> str:
 def find_pass(key: str) -> Trace | None:
     """The pass of a key. Damaged entries, and those of another key, are removed."""
     for path, _, _ in list(_files(private_folder(PASSES_FOLDER), f"{key}-")):
-        found = _open(path)
+        trace = _open(path)
         with suppress(OSError):
-            path.unlink() if found is None else os.utime(path)
-        if found is not None:
-            return found
+            path.unlink() if trace is None else os.utime(path)
+        if trace is not None:
+            return trace
     return None
 
 
@@ -91,8 +91,8 @@ def find_seal(key: str) -> Paths | None:
     """The lists of modules that were stored for a key."""
     folder = private_folder(SEALS_FOLDER)
     with suppress(OSError, ValueError, RecursionError):
-        found = None if folder is None else (folder / f"{key}.json").lstat()
-        if folder and found and stat.S_ISREG(found.st_mode) and found.st_size <= SEAL_BYTES:
+        status = None if folder is None else (folder / f"{key}.json").lstat()
+        if folder and status and stat.S_ISREG(status.st_mode) and status.st_size <= SEAL_BYTES:
             stored: Paths = read(Paths, json.loads((folder / f"{key}.json").read_bytes()))
             return stored
     return None
@@ -131,8 +131,8 @@ def _open(path: Path) -> Trace | None:
     try:
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         with open(os.open(path, flags), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not is_private(found) or found.st_size > ENTRY_BYTES:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not is_private(status) or status.st_size > ENTRY_BYTES:
                 return None
             content = file.read(ENTRY_BYTES)
         trace = read_trace(path, content) if _digest(content) == digest else None
@@ -149,8 +149,8 @@ def _files(folder: Path | None, prefix: str = "") -> Iterator[tuple[Path, int, f
     """Path, size and last use of our files; names are filtered first, since there may be thousands."""
     if folder is None:
         return
-    with suppress(OSError), os.scandir(folder) as found:
-        for each in found:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for each in entries:
             ours = each.name.startswith(prefix) and _ENTRY_NAME.fullmatch(each.name)
             with suppress(OSError):
                 if ours and not each.is_dir(follow_symlinks=False):

@@ -202,8 +202,8 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        said = "is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
-        raise InputError(f"{path} {said}") from None
+        problem = "is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
+        raise InputError(f"{path} {problem}") from None
     differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
     if differing:
         other = " and ".join(differing)
@@ -221,7 +221,7 @@ def fingerprint(module: nn.Module) -> str:
     """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
     digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
-        known = weights.device.type != "meta"
-        few = weights.detach().reshape(-1)[:SAMPLED_NUMBERS].double().tolist() if known else []
+        has_values = weights.device.type != "meta"
+        few = weights.detach().reshape(-1)[:SAMPLED_NUMBERS].double().tolist() if has_values else []
         digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
     return digest.hexdigest()

@@ -86,14 +86,14 @@ def refuse_existing(folder: Path, contents: ExportPlan, identity: str | None = N
     names = sorted(name for name in os.listdir(folder) if contents.covers(name))
     if names:
         more = f" and {len(names) - 1} more files" if len(names) > 1 else ""
-        found = f"{names[0]}{more} that this would overwrite"
-        raise OutputError(f"{folder} holds {found}: give another folder, or --force to overwrite")
+        files = f"{names[0]}{more} that this would overwrite"
+        raise OutputError(f"{folder} holds {files}: give another folder, or --force to overwrite")
 
 
 @contextmanager
 def claim_folder(folder: Path) -> Iterator[None]:
     """Make the folder if necessary, and lock it against other exports. Raises ``OutputError``."""
-    made = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,12 +108,12 @@ def claim_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = f"another export is writing into {folder}: wait for it, or give another folder"
-            raise OutputError(said) from None
+            problem = f"another export is writing into {folder}: wait for it, or give another folder"
+            raise OutputError(problem) from None
         yield
     finally:
         os.close(handle)
-        if made:
+        if is_new:
             with suppress(OSError):  # only an empty folder goes: what was asked for was refused
                 folder.rmdir()
 

@@ -23,14 +23,14 @@ MOST_LABEL_CHARACTERS = 60
 
 @dataclass
 class GoldFile(Corpus):
-    """A file of texts with pairs. ``ways`` names the directions asked: left to right, and back.
+    """A file of texts with pairs. ``directions`` names those asked: left to right, and back.
 
     ``links`` says that the pairs are a full alignment of two texts, which has an error rate; its directions
     are those of ``ROWS``.
     """
 
     path: Path
-    ways: tuple[str, ...] = ("from → to", "to → from")
+    directions: tuple[str, ...] = ("from → to", "to → from")
     links: bool = False
 
     def __post_init__(self) -> None:
@@ -38,8 +38,8 @@ class GoldFile(Corpus):
 
     def fingerprint(self) -> str:
         """Identifies these questions: how they are asked, and a hash of the files."""
-        asked = type(self).__name__, self.ways, self.links, *map(hash_file, self.files)
-        return sha256(repr(asked).encode()).hexdigest()
+        facts = type(self).__name__, self.directions, self.links, *map(hash_file, self.files)
+        return sha256(repr(facts).encode()).hexdigest()
 
 
 def words_of(text: str) -> tuple[Span, ...]:
@@ -72,8 +72,8 @@ def read_mentions(column: Sequence[str], heads: Sequence[int], place: int) -> li
     mentions: list[Mention] = []
     for word, marks in enumerate(column):
         if ENTITY_MARK.sub("", marks):
-            said = f"the Entity of word {word + 1} is {marks[:20]!r}"
-            raise ValueError(f"{said}: write (e1-person, e1) or (e1)")
+            problem = f"the Entity of word {word + 1} is {marks[:20]!r}"
+            raise ValueError(f"{problem}: write (e1-person, e1) or (e1)")
         for match in ENTITY_MARK.finditer(marks):
             name = match["closed"]
             if name is None:
@@ -242,10 +242,10 @@ def _join(sentences: Sequence[tuple[CorpusText, Sequence[Mention]]]) -> CorpusTe
         words += [(start + len(text), stop + len(text)) for start, stop in gold.words]
         text += gold.text
         for entity, place in mentions:
-            word, known = before + place, earlier.setdefault(entity, [])
-            if word not in known:
-                pairs += [GoldPair((word,), tuple(known), COREFERENCE)] if known else []
-                known.append(word)
+            word, mentioned = before + place, earlier.setdefault(entity, [])
+            if word not in mentioned:
+                pairs += [GoldPair((word,), tuple(mentioned), COREFERENCE)] if mentioned else []
+                mentioned.append(word)
     first, last = sentences[0][0], sentences[-1][0]
     return CorpusText(first.where, text, "", last.done, tuple(words), tuple(pairs))
 
@@ -284,23 +284,23 @@ class JsonLines(GoldFile):
             sides += [_span(left, text, spans), _span(right, text, spans)]
             labels.append(clean_label(label))
         words = _cut(text, sides)  # none crosses an edge of a side
-        found = [
+        numbers = [
             tuple(range(*(bisect_left(words, edge, key=itemgetter(0)) for edge in side))) for side in sides
         ]
-        pairs = tuple(map(GoldPair, found[::2], found[1::2], labels))
+        pairs = tuple(map(GoldPair, numbers[::2], numbers[1::2], labels))
         return CorpusText("", text, words=words, pairs=pairs)
 
 
-def _span(given: Any, text: str, spans: Sequence[Span]) -> Span:
+def _span(place: Any, text: str, spans: Sequence[Span]) -> Span:
     """The characters named by a word's number, or by two numbers."""
-    if type(given) is int and 0 <= given < len(spans):
-        return spans[given]
-    if isinstance(given, list) and len(given) == 2 and all(type(number) is int for number in given):
-        start, stop = given
+    if type(place) is int and 0 <= place < len(spans):
+        return spans[place]
+    if isinstance(place, list) and len(place) == 2 and all(type(number) is int for number in place):
+        start, stop = place
         if 0 <= start < stop <= min(len(text), start + MOST_SIDE_CHARACTERS) and text[start:stop].strip():
             return start, stop
     raise ValueError(
-        f"{json.dumps(given)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
+        f"{json.dumps(place)[:40]} is no place in its text: name one of the words 0 to {len(spans) - 1}, or "
         f"up to {MOST_SIDE_CHARACTERS} characters [first, behind the last] of its {len(text):,}"
     )
 
@@ -384,8 +384,8 @@ def read_gold(
     if coreference and kind != ".conllu":
         raise InputError(f"{path} has no Entity column: coreference is read from a .conllu file")
     if kind == ".conllu":
-        ways = ("later → earlier", "earlier → later") if coreference else ("dep → head", "head → dep")
-        return Conllu(path, ways, coreference=coreference)
+        directions = ("later → earlier", "earlier → later") if coreference else ("dep → head", "head → dep")
+        return Conllu(path, directions, coreference=coreference)
     if kind in (".jsonl", ".ndjson"):
         return JsonLines(path)
     raise InputError(

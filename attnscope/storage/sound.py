@@ -104,10 +104,10 @@ def _require_honest(path: Path, file: Any, begin: float, end: float | None) -> i
 
 def _mono(path: Path, file: Any, most: float) -> Iterator[Array]:
     """The mean of the channels, block by block, up to ``most`` samples.  -> [sample]"""
-    longest, taken = _most(int(file.samplerate)), 0
-    while len(block := file.read(min(BLOCK_SAMPLES, most - taken), dtype="float32", always_2d=True)):
-        taken += len(block)
-        if taken > longest:
+    longest, count = _most(int(file.samplerate)), 0
+    while len(block := file.read(min(BLOCK_SAMPLES, most - count), dtype="float32", always_2d=True)):
+        count += len(block)
+        if count > longest:
             raise _too_long(path)
         yield block.mean(1)
 

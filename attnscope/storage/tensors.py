@@ -104,8 +104,8 @@ class TensorFile(Mapping[str, Array]):
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
             dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             if dtype not in NUMPY_TYPES or not all(type(axis) is int and axis >= 0 for axis in shape):
-                found = f"{dtype!s:.20} {list(shape)!s:.60}"
-                raise ValueError(f"its array {name!r:.40} is {found}, which it must not be")
+                described = f"{dtype!s:.20} {list(shape)!s:.60}"
+                raise ValueError(f"its array {name!r:.40} is {described}, which it must not be")
             if start != end or stop - start != math.prod(shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize:
                 raise ValueError(f"its array {name!r:.40} does not fill its place in the file")
             self.entries[name] = Entry(dtype, shape, 8 + length + start)
@@ -138,8 +138,8 @@ class TensorFile(Mapping[str, Array]):
 
     def _stat(self) -> tuple[int, int] | None:
         """Size and time of a file on the disk."""
-        found = None if isinstance(self._file, BytesIO) else os.fstat(self._file.fileno())
-        return found and (found.st_size, found.st_mtime_ns)
+        status = None if isinstance(self._file, BytesIO) else os.fstat(self._file.fileno())
+        return status and (status.st_size, status.st_mtime_ns)
 
     def _unchanged(self, whole: bool) -> None:
         if not whole or self._stat() != self._state:
@@ -215,8 +215,8 @@ def _require(size: int, path: Path) -> None:
 
     A sparse file has few blocks on the disk; some systems do not count them.
     """
-    found = path.stat()
-    packed = min(found.st_size, 512 * getattr(found, "st_blocks", 0) or found.st_size)
+    status = path.stat()
+    packed = min(status.st_size, 512 * getattr(status, "st_blocks", 0) or status.st_size)
     if size > max(1 << 28, 100 * packed):
         raise ValueError(f"its {packed:,} bytes unpack to {size:,}: save the arrays without compression")
 

@@ -263,10 +263,10 @@ class Cutter:
         segments[:, -1] = segments[:, -2] if stretch else 0
         targets = np.full_like(ids, IGNORED)
         if causal:
-            asked = np.arange(stretch + 1) >= first[:, None]
+            predicted = np.arange(stretch + 1) >= first[:, None]
             if self.guessed < 1:
-                asked &= chance.random(asked.shape) < self.guessed
-            targets[:, :-1] = np.where(asked, ids[:, 1:], IGNORED)
+                predicted &= chance.random(predicted.shape) < self.guessed
+            targets[:, :-1] = np.where(predicted, ids[:, 1:], IGNORED)
         else:
             text = ids >= len(SPECIAL)
             hidden = text & (chance.random(ids.shape) < self.guessed)

@@ -182,8 +182,8 @@ def train_encoder(
             nn.utils.clip_grad_norm_(encoder.parameters(), settings.clip)
             value = loss.item()
             if not math.isfinite(value):
-                said = f"the loss is {value} at step {progress.step}"
-                raise ModelError(f"{said}: choose a lower learning rate than {settings.rate}")
+                problem = f"the loss is {value} at step {progress.step}"
+                raise ModelError(f"{problem}: choose a lower learning rate than {settings.rate}")
             for optimizer in optimizers:
                 optimizer.step()
             progress.step += 1
@@ -191,8 +191,8 @@ def train_encoder(
             progress.loss = value if math.isnan(progress.loss) else 0.98 * progress.loss + 0.02 * value
             progress.seconds = time.monotonic() - started
             if progress.step % settings.evaluate_every == 0:
-                found = evaluate(encoder, held_out, settings, settings.evaluate_rows)
-                progress.held_out += ((progress.step, found),)
+                loss_now = evaluate(encoder, held_out, settings, settings.evaluate_rows)
+                progress.held_out += ((progress.step, loss_now),)
             if time.monotonic() - saved > 60 * settings.save_minutes:
                 save_checkpoint(checkpoint, encoder, optimizers, progress)
                 saved = time.monotonic()
@@ -235,9 +235,9 @@ def rows_loss(
     with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
         hidden = encoder(ids, segments, causal=causal).flatten(0, 1)  # [batch · token, width]
         where = (targets.flatten() != data.IGNORED).nonzero()[:, 0]  # [target]
-        asked = F.pad(targets.flatten()[where], (0, -len(where) % MULTIPLE), value=data.IGNORED)
+        wanted_ids = F.pad(targets.flatten()[where], (0, -len(where) % MULTIPLE), value=data.IGNORED)
         logits = encoder.logits(hidden[F.pad(where, (0, -len(where) % MULTIPLE))])  # [target, vocabulary]
-    return F.cross_entropy(logits.float(), asked, ignore_index=data.IGNORED)
+    return F.cross_entropy(logits.float(), wanted_ids, ignore_index=data.IGNORED)
 
 
 @contextmanager
@@ -282,8 +282,8 @@ class Recipe:
     def __post_init__(self) -> None:
         most = self.config.max_positions
         if not 16 <= self.length <= most:
-            said = f"the sequence length is from 16 to the model's {most} positions"
-            raise ModelError(f"{said}, not {self.length}")
+            limits = f"the sequence length is from 16 to the model's {most} positions"
+            raise ModelError(f"{limits}, not {self.length}")
 
 
 @dataclass(frozen=True)

@@ -205,12 +205,12 @@ def rank_places(
 ) -> Bars:
     """The ``top`` heaviest finite unmasked places, ties in text order; ``boxes`` by id."""
     order = [i for i in np.argsort(-values, kind="stable") if allowed[i] and np.isfinite(values[i])]
-    found = [(axis[i], float(values[i])) for i in order]
+    ranked = [(axis[i], float(values[i])) for i in order]
     bars = tuple(
         Bar(place.label, place.start, weight, boxes.get(place.id) if boxes and place.id is not None else None)
-        for place, weight in found[:top]
+        for place, weight in ranked[:top]
     )
-    return Bars(bars, len(found[top:]), found[top][1] if found[top:] else 0.0)
+    return Bars(bars, len(ranked[top:]), ranked[top][1] if ranked[top:] else 0.0)
 
 
 @record("a head", slots=True)
@@ -229,8 +229,8 @@ class Curve:
     @property
     def mean(self) -> float:
         """The mean over the runs that have a value."""
-        known = [value for value in self.values if value is not None]
-        return sum(known) / len(known)
+        numbers = [value for value in self.values if value is not None]
+        return sum(numbers) / len(numbers)
 
 
 @record("a measure along the text (--by-position)", "stats", slots=True)

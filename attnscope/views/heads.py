@@ -31,9 +31,9 @@ class HeadMap(Titled):
     @property
     def means(self) -> Array:
         """The mean of each layer's heads; NaN where there is none.  -> [layer]"""
-        known = np.isfinite(self.values)
-        total = np.where(known, self.values, 0).sum(1)
-        return np.where(known.any(1), total / np.maximum(known.sum(1), 1), np.nan)
+        finite = np.isfinite(self.values)
+        total = np.where(finite, self.values, 0).sum(1)
+        return np.where(finite.any(1), total / np.maximum(finite.sum(1), 1), np.nan)
 
     @property
     def rows(self) -> list[str]:
@@ -108,8 +108,8 @@ def head_map(
     for row, layer in enumerate(layers):
         table[row, : len(values[layer])] = values[layer]
     if limits is None:
-        known = np.abs(table[np.isfinite(table)])
-        top = float(known.max(initial=0)) or 1.0
+        finite = np.abs(table[np.isfinite(table)])
+        top = float(finite.max(initial=0)) or 1.0
         limits = (-top if signed else 0.0, top)
     return HeadMap(table, layers, name, limits=limits, signed=signed, **more)
 
@@ -208,9 +208,9 @@ class DistanceMap(Titled):
         if block == 1:
             return self
         if self.matched:
-            kept = min(rows, columns)
-            note = f"the first {kept} of {len(self.rows):,} rows and {len(self.columns):,} columns"
-            values, named, groups = self.values[:kept, :kept], slice(kept), self.groups
+            count = min(rows, columns)
+            note = f"the first {count} of {len(self.rows):,} rows and {len(self.columns):,} columns"
+            values, named, groups = self.values[:count, :count], slice(count), self.groups
         else:
             down, across = (np.arange(0, len(names), block) for names in (self.rows, self.columns))
             sums = np.add.reduceat(np.add.reduceat(self.values, down, 0), across, 1)

@@ -56,8 +56,8 @@ class Measured:
 
 def mean_known(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are there; ``None`` if none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +190,8 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
         high = np.abs(values).max(-1, keepdims=True, initial=0)  # [..., query, 1]
         low = -high if signed else 0 * high
     span = np.where(high > low, high - low, 1)
-    found: Array = np.clip((values - low) / span, 0, 1)
-    return found
+    shares: Array = np.clip((values - low) / span, 0, 1)
+    return shares
 
 
 def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]:
@@ -422,8 +422,10 @@ def grid(layers: Iterable[tuple[int, Weights]], *, cells: int = THUMBNAIL_CELLS,
     thumbnails, size = [], (0, 0)
     for number, weights in layers:
         finite = np.isfinite(weights.values)
-        known = replace(weights, values=np.where(finite, weights.values, 0), allowed=weights.allowed & finite)
-        small = fit(known, cells, cells, even=True)
+        finite_weights = replace(
+            weights, values=np.where(finite, weights.values, 0), allowed=weights.allowed & finite
+        )
+        small = fit(finite_weights, cells, cells, even=True)
         down, across = ([place.count for place in axis] for axis in (small.queries, small.keys))
         size = (max(size[0], sum(down)), max(size[1], sum(across)))
         masked = ~np.broadcast_to(small.allowed, small.values.shape)

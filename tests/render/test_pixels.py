@@ -28,28 +28,31 @@ def console(**more) -> Console:
 @pytest.fixture
 def terminal(monkeypatch):
     """Standard output and input as a terminal."""
-    pixels.ask_terminal.cache_clear()
+    pixels.detect_graphics.cache_clear()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     yield
-    pixels.ask_terminal.cache_clear()
+    pixels.detect_graphics.cache_clear()
 
 
 def test_pixel_method_follows_terminal_and_colour_support(request, monkeypatch):
     for way in ("auto", "kitty", "sixel", "cells"):
-        assert pixels.choose_way(way, console()) == "cells"
+        assert pixels.choose_graphics(way, console()) == "cells"
     request.getfixturevalue("terminal")
     for way in ("kitty", "sixel"):
-        assert pixels.choose_way(way, console()) == way
-        assert pixels.choose_way(way, console(no_color=True)) == "cells"
+        assert pixels.choose_graphics(way, console()) == way
+        assert pixels.choose_graphics(way, console(no_color=True)) == "cells"
     monkeypatch.setattr(sys, "__stdin__", io.StringIO())  # it cannot be asked
-    assert pixels.choose_way("auto", console()) == "cells"
+    assert pixels.choose_graphics("auto", console()) == "cells"
 
 
 def test_sixel_without_its_library_is_refused(terminal, monkeypatch):
     monkeypatch.setattr(pixels, "find_spec", lambda name: None)
-    assert (pixels.choose_way("auto", console()), pixels.choose_way("kitty", console())) == ("cells", "kitty")
+    assert (pixels.choose_graphics("auto", console()), pixels.choose_graphics("kitty", console())) == (
+        "cells",
+        "kitty",
+    )
     with pytest.raises(OutputError, match=r"--graphics sixel needs textual-image: pip install"):
-        pixels.choose_way("sixel", console())
+        pixels.choose_graphics("sixel", console())
 
 
 def test_graphics_leave_text_as_text(terminal):

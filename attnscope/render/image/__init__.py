@@ -250,9 +250,9 @@ class Album:
         with styled(view, **self._look) as (style, warnings):
             # what two heads must have in common to share a sheet, besides their line counts
             axes, fonts = (view.weights.queries, view.weights.keys), matplotlib.rcParams["font.family"]
-            told = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
+            fixed = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
             kind = (view.scale == "row", view.signed, bool(view.masked.any()), view.written)
-            looks = (axes, style, fonts, told, kind)
+            looks = (axes, style, fonts, fixed, kind)
             shared = next((each for each in self._sheets if each.fits(view, looks)), None)
             if shared is None:
                 shared = SharedSheet(view, style, looks, self._dpi)
@@ -268,8 +268,8 @@ class SharedSheet:
         self.figure = figure_of(view, style)
         self.figure.set_dpi(dpi)
         # inches of a sheet before it was fitted to the requested width
-        known = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
-        shrunk = [size / paper.SIZES[gid] for size, gid in known if gid in paper.SIZES]
+        sizes = [(float(text.get_fontsize()), text.get_gid()) for text in self.figure.texts]
+        shrunk = [size / paper.SIZES[gid] for size, gid in sizes if gid in paper.SIZES]
         self._wide = float(self.figure.get_figwidth()) / (shrunk[0] if shrunk else 1.0)
         self._looks, self._lines = looks, self._count_lines(view)
         axes, changing = self.figure.axes[0], (paper.TITLE, paper.SUBTITLE, paper.NOTES, paper.VALUE)
@@ -292,8 +292,8 @@ class SharedSheet:
     def png(self, view: Heatmap) -> bytes:
         """The image of a fitting head, identical to that of ``save_image``."""
         values, ends = (reading.texts[0] for reading in view.readings), maps.scale_ticks(view)
-        told = [*self._blocks(view), *values, *(text for _, text in ends)]
-        for artist, text in zip(self._texts, told, strict=True):
+        texts = [*self._blocks(view), *values, *(text for _, text in ends)]
+        for artist, text in zip(self._texts, texts, strict=True):
             artist.set_text(text)
         self._image.set_clim(*((0, 1) if view.scale == "row" else view.limits))
         canvas: Any = self.figure.canvas

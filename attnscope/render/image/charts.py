@@ -116,7 +116,7 @@ def _labels(bars: Sequence[Bar]) -> list[str]:
 
 def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) -> None:
     weights = [bar.weight for bar in bars.bars]
-    _lay_bars(axes, weights, range(len(weights)), _labels(bars.bars), style.bar)
+    _draw_bars(axes, weights, range(len(weights)), _labels(bars.bars), style.bar)
     axes.set_ylim(longest - 0.5, -0.5)
     axes.set_xlim(0, full)
     axes.tick_params(axis="x", labelsize=SMALL, length=2, width=0.5)
@@ -129,7 +129,7 @@ def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) 
         spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))
 
 
-def _lay_bars(
+def _draw_bars(
     axes: Axes, values: Sequence[float], places: Sequence[float], labels: Sequence[str], colour: Any
 ) -> None:
     axes.barh(places, values, height=0.72, color=colour)
@@ -267,7 +267,7 @@ def _draw_terms(
     low, high = colours[STEPS // 6], colours[-1 - STEPS // 6]
     inks = [high if term.value >= 0 else low for term in terms]
     labels = [paper.short(clean(term.label)) for term in terms]
-    _lay_bars(axes, [term.value for term in terms], places, labels, inks)
+    _draw_bars(axes, [term.value for term in terms], places, labels, inks)
     axes.axvline(0, color="#888888", linewidth=0.5)
     for tick, term in zip(axes.get_yticklabels(), terms, strict=True):
         if term is view.total or term.label == view.marked:
@@ -365,14 +365,14 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
         place = places[node.name]
         box = axes.text(*place, node.name, size=BELOW, ha="center", va="center", bbox=look, zorder=3)
         boxes[node.name] = box
-        told = node.role if node.effect is None else f"{node.effect:+.2f} {node.role}".strip()
-        axes.annotate(told, place, (0, -13), textcoords="offset points", ha="center", va="top", **QUIET)
+        caption = node.role if node.effect is None else f"{node.effect:+.2f} {node.role}".strip()
+        axes.annotate(caption, place, (0, -13), textcoords="offset points", ha="center", va="top", **QUIET)
     canvas: Any = drawn.figure.canvas
-    taken = {name: box.get_window_extent(canvas.get_renderer()) for name, box in boxes.items()}
+    extents = {name: box.get_window_extent(canvas.get_renderer()) for name, box in boxes.items()}
     for edge in view.edges:
         start, end = axes.transData.transform([places[edge.source], places[edge.target]])
         ends = edge.source, edge.target
-        others = [box.padded(BOX_GAP) for name, box in taken.items() if name not in ends]
+        others = [box.padded(BOX_GAP) for name, box in extents.items() if name not in ends]
         bend = min(BENDS, key=lambda bend: _count_hits(_arc(start, end, bend), others, axes.bbox))
         ink = colours[-1 - STEPS // 6] if edge.effect >= 0 else colours[STEPS // 6]
         width = 0.6 + (5.0 - 0.6) * abs(edge.effect) / top  # points

@@ -392,7 +392,7 @@ def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[f
     """Where each name's centre stands relative to its dot; ``None`` if it would cover another.  [head, 2]"""
     dots = np.concatenate([at - DOT_POINTS / 2, at + DOT_POINTS / 2], 1)  # [box, left bottom right top]
     named = np.empty((0, 4))
-    found: list[tuple[float, float] | None] = []
+    offsets: list[tuple[float, float] | None] = []
     for dot, name in zip(at, names, strict=True):
         wide, tall = 0.64 * size * len(name), size
         right, up = wide / 2 + DOT_POINTS / 2 + 0.5, tall / 2 + DOT_POINTS / 2
@@ -404,9 +404,9 @@ def _beside_dots(at: Array, names: tuple[str, ...], size: float) -> list[tuple[f
         covered = [_overlap(box, dots) + _overlap(box, named) for box in boxes]
         best = int(np.argmin(covered))
         shown = _overlap(boxes[best], named) <= 0.12 * wide * tall  # of the name
-        found.append((float(places[best, 0]), float(places[best, 1])) if shown else None)
+        offsets.append((float(places[best, 0]), float(places[best, 1])) if shown else None)
         named = np.concatenate([named, boxes[best : best + shown]])
-    return found
+    return offsets
 
 
 def _overlap(box: Array, others: Array) -> float:

@@ -48,9 +48,9 @@ FONTS = {
 
 def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], list[str]]:
     """Font families that together cover ``texts``, ``font`` first; a warning per missing script."""
-    wanted = set("".join(texts)) - set("\u200c\u200d\ufe0e\ufe0f")  # which nobody sees
+    characters = set("".join(texts)) - set("\u200c\u200d\ufe0e\ufe0f")  # which nobody sees
     chosen = [BASE_FONT]
-    missing = wanted - _characters(font_manager.findfont(BASE_FONT))
+    missing = characters - _characters(font_manager.findfont(BASE_FONT))
     if font is not None:
         if font not in _font_files():
             raise SelectionError(f"no font {font!r} is installed: name a family, such as {BASE_FONT!r}")
@@ -58,27 +58,27 @@ def families(texts: Iterable[str], font: str | None = None) -> tuple[list[str], 
         missing -= _characters(_font_files()[font])
     by_name = _font_files().items() if missing else ()
     for family, path in sorted(by_name, key=lambda entry: ("sans" not in entry[0].lower(), entry[0])):
-        if missing and (found := missing & _characters(path)):
+        if missing and (covered := missing & _characters(path)):
             chosen.append(family)
-            missing -= found
-    return chosen, [*_lacks(missing), *_note_unjoined_letters(wanted)]
+            missing -= covered
+    return chosen, [*_lacks(missing), *_note_unjoined_letters(characters)]
 
 
 @cache
 def _font_files() -> dict[str, str]:
     """The upright, regular file of each family that matplotlib can draw with."""
     manager = font_manager.fontManager
-    known = {entry.fname for entry in manager.ttflist}
-    for path in sorted(set(font_manager.findSystemFonts()) - known):
+    listed = {entry.fname for entry in manager.ttflist}
+    for path in sorted(set(font_manager.findSystemFonts()) - listed):
         try:
             manager.addfont(path)
         except (OSError, RuntimeError, ValueError):
             continue  # a bitmap or broken font, which matplotlib cannot load
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     regular = [e for e in manager.ttflist if e.style == "normal" and e.weight in (400, "normal", "regular")]
     for entry in sorted(regular, key=lambda entry: str(entry.fname)):
-        found.setdefault(entry.name, entry.fname)
-    return found
+        files.setdefault(entry.name, entry.fname)
+    return files
 
 
 @cache
@@ -97,18 +97,18 @@ def _lacks(missing: set[str]) -> list[str]:
     by_script: dict[str, str] = {}
     for character in sorted(missing):
         by_script[script(character)] = by_script.get(script(character), "") + character
-    told = {name: found if len(found) <= 5 else f"{found[:5]} and more" for name, found in by_script.items()}
-    named = " and ".join(f"{name} ({told[name]})" for name in sorted(told))
-    wanted = " and ".join(sorted({FONTS.get(name, "the Noto Sans of its script") for name in by_script}))
+    examples = {name: few if len(few) <= 5 else f"{few[:5]} and more" for name, few in by_script.items()}
+    named = " and ".join(f"{name} ({examples[name]})" for name in sorted(examples))
+    fonts = " and ".join(sorted({FONTS.get(name, "the Noto Sans of its script") for name in by_script}))
     sentence = (
-        f"no installed font can draw {named}, which appear as boxes: install {wanted}, which is then used "
+        f"no installed font can draw {named}, which appear as boxes: install {fonts}, which is then used "
         "automatically, or choose a font with --font"
     )
     return [sentence] if missing else []
 
 
-def _note_unjoined_letters(wanted: set[str]) -> list[str]:
-    turned = {script(c) for c in wanted if not SHAPES_TEXT and unicodedata.bidirectional(c) in ("R", "AL")}
+def _note_unjoined_letters(letters: set[str]) -> list[str]:
+    turned = {script(c) for c in letters if not SHAPES_TEXT and unicodedata.bidirectional(c) in ("R", "AL")}
     return [
         f"{name} letters stand unjoined and from left to right: matplotlib {matplotlib.__version__} "
         "cannot set them; install matplotlib 3.11 or later"
@@ -169,10 +169,10 @@ def wrap_title(text: str, size: float, width: float, *, bold: bool = False, labe
     if len(lines) <= TITLE_LINES:
         return "\n".join(isolate_lines(lines))
     room = _room(size, width, bold)
-    kept = fill_lines(_words(text, room), room, " ", _width)[:TITLE_LINES]
-    while kept[-1] and _width(f"{kept[-1]} …") > room:
-        kept[-1] = kept[-1][:-1]
-    return "\n".join(isolate_lines([*kept[:-1], f"{kept[-1].rstrip()} …"]))
+    shown = fill_lines(_words(text, room), room, " ", _width)[:TITLE_LINES]
+    while shown[-1] and _width(f"{shown[-1]} …") > room:
+        shown[-1] = shown[-1][:-1]
+    return "\n".join(isolate_lines([*shown[:-1], f"{shown[-1].rstrip()} …"]))
 
 
 def wrap_inches(text: str, size: float, width: float, *, bold: bool = False) -> list[str]:

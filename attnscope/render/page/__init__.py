@@ -53,15 +53,15 @@ class Code:
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
         """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``."""
-        known = np.isfinite(values) & allowed
-        shares = np.where(known, values, 0) / self.top
+        valid = np.isfinite(values) & allowed
+        shares = np.where(valid, values, 0) / self.top
         if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
             raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
         codes = np.round(LARGEST_BYTE * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
         if self.min_weight:  # rounding neither hides nor shows a weight
             faint = values < self.min_weight
             codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
-        return np.where(known, codes, np.uint8(MASKED_BYTE))
+        return np.where(valid, codes, np.uint8(MASKED_BYTE))
 
     def error(self, weight: float) -> float:
         """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
@@ -83,9 +83,9 @@ def pack(codes: Array) -> str:
         present = counts[counts > 0]
         return float((present * np.log2(codes.size / present)).sum())
 
-    way, chosen = min(((PLAIN, codes), (UP, rises)), key=bits)
+    form, chosen = min(((PLAIN, codes), (UP, rises)), key=bits)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
-    raw = deflate.compress(way + np.ascontiguousarray(chosen).tobytes()) + deflate.flush()
+    raw = deflate.compress(form + np.ascontiguousarray(chosen).tobytes()) + deflate.flush()
     return base64.b64encode(raw).decode()
 
 
@@ -210,8 +210,8 @@ class Page:
             labels.append([place.label, place.start, joins])
             if self.scene:
                 ids = self.scene.ids_of(place)
-                known = ids or not place.heard  # padding of a sound has no part
-                labels[-1].append([numbers[each] for each in ids] if known else None)
+                has_part = ids or not place.heard  # padding of a sound has no part
+                labels[-1].append([numbers[each] for each in ids] if has_part else None)
         return labels
 
     def _picture(self) -> dict[str, Any] | None:
@@ -336,12 +336,12 @@ def _escape(text: str) -> str:
     return html.escape(clean(text))
 
 
-def _image(view: Drawable, form: str, told: str, cmap: str | None) -> str:
+def _image(view: Drawable, form: str, alt: str, cmap: str | None) -> str:
     from attnscope.render.image import drawing, encode
 
     with drawing(view, cmap=cmap) as (figure, _):
         data = base64.b64encode(encode(figure, form, 85)).decode()
-    return f"<img alt='{_escape(told)}' src='data:image/{form.replace('svg', 'svg+xml')};base64,{data}'>"
+    return f"<img alt='{_escape(alt)}' src='data:image/{form.replace('svg', 'svg+xml')};base64,{data}'>"
 
 
 def _edges(view: LayerGraph) -> Iterator[str]:

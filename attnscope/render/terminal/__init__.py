@@ -113,7 +113,7 @@ def print_view(
     return 0 if height is None else sum(each == Segment.line() for each in console.render(printed))
 
 
-Way: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
+Graphics: TypeAlias = Literal["auto", "kitty", "sixel", "cells"]
 """How pixels reach a terminal; ``cells`` means coloured characters instead."""
 
 GRAPHICS_LIBRARY = "textual_image"
@@ -122,42 +122,42 @@ DOTS_PER_INCH = 150  # dots per inch of a picture in a terminal
 CHUNK_LETTERS = 4096  # most letters of a kitty command
 
 
-def choose_way(asked: Way, console: Console) -> Way:
+def choose_graphics(method: Graphics, console: Console) -> Graphics:
     """The method to use: ``cells`` in a pipe, without colour, and if a terminal does not answer."""
-    if asked == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
+    if method == "cells" or not sys.stdout.isatty() or not console.is_terminal or console.no_color:
         return "cells"
-    if asked == "sixel" and find_spec(GRAPHICS_LIBRARY) is None:
-        raise OutputError(f"--graphics {asked} needs textual-image: pip install 'attnscope[graphics]'")
-    return ask_terminal() if asked == "auto" else asked
+    if method == "sixel" and find_spec(GRAPHICS_LIBRARY) is None:
+        raise OutputError(f"--graphics {method} needs textual-image: pip install 'attnscope[graphics]'")
+    return detect_graphics() if method == "auto" else method
 
 
 @cache
-def ask_terminal() -> Way:
+def detect_graphics() -> Graphics:
     """Query the terminal's abilities; its answer comes by standard input."""
     if find_spec(GRAPHICS_LIBRARY) is None or sys.__stdin__ is None or not sys.__stdin__.isatty():
         return "cells"
     from textual_image import renderable
 
-    known: dict[type, Way] = {renderable.SixelImage: "sixel", renderable.TGPImage: "kitty"}
-    return known.get(renderable.Image, "cells")
+    methods: dict[type, Graphics] = {renderable.SixelImage: "sixel", renderable.TGPImage: "kitty"}
+    return methods.get(renderable.Image, "cells")
 
 
 def print_views(
     views: Iterable[View],
     console: Console,
-    asked: Way = "cells",
+    graphics: Graphics = "cells",
     *,
     cmap: str | None = None,
     plain: bool = False,
 ) -> None:
     """Print views with an empty line between them, as pixels where requested and possible."""
-    way = "cells" if plain else choose_way(asked, console)
+    method = "cells" if plain else choose_graphics(graphics, console)
     drawable: Container[type] = ()  # others are text
-    if way != "cells":
+    if method != "cells":
         from attnscope.render.image import FIGURE_FUNCTIONS as drawable
     views = list(views)
     grids = [view for view in views if isinstance(view, Grid) and not view.large]
-    fits = console.is_terminal and way == "cells" and bool(grids)
+    fits = console.is_terminal and method == "cells" and bool(grids)
     left = console.height - 1  # the prompt takes a line
     for number, view in enumerate(views):
         if number and not (fits and left < 5):
@@ -170,12 +170,12 @@ def print_views(
         elif fits and isinstance(view, Ranking):
             height = max(left, 1)
         if type(view) in drawable:
-            print_pixels(view, console, way, cmap)
+            print_pixels(view, console, method, cmap)
         else:
             left -= print_view(view, console, cmap=cmap, plain=plain, height=height)
 
 
-def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> None:
+def print_pixels(view: Any, console: Console, method: Graphics, cmap: str | None) -> None:
     """Draw a view as an image, as large as the screen allows."""
     from PIL import Image
 
@@ -184,7 +184,7 @@ def print_pixels(view: Any, console: Console, way: Way, cmap: str | None) -> Non
     with drawing(view, cmap=cmap) as (figure, _):
         drawn = encode(figure, "png", DOTS_PER_INCH)
     image = Image.open(io.BytesIO(drawn))
-    if way == "sixel":
+    if method == "sixel":
         from textual_image.renderable import SixelImage
 
         shown = SixelImage(image, width="auto", height="auto")

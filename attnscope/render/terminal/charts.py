@@ -189,8 +189,8 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
 
 
 def _ends(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{known[0]:.2f} to {known[-1]:.2f}, {max(known):.2f}" if known else "–"
+    numbers = [value for value in values if value is not None]
+    return f"{numbers[0]:.2f} to {numbers[-1]:.2f}, {max(numbers):.2f}" if numbers else "–"
 
 
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:

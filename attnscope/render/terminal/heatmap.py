@@ -35,7 +35,7 @@ class CellLayout:
 
 def heatmap_lines(view: Heatmap, surface: Surface, pinned: int | None = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``pinned`` token's row and column are marked."""
-    view, layout = _settle(view, surface)
+    view, layout = _fit_layout(view, surface)
     palette = surface.palette(signed=view.signed)
     yield from _cells_of(view, layout, surface, palette, pinned)
     yield []
@@ -65,7 +65,7 @@ def _cells_of(
 
 def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
     """The token whose row is at a line of a picture without a title."""
-    view, layout = _settle(view, surface)
+    view, layout = _fit_layout(view, surface)
     queries = view.weights.queries
     marked = pinned is not None and view.weights.square and _place_of(queries, pinned) is not None
     line = y - len(list(_header(view, layout))) - marked
@@ -73,7 +73,7 @@ def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int
     return queries[row].start if 0 <= row < len(queries) else None
 
 
-def _settle(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
+def _fit_layout(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     """The map pooled to fit the surface, and its layout."""
     rows, columns = view.values.shape
     queries = view.weights.queries
@@ -210,12 +210,12 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
     beside = min(max((surface.width + HEAD_GAP) // least, 1), len(view.maps))
     width = (surface.width + HEAD_GAP) // beside
     own, palette = replace(surface, width=width - HEAD_GAP), surface.palette(signed=view.maps[0].signed)
-    settled, layout = _settle(view.maps[0], own)
+    settled, layout = _fit_layout(view.maps[0], own)
     for start in range(0, len(view.maps), beside):
         blocks = []
         for each in view.maps[start : start + beside]:
             role = Segment(f" {each.subtitle}", DIM)
-            cells = _cells_of(_settle(each, own)[0], layout, own, palette)
+            cells = _cells_of(_fit_layout(each, own)[0], layout, own, palette)
             blocks.append([[Segment(each.title, BOLD), role], *cells])
         yield from screen.side_by_side(blocks, width)
         yield []
@@ -292,8 +292,8 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     layout = _distance_layout(view, surface)
     if view.matched and (layout is None or layout.cell != DISTANCE):  # the rows with names and numbers
         label = max(len(name) for name in view.rows)
-        kept = max((surface.width - label - 1) // DISTANCE, 1)
-        view = view.fit(min(kept, MOST_NAMED_ROWS), min(kept, MOST_NAMED_ROWS))
+        count = max((surface.width - label - 1) // DISTANCE, 1)
+        view = view.fit(min(count, MOST_NAMED_ROWS), min(count, MOST_NAMED_ROWS))
         layout = _distance_layout(view, surface)
     if layout is None:
         room = surface.width - max(len(name) for name in view.rows) - 1

@@ -25,25 +25,25 @@ from attnscope.views import Measured
 
 def clusters(text: str) -> list[str]:
     """The text in units that share a cell: a character with its combining marks and joiners."""
-    found: list[str] = []
+    units: list[str] = []
     for character in text:
-        follows = found and (
+        follows = units and (
             cell_len(character) == 0
-            or found[-1].endswith("\u200d")  # a joiner
-            or (len(found[-1]) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (found[-1], character)))
+            or units[-1].endswith("\u200d")  # a joiner
+            or (len(units[-1]) == 1 and all(0x1F1E6 <= ord(c) <= 0x1F1FF for c in (units[-1], character)))
         )  # the last: two letters of a flag
         if follows:
-            found[-1] += character
+            units[-1] += character
         else:
-            found.append(character)
-    return found
+            units.append(character)
+    return units
 
 
 def fit_text(text: str, width: int, *, right: bool = False) -> str:
     """The text in exactly ``width`` cells: cut with ``…`` or padded (on the left if ``right``)."""
-    kept = cut(text, width)
-    space = " " * (width - cell_len(kept))
-    return space + isolate(kept) if right else isolate(kept) + space
+    shown = cut(text, width)
+    space = " " * (width - cell_len(shown))
+    return space + isolate(shown) if right else isolate(shown) + space
 
 
 def number_label(text: str, number: int, width: int) -> str:

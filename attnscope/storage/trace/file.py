@@ -100,8 +100,8 @@ def _check_axes(description: layout.TraceDescription) -> None:
     for axis in description.axes:
         start, stop = (axis.start, axis.stop) if isinstance(axis, layout.Positions) else (0, len(axis))
         if not (0 <= start <= MOST_PLACES and 0 <= stop - start <= MOST_PLACES):
-            found = f"{stop - start:,} rows or columns"
-            raise ValueError(f"an axis has {found}, and at most {MOST_PLACES:,} are read")
+            size = f"{stop - start:,} rows or columns"
+            raise ValueError(f"an axis has {size}, and at most {MOST_PLACES:,} are read")
     axes = [description.tokens, *(image.tokens for image in description.images)]
     axes += [axis for each in description.labels for axis in (each.queries, each.keys)]
     axes += [axis for call in description.calls for axis in (call.queries, call.keys)]
@@ -242,12 +242,14 @@ def read_trace(path: str | Path, content: bytes | None = None) -> Trace:
         arrays = TraceFile(path, content)
         if KEY_FIELD not in arrays.metadata:
             raise ValueError("it is not a trace: attnscope makes one with --save-trace")
-        said: Any = json.loads(arrays.metadata[KEY_FIELD])
-        version = said.get("trace") if isinstance(said, dict) else None
+        stored: Any = json.loads(arrays.metadata[KEY_FIELD])
+        version = stored.get("trace") if isinstance(stored, dict) else None
         if version != layout.FORMAT:
             reads = f"this version of attnscope reads {layout.FORMAT}"
             raise ValueError(f"its layout is number {version!s:.40}; {reads}")
-        cleaned = {name: value if name in RAW_FIELDS else clean_texts(value) for name, value in said.items()}
+        cleaned = {
+            name: value if name in RAW_FIELDS else clean_texts(value) for name, value in stored.items()
+        }
         trace = Trace(read(layout.TraceDescription, cleaned), arrays)
         _check_trace(trace, arrays)
     return trace

@@ -270,7 +270,7 @@ def traced_rows(
         return np.concatenate([traced_rows(part, arrays, start, stop, [head]) for part, head in chosen], 1)
     if isinstance(rows, Stepped):
         return _stack(rows, start, stop, lambda part, a, b: traced_rows(part, arrays, a, b, heads))
-    return _weigh(rows, arrays, start, stop, heads)
+    return _softmax_rows(rows, arrays, start, stop, heads)
 
 
 def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array:
@@ -319,7 +319,9 @@ def to_float(values: Array) -> Array:
 
 
 @np.errstate(all="ignore")  # a file may hold NaNs; they come out as NaN
-def _weigh(rows: TracedScores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None) -> Array:
+def _softmax_rows(
+    rows: TracedScores, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None
+) -> Array:
     """Softmax of scaled products, with soft cap, biases and masks.  -> [batch, head, row, key]"""
     query, key = to_float(arrays[rows.query][:, :, start:stop]), to_float(key_of(rows, arrays))
     chosen = list(range(query.shape[1]) if heads is None else heads)

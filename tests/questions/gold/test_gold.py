@@ -143,7 +143,7 @@ def assert_same(seen, wanted, ways):
 def test_gold_scores_equal_a_plain_script(model, bank):
     file = read_gold(bank)
     seen = find_gold(model, file)
-    assert_same(seen, expected(model, range(len(treebank.SENTENCES))), file.ways)
+    assert_same(seen, expected(model, range(len(treebank.SENTENCES))), file.directions)
     assert all(each.heads[0].accuracy == max(head.accuracy for head in each.heads) for each in seen.labels)
 
 
@@ -151,10 +151,12 @@ def test_held_out_half_scores_the_ranked_heads(model, bank):
     file = read_gold(bank)
     seen = find_gold(model, file, held_out=True)
     chosen, scored = expected(model, range(0, 5, 2)), expected(model, range(1, 5, 2))
-    assert {(each.label, file.ways.index(each.way)) for each in seen.labels} == chosen.keys() & scored.keys()
+    assert {
+        (each.label, file.directions.index(each.way)) for each in seen.labels
+    } == chosen.keys() & scored.keys()
     assert seen.labels
     for each in seen.labels:
-        key = each.label, file.ways.index(each.way)
+        key = each.label, file.directions.index(each.way)
         for head in each.heads:
             at = head.head.layer, head.head.head
             assert head.chosen == pytest.approx(chosen[key]["accuracy"][at])
@@ -200,9 +202,9 @@ def test_alignment_scores_and_error_rate_equal_a_plain_script(tmp_path, which, a
             for right in (every, sure):
                 agreed = agreed + np.isin(said, [key for word, key in right if word == number])
         counted += len(rows) + len(sure)
-    assert_same(seen, score(texts, ways=1), file.ways)
+    assert_same(seen, score(texts, ways=1), file.directions)
     (aligned,) = seen.labels
-    assert {one.way: one for one in both.labels}[file.ways[0]] == aligned
+    assert {one.way: one for one in both.labels}[file.directions[0]] == aligned
     better, worse = sorted((each.heads[0].rank, each.heads[0].accuracy) for each in both.labels)
     (note,) = (note for note in both.notes if "find its source best" in note)
     assert note.endswith(f"{better[1]:.2f} right, {worse[1]:.2f}")

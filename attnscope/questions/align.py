@@ -23,15 +23,16 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.sounds import SpeechModel
 from attnscope.models.inputs import SoundFrames, SoundPart
 from attnscope.models.text.tokens import BROKEN, Vocabulary
+from attnscope.questions.answer import format_table
 from attnscope.questions.head import loudness
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.files import parse_json
 from attnscope.storage.sound import read_sound
 from attnscope.text import visible
-from attnscope.views import Column, SoundMap, Table
+from attnscope.views import SoundMap, Table
 
-MARK = "▁"  # word-start marks of vocabulary entries whose decoded text has lost the space
-WIDTH, WIDEST = 7, 99  # frames of the median filter: by default, and at most
+WORD_START = "▁"  # of vocabulary entries whose decoded text has lost the space
+FILTER_FRAMES, MAX_FILTER_FRAMES = 7, 99  # of the median filter: by default, and at most
 
 Begin = Annotated[float, Meaning("when it begins, in seconds")]
 End = Annotated[float, Meaning("when it ends")]
@@ -40,10 +41,8 @@ Confidence = Annotated[
     Meaning("the model's mean probability of its tokens, or of its letters' frames; null if unknown"),
 ]
 
-PAUSE = 0.1
-"""A quiet stretch at the edge of a word that is at least this many seconds is a pause, not part of it."""
-
-QUIET = 0.25  # quiet is below this point between the 5 % faintest and the 5 % loudest frames
+PAUSE_SECONDS = 0.1  # from which on a quiet stretch at the edge of a word is a pause, not part of it
+QUIET_SHARE = 0.25  # quiet is below this point between the 5 % faintest and the 5 % loudest frames
 
 
 @record("a token")
@@ -71,49 +70,50 @@ class SpokenWord:
 class SpokenText:
     """When each token and each word is said, in seconds of the file; ``way`` names the heads used."""
 
-    tokens: Annotated[tuple[SpokenToken, ...], Meaning("the tokens that they are made of")]
+    tokens: Annotated[tuple[SpokenToken, ...], Meaning("the tokens of the transcript, in order")]
     words: Annotated[tuple[SpokenWord, ...], Meaning("the words, in order")]
-    heads: Annotated[tuple[Head, ...], Meaning("the cross-attention heads that it goes by")]
-    way: Annotated[str, Meaning("why those heads")]
+    heads: Annotated[tuple[Head, ...], Meaning("the cross-attention heads that were used")]
+    way: Annotated[str, Meaning("how the times were found")]
     title: str
-    begin: Annotated[float, Meaning("the second of the file from which the sound is heard")]
-    seconds: Annotated[float, Meaning("the second up to which it is heard")]
+    begin: Annotated[float, Meaning("where the sound that was read begins, in seconds of the file")]
+    seconds: Annotated[float, Meaning("where it ends")]
     notes: Notes
     picture: SoundMap | None = None  # of one window aligned by cross-attention
 
 
-@record("a head, and where words are said")
+@record("a head, and how it follows the words")
 class AlignedHead:
-    """How much of a head's attention lies where the words are said that it helps to write."""
+    """How much of a head's attention lies within the time of the word that it helps to write."""
 
     head: Annotated[Head, Meaning("its address")]
     right: Annotated[float, Meaning("the share of tokens whose largest weight lies within their word's time")]
     weight: Annotated[float, Meaning("the share of a token's attention within its word's time")]
-    baseline: Annotated[float, Meaning("the same of even attention")]
+    baseline: Annotated[float, Meaning("the same for uniform attention")]
 
 
-@record("heads that look where words are said (--rank)", "align")
+@record("heads by how well they follow the words (--rank)", "align")
 class AlignedHeads:
-    """All heads by how often they look where a word is said, best first."""
+    """All heads by how often their largest weight lies within the word's time, best first."""
 
     ranked: Annotated[tuple[AlignedHead, ...], Meaning("all heads, the most first")]
-    way: Annotated[str, Meaning("what says when the words are said")]
+    way: Annotated[str, Meaning("where the words' times come from")]
     notes: Notes
 
     @property
     def table(self) -> Table:
         """One line per head."""
-        names = ("head", "right", "weight", "baseline")
-        rows = [
-            (one.head.name, f"{one.right:.2f}", f"{one.weight:.3f}", f"{one.baseline:.3f}")
-            for one in self.ranked
-        ]
-        said = (
-            "right: tokens whose largest weight lies where their word is said; weight: their attention there",
-            f"when words are said: {self.way}",
+        formats = {
+            "head": "{0.head.name}",
+            "right": "{0.right:.2f}",
+            "weight": "{0.weight:.3f}",
+            "baseline": "{0.baseline:.3f}",
+        }
+        notes = (
+            "right: share of tokens whose largest weight lies within their word's time; weight: their "
+            "attention there; baseline: with uniform attention",
+            f"times of the words: {self.way}",
         )
-        columns = tuple(Column(name, name != "head") for name in names)
-        return Table(columns, tuple(rows), notes=(*said, *self.notes))
+        return format_table(formats, self.ranked, notes=(*notes, *self.notes))
 
 
 # by cross attention
@@ -125,7 +125,7 @@ def require_speech(model: Model, prepared: ModelInput) -> tuple[SpeechModel, Sou
     if isinstance(inner, SpeechModel) and "cross" in prepared.axes and prepared.sound is not None:
         return inner, prepared.sound
     raise InputError(
-        f"{model.name} aligns no words by its heads: that takes a speech-to-text model, such as Whisper"
+        f"{model.name} cannot align words by its heads: choose a speech-to-text model, such as Whisper"
     )
 
 
@@ -147,47 +147,48 @@ def read_cross_attention(
     wanted = [Head(head.layer, head.head) for head in heads]
     count = next((number for number, token in enumerate(spoken) if not token.special), len(spoken))
     if count == len(spoken):
-        raise InputError("the transcript is empty: give one, or leave it out and the model transcribes")
+        raise InputError("the transcript is empty: give one, or leave it out to have the model transcribe")
     chosen: dict[Site, list[int]] = {}
 
     def choose(site: Site, heads: int) -> list[int] | None:
-        mine = [head for head in range(heads) if not wanted or Head(site.layer, head) in wanted]
-        return chosen.setdefault(site, mine) if site.kind == "cross" else None
+        numbers = [head for head in range(heads) if not wanted or Head(site.layer, head) in wanted]
+        return chosen.setdefault(site, numbers) if site.kind == "cross" else None
 
     rows = Sample(lambda attention: Rows([[row] for row in range(count - 1, len(attention.queries))]))
     record = model.run(prepared, [SharedRows([rows], choose)])
-    found = {
-        Head(kept.site.layer, head): each[:, : heard.frames].cpu()
-        for kept in rows.maps
-        for head, each in zip(chosen[kept.site], kept.values[0], strict=True)
+    by_head = {
+        Head(each.site.layer, head): weights[:, : heard.frames].cpu()
+        for each in rows.maps
+        for head, weights in zip(chosen[each.site], each.values[0], strict=True)
     }
     for head in wanted:
-        if head not in found:
+        if head not in by_head:
             last = max(site.site.layer for site in record.sites if site.site.kind == "cross")
             raise SelectionError(f"no cross-attention head {head.name}: this model has layers 0-{last}")
-    return {head: found[head] for head in wanted or found}, count - 1, record.notes
+    return {head: by_head[head] for head in wanted or by_head}, count - 1, record.notes
 
 
 def align_words(model: Model, prepared: ModelInput, heads: Sequence[Head] = ()) -> SpokenText:
     """When each word is said, by ``heads``, or those that the model names, or half of all heads."""
     speech, heard = require_speech(model, prepared)
-    way = "the heads that are named"
+    way = "the given heads"
     if not heads:
-        heads, way = speech.alignment_heads, "the alignment heads that the model names"
+        heads, way = speech.alignment_heads, "the model's alignment heads"
     rows, first, notes = read_cross_attention(model, prepared, heard, heads)
     if not heads:
         last = max(head.layer for head in rows)
         half = (last + 1) // 2
         rows = {head: each for head, each in rows.items() if head.layer >= half}
         layers = f"layer {last}" if half == last else f"layers {half}-{last}"
-        way = f"all heads of {layers}, as the model names no alignment heads"
-    width = getattr(model.module.config, "median_filter_width", WIDTH)
+        way = f"all heads of {layers} (the model names no alignment heads)"
+    width = getattr(model.module.config, "median_filter_width", FILTER_FRAMES)
     smooth = smooth_mean(torch.stack([*rows.values()]), width)
     frames = first_columns(-smooth.astype("float64"))
     times = [round(heard.begin + int(frame) * heard.seconds, 6) for frame in frames]
     spoken = spoken_tokens(prepared)[first + 1 :]
-    sure = _probabilities(speech, prepared, first, [token.id for token in spoken])
-    tokens = tuple(map(SpokenToken, spoken, times, times[1:], sure))  # a row attends to the token after it
+    probabilities = _probabilities(speech, prepared, first, [token.id for token in spoken])
+    # a row attends to the token after it
+    tokens = tuple(map(SpokenToken, spoken, times, times[1:], probabilities))
     words = _without_pauses(join_words(tokens, speech.reader.vocabulary), heard)
     text = SpokenText(tokens, words, tuple(rows), way, *_describe(model, prepared, heard, notes))
     return replace(text, picture=_draw(text, heard, smooth[:-1], frames))
@@ -211,15 +212,15 @@ def _without_pauses(words: tuple[SpokenWord, ...], heard: SoundFrames) -> tuple[
         return words
     loud = loudness(heard.bands[:, : heard.frames]).max(0)
     low, high = np.quantile(loud, (0.05, 0.95))
-    times = heard.begin + np.flatnonzero(loud > low + QUIET * (high - low)) * heard.seconds
-    cut = []
+    times = heard.begin + np.flatnonzero(loud > low + QUIET_SHARE * (high - low)) * heard.seconds
+    trimmed = []
     for word in words:
         inside = times[(times > word.begin - heard.seconds / 2) & (times < word.end - heard.seconds / 2)]
         begin, end = (inside[0], inside[-1] + heard.seconds) if len(inside) else (word.begin, word.end)
-        begin = begin if begin - word.begin >= PAUSE else word.begin
-        end = end if word.end - end >= PAUSE else word.end
-        cut.append(replace(word, begin=round(float(begin), 6), end=round(float(end), 6)))
-    return tuple(cut)
+        begin = begin if begin - word.begin >= PAUSE_SECONDS else word.begin
+        end = end if word.end - end >= PAUSE_SECONDS else word.end
+        trimmed.append(replace(word, begin=round(float(begin), 6), end=round(float(end), 6)))
+    return tuple(trimmed)
 
 
 def _describe(
@@ -244,52 +245,52 @@ def _draw(result: SpokenText, heard: SoundFrames, smooth: Array, frames: Array) 
         title=f"{result.title} · {len(result.words)} words",
         subtitle=f"by {result.way}{names and ': '}{names}",
         notes=(
-            "bright: smoothed attention above the tokens' mean; line: the dynamic time warping path",
+            "bright: attention above the mean over tokens (smoothed); line: dynamic time warping path",
             *result.notes,
         ),
     )
 
 
 def rank_heads(model: Model, prepared: ModelInput, times: Sequence[SpokenWord] | None = None) -> AlignedHeads:
-    """All heads by how much of their attention lies where each word is said, as ``times`` say.
+    """All heads by how much of their attention lies within each word's time, by ``times`` or ``align_words``.
 
-    Without them, as the path says that ``align_words`` follows. Raises ``InputError`` for other words' times.
+    Raises ``InputError`` for times of other words.
     """
     text, (_, heard) = align_words(model, prepared), require_speech(model, prepared)
-    found, *_ = read_cross_attention(model, prepared, heard)
+    by_head, *_ = read_cross_attention(model, prepared, heard)
     if times is not None and len(times) != len(text.words):
-        raise InputError(f"there are times of {len(times):,} words, and {len(text.words):,} are said")
-    weights = torch.stack([*found.values()]).double().numpy()  # [head, row, frame]
+        raise InputError(f"--times has {len(times):,} words, and the transcript {len(text.words):,}")
+    weights = torch.stack([*by_head.values()]).double().numpy()  # [head, row, frame]
     rows = {id(token): row for row, token in enumerate(text.tokens)}
-    said = np.zeros(weights.shape[1:], bool)  # where each token's word is, [row, frame]
+    within = np.zeros(weights.shape[1:], bool)  # the time of each token's word, [row, frame]
     for word, own in zip(times or text.words, text.words, strict=True):
         first, stop = (round((edge - heard.begin) / heard.seconds) for edge in (word.begin, word.end))
         first = min(max(first, 0), heard.frames - 1)
         for token in own.tokens:
-            said[rows[id(token)], first : max(first + 1, stop)] = True
-    spoken = np.flatnonzero(said.any(-1))
-    right = said[spoken, weights[:, spoken].argmax(-1)].mean(-1)  # [head]
-    inside = (weights * said)[:, spoken].sum(-1).mean(-1)
-    baseline = float(said[spoken].sum(-1).mean()) / len(prepared.axes["cross"][1])
-    scores = zip(found, right.tolist(), inside.tolist(), strict=True)
-    ranked = sorted(scores, key=lambda one: (-one[1], -one[2]))
+            within[rows[id(token)], first : max(first + 1, stop)] = True
+    spoken = np.flatnonzero(within.any(-1))
+    right = within[spoken, weights[:, spoken].argmax(-1)].mean(-1)  # [head]
+    inside = (weights * within)[:, spoken].sum(-1).mean(-1)
+    baseline = float(within[spoken].sum(-1).mean()) / len(prepared.axes["cross"][1])
+    scores = zip(by_head, right.tolist(), inside.tolist(), strict=True)
+    ranked = sorted(scores, key=lambda each: (-each[1], -each[2]))
     way, notes = f"by {text.way}" if times is None else "the given times", text.notes
     if 2 * sum(word.begin == word.end for word in times or text.words) > len(text.words):
-        notes = ("most words have no time of their own, so that ranks mean little: give --times", *notes)
+        notes = ("most words have no duration, so the ranks mean little: give --times", *notes)
     return AlignedHeads(tuple(AlignedHead(*each, baseline) for each in ranked), way, notes)
 
 
-def read_times(written: str) -> tuple[SpokenWord, ...]:
+def read_times(text: str) -> tuple[SpokenWord, ...]:
     """Words and their times: as ``align --json`` writes them, or lines of begin, end and word, in seconds.
 
     Raises ``InputError`` for anything else.
     """
     lines: list[Any]
     try:
-        if written.lstrip().startswith("{"):
-            lines = [(one["begin"], one["end"], one["text"]) for one in parse_json(written)["words"]]
+        if text.lstrip().startswith("{"):
+            lines = [(each["begin"], each["end"], each["text"]) for each in parse_json(text)["words"]]
         else:
-            lines = [line.split(maxsplit=2) for line in written.splitlines() if line.strip()]
+            lines = [line.split(maxsplit=2) for line in text.splitlines() if line.strip()]
         words = [SpokenWord(str(word), float(begin), float(end)) for begin, end, word in lines]
     except (ValueError, KeyError, TypeError):
         words = []
@@ -309,7 +310,9 @@ def smooth_mean(weights: Tensor, width: object) -> Array:
     spread = torch.std(weights, dim=-2, keepdim=True, unbiased=False)
     clear = (weights - torch.mean(weights, dim=-2, keepdim=True)) / spread
     smooth: Array = torch.where(spread > 0, clear, 0).numpy()  # 0 where rows do not differ
-    width = width if isinstance(width, int) and 0 < width <= WIDEST and width % 2 else WIDTH
+    width = (
+        width if isinstance(width, int) and 0 < width <= MAX_FILTER_FRAMES and width % 2 else FILTER_FRAMES
+    )
     if smooth.shape[-1] > width // 2:
         smooth = median_filter(smooth, size=(1, 1, width), mode="mirror")
     mean: Array = torch.from_numpy(smooth).mean(0).numpy()
@@ -325,7 +328,7 @@ def reads_letters(prepared: ModelInput) -> bool:
 
 
 def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -> SpokenText:
-    """When each word is said that a CTC head reads, from its first letter's first frame to its last's end.
+    """When each word of a CTC head's text is said, from its first letter's first frame to its last's end.
 
     Repeated letters are merged and blanks dropped, as in transformers' decoding. A given ``text`` is
     placed on the most likely path of its letters.
@@ -344,7 +347,9 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
         way = "the most likely path of the CTC head through the letters of the text"
         states = most_likely_states(scores, ids, letters.blank)
         if states is None:
-            raise InputError(f"{len(ids):,} letters do not fit into the {count:,} frames that are heard")
+            raise InputError(
+                f"the text's {len(ids):,} letters do not fit into the {count:,} frames of the sound"
+            )
         path = states
     tokens, at = [], 0
     for state, frames in groupby(path.tolist()):
@@ -352,8 +357,8 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
         id_ = state if ids is None else ids[state // 2] if state % 2 else letters.blank
         if id_ != letters.blank:
             first, last = (round(heard.begin + edge * letters.seconds, 6) for edge in (begin, at))
-            sure = float(np.exp(scores[begin:at, id_]).mean())
-            tokens.append(SpokenToken(Token(letters.read[id_], id_), first, last, sure))
+            probability = float(np.exp(scores[begin:at, id_]).mean())
+            tokens.append(SpokenToken(Token(letters.read[id_], id_), first, last, probability))
     pieces, apart = [], True
     for one in tokens:
         if one.token.id != letters.boundary:
@@ -362,7 +367,7 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
         apart = one.token.id == letters.boundary
     words = _join(pieces)
     if not words:
-        raise InputError(f"nothing is said, as {model.name} hears it: its CTC head reads no letter")
+        raise InputError(f"{model.name} hears no speech: its CTC head reads no letter")
     return SpokenText(tuple(tokens), words, (), way, *_describe(model, prepared, heard))
 
 
@@ -371,19 +376,19 @@ def align_letters(model: Model, prepared: ModelInput, text: str | None = None) -
 
 def join_words(tokens: Sequence[SpokenToken], vocabulary: Vocabulary) -> tuple[SpokenWord, ...]:
     """Words from tokens: a space begins one, and so does a wide letter, as in Chinese."""
-    pieces, waiting = [], list[SpokenToken]()
+    pieces, pending = [], list[SpokenToken]()
     for number, one in enumerate(tokens):
         if one.token.special:
             continue
-        waiting.append(one)
-        text = vocabulary.decode([each.token.id for each in waiting])
+        pending.append(one)
+        text = vocabulary.decode([each.token.id for each in pending])
         more = number + 1 < len(tokens) and not tokens[number + 1].token.special
-        if text.endswith(BROKEN) and more and len(waiting) < 4:  # bytes of one character
+        if text.endswith(BROKEN) and more and len(pending) < 4:  # bytes of one character
             continue
-        spelled = vocabulary.spell([waiting[0].token.id])[0] or ""
-        begins = text[:1].isspace() or spelled.startswith(MARK) or is_wide(text)
-        pieces.append((text, begins, waiting))
-        waiting = []
+        spelled = vocabulary.spell([pending[0].token.id])[0] or ""
+        begins = text[:1].isspace() or spelled.startswith(WORD_START) or is_wide(text)
+        pieces.append((text, begins, pending))
+        pending = []
     return _join(pieces)
 
 
@@ -398,9 +403,11 @@ def _join(pieces: Sequence[tuple[str, bool, list[SpokenToken]]]) -> tuple[Spoken
     for word in words:
         tokens = [one for *_, each in word for one in each]
         known = [one.confidence for one in tokens if one.confidence is not None]
-        sure = sum(known) / len(known) if known else None
+        confidence = sum(known) / len(known) if known else None
         text = "".join(text for text, *_ in word).strip()
-        spoken += [SpokenWord(text, tokens[0].begin, tokens[-1].end, sure, tuple(tokens))] if text else []
+        spoken += (
+            [SpokenWord(text, tokens[0].begin, tokens[-1].end, confidence, tuple(tokens))] if text else []
+        )
     return tuple(spoken)
 
 
@@ -449,12 +456,17 @@ def align_windows(
             words += [word for word in result.words if word.begin < last or not cut]
         begin = following
     if not windows:
-        raise InputError(f"no speech in {path}, as {model.name} hears it")
-    heard = f"heard {model.at_once:g} seconds at once, in {len(windows)} windows: each begins with the last "
-    told = *notes, f"the model wrote {len(tokens):,} tokens", f"{heard}word of the one before it"
-    first = windows[0]  # whose picture is that of one window
+        raise InputError(f"{model.name} hears no speech in {path}")
+    notes |= dict.fromkeys(
+        (
+            f"the model wrote {len(tokens):,} tokens",
+            f"read in {len(windows)} windows of {model.at_once:g} seconds; each begins with the last word of "
+            "the one before",
+        )
+    )
+    first = windows[0]  # its picture shows one window alone, and is left out
     return SpokenText(
-        tuple(tokens), tuple(words), first.heads, first.way, first.title, first.begin, end, told
+        tuple(tokens), tuple(words), first.heads, first.way, first.title, first.begin, end, tuple(notes)
     )
 
 
@@ -509,18 +521,18 @@ def write_textgrid(result: SpokenText) -> str:
 
 def _intervals(words: Sequence[SpokenWord], seconds: float) -> Iterator[SpokenWord]:
     """The words and the silence between them; a word without duration joins the next one."""
-    at, held = 0.0, ""
+    at, pending = 0.0, ""
     for word in words:
-        text = f"{held} {word.text}".strip()
+        text = f"{pending} {word.text}".strip()
         if word.end <= max(word.begin, at):
-            held = text
+            pending = text
             continue
         if word.begin > at:
             yield SpokenWord("", at, word.begin)
         yield SpokenWord(text, max(word.begin, at), word.end)
-        at, held = word.end, ""
+        at, pending = word.end, ""
     if seconds > at:
-        yield SpokenWord(held, at, seconds)
+        yield SpokenWord(pending, at, seconds)
 
 
 WRITERS = {"srt": write_srt, "textgrid": write_textgrid}

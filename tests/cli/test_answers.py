@@ -134,7 +134,10 @@ ANSWERED = {
     "info ./vit --image a.png": "right",
     "info own --audit": "all mixing between tokens goes through the attention",
     "info ./gpt2 --copying": "own logit rises most",
-    "align tone.wav TEXT -m ./whisper --rank": ("right", "when words are said: by the alignment heads"),
+    "align tone.wav TEXT -m ./whisper --rank": (
+        "right",
+        "times of the words: by the model's alignment heads",
+    ),
     "align tone.wav -m ./whisper --generate 4": "generated 4 tokens, greedy, from token 4 on",
     "check 'L2H1.previous > 0.8' 'count(previous > 0.5) >= 2' TEXT": (
         "ok L2H1.previous > 0.8",

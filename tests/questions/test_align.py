@@ -158,7 +158,7 @@ def test_alignment_heads_rank_by_weight_at_spoken_words(heard):
         assert one.baseline == pytest.approx(15 / maps[0].shape[-1])
     order = [expected[one.head] for one in ranked]
     assert order == sorted(order, reverse=True)
-    with pytest.raises(InputError, match="times of 1 words, and 9 are said"):
+    with pytest.raises(InputError, match="--times has 1 words, and the transcript 9"):
         rank_heads(model, prepared, read_times("0 1 The"))
 
 
@@ -195,7 +195,7 @@ def test_alignment_picture_has_map_path_and_word_starts(heard):
 def test_alignment_heads_are_the_chosen_or_upper_half_of_layers(heard):
     seen = align_words(*heard)
     assert seen.heads == (Head(1, 0), Head(1, 1))
-    assert "all heads of layer 1, as" in seen.way
+    assert "all heads of layer 1 (" in seen.way
     assert align_words(*heard, [Head("L1H1"), Head("L0H0")]).heads == (Head(1, 1), Head(0, 0))
     with pytest.raises(SelectionError, match="no cross-attention head L7H0"):
         align_words(*heard, [Head("L7H0")])
@@ -225,7 +225,7 @@ def test_empty_transcript_or_encoder_cannot_be_aligned(model, tone, tmp_path):
     with pytest.raises(InputError, match="the transcript is empty"):
         align_words(model, model.prepare_audio(tone))
     encoder = load(speech.encoder(tmp_path, "hubert"))
-    with pytest.raises(InputError, match="aligns no words"):
+    with pytest.raises(InputError, match="cannot align words"):
         align_words(encoder, encoder.prepare_audio(tone))
 
 

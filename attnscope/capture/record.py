@@ -245,10 +245,15 @@ def name_all(names: Iterable[str]) -> str:
     return ", ".join(name or "the model itself" for name in each)
 
 
+def module_lists(paths: Iterable[str]) -> set[str]:
+    """The outermost lists of modules in these paths, each with the dot or the start before its numbers."""
+    return {path[: number.start()] for path in paths if (number := NUMBER.search(path))}
+
+
 def name_mixers(paths: Sequence[str], module: Any) -> str:
     """Modules in words: by layer and path within it, or by whole path where there are several lists."""
     names: dict[str, list[int]] = {}
-    lists = {path[: one.start()] for path in paths if (one := NUMBER.search(path))}
+    lists = module_lists(paths)
     for path in paths:
         numbers_in_path = [*NUMBER.finditer(path)]
         if len(numbers_in_path) != 1:

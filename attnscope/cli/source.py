@@ -14,7 +14,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from attnscope.cli.command import refuse, without_typed_options
+from attnscope.cli.command import option_of, refuse, refuse_combined, refuse_without, without_typed_options
 from attnscope.cli.messages import notify, progress_bar, spinner, stop, warn
 from attnscope.cli.options import (
     CorpusOptions,
@@ -47,23 +47,23 @@ MOST_REPORTED_TEXTS = 20  # unreadable texts that are reported one by one; furth
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
 
-def read_text(asked: SourceOptions) -> tuple[str, str | None]:
+def read_text(options: SourceOptions) -> tuple[str, str | None]:
     """The text, and the second one if there is one.
 
     ``-`` as the text reads standard input. ``line`` picks one line of the input, counted from 1; a tab in
     it separates a pair. Raises ``InputError`` if the input cannot be read or is empty.
     """
-    file, line, second = asked.file, asked.line, asked.second_text
-    refuse(asked.text is not None and file is not None, "--file", "cannot be combined with a text")
+    file, line, second = options.file, options.line, options.second_text
+    refuse(options.text is not None and file is not None, "--file", "cannot be combined with a text")
     if file is not None:
         whole = read_file(file)
-    elif asked.text == "-":
+    elif options.text == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed: give a text, or --file FILE")
         whole = _decode(sys.stdin.buffer, "standard input")
     else:
-        refuse(asked.text is None, "TEXT", "give a text, --file FILE, or - for standard input")
-        whole = _as_typed(asked.text or "")
+        refuse(options.text is None, "TEXT", "give a text, --file FILE, or - for standard input")
+        whole = _as_typed(options.text or "")
         if len(whole.split()) == 1 and os.path.isfile(whole):
             meant = f"did you mean --file {whole}? to read its name as a text, use -"
             raise InputError(f"{whole} is a file: {meant}")
@@ -84,8 +84,8 @@ def read_text(asked: SourceOptions) -> tuple[str, str | None]:
 def read_file(file: Path) -> str:
     """The contents of a file. Raises ``InputError`` if it cannot be read."""
     try:
-        with file.open("rb") as opened:
-            return _decode(opened, str(file))
+        with file.open("rb") as stream:
+            return _decode(stream, str(file))
     except FileNotFoundError:
         raise InputError(f"no such file: {file}") from None
     except IsADirectoryError:
@@ -94,9 +94,9 @@ def read_file(file: Path) -> str:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _decode(opened: IO[bytes], name: str) -> str:
+def _decode(file: IO[bytes], name: str) -> str:
     """Everything in a file, a pipe or a device. Raises ``InputError`` for an endless one."""
-    content = opened.read(MOST_TEXT_BYTES + 1)
+    content = file.read(MOST_TEXT_BYTES + 1)
     if len(content) > MOST_TEXT_BYTES:
         raise InputError(
             f"{name} holds more than {readable(MOST_TEXT_BYTES)}, and no more is read: cut it into parts"
@@ -186,8 +186,8 @@ class PassSource:
         if kind == "fused" and self.request.generate is not None:  # it ran with the kernels
             kind = "kernel"
         key = self.key
-        found = None if key is None or self.no_cache else self._find_cached(key, kind, saving)
-        return found or self._run_model((load or self.load)(), key, kind)
+        stored = None if key is None or self.no_cache else self._find_cached(key, kind, saving)
+        return stored or self._run_model((load or self.load)(), key, kind)
 
     def _find_cached(self, key: str, kind: PassKind, saving: bool) -> tuple[Model, ModelInput] | None:
         """The cached pass of this kind, or of any kind if the text is short."""
@@ -264,8 +264,8 @@ class PassSource:
         if self.saved is not None:
             from attnscope.models.served import open_file
 
-            named = self.model.model if self.model != without_typed_options(type(self.model)) else None
-            return open_file(self.saved, self.request.labels, named, self.line)
+            name = self.model.model if self.model != without_typed_options(type(self.model)) else None
+            return open_file(self.saved, self.request.labels, name, self.line)
         return load_model(self.model, generative=self.request.generate is not None, predicting=predicting)
 
     def with_text(self, text: str) -> PassSource:
@@ -308,49 +308,40 @@ def _caching_time(recorded: str) -> str | None:
     return f"cached {then:%H:%M}" if then.date() == date.today() else f"cached {then.day} {then:%b %H:%M}"
 
 
-REQUIRED = (
-    ("--video", "a text"),
-    ("--from-second", "--audio"),
-    ("--to-second", "--audio"),
-    ("--labels", "--inputs or --from"),
-    ("--system", "--chat"),
-    ("--temperature", "--generate"),
-    ("--part", "--inputs or --image or --from"),
-)
-"""Options of an input, and what they need beside them."""
-
-EXCLUDED = (
-    ("--video", "--image, --inputs, --second-text", ""),
-    ("--image", "--inputs", ""),
-    ("--audio", "--image, --video, --inputs", ""),
-    ("--audio", "--chat, --second-text", ": the text is its transcript"),
-    ("--weighting", "--from, --save-trace", ": a file has no values to weight by"),
-    ("--inputs", "a text, --chat, --generate", ""),
-    ("--part", "a text, --save-trace, --weighting", ": it is one of a recorded batch"),
-    ("--repeat-random", "a text, --image, --audio, --inputs, --chat, --second-text", ""),
-)
-"""Options of an input, what they cannot be combined with, and why."""
-
-
 def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
     """The input that options name. Conflicts are wrong usage, an unreadable text raises ``InputError``."""
     text = source.text is not None or source.file is not None
-    given = {"a text": text, "--from": source.saved is not None, "--weighting": "weigh" in model.metadata}
-    for each in fields(source):
-        given[f"--{each.name.replace('_', '-')}"] = getattr(source, each.name) not in (each.default, [])
-    for option, other in REQUIRED:
-        met = any(given[each] for each in other.split(" or "))
-        refuse(given.get(option) and not met, option, f"requires {other}")
-    for option, others, why in EXCLUDED:
-        excluded = next((each for each in others.split(", ") if given[each]), None)
-        refuse(given.get(option) and excluded, option, f"cannot be combined with {excluded}{why}")
+    weighted = "a file has no values to weight by"
+    refuse_without(
+        ("from_second to_second", "audio"),
+        ("labels", "inputs saved"),
+        ("system", "chat"),
+        ("temperature", "generate"),
+        ("part", "inputs image saved"),
+    )
+    refuse_combined(
+        ("video", "image inputs second_text", ""),
+        ("image", "inputs", ""),
+        ("audio", "image video inputs", ""),
+        ("audio", "chat second_text", "the text is its transcript"),
+        ("inputs", "chat generate", ""),
+        ("part", "save_trace weighting", "it is one of a recorded batch"),
+        ("repeat_random", "image audio inputs chat second_text", ""),
+    )
+    if "weigh" in model.metadata:  # typed, or of the settings
+        refuse(source.saved, "--weighting", f"cannot be combined with --from: {weighted}")
+        refuse(source.save_trace, "--weighting", f"cannot be combined with --save-trace: {weighted}")
+    for option in ("inputs", "repeat_random", "part"):
+        beside = text and getattr(source, option, None) is not None
+        refuse(beside, option_of(option), "cannot be combined with a text")
+    refuse(source.video and not text, "--video", "requires a text")
+    refuse(source.chat and source.image and not text, "--image", "requires a text beside --chat")
     if source.saved is not None:
         _refuse_beside_file(source, model)
-    refuse(source.chat and source.image and not text, "--image", "requires a text beside --chat")
     if source.save_trace is not None:
         check_place(source.save_trace, (".trace",), "the name of a trace ends in .trace")
-    textless = ("--from", "--inputs", "--repeat-random", "--image", "--audio")
-    if not text and any(given[each] for each in textless):
+    textless = source.saved or source.inputs or source.repeat_random or source.image or source.audio
+    if textless and not text:
         return PassSource.from_options(source, model)
     first, second = read_text(source)
     in_pair = source.chat and second is not None
@@ -387,11 +378,11 @@ def split_questions(
     """The questions among arguments, and the source with the text among them."""
     from attnscope.questions.find import parse_questions
 
-    asked, source = split_text(words, source, ARROW, f"{what} has an arrow, ->")
-    if len(asked) > 1 and not source.names_one:  # a text with an arrow in it
-        source = replace(source, text=asked.pop())
-    refuse(not asked, what.split()[-1].upper(), f"name {what}, the arrow written as ->: 'it -> cat'")
-    return [question for each in asked for question in parse_questions(each)], source
+    questions, source = split_text(words, source, ARROW, f"{what} has an arrow, ->")
+    if len(questions) > 1 and not source.names_one:  # a text with an arrow in it
+        source = replace(source, text=questions.pop())
+    refuse(not questions, what.split()[-1].upper(), f"name {what}, the arrow written as ->: 'it -> cat'")
+    return [question for each in questions for question in parse_questions(each)], source
 
 
 def list_prompts(
@@ -405,11 +396,11 @@ def list_prompts(
     return read_prompts(source.text, read_file(many.prompts), target, against)
 
 
-def reopen(asked: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
+def reopen(options: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, ModelOptions]:
     """The options that show the same pass again: those of the trace, if it was kept."""
-    if asked.save_trace is None:
-        return replace(asked, no_cache=False), model
-    return type(asked)(saved=asked.save_trace), ModelOptions()
+    if options.save_trace is None:
+        return replace(options, no_cache=False), model
+    return type(options)(saved=options.save_trace), ModelOptions()
 
 
 @contextmanager
@@ -420,19 +411,19 @@ def model_progress(model: Model, *texts: ModelInput) -> Iterator[None]:
         yield
 
 
-def load_model(asked: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
+def load_model(options: ModelOptions, *, generative: bool = False, predicting: bool = False) -> Model:
     """The model that options name, with a progress message while it loads. Raises ``ModelError``."""
     from attnscope.models import load
 
-    weighting: Weighting = getattr(asked, "weighting", "raw")
-    target: str | None = getattr(asked, "target", None)
-    words = "only valid with --weighting gradient or --faithful; see attnscope logits"
+    weighting: Weighting = getattr(options, "weighting", "raw")
+    target: str | None = getattr(options, "target", None)
+    words = "requires --weighting gradient or --faithful; see attnscope logits"
     refuse(target and weighting != "gradient", "--target", words)
     names = ("device", "device_map", "dtype", "revision", "tokenizer", "trust_remote_code", "allow_pickle")
-    options = {name: getattr(asked, name) for name in names}
-    with spinner(f"loading {asked.name}"):
+    arguments = {name: getattr(options, name) for name in names}
+    with spinner(f"loading {options.name}"):
         predicting = predicting or weighting == "gradient"
-        model = load(asked.name, generative=generative, predicting=predicting, **options)
+        model = load(options.name, generative=generative, predicting=predicting, **arguments)
     if weighting == "raw":
         return model
     from attnscope.models.weighting import with_weighting  # its imports cost a first look 3 % of its time
@@ -440,21 +431,21 @@ def load_model(asked: ModelOptions, *, generative: bool = False, predicting: boo
     return with_weighting(model, weighting, target)
 
 
-def check_texts(asked: CorpusOptions, source: SourceOptions) -> None:
+def check_texts(options: CorpusOptions, source: SourceOptions) -> None:
     """Refuse a text beside a corpus."""
     refuse(
-        asked.texts is not None and source.names_one,
+        options.texts is not None and source.names_one,
         "--texts",
         "cannot be combined with a text or another input",
     )
 
 
 def each_text(
-    asked: TextsOptions, prepare: Callable[[str], Prepared], *, strict: bool, chat: bool = False
+    options: TextsOptions, prepare: Callable[[str], Prepared], *, strict: bool, chat: bool = False
 ) -> Iterator[tuple[str, Prepared]]:
     """The place of each text, and what ``prepare`` makes of it; skips unreadable ones unless ``strict``."""
-    corpus, report = open_corpus(asked, chat=chat), reporter()
-    for entry in islice(corpus.entries(), asked.limit):
+    corpus, report = open_corpus(options, chat=chat), reporter()
+    for entry in islice(corpus.entries(), options.limit):
         try:
             if entry.fault:
                 raise InputError(entry.fault)
@@ -467,19 +458,19 @@ def each_text(
             yield entry.where, prepared
 
 
-def open_corpus(asked: TextsOptions, *, chat: bool = False) -> Corpus:
+def open_corpus(options: TextsOptions, *, chat: bool = False) -> Corpus:
     """The corpus that options name; a line of chats is read whole."""
     from attnscope.storage.corpus import read_corpus
 
-    assert asked.texts is not None
-    return read_corpus(asked.texts, None if chat else asked.field)
+    assert options.texts is not None
+    return read_corpus(options.texts, None if chat else options.field)
 
 
-def prepare_corpus(model: Model, asked: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
+def prepare_corpus(model: Model, options: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
     """The first texts of a corpus, prepared for a model; unreadable ones are reported and left out."""
     from attnscope.questions.loss import MEAN_TEXTS
 
-    first = replace(asked, limit=asked.limit or MEAN_TEXTS)
+    first = replace(options, limit=options.limit or MEAN_TEXTS)
     read = text_reader(model, source)
     return (prepared for _, prepared in each_text(first, read, strict=False, chat=source.chat))
 
@@ -495,19 +486,19 @@ def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInp
 
 
 def measure_corpus(
-    asked: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
+    options: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
 ) -> Stats:
     """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
     from attnscope.questions.corpus import corpus_stats
 
-    corpus = open_corpus(asked, chat=source.chat)
+    corpus = open_corpus(options, chat=source.chat)
     loaded = load_model(model, predicting=bool(how.get("importance") or how.get("ablation")))
-    with corpus_run(source, asked, corpus.size) as run:
+    with corpus_run(source, options, corpus.size) as run:
         return corpus_stats(loaded, corpus, selection, run=run, **how)
 
 
 @contextmanager
-def corpus_run(source: SourceOptions, asked: Any, size: int) -> Iterator[CorpusRun]:
+def corpus_run(source: SourceOptions, options: Any, size: int) -> Iterator[CorpusRun]:
     """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume."""
     from attnscope.questions.corpus import CorpusRun
 
@@ -519,19 +510,19 @@ def corpus_run(source: SourceOptions, asked: Any, size: int) -> Iterator[CorpusR
                 return
             before.append(progress.tokens)
             pace = (progress.tokens - before[0]) / max(time.monotonic() - start, 1e-9)
-            done = max(progress.done / max(size, 1), progress.texts / asked.limit if asked.limit else 0)
+            done = max(progress.done / max(size, 1), progress.texts / options.limit if options.limit else 0)
             draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")
 
         try:
             yield CorpusRun(
                 **{name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")},
-                **{name: getattr(asked, name) for name in ("limit", "strict", "checkpoint")},
+                **{name: getattr(options, name) for name in ("limit", "strict", "checkpoint")},
                 report=reporter(),
                 watch=watch,
             )
         except KeyboardInterrupt:
-            resumed = f"the same command resumes from {asked.checkpoint}"
-            stop("give --checkpoint FILE to resume" if asked.checkpoint is None else resumed)
+            resumed = f"the same command resumes from {options.checkpoint}"
+            stop("give --checkpoint FILE to resume" if options.checkpoint is None else resumed)
 
 
 def reporter() -> Callable[[str], None]:
@@ -543,6 +534,6 @@ def reporter() -> Callable[[str], None]:
         if number <= MOST_REPORTED_TEXTS:
             warn(f"skipped {visible(sentence)}")
         elif number == MOST_REPORTED_TEXTS + 1:
-            warn("more texts are skipped, counted but not listed")
+            warn("further skipped texts are counted but not listed")
 
     return report

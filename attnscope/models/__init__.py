@@ -47,7 +47,7 @@ def load(
 
     name = os.fspath(name)
     if device_map is not None and device != "auto":
-        raise ModelError("a device map places the layers: leave out the device")
+        raise ModelError("a device map already places the layers: leave out the device")
     place = choose_device(device)
     if dtype not in DTYPES:
         raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")
@@ -55,7 +55,7 @@ def load(
     folder = Path(name)
     module, own = ":" in name and not folder.exists(), name in BUNDLED or is_encoder_folder(folder)
     if device_map is not None and (module or own):
-        raise ModelError(f"{name} lives on one device: a device map is for Hugging Face models")
+        raise ModelError(f"{name} runs on one device: device maps are for Hugging Face models")
     if module:
         from attnscope.capture.placing.split_heads import require_whole_heads
         from attnscope.models.text.reader import ModuleModel, load_module, load_reader

@@ -64,10 +64,10 @@ def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
 def identify_programs() -> list[Any]:
     """The versions of this package and of the libraries that run a model."""
     sources = [
-        (path, found.st_size, found.st_mtime_ns)
+        (path, status.st_size, status.st_mtime_ns)
         for place, _, names in os.walk(PACKAGE)
         for path in (os.path.join(place, name) for name in names if name.endswith(".py"))
-        for found in [os.stat(path)]
+        for status in [os.stat(path)]
     ]
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for library in LIBRARIES:
@@ -93,10 +93,10 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     stored = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-    wanted = revision or "main"
+    commit = revision or "main"
     with suppress(OSError, ValueError):
-        wanted = (stored / "refs" / wanted).read_text("utf-8").strip()
-    snapshot = stored / "snapshots" / wanted
+        commit = (stored / "refs" / commit).read_text("utf-8").strip()
+    snapshot = stored / "snapshots" / commit
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
@@ -122,14 +122,14 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _identify(folder: Path, path: Path, *, hashed: bool) -> tuple[Any, ...]:
     """The identity of one file. Raises ``ValueError`` for a large one that is being written."""
-    found, name = path.stat(), str(path.relative_to(folder))
-    if not stat.S_ISREG(found.st_mode):
+    status, name = path.stat(), str(path.relative_to(folder))
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a file")
     if hashed:
-        return name, found.st_size, hash_file(path)
-    if abs(time.time() - max(found.st_mtime, found.st_ctime)) < SETTLED or time.time() < found.st_ctime:
+        return name, status.st_size, hash_file(path)
+    if abs(time.time() - max(status.st_mtime, status.st_ctime)) < SETTLED or time.time() < status.st_ctime:
         raise ValueError("it was written a moment ago")
-    return name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
+    return name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev
 
 
 QUOTED, LISTED = 1000, 64  # most characters of a text, and most tokens, that are given whole
@@ -160,8 +160,8 @@ def describe_input(model: Any, *read: Read) -> Input:
     path: Path | None = getattr(model, "path", None)
     folder = None if path or revision else _folder_of(name, None)
     inputs = [each for each in read if isinstance(each, ModelInput)]
-    counted = len(inputs), sum(len(each.tokens) for each in inputs)
-    texts, tokens = next((each for each in read if isinstance(each, tuple)), counted)
+    counts = len(inputs), sum(len(each.tokens) for each in inputs)
+    texts, tokens = next((each for each in read if isinstance(each, tuple)), counts)
     one = inputs[0] if len(inputs) == 1 else None
     wordings = _read_texts(one, read)
     text, second, *_ = [each if len(each) <= QUOTED else None for each in wordings] + [None, None]

@@ -23,7 +23,7 @@ from attnscope.storage.files import read_lines
 from attnscope.storage.trace.layout import Message
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from attnscope.capture import Replay
 
@@ -161,10 +161,26 @@ class ModelInput:
             return "parts, each of which attends within itself"
         return "beams of one text" if self.beams else "texts of the batch"
 
-    def texts(self, rows: Tensor, **changed: Tensor) -> ModelInput:
-        """Some of its texts, by number, in new tensors; ``changed`` ones take the place of inputs."""
-        inputs = {name: tensor[rows] for name, tensor in self.inputs.items()} | changed
-        return replace(self, inputs=inputs, arguments=tuple(tensor[rows] for tensor in self.arguments))
+    @property
+    def tensors(self) -> dict[str | int, Tensor]:
+        """Every tensor that the model is given, by its name or position."""
+        return dict((*self.inputs.items(), *enumerate(self.arguments)))
+
+    def with_tensors(self, others: Mapping[str | int, Tensor]) -> ModelInput:
+        """The same input with other tensors in place of some."""
+        named = {name: tensor for name, tensor in others.items() if isinstance(name, str)}
+        arguments = tuple(others.get(at, tensor) for at, tensor in enumerate(self.arguments))
+        return replace(self, inputs={**self.inputs, **named}, arguments=arguments)
+
+    def call(self, module: nn.Module) -> Any:
+        """The module's output for this input."""
+        return getattr(module, self.entry)(*self.arguments, **self.inputs, **self.settings)
+
+    def texts(self, rows: Tensor, **others: Tensor) -> ModelInput:
+        """Some of its texts, by number, in new tensors; ``others`` take the place of inputs."""
+        tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
+        tensors.update(others.items())
+        return self.with_tensors(tensors)
 
     @property
     def labels(self) -> Mapping[Any, tuple[Axis, Axis]]:
@@ -183,16 +199,16 @@ class ModelInput:
     @property
     def first_kind(self) -> Kind | None:
         """The kind of attention to show first: with a picture or sound in its text, or among its keys."""
-        found = self.axes["cross"][1] if "cross" in self.axes else ()
+        keys = self.axes["cross"][1] if "cross" in self.axes else ()
         inside = self.picture is not None and self.tokens != self.picture.tokens
-        heard = found and not isinstance(found, range) and found[0].id >= SOUND_ID
-        if heard or (inside and found == self.tokens):
+        of_sound = keys and not isinstance(keys, range) and keys[0].id >= SOUND_ID
+        if of_sound or (inside and keys == self.tokens):
             return "cross"
         inside |= self.sound is not None and any(token.id < SOUND_ID for token in self.tokens)
         return "decoder" if inside else None
 
 
-WRITES = "cross-attention: each row has read its own token and writes that of the next row"
+CROSS_ATTENTION_NOTE = "cross-attention: each row has read its own token and predicts the next"
 
 BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
 
@@ -211,17 +227,16 @@ def batches(prepared: Iterable[ModelInput]) -> list[Batch]:
     """The texts in batches, longest first; the same texts always make the same batches."""
     alike: dict[tuple[object, ...], list[tuple[int, ModelInput]]] = {}
     for number, one in enumerate(prepared):
-        shapes = [(name, tensor.shape) for name, tensor in one.inputs.items()]
-        shape = (len(one.tokens), *shapes, *(tensor.shape for tensor in one.arguments))
+        shape = (len(one.tokens), *((name, tensor.shape) for name, tensor in one.tensors.items()))
         alike.setdefault(shape, []).append((number, one))
     groups = sorted(alike.values(), key=lambda group: -len(group[0][1].tokens))
-    made = []
+    result = []
     for group in groups:
         size = max(1, BATCH_TOKENS // len(group[0][1].tokens))
         for start in range(0, len(group), size):
             numbers, texts = zip(*group[start : start + size], strict=True)
-            made.append(join_texts(texts)._replace(numbers=numbers))
-    return made
+            result.append(join_texts(texts)._replace(numbers=numbers))
+    return result
 
 
 def join_texts(texts: Sequence[ModelInput]) -> Batch:
@@ -255,8 +270,7 @@ class Objective(NamedTuple):
 
     def ids(self, prepared: ModelInput) -> Tensor:
         """The input tokens.  -> [text, token]"""
-        where = self.input
-        return prepared.inputs[where] if isinstance(where, str) else prepared.arguments[where]
+        return prepared.tensors[self.input]
 
 
 def text_axes(tokens: tuple[Token, ...]) -> dict[Kind, tuple[Axis, Axis]]:
@@ -286,18 +300,18 @@ def read_labels(path: Path) -> tuple[Label, ...]:
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:
-        raise InputError(f"{path} is empty: write a label a line")
+        raise InputError(f"{path} is empty: write one label per line")
     header = [name.strip().lower() for name in lines[0].split("\t")]
     if "label" not in header or not set(header) <= set(COLUMNS):
         return tuple(Label(line) for line in lines)
-    found = []
+    labels = []
     for number, row in enumerate(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE), 2):
         if len(row) != len(header):
             raise InputError(f"{path}, line {number:,}: it has {len(row)} columns, not {len(header)}")
-        told: Mapping[str, str] = dict(zip(header, row, strict=True))
-        special = told.get("special", "").strip().lower() in YES
-        found.append(Label(told["label"], told.get("group", "").strip(), special))
-    return tuple(found)
+        cells: Mapping[str, str] = dict(zip(header, row, strict=True))
+        special = cells.get("special", "").strip().lower() in YES
+        labels.append(Label(cells["label"], cells.get("group", "").strip(), special))
+    return tuple(labels)
 
 
 def tokens_of_labels(labels: Sequence[Label]) -> tuple[Token, ...]:
@@ -328,11 +342,11 @@ def label_input(prepared: ModelInput, labels: Sequence[Label]) -> ModelInput:
     }
     if axes and axes == prepared.axes:
         counts = sorted({len(each) for two in axes.values() for each in two})
-        known = " or ".join(f"{count:,}" for count in counts)
-        raise InputError(f"there are {len(tokens):,} labels, and {known} positions")
-    named = relabel(prepared.tokens, tokens)
-    assert not isinstance(named, range)
-    return replace(prepared, axes=axes or text_axes(tokens), tokens=named or tokens)
+        lengths = " or ".join(f"{count:,}" for count in counts)
+        raise InputError(f"there are {len(tokens):,} labels for {lengths} positions")
+    sequence = relabel(prepared.tokens, tokens)
+    assert not isinstance(sequence, range)
+    return replace(prepared, axes=axes or text_axes(tokens), tokens=sequence or tokens)
 
 
 def with_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> ModelInput:
@@ -352,10 +366,10 @@ def with_grids(prepared: ModelInput, grids: Mapping[int, PatchGrid | None]) -> M
 
 def note_unplaced(axes: Axes, lengths: Collection[int]) -> tuple[str, ...]:
     """Sentences on labels that no axis of these lengths has."""
-    known = " or ".join(f"{length:,}" for length in sorted(lengths))
+    existing = " or ".join(f"{length:,}" for length in sorted(lengths))
     counts = dict.fromkeys(len(axis) for two in axes.values() for axis in two if isinstance(axis, tuple))
-    lost = (count for count in counts if count not in lengths)
-    return tuple(f"the {count:,} labels fit no axis: there are {known} positions" for count in lost)
+    absent = (count for count in counts if count not in lengths)
+    return tuple(f"the {count:,} labels fit no axis: there are {existing} positions" for count in absent)
 
 
 def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Picture, ...]]:
@@ -363,13 +377,14 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
 
     The grid is the one nearest to the image's shape. Raises ``InputError``.
     """
-    known = dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple))
+    label_axes = dict.fromkeys(axis for two in axes.values() for axis in two if isinstance(axis, tuple))
     pictures, patches, first = list[Picture](), dict[str, tuple[Token, ...]](), PICTURE_ID
     for name, image in images.items():
         pixels = _read_image(name, image)
-        count = max((sum(token.text == name for token in axis) for axis in known), default=0)
+        count = max((sum(token.text == name for token in axis) for axis in label_axes), default=0)
         if not count:
-            raise InputError(f"no token is {name!r}: name it once a patch, tokens=['arm', *[{name!r}] * 300]")
+            advice = f"repeat its name once per patch, tokens=['arm', *[{name!r}] * 300]"
+            raise InputError(f"no token is named {name!r}: {advice}")
         high, wide = pixels.shape[:2]
         able = [rows for rows in range(1, count + 1) if count % rows == 0]
         rows = min(able, key=lambda rows: abs(np.log(rows * rows * wide / (count * high))))
@@ -389,14 +404,14 @@ def place_images(axes: Axes, images: Mapping[str, Any]) -> tuple[Axes, tuple[Pic
 
 def images_of_pass(images: Mapping[str, Any], number: int, count: int) -> dict[str, Any]:
     """Each camera's image in one of several passes. Raises ``InputError``."""
-    found = {}
+    chosen_images = {}
     for name, image in images.items():
         each = image if isinstance(image, list) else [image] * count
         if len(each) != count:
             passes = "there was 1 pass" if count == 1 else f"there were {count:,} passes"
             raise InputError(f"{name} has {len(each):,} images, and {passes}: give one for each")
-        found[name] = each[number]
-    return found
+        chosen_images[name] = each[number]
+    return chosen_images
 
 
 def _read_image(name: str, image: Any) -> Array:
@@ -410,7 +425,5 @@ def _read_image(name: str, image: Any) -> Array:
     if array.dtype == np.uint8:
         return array
     if not (array.min() >= 0 and array.max() <= 1):
-        raise InputError(
-            f"the image {name} has numbers beyond 0 to 1: give it as it was before it was scaled"
-        )
+        raise InputError(f"the image {name} has values outside 0 to 1: give it before it is normalized")
     return np.asarray(np.rint(255 * array), np.uint8)

@@ -6,7 +6,7 @@ import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,11 +63,11 @@ SOUNDS = ("input_features", "input_values")  # names of the sound input in trans
 def find_sound_input(module: nn.Module) -> str | None:
     """The name of the sound input of a transformers module, or of its encoder; ``None`` if it has none."""
     mains = (getattr(part, "main_input_name", None) for part in (module, getattr(module, "encoder", None)))
-    taken = [name for name in SOUNDS if accepts(module, name)]
-    return next((str(name) for name in (*mains, *taken) if name in taken), None)
+    names = [name for name in SOUNDS if accepts(module, name)]
+    return next((str(name) for name in (*mains, *names) if name in names), None)
 
 
-def hears(module: nn.Module) -> bool:
+def reads_sound(module: nn.Module) -> bool:
     """Whether a transformers module reads sound, and nothing else on its own."""
     return find_sound_input(module) is not None and not accepts(module, "input_ids")
 
@@ -76,7 +76,7 @@ Fit: TypeAlias = Callable[[int], tuple[int | None, tuple[str, ...]]]
 """From a token count: how many to keep (``None`` for all), and a note."""
 
 
-_kinds_shown: WeakSet[nn.Module] = WeakSet()  # modules whose kinds a text of one token has already shown
+_kinds_learned: WeakSet[nn.Module] = WeakSet()  # modules whose kinds a text of one token has already shown
 SMALL_PASS = 4e9  # below this many floating-point operations per pass, threads cost more than they save
 
 
@@ -91,7 +91,7 @@ class Model:
     weighting: Weighting = "raw"  # the weighting of its attention
     weighted_pass: Any = None  # runs it so that observers see weighted attention; as text, its title
     revision: str | None = None  # its commit on the hub, if it is from there
-    trains = False  # what a pass stores on the module (a table of rotations) must then allow gradients
+    trains = False  # then what a pass stores on the module, a table of rotations, must allow gradients
 
     def __init__(
         self, name: str, module: nn.Module, positions: int | None, notes: Sequence[str] = ()
@@ -131,9 +131,9 @@ class Model:
         characters, (max_tokens, truncate) = max(map(len, texts)), limit
 
         def fit(count: int) -> tuple[int | None, tuple[str, ...]]:
-            wanted = count if max_tokens is None else min(count, max_tokens)
+            needed = count if max_tokens is None else min(count, max_tokens)
             more = "more than " if characters > MOST_CHARACTERS else ""
-            if self.positions is not None and wanted > self.positions and not truncate:
+            if self.positions is not None and needed > self.positions and not truncate:
                 raise InputError(
                     f"the text has {more}{count:,} tokens and {self.name} reads at most {self.positions:,}: "
                     "shorten it, or pass --truncate to cut it"
@@ -270,12 +270,12 @@ class Model:
         self.learn_kinds(prepared)
         watching = (*observers, FunctionObserver(partial(report_layer, self.module)))
         with (
-            torch.no_grad() if self.trains else torch.inference_mode(),
+            self.without_gradients(),
             self.threads(prepared),
             self._quoting(prepared),
             recording(self.module, watching, prepared.labels, fused, warn=False) as record,
         ):
-            getattr(self.module, prepared.entry)(*prepared.arguments, **prepared.inputs, **prepared.settings)
+            prepared.call(self.module)
         if prepared.request is not None and prepared.request.labels is not None:
             lengths = {length for site in record.sites for length in (site.queries, site.keys)}
             for sentence in note_unplaced(prepared.axes, lengths):
@@ -285,9 +285,9 @@ class Model:
     def note_seal(self, prepared: ModelInput, record: Record) -> Record:
         """The record of a pass, with a note if the model also mixes tokens outside of its attention."""
         if not self.trains:
-            from attnscope.models.seal import ask
+            from attnscope.models.seal import seal_of_input
 
-            ask(self, prepared, record.sites).note(record, self.module)
+            seal_of_input(self, prepared, record.sites).note(record, self.module)
         return record
 
     def learn_kinds(self, prepared: ModelInput) -> None:
@@ -299,31 +299,34 @@ class Model:
         """
         from attnscope.capture import recording
 
-        def is_one_token(tensor: Tensor) -> bool:  # the ids or the mask of one-token texts, [batch, 1]
-            return tensor.ndim == 2 and tensor.shape[1] == 1 and not tensor.is_floating_point()
-
-        def twice(tensor: Tensor) -> Tensor:
-            return tensor.repeat(1, 2) if is_one_token(tensor) else tensor
-
-        given = (*prepared.inputs.values(), *prepared.arguments)
-        if len(prepared.tokens) > 1 or self.module in _kinds_shown or not any(map(is_one_token, given)):
+        if len(prepared.tokens) > 1 or self.module in _kinds_learned:
             return
-        inputs = {name: twice(tensor) for name, tensor in prepared.inputs.items()}
-        devices = {tensor.device for tensor in inputs.values() if tensor.device.type == "cuda"}
+
+        def twice(tensor: Tensor) -> Tensor:  # the ids or the mask of one-token texts, [batch, 1]
+            one_token = tensor.ndim == 2 and tensor.shape[1] == 1 and not tensor.is_floating_point()
+            return tensor.repeat(1, 2) if one_token else tensor
+
+        doubled = {name: twice(tensor) for name, tensor in prepared.tensors.items()}
+        if all(doubled[name] is tensor for name, tensor in prepared.tensors.items()):
+            return
+        devices = {tensor.device for tensor in doubled.values() if tensor.is_cuda}
         try:
             with (
-                torch.no_grad() if self.trains else torch.inference_mode(),
+                self.without_gradients(),
                 torch.random.fork_rng(list(devices)),
                 recording(self.module, warn=False),
             ):
-                run = getattr(self.module, prepared.entry)
-                run(*map(twice, prepared.arguments), **inputs, **prepared.settings)
+                prepared.with_tensors(doubled).call(self.module)
         except Exception as error:
             if isinstance(error, AttnscopeError) or out_of_memory(error):
                 raise
-            unknown = "which kind of attention a text of one token has is not known"
+            unknown = "the kind of attention cannot be told from a text of one token"
             warnings.warn(f"{unknown}: {type(error).__name__}: {error}", stacklevel=3)
-        _kinds_shown.add(self.module)
+        _kinds_learned.add(self.module)
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """No gradients in a pass; what it stores on a module that trains must still allow them."""
+        return torch.no_grad() if self.trains else torch.inference_mode()
 
     def observe(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """``run`` for observers that read tensor or array rows alike: a short trace gives arrays."""

@@ -48,7 +48,7 @@ def find_coordinates(
     black = prepared([dark] * len(shapes))
     right = prepared([np.rint((np.arange(columns) + 0.5) / columns * 255)[None] for _, columns in shapes])
     low = prepared([np.rint((np.arange(rows) + 0.5) / rows * 255)[:, None] for rows, _ in shapes])
-    found = []
+    coordinates = []
     for one, (rows, columns) in enumerate(shapes):
         white = prepared([lit if other == one else dark for other in range(len(shapes))])
         if not black.shape == right.shape == low.shape == white.shape:
@@ -57,8 +57,8 @@ def find_coordinates(
             span = white - black
             inside = np.abs(span) > PADDING_SHARE * np.abs(span).max(initial=0)
             span = np.where(inside, span, np.nan)
-            found.append(np.stack([(right - black) / span * columns, (low - black) / span * rows]))
-    return found
+            coordinates.append(np.stack([(right - black) / span * columns, (low - black) / span * rows]))
+    return coordinates
 
 
 COARSER = 1.15  # tokens with pixels this many times larger belong to a coarser version of the same picture
@@ -100,11 +100,11 @@ def find_regions(owners: Array, where: Array, rows: int, columns: int) -> dict[i
     picture ends in exactly one token.
     """
     inside = np.isfinite(where).all(0)
-    owned = inside & (owners >= 0)
-    if inside.any() and owned.sum() / inside.sum() < LEAST_OWNED:
+    certain = inside & (owners >= 0)
+    if inside.any() and certain.sum() / inside.sum() < LEAST_OWNED:
         return None
     levels: list[list[_Cell]] = []  # the tokens of each scale
-    for cell in sorted(_cells(owners[owned], where[:, owned]), key=lambda cell: cell.scale):
+    for cell in sorted(_cells(owners[certain], where[:, certain]), key=lambda cell: cell.scale):
         if not levels or cell.scale > COARSER * levels[-1][-1].scale:
             levels.append([])
         levels[-1].append(cell)
@@ -195,30 +195,30 @@ GRADIENT_NOISE = 40
 NONE, SEVERAL = -1, -2
 
 
-class _Reached(Exception):
+class _EntryFound(Exception):
     """Raised when the language model is about to run: everything needed has been seen."""
 
 
-def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | None:
+def find_entry(module: nn.Module, inputs: Mapping[str, Any], name: str) -> InputEntry | None:
     """Run a model up to its language model, and take what enters it as a function of ``inputs[name]``.
 
     Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
     that enters the language model depends on them.
     """
     given = inputs[name].detach().clone().requires_grad_(True)
-    entry = Entered(given, inputs.get("input_ids"))
+    entry = InputEntry(given, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
-        stack.callback(module.get_input_embeddings().register_forward_hook(entry.embed).remove)  # type: ignore[operator]
+        stack.callback(module.get_input_embeddings().register_forward_hook(entry.after_embedding).remove)  # type: ignore[operator]
         for path, child in module.named_modules():
             if child is not module:
-                handle = child.register_forward_pre_hook(entry.arrive, with_kwargs=True)
+                handle = child.register_forward_pre_hook(entry.before_module, with_kwargs=True)
                 stack.callback(handle.remove)
-                hold = partial(_hold, path, record)
-                stack.callback(child.register_forward_hook(hold).remove)
+                stop = partial(_stop_gradient, path, record)
+                stack.callback(child.register_forward_hook(stop).remove)
         try:
             module(**{**inputs, name: given})
-        except _Reached:
+        except _EntryFound:
             pass
         except Exception as error:  # a folder's model and processor may not fit together
             why = first_line(error)
@@ -226,17 +226,17 @@ def enter(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Entered | 
     return entry if hasattr(entry, "states") else None
 
 
-def find_moved(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[str]) -> set[int]:
+def find_dependents(module: nn.Module, inputs: Mapping[str, Any], pictures: Sequence[str]) -> set[int]:
     """The tokens that change with the numbers of ``inputs[pictures]``, including through attention."""
     other = {**inputs, **{name: 1 - inputs[name] for name in pictures}}
-    before, after = (enter(module, given, pictures[0]) for given in (inputs, other))
+    before, after = (find_entry(module, each, pictures[0]) for each in (inputs, other))
     if before is None or after is None:
         return set()
     return set((before.states != after.states).any(-1).nonzero().flatten().tolist())
 
 
 @dataclass
-class Entered:
+class InputEntry:
     """What enters a language model as a function of ``given``, and on which axis.
 
     It waits for the module that receives the embedded text, with the picture in it or beside it.
@@ -248,35 +248,42 @@ class Entered:
     embedded: Tensor | None = None
     states: Tensor = field(init=False)  # [token, feature]
 
-    def embed(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def after_embedding(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Remember the embedded text, to recognise it later."""
         self.embedded = output.detach().requires_grad_(True)
         return self.embedded.clone()  # the model may write into it
 
-    def arrive(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def before_module(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Take what depends on the picture when a module reads the text."""
-        text, ids = kwargs.get("inputs_embeds"), kwargs.get("input_ids")
-        beside: list[Any] = [*args[1:], *kwargs.values()]
-        # modules in between may read some ids of their own
-        of_text = isinstance(ids, Tensor) and self.ids is not None and torch.equal(ids, self.ids)
-        layer = text is None and not of_text
-        if layer:  # a cross-attending layer gets both
-            text = args[0] if args else None
-            beside = [value for value in beside if _is_seen(value) and not _holds(value, self.embedded)]
-        seen = [value for value in beside if value is not text and _holds(value, self.given)]
-        beside = [value for value in seen if not torch.equal(value, self.given)]  # what was not read yet
-        if not (_holds(text, self.embedded) if text is not None else not layer):
-            return
-        inside = _holds(text, self.given)  # the picture is already in the text
+        text, layer = kwargs.get("inputs_embeds"), False
+        if text is None and not self._is_text(kwargs.get("input_ids")):
+            text, layer = args[0] if args else None, True
+        if layer if text is None else not _depends_on(text, self.embedded):
+            return  # it does not read the text
+        inside = _depends_on(text, self.given)  # the picture is already in the text
+        beside = self._pictures_beside(text, [*args[1:], *kwargs.values()], layer)
         if inside or beside:
             self.kind = "decoder" if inside else "cross"
             states: Any = text if inside else beside[0]
             self.states = states.flatten(0, -2)
         elif layer or text is None:
             return
-        raise _Reached
+        raise _EntryFound
 
-    def owners(self) -> Tensor:
+    def _is_text(self, ids: Any) -> bool:
+        """Whether these are the ids of the text: modules in between may read some of their own."""
+        return isinstance(ids, Tensor) and self.ids is not None and torch.equal(ids, self.ids)
+
+    def _pictures_beside(self, text: Any, values: Sequence[Any], layer: bool) -> list[Any]:
+        """What a module is given beside the text that depends on the picture, and was not read before it."""
+        if layer:  # a cross-attending layer gets both
+            values = [
+                each for each in values if _may_be_states(each) and not _depends_on(each, self.embedded)
+            ]
+        seen = [each for each in values if each is not text and _depends_on(each, self.given)]
+        return [each for each in seen if not torch.equal(each, self.given)]
+
+    def token_owners(self) -> Tensor:
         """The number of the token that each number of ``given`` ends in; ``NONE``, or ``SEVERAL``.
 
         It is read off digit by digit: each digit scales its token's gradient, and a pixel's gradient,
@@ -288,8 +295,8 @@ class Entered:
         direction = torch.randn(states.shape[-1], generator=generator).to(states)
 
         def gradient(weights: Tensor) -> Tensor:
-            weighed = weights.to(states)[:, None] * direction  # [token, feature]
-            return torch.autograd.grad(states, pixels, weighed, retain_graph=True, materialize_grads=True)[0]
+            scaled = weights.to(states)[:, None] * direction  # [token, feature]
+            return torch.autograd.grad(states, pixels, scaled, retain_graph=True, materialize_grads=True)[0]
 
         plain = gradient(torch.ones(len(states)))
         usual = plain.float().square().mean().sqrt()
@@ -301,28 +308,28 @@ class Entered:
             tokens += digit.nan_to_num().round().long() * place
             several |= (digit - digit.round()).abs() > DIGIT_TOLERANCE
             place *= DIGIT_BASE
-        known = ends & ~several & (tokens >= 0) & (tokens < len(states))
+        certain = ends & ~several & (tokens >= 0) & (tokens < len(states))
         checks = torch.randint(DIGIT_BASE, (DIGIT_CHECKS, len(states)), generator=generator)
         for check in checks.to(states.device):
             expected = check[tokens.clamp(0, len(states) - 1)]
-            known &= (gradient(check) / plain - expected).abs() <= DIGIT_TOLERANCE
-        return tokens.masked_fill(~known, SEVERAL).masked_fill(~ends, NONE)
+            certain &= (gradient(check) / plain - expected).abs() <= DIGIT_TOLERANCE
+        return tokens.masked_fill(~certain, SEVERAL).masked_fill(~ends, NONE)
 
 
-def _holds(states: Any, given: Tensor | None) -> bool:
+def _depends_on(states: Any, source: Tensor | None) -> bool:
     """Whether something that may be states depends on the given input."""
-    if given is None or not _is_seen(states):
+    if source is None or not _may_be_states(states):
         return False
-    (found,) = torch.autograd.grad(states.sum(), given, retain_graph=True, allow_unused=True)
-    return found is not None
+    (gradient,) = torch.autograd.grad(states.sum(), source, retain_graph=True, allow_unused=True)
+    return gradient is not None
 
 
-def _is_seen(value: Any) -> bool:
+def _may_be_states(value: Any) -> bool:
     """Whether a value may be states, one per token."""
     return isinstance(value, Tensor) and value.requires_grad and value.ndim >= 3
 
 
-def _hold(path: str, record: Record, module: nn.Module, args: Any, output: Any) -> Any:
+def _stop_gradient(path: str, record: Record, module: nn.Module, args: Any, output: Any) -> Any:
     """Stop the gradient after a module that contains attention."""
     return tree_map_only(Tensor, Tensor.detach, output) if path in record.calls else None
 
@@ -338,7 +345,7 @@ def find_middles(
     Attention outputs are held constant. ``None`` if the input enters the language model outside its text,
     or not at all.  -> [token]
     """
-    entered = enter(module, inputs, name)
+    entered = find_entry(module, inputs, name)
     if entered is None or entered.kind == "cross" or len(entered.states) != inputs["input_ids"].shape[1]:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -349,9 +356,9 @@ def find_middles(
     for token in tokens:
         energy = torch.zeros(len(at), dtype=torch.float64)  # [step]
         for direction in directions:
-            moved = entered.states[token] @ direction
-            (found,) = torch.autograd.grad(moved, entered.given, retain_graph=True)
-            energy += found.double().square().movedim(axis, 0).flatten(1).sum(1).cpu()
+            projection = entered.states[token] @ direction
+            (gradient,) = torch.autograd.grad(projection, entered.given, retain_graph=True)
+            energy += gradient.double().square().movedim(axis, 0).flatten(1).sum(1).cpu()
         middles.append(float((energy * at).sum() / energy.sum()))  # nan for a token without sound
     return np.array(middles)
 
@@ -380,14 +387,14 @@ class Sketches:
         weights = attention.weights()[0].float().mean(0)  # [query, key]
         for size, side in zip(sizes, (weights, weights.mT), strict=True):
             numbers = torch.randn(side.shape[1], SKETCH, generator=torch.Generator().manual_seed(0))
-            made = side @ numbers.to(side)
+            sketch = side @ numbers.to(side)
             self.found[size] = (
-                made if size not in self.found or sizes[0] != sizes[1] else self.found[size] + made
+                sketch if size not in self.found or sizes[0] != sizes[1] else self.found[size] + sketch
             )
 
 
 def find_grids(
-    run: Callable[[Tensor, Sketches], object], pixels: Tensor, known: Container[int]
+    run: Callable[[Tensor, Sketches], object], pixels: Tensor, own_lengths: Container[int]
 ) -> dict[int, PatchGrid | None]:
     """The grids of all axes, found by experiment, by length, as they first ran; ``None`` for a ``known`` one.
 
@@ -395,10 +402,10 @@ def find_grids(
     lies on the picture if what changes on it moves with that part.
     """
     run(pixels, before := Sketches())
-    grids: dict[int, PatchGrid | None] = {length: None for length in before.found if length in known}
+    grids: dict[int, PatchGrid | None] = {length: None for length in before.found if length in own_lengths}
     if len(grids) == len(before.found):
         return grids
-    (high, wide), moved = pixels.shape[-2:], list[Sketches]()
+    (high, wide), sketches = pixels.shape[-2:], list[Sketches]()
     for down, across in SPOTS:
         changed, half = pixels.clone(), (max(1, high // 28), max(1, wide // 28))
         row, column = int(down * high), int(across * wide)
@@ -406,11 +413,11 @@ def find_grids(
             3.0
         )
         run(changed, after := Sketches())
-        moved.append(after)
+        sketches.append(after)
     for length, sketch in before.found.items():
-        if length in known or not all(length in each.found for each in moved):
+        if length in own_lengths or not all(length in each.found for each in sketches):
             continue
-        changes = torch.stack([each.found[length] - sketch for each in moved])  # [spot, position, number]
+        changes = torch.stack([each.found[length] - sketch for each in sketches])  # [spot, position, number]
         changes = (changes - changes.mean(1, keepdim=True)).square().sum(-1)  # all rows see the changed keys
         best = max((*_agreement(changes[:, special:], high / wide), special) for special in (0, 1))
         if best[0] > LEAST_AGREEMENT:
@@ -425,10 +432,10 @@ def _agreement(changes: Tensor, shape: float) -> tuple[float, int]:
     if not able:
         return 0.0, 1
     rows = min(able, key=lambda rows: abs(math.log(rows * rows / (count * shape))))
-    laid = changes.double().view(len(changes), rows, -1)
-    laid /= laid.sum((1, 2), keepdim=True)
+    shares = changes.double().view(len(changes), rows, -1)
+    shares /= shares.sum((1, 2), keepdim=True)
     ends = [
-        (side @ torch.arange(side.shape[1]).to(side)).cpu().numpy() for side in (laid.sum(2), laid.sum(1))
+        (side @ torch.arange(side.shape[1]).to(side)).cpu().numpy() for side in (shares.sum(2), shares.sum(1))
     ]
     spots = np.array(SPOTS).T
     with np.errstate(invalid="ignore"):

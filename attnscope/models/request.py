@@ -51,11 +51,11 @@ def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]
         more = {
             name: messages[name] for name in ("tools", "documents") if isinstance(messages.get(name), list)
         }
-        listed = messages.get("messages")
-        if not isinstance(listed, list):
+        turns = messages.get("messages")
+        if not isinstance(turns, list):
             has = f", it has {', '.join(map(repr, list(messages)[:5]))}" if messages else ""
             raise InputError(f"a line of a log needs a list of messages{has}; a text is {CHAT_EXAMPLE}")
-        messages = [*listed, *_served(messages)]
+        messages = [*turns, *_served(messages)]
     if messages is None:
         messages = [{"role": "user", "content": text}]
     messages = [_flat(each) if isinstance(each, Mapping) else each for each in messages]
@@ -71,10 +71,10 @@ def read_chat(text: str, system: str | None = None) -> tuple[list[dict[str, Any]
 
 def _served(line: Mapping[str, Any]) -> list[Any]:
     """The answer that a log line holds beside its messages, as one more message."""
-    for found in (line, *(line.get(name) for name in SERVED)):
-        if isinstance(found, str):
-            return [{"role": "assistant", "content": found}]
-        choices = found.get("choices") if isinstance(found, Mapping) else None
+    for answer in (line, *(line.get(name) for name in SERVED)):
+        if isinstance(answer, str):
+            return [{"role": "assistant", "content": answer}]
+        choices = answer.get("choices") if isinstance(answer, Mapping) else None
         if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
             return [choices[0].get("message")]
     return []
@@ -83,8 +83,8 @@ def _served(line: Mapping[str, Any]) -> list[Any]:
 def read_document(document: object) -> str:
     """The text of a document that a log line holds, by the names that templates use."""
     fields = document if isinstance(document, Mapping) else {"text": document}
-    found = (fields.get(name) for name in ("text", "content", "contents", "body"))
-    return str(next(filter(None, found), ""))
+    texts = (fields.get(name) for name in ("text", "content", "contents", "body"))
+    return str(next(filter(None, texts), ""))
 
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,9 +93,7 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         parts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         if not all(isinstance(part, str) for part in parts):
-            raise InputError(
-                "a message has a part that is not a text: of a chat in JSON, texts alone are read"
-            )
+            raise InputError("a message has a part that is not text: a chat in JSON may hold text only")
         content = "".join(parts)
     return {**message, "content": "" if content is None and "tool_calls" in message else content}
 
@@ -129,8 +127,8 @@ class InputRequest:
     @property
     def files(self) -> list[Path]:
         """The files that are read."""
-        named = (*self.pictures, self.audio, self.inputs, self.labels)
-        return [each for each in named if isinstance(each, Path)]
+        values = (*self.pictures, self.audio, self.inputs, self.labels)
+        return [each for each in values if isinstance(each, Path)]
 
     def prepare(
         self, model: Model, spinner: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -141,12 +139,12 @@ class InputRequest:
             with spinner(f"{model.title} writes up to {self.generate:,} tokens"):
                 prepared = model.generate(prepared, self.generate, Sampling(self.temperature, self.seed))
         if self.chat and self.text is not None:
-            said, more = read_chat(self.text, self.system)
+            turns, more = read_chat(self.text, self.system)
             texts = [read_document(each) for each in more.get("documents", ())]
             answered = prepared.written is not None and self.generate is None  # the last message is it
-            kept = [Message(each["role"], each["content"]) for each in said[: len(said) - answered]]
-            kept += [Message(DOCUMENT, text) for text in texts if text]
-            prepared = replace(prepared, messages=tuple(kept))
+            messages = [Message(each["role"], each["content"]) for each in turns[: len(turns) - answered]]
+            messages += [Message(DOCUMENT, text) for text in texts if text]
+            prepared = replace(prepared, messages=tuple(messages))
         if self.pictures or self.audio is not None or self.inputs is not None or self.chat:
             return replace(prepared, text=None)
         return replace(prepared, text=self.text if self.second is None else f"{self.text}\n{self.second}")

@@ -76,7 +76,7 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
     """The rotary embedding of states from a position on, by the model's code.  [head, token, size]"""
     from transformers import AutoModel
 
-    alone = f"the rotary embedding of {config.model_type} cannot be had alone: write states after it"
+    alone = f"rotary embeddings of {config.model_type} cannot be applied alone: save states after it"
     if config.model_type not in TURNED:
         raise ValueError(alone)
     module = import_module(AutoModel._model_mapping[type(config)].__module__)
@@ -86,10 +86,10 @@ def rotary_of(config: Any) -> Callable[[Array, int], Array]:
         raise ValueError(alone)
 
     def turn(states: Array, start: int) -> Array:
-        given = tensor_of(states)[None]  # [1, head, token, size]
+        tensor = tensor_of(states)[None]  # [1, head, token, size]
         try:
-            cos, sin = classes[0](config)(given, torch.arange(start, start + given.shape[2])[None])
-            turned: Array = apply(given, given, cos, sin)[0][0].numpy()
+            cos, sin = classes[0](config)(tensor, torch.arange(start, start + tensor.shape[2])[None])
+            turned: Array = apply(tensor, tensor, cos, sin)[0][0].numpy()
         except (TypeError, RuntimeError):
             raise ValueError(alone) from None
         return turned
@@ -124,7 +124,7 @@ class ServedArrays(Mapping[str, Array]):
     masks: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._read = lru_cache(maxsize=4)(self._lay_out)
+        self._read = lru_cache(maxsize=4)(self._arrange)
 
     def __getitem__(self, name: str) -> Array:
         return self.masks[name] if name in self.masks else self._read(name)
@@ -135,7 +135,7 @@ class ServedArrays(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.slices) + len(self.masks)
 
-    def _lay_out(self, name: str) -> Array:
+    def _arrange(self, name: str) -> Array:
         sizes, rows, start = self.slices[name]
         axes = LAYOUTS[self.layout]
         array = self.file[name].reshape([sizes[axis] for axis in axes]).transpose(axes)[:, rows]
@@ -144,7 +144,7 @@ class ServedArrays(Mapping[str, Array]):
         return (array if self.turn is None else self.turn(traced.to_float(array), start))[None]
 
 
-def _laid_out(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int, int, int] | None:
+def _sizes_in(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int, int, int] | None:
     """The numbers of heads, tokens and head size of a tensor, if it fits this layout."""
     axes = 2 if layout == "token width" else 3
     if len(sizes) < axes or any(size != 1 for size in sizes[:-axes]) or 0 in sizes:
@@ -190,14 +190,14 @@ def is_served(path: Path) -> bool:
 
 def _place(name: str) -> TensorName | None:
     """The request, layer and part of a tensor of that name, if it is queries or keys."""
-    found = PART.fullmatch(name) if len(name) <= LONGEST_NAME else None
-    path = re.split(r"[./:_]", found[1]) if found else []
+    match = PART.fullmatch(name) if len(name) <= LONGEST_NAME else None
+    path = re.split(r"[./:_]", match[1]) if match else []
     numbers = [at for at, each in enumerate(path) if re.fullmatch(r"\d{1,4}", each, re.ASCII)]
-    if found is None or not numbers:
+    if match is None or not numbers:
         return None
     at = next((at for at in numbers if at and path[at - 1] in NUMBERED), numbers[-1])
     request = ".".join(each for each in path[:at] if each not in AROUND | {*NUMBERED})
-    return TensorName(request, int(path[at]), found[2][0])
+    return TensorName(request, int(path[at]), match[2][0])
 
 
 def open_served(
@@ -216,22 +216,24 @@ def open_served(
         config = source.load_config()
     with reading(path, "queries and keys from"):
         file = TensorFile(path)
-        trace, rows = _trace(file, config and config.get_text_config(), request)
+        tensors = _choose_request(file, request)
+        trace = ServedReader(file, config and config.get_text_config(), tensors).trace()
+        rows = slice(None) if tensors.bounds is None else tensors.bounds["k"]
         keys: Any = trace.axis(1)
         ids = next((np.ravel(file[name]) for name in IDS if name in file), None)
         if ids is not None and not (ids.dtype.kind in "iu" and ((ids >= 0) & (ids < MOST_IDS)).all()):
-            raise ValueError("the ids of its tokens are not whole numbers of a vocabulary")
+            raise ValueError("its token ids are not whole numbers of a vocabulary")
     if labels is not None:
         keys = relabel(keys, tokens_of_labels(read_labels(labels)))
     elif ids is not None and config is not None:
-        spelled = FolderReader(str(model), source.load_tokenizer(config)).vocabulary
-        keys = spelled.extend((), (ids if len(ids) == len(keys) else ids[rows]).tolist())
+        vocabulary = FolderReader(str(model), source.load_tokenizer(config)).vocabulary
+        keys = vocabulary.extend((), (ids if len(ids) == len(keys) else ids[rows]).tolist())
     description = trace.description
     if isinstance(keys, tuple) and len(keys) == len(trace.axis(1)):
         queries: tuple[Token, ...] = keys[len(keys) - len(trace.axis(0)) :]
         description = replace(description, axes=(queries, keys))
     elif ids is not None:
-        note = f"its ids are of {len(keys):,} tokens, and its keys of {len(trace.axis(1)):,}: no labels"
+        note = f"it has ids of {len(keys):,} tokens and keys of {len(trace.axis(1)):,}: no labels"
         description = replace(description, model_notes=(*description.model_notes, note))
     about = replace(description.model, name=model or path.stem)
     served = ServedModel(Trace(replace(description, model=about), trace.arrays))
@@ -239,139 +241,127 @@ def open_served(
     return served
 
 
-@dataclass
-class Metadata:
-    """What a file says about its tensors; what it does not say is assumed, and listed."""
+class RequestTensors(NamedTuple):
+    """The tensors of one request: their names by layer and part, and their rows in a packed batch."""
 
-    entries: Mapping[str, str]
+    names: Mapping[int, Mapping[str, str]]
+    bounds: Mapping[str, slice] | None
+
+
+@dataclass
+class ServedReader:
+    """Reads one request of a file; what the file does not say comes from a config, or is noted as assumed."""
+
+    file: TensorFile
+    config: Any
+    tensors: RequestTensors
     assumed: list[str] = field(default_factory=list)
 
-    def read(self, name: str, default: str) -> str:
-        """An entry, or the default, which is noted."""
-        if name not in self.entries:
-            self.assumed.append(f"{name} {default}")
-        return self.entries.get(name, default)
+    def __post_init__(self) -> None:
+        count = getattr(self.config, "num_attention_heads", None)
+        key_count = getattr(self.config, "num_key_value_heads", None) or count
+        self.heads = {"q": self._count("heads") or count, "k": self._count("key_heads") or key_count}
 
-    def choose(self, name: str, default: str, choices: Collection[str]) -> str:
+    def trace(self) -> Trace:
+        """The pass. Raises ``ValueError`` if the file does not fit."""
+        kind = getattr(self.config, "model_type", "")
+        if more := UNSEEN.get(kind) or ("ALiBi" if getattr(self.config, "alibi", None) else None):
+            raise ValueError(f"rows of {kind} depend on {more}, which queries and keys do not contain")
+        layout = self._layout()
+        applied = self._choose("rotary", "applied", ("applied", "none")) == "applied"
+        if not applied and self.config is None:
+            raise ValueError("its rotary embedding is not applied: name the model (-m MODEL)")
+        slices, queries, keys = self._slices(layout)
+        arrays = ServedArrays(self.file, layout, slices, None if applied else rotary_of(self.config))
+        scale = self._scale(arrays[next(iter(slices))].shape[-1])
+        norms = [] if applied else ["norms of queries and keys applied"]
+        assumed = [*self.assumed, *norms, "causal", "no bias, no attention sinks"]
+        layers = sorted(self.tensors.names.items())
+        description = traced.TraceDescription(
+            model=traced.About("", "", None, 0, "cpu"),
+            model_notes=(f"assumed, as the file does not say: {', '.join(assumed)}",),
+            tokens=1,
+            labels=(traced.Labels("decoder", 0, 1),),
+            axes=(traced.Positions(keys - queries, keys), traced.Positions(0, keys)),
+            calls=tuple(_call(arrays, layer, pair, self.config, scale) for layer, pair in layers),
+        )
+        return Trace(description, arrays)
+
+    def _read(self, name: str, default: str) -> str:
+        """An entry of the metadata, or the default, which is noted."""
+        if name not in self.file.metadata:
+            self.assumed.append(f"{name} {default}")
+        return self.file.metadata.get(name, default)
+
+    def _choose(self, name: str, default: str, choices: Collection[str]) -> str:
         """The same of an entry with few possible values. Raises ``ValueError`` for another one."""
-        value = self.read(name, default)
+        value = self._read(name, default)
         if value not in choices:
             raise ValueError(f"its {name} is {value!r:.40}: it may be {', '.join(choices)}")
         return value
 
-    def count(self, name: str) -> int | None:
+    def _count(self, name: str) -> int | None:
         """A number of heads. Raises ``ValueError`` for anything else."""
-        value = self.entries.get(name)
+        value = self.file.metadata.get(name)
         if value is not None and not re.fullmatch(r"[1-9]\d{0,4}", value, re.ASCII):
             raise ValueError(f"its {name} is {value!r:.40}, not a number")
         return None if value is None else int(value)
 
+    def _layout(self) -> str:
+        """The only layout that fits, or the one that the file names. Raises ``ValueError``."""
+        file, heads = self.file, self.heads
+        ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
+        counts = [math.prod(file.entries[name].shape) for name in IDS if name in file]
+        total = next(iter([*ends[-1:], *counts]), None)
+        first = next(iter(self.tensors.names.values()))
+        sizes = {part: file.entries[name].shape for part, name in first.items()}
+        fitting = _layouts(sizes, heads, total)
+        if len(fitting) == 1 and "layout" not in file.metadata:
+            return fitting[0]
+        layout = self._choose("layout", next(iter(fitting), "token head size"), LAYOUTS)
+        if layout not in fitting:
+            shapes = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
+            known = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
+            has_heads = getattr(self.config, "num_attention_heads", None)
+            advice = "" if has_heads else "; name the model (-m MODEL), whose config has the heads"
+            raise ValueError(f"its shapes {shapes} are not queries and keys of {known}{advice}")
+        return layout
 
-def _trace(file: TensorFile, config: Any, request: int | None) -> tuple[Trace, slice]:
-    """The pass of a request, and which of all keys belong to it. Raises ``ValueError``."""
-    kind = getattr(config, "model_type", "")
-    if more := UNSEEN.get(kind) or ("ALiBi" if getattr(config, "alibi", None) else None):
-        raise ValueError(f"rows of {kind} depend on {more}, which no queries and keys hold")
-    pairs, bounds = _choose_request(file, request)
-    metadata = Metadata(file.metadata)
-    count = getattr(config, "num_attention_heads", None)
-    heads = {
-        "q": metadata.count("heads") or count,
-        "k": metadata.count("key_heads") or getattr(config, "num_key_value_heads", None) or count,
-    }
-    layout = _find_layout(file, pairs, heads, metadata, has_config=count is not None)
-    applied = metadata.choose("rotary", "applied", ("applied", "none")) == "applied"
-    if not applied and config is None:
-        raise ValueError("its rotary embedding is not applied: name the model (-m MODEL)")
-    slices, queries, keys = _slice_layers(file, pairs, bounds, layout, heads)
-    arrays = ServedArrays(file, layout, slices, None if applied else rotary_of(config))
-    scale = _find_scale(metadata, config, arrays[next(iter(slices))].shape[-1])
-    norms = [] if applied else ["norms of queries and keys applied"]
-    assumed = [*metadata.assumed, *norms, "causal", "no bias, no attention sinks"]
-    description = traced.TraceDescription(
-        model=traced.About("", "", None, 0, "cpu"),
-        model_notes=(f"assumed, as the file does not say: {', '.join(assumed)}",),
-        tokens=1,
-        labels=(traced.Labels("decoder", 0, 1),),
-        axes=(traced.Positions(keys - queries, keys), traced.Positions(0, keys)),
-        calls=tuple(_call(arrays, layer, pairs[layer], config, scale) for layer in sorted(pairs)),
-    )
-    return Trace(description, arrays), slice(None) if bounds is None else bounds["k"]
+    def _slices(self, layout: str) -> tuple[dict[str, Slice], int, int]:
+        """What is read of each tensor, and the numbers of queries and keys. Raises ``ValueError``."""
+        slices: dict[str, Slice] = {}
+        lengths = set()
+        for layer, pair in sorted(self.tensors.names.items()):
+            read: dict[str, tuple[int, int, int]] = {}  # heads, rows and size of queries and keys
+            for part in "kq":  # from the keys' end: the last query is at the last key
+                name = pair[part]
+                sizes = _sizes_in(layout, self.file.entries[name].shape, self.heads[part])
+                if sizes is None:
+                    raise ValueError(f"its tensor {name!r:.60} does not have the layout {layout}")
+                rows = slice(0, sizes[1]) if self.tensors.bounds is None else self.tensors.bounds[part]
+                if rows.stop > sizes[1]:
+                    raise ValueError(f"its requests end at row {rows.stop:,}: {name!r:.60} has {sizes[1]:,}")
+                read[part] = sizes[0], rows.stop - rows.start, sizes[2]
+                slices[name] = Slice(sizes, rows, read["k"][1] - read[part][1])
+            if read["q"][0] % read["k"][0] or read["q"][2] != read["k"][2]:
+                both = f"queries {list(read['q'])} do not fit keys {list(read['k'])}"
+                raise ValueError(f"layer {layer}: {both}")
+            lengths.add((read["q"][1], read["k"][1]))
+        if len(lengths) > 1 or not all(0 < queries <= keys <= MOST_TOKENS for queries, keys in lengths):
+            counts = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
+            raise ValueError(f"its layers have {counts} queries and keys: they are not of one request")
+        return slices, *lengths.pop()
 
-
-def _find_layout(
-    file: TensorFile,
-    pairs: Mapping[int, Mapping[str, str]],
-    heads: Mapping[str, int | None],
-    metadata: Metadata,
-    *,
-    has_config: bool,
-) -> str:
-    """The layout of all queries and keys: the only one that fits, or that which the file names.
-
-    Raises ``ValueError`` if that does not fit the shapes.
-    """
-    ends = _ends(file, ENDS["k"]) or _ends(file, ENDS["q"]) or []
-    counted = [math.prod(file.entries[name].shape) for name in IDS if name in file]
-    total = next(iter([*ends[-1:], *counted]), None)
-    sizes = {part: file.entries[name].shape for part, name in next(iter(pairs.values())).items()}
-    fitting = _layouts(sizes, heads, total)
-    if len(fitting) == 1 and "layout" not in metadata.entries:
-        return fitting[0]
-    layout = metadata.choose("layout", next(iter(fitting), "token head size"), LAYOUTS)
-    if layout not in fitting:
-        shapes = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
-        counts = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
-        advice = "" if has_config else "; name the model (-m MODEL), whose config has the heads"
-        raise ValueError(f"its shapes {shapes} are not queries and keys of {counts}{advice}")
-    return layout
-
-
-def _slice_layers(
-    file: TensorFile,
-    pairs: Mapping[int, Mapping[str, str]],
-    bounds: Mapping[str, slice] | None,
-    layout: str,
-    heads: Mapping[str, int | None],
-) -> tuple[dict[str, Slice], int, int]:
-    """What is read of each tensor, and the numbers of queries and keys. Raises ``ValueError``."""
-    slices: dict[str, Slice] = {}
-    lengths = set()
-    for layer, pair in sorted(pairs.items()):
-        read: dict[str, tuple[int, int, int]] = {}  # heads, rows and size of queries and keys
-        for part in "kq":  # from the keys' end: the last query is at the last key
-            sizes = _laid_out(layout, file.entries[pair[part]].shape, heads[part])
-            if sizes is None:
-                raise ValueError(f"its tensor {pair[part]!r:.60} does not lie as {layout}")
-            rows = slice(0, sizes[1]) if bounds is None else bounds[part]
-            if rows.stop > sizes[1]:
-                raise ValueError(
-                    f"its requests end at row {rows.stop:,}: {pair[part]!r:.60} has {sizes[1]:,}"
-                )
-            read[part] = sizes[0], rows.stop - rows.start, sizes[2]
-            slices[pair[part]] = Slice(sizes, rows, read["k"][1] - read[part][1])
-        if read["q"][0] % read["k"][0] or read["q"][2] != read["k"][2]:
-            both = f"queries {list(read['q'])} do not fit keys {list(read['k'])}"
-            raise ValueError(f"layer {layer}: {both}")
-        lengths.add((read["q"][1], read["k"][1]))
-    if len(lengths) > 1 or not all(0 < queries <= keys <= MOST_TOKENS for queries, keys in lengths):
-        counts = ", ".join(f"{queries:,} × {keys:,}" for queries, keys in sorted(lengths))
-        raise ValueError(f"its layers have {counts} queries and keys: they are not of one request")
-    ((queries, keys),) = lengths
-    return slices, queries, keys
-
-
-def _find_scale(metadata: Metadata, config: Any, size: int) -> float:
-    """The scale of scores: that of the file or of the config, else 1/√size. Raises ``ValueError``."""
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    scale = getattr(config, "attention_multiplier", None) if scalar is None else float(scalar) ** -0.5
-    scale = float(metadata.entries["scale"]) if "scale" in metadata.entries else scale
-    if scale is None:
-        metadata.read("scale", f"1/√{size}")
-        scale = size**-0.5
-    if not 0 < scale < math.inf:
-        raise ValueError(f"its scale is {scale}, not a number above 0")
-    return float(scale)
+    def _scale(self, size: int) -> float:
+        """The scale of scores: that of the file or of the config, else 1/√size. Raises ``ValueError``."""
+        scalar = getattr(self.config, "query_pre_attn_scalar", None)
+        scale = getattr(self.config, "attention_multiplier", None) if scalar is None else scalar**-0.5
+        if "scale" in self.file.metadata or scale is None:
+            named = self._read("scale", f"1/√{size}")
+            scale = float(named) if "scale" in self.file.metadata else size**-0.5
+        if not 0 < scale < math.inf:
+            raise ValueError(f"its scale is {scale}, not a number above 0")
+        return float(scale)
 
 
 def _layouts(
@@ -381,7 +371,7 @@ def _layouts(
     order = sorted(LAYOUTS, key=lambda each: (each != "head token size") == (len(sizes["q"]) > 3))
     fitting = []
     for layout in order:
-        query, key = (_laid_out(layout, sizes[part], heads[part]) for part in "qk")
+        query, key = (_sizes_in(layout, sizes[part], heads[part]) for part in "qk")
         if query and key and query[2] == key[2] and not query[0] % key[0] and query[1] <= key[1]:
             fitting.append((layout, key[1]))
     return [each for each, keys in fitting if keys == total] or [each for each, _ in fitting]
@@ -395,39 +385,38 @@ def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
     ends = file[name]
     whole = ends.ndim == 1 and ends.dtype.kind in "iu" and len(ends) > 1
     if not whole or ends[0] != 0 or (ends[1:] < ends[:-1]).any():
-        raise ValueError(f"its {name} are not where requests begin and end: 0 and numbers that grow")
+        raise ValueError(f"its {name} are not where requests begin and end: write 0 and growing numbers")
     return [int(end) for end in ends]
 
 
-def _choose_request(
-    file: TensorFile, request: int | None
-) -> tuple[dict[int, dict[str, str]], dict[str, slice] | None]:
-    """The names of the queries and keys of each layer of a request, and their rows in a packed batch."""
+def _choose_request(file: TensorFile, request: int | None) -> RequestTensors:
+    """The tensors of a request, counted from 1. Raises ``ValueError`` if several need a number."""
     places = {name: place for name in file if (place := _place(name))}
     names = list(dict.fromkeys(place.request for place in places.values()))
     ends = _ends(file, ENDS["q"])
     if ends is None:
         chosen = _number_of_request(request, len(names), names[1:] and names)
-        return _pair_tensors(places, names[chosen]), None
+        return RequestTensors(_pair_tensors(places, names[chosen]), None)
     count = len(ends) - 1
     if count < 1:
-        raise ValueError("it says where requests begin and end, and there is none")
+        raise ValueError("it says where requests begin and end, but holds none")
     if len(names) > 1:
-        raise ValueError(f"it names {len(names):,} requests and packs {count:,}: one or the other is read")
+        raise ValueError(f"it names {len(names):,} requests and packs {count:,}: keep one or the other")
     chosen = _number_of_request(request, count)
     pairs = _pair_tensors(places, names[0])
     key_ends = _ends(file, ENDS["k"]) or ends
     if len(key_ends) != len(ends):
         raise ValueError(f"it packs {count:,} requests of queries and {len(key_ends) - 1:,} of keys")
-    return pairs, {part: slice(*each[chosen : chosen + 2]) for part, each in (("q", ends), ("k", key_ends))}
+    both = {"q": ends, "k": key_ends}
+    return RequestTensors(pairs, {part: slice(*each[chosen : chosen + 2]) for part, each in both.items()})
 
 
 def _number_of_request(request: int | None, count: int, names: Sequence[str] = ()) -> int:
     """The chosen request, from 0. Raises ``ValueError`` for none of several."""
     if 1 <= (request or 1) <= count and (request is not None or count == 1):
         return (request or 1) - 1
-    listed = f" ({', '.join(map(repr, names[:5]))})" if names else ""
-    raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{listed:.200}")
+    names_text = f" ({', '.join(map(repr, names[:5]))})" if names else ""
+    raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}{names_text:.200}")
 
 
 def _pair_tensors(places: Mapping[str, TensorName], request: str) -> dict[int, dict[str, str]]:

@@ -28,7 +28,7 @@ BATCH_TOKENS = 2048  # tokens of copies that go through a model at once
 SCORED_ROWS = 512  # targets of one text whose scores over the vocabulary are held at a time
 
 
-REPEATED = "of the same tokens twice, the loss counts the second half: the first cannot be predicted"
+REPEATED = "of tokens repeated twice, only the second half counts in the loss: the first cannot be predicted"
 
 
 def second_half(tokens: Sequence[Token]) -> int:
@@ -201,10 +201,10 @@ def score_prediction(
     description = f"the prediction of each text: the most likely token {where} its token {at:,}"
     if not tokens:
         return Prediction(score, int(chosen[0]), other, description, logits, at)
-    spelled = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
+    word = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
-    description = f"the prediction: {spelled!r} ({per_cent(share)}){over} {place}"
+    description = f"the prediction: {word!r} ({per_cent(share)}){over} {place}"
     return Prediction(score, int(chosen[0]), other, description, logits, at)
 
 
@@ -246,7 +246,7 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
         return number
     some = ", ".join(map(visible, labels[:NAMED_CLASSES])) + ", ..." * (len(labels) > NAMED_CLASSES)
     near = nearest_name(name, labels)
-    raise SelectionError(f"no class {name!r}: {near}the model tells {len(labels):,} apart: {some}")
+    raise SelectionError(f"no class {name!r}: {near}the model has {len(labels):,} classes: {some}")
 
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
@@ -260,9 +260,9 @@ def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
 
 def _id_of(model: Model, word: str, logits: Tensor) -> int:
     """The token of a word; the most likely of several spellings. Raises ``SelectionError``."""
-    spelled = enumerate(model.objective.vocabulary.spell(list(range(len(logits)))))
-    known = [id_ for id_, spelling in spelled if spelling and spelling.lstrip(MARKS) == word.strip()]
-    if not known:
+    spellings = enumerate(model.objective.vocabulary.spell(list(range(len(logits)))))
+    matches = [id_ for id_, spelling in spellings if spelling and spelling.lstrip(MARKS) == word.strip()]
+    if not matches:
         pieces: list[str] = []
         with suppress(InputError):  # a model without a tokenizer
             pieces = [visible(token.text) for token in model.prepare(word).tokens if not token.special]
@@ -270,4 +270,4 @@ def _id_of(model: Model, word: str, logits: Tensor) -> int:
         raise SelectionError(
             f"no token {word!r} in the vocabulary: {several}name one token, or the number of one of the text"
         )
-    return max(known, key=lambda id_: float(logits[id_]))
+    return max(matches, key=lambda id_: float(logits[id_]))

@@ -53,8 +53,8 @@ class TracedModel(Model):
     @property
     def title(self) -> str:
         """The model's name, its weighting, and when the pass ran if that should be shown."""
-        weighed = self.trace.description.weighed
-        parts = (super().title, weighed and visible(weighed), self.since)
+        weighting = self.trace.description.weighed
+        parts = (super().title, weighting and visible(weighting), self.since)
         return " · ".join(filter(None, parts))
 
     def note_seal(self, prepared: inputs.ModelInput, record: Any) -> Any:
@@ -95,7 +95,7 @@ def attach_trace(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput
 
 def prepare_traced(trace: Trace) -> inputs.ModelInput:
     """The input with its kept pass: no model runs again."""
-    description, sound = trace.description, trace.description.heard
+    description, sound_entry = trace.description, trace.description.heard
 
     def tokens(number: int) -> tuple[Token, ...]:
         axis = trace.axis(number)
@@ -106,10 +106,10 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
         boxes = {box.id: box.edges for box in each.boxes}
         pixels = trace.arrays[each.array]
         pictures.append(inputs.Picture(pixels, each.grid, tokens(each.tokens), boxes, each.name))
-    heard = None
-    if sound is not None:
-        bands = None if sound.array is None else trace.arrays[sound.array]
-        heard = inputs.SoundFrames(sound.seconds, sound.frames, bands, sound.begin)
+    sound = None
+    if sound_entry is not None:
+        bands = None if sound_entry.array is None else trace.arrays[sound_entry.array]
+        sound = inputs.SoundFrames(sound_entry.seconds, sound_entry.frames, bands, sound_entry.begin)
     figures, words = _figures(description, description.figures), _figures(description, description.words)
     complete = figures is not None and words is not None
     usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
@@ -120,7 +120,7 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
         description.text_notes,
         replay=replay(trace),
         pictures=tuple(pictures),
-        sound=heard,
+        sound=sound,
         figures=figures,
         words=words or (),
         array_replay=replay(trace, arrays=True) if usual and is_short(trace) else None,
@@ -143,17 +143,17 @@ def is_short(trace: Trace) -> bool:
 
 
 def _figures(
-    description: layout.TraceDescription, found: tuple[HeadFigures, ...]
+    description: layout.TraceDescription, figures: tuple[HeadFigures, ...]
 ) -> tuple[HeadFigures, ...] | None:
     """Figures; ``None`` if they do not belong to the calls' heads."""
     calls = description.calls
     heads = [
         (each.name, each.call, each.kind, each.layer, head) for each in calls for head in range(each.heads)
     ]
-    if [(*astuple(each.site), each.head) for each in found] != heads:
+    if [(*astuple(each.site), each.head) for each in figures] != heads:
         return None
-    known = all(name in MEASURES for each in found for name in (*each.figures, *each.absent))
-    return found if known else None
+    valid = all(name in MEASURES for each in figures for name in (*each.figures, *each.absent))
+    return figures if valid else None
 
 
 class WeightsFile(TracedModel):
@@ -166,16 +166,16 @@ class WeightsFile(TracedModel):
     what = "a file of weights"
 
     def __init__(self, path: str | Path, labels: Path | None = None) -> None:
-        found = read_weights(path)
-        notes = [str(note) for note in found.notes]
-        layers = [weights for layers in found.kinds.values() for _, weights in layers]
+        file = read_weights(path)
+        notes = [str(note) for note in file.notes]
+        layers = [weights for layers in file.kinds.values() for _, weights in layers]
         if any(place.stop - place.start > 1 for weights in layers for place in weights.keys):
-            notes.append("the figures count the rows and columns that the file has")
-        named = () if labels is None else inputs.tokens_of_labels(inputs.read_labels(labels))
+            notes.append("scores count only the rows and columns in the file")
+        tokens = () if labels is None else inputs.tokens_of_labels(inputs.read_labels(labels))
         form = Path(path).suffix.lower().removeprefix(".")
-        super().__init__(_trace_of(found.kinds, str(path), form, named, tuple(notes)))
+        super().__init__(_trace_of(file.kinds, str(path), form, tokens, tuple(notes)))
         self.path = Path(path)
-        self._title = str(found.title or Untrusted(Path(path).stem))
+        self._title = str(file.title or Untrusted(Path(path).stem))
 
     @property
     def title(self) -> str:
@@ -187,7 +187,7 @@ def _trace_of(
     kinds: Mapping[str, Sequence[tuple[int, Weights]]],
     name: str,
     form: str,
-    named: tuple[Token, ...],
+    tokens: tuple[Token, ...],
     notes: tuple[str, ...],
 ) -> Trace:
     """Weights by kind and layer as a trace; the tokens ``named`` label the axes of their length."""
@@ -200,10 +200,10 @@ def _trace_of(
         return name
 
     for kind in get_args(Kind):
-        for layer, weighed in sorted(kinds.get(kind, ()), key=itemgetter(0)):
-            heads, *size = weighed.values.shape
-            opened = layout.pack_mask(weighed.allowed.reshape(1, -1, *size), hold)
-            queries, keys = (axes.setdefault(axis, len(axes)) for axis in (weighed.queries, weighed.keys))
+        for layer, weights in sorted(kinds.get(kind, ()), key=itemgetter(0)):
+            heads, *size = weights.values.shape
+            mask = layout.pack_mask(weights.allowed.reshape(1, -1, *size), hold)
+            queries, keys = (axes.setdefault(axis, len(axes)) for axis in (weights.queries, weights.keys))
             labels.setdefault(kind, layout.Labels(kind, queries, keys))
             calls.append(
                 layout.TracedCall(
@@ -216,10 +216,10 @@ def _trace_of(
                     heads=heads,
                     key_heads=heads,
                     offset=None if kind == "cross" else 0,
-                    dtype=str(weighed.values.dtype),
+                    dtype=str(weights.values.dtype),
                     queries=queries,
                     keys=keys,
-                    rows=layout.Held("weights", hold("weights", weighed.values[None]), opened),
+                    rows=layout.Held("weights", hold("weights", weights.values[None]), mask),
                 )
             )
     description = layout.TraceDescription(
@@ -227,7 +227,7 @@ def _trace_of(
         model_notes=notes,
         tokens=calls[0].keys,
         labels=tuple(labels.values()),
-        axes=tuple(layout.traced_axis(inputs.relabel(_axis(places), named)) for places in axes),
+        axes=tuple(layout.traced_axis(inputs.relabel(_axis(places), tokens)) for places in axes),
         calls=tuple(calls),
     )
     return Trace(description, arrays)

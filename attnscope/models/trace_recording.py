@@ -1,4 +1,4 @@
-"""How a trace is made: by keeping a pass of a model, or whatever runs inside a block."""
+"""How a trace is made: by recording a pass of a model, or whatever runs inside a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource
+from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, OpenKeys, RowSource, Token
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.kinds import is_causal
@@ -35,21 +35,21 @@ from attnscope.storage.cache import ENTRY_BYTES
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
 
-MOST_PASSES = 16  # most passes of one recording that are held: training may run thousands
+MOST_HELD_PASSES = 16  # most passes of one recording that are held: training may run thousands
 
 
 class UntraceablePass(ModelError):
-    """A pass that a trace cannot hold: part of it could not be recorded."""
+    """Part of a pass could not be recorded: no trace can hold it."""
 
 
-BLOCK = 1 << 24  # cells of a mask requested at a time, if a function makes it
+MASK_BLOCK_CELLS = 1 << 24  # cells of a mask requested at a time, if a function makes it
 
 
 @dataclass(eq=False)
-class KeepRows:
-    """Keeps each call in ``calls``: its axes and its rows; equal arrays are stored once.
+class RowRecorder:
+    """Records the axes and the rows of each call; equal arrays are stored once.
 
-    Queries, keys and masks are copied: the kernel's own may be overwritten. Weights are kept only if they
+    Queries, keys and masks are copied: the kernel's own may be overwritten. Weights are stored only if they
     cannot be recomputed: from queries and keys they come out bit-identical.
     """
 
@@ -58,7 +58,7 @@ class KeepRows:
     names: dict[bytes, str] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
-        """Keep one call."""
+        """Record one call."""
         queries, keys = attention.queries, attention.keys
         shape = attention.batch, attention.heads, len(queries), len(keys)
         self.calls.append((queries, keys, self._rows(attention.read, shape)))
@@ -78,13 +78,13 @@ class KeepRows:
             return self._scores(read.without_padding)
         if isinstance(read, JoinedHeads):
             parts = zip(read.parts, read.counts, strict=True)
-            joined = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
-            return layout.Joined("heads", joined, read.counts)
+            joint = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
+            return layout.Joined("heads", joint, read.counts)
         if isinstance(read, SteppedRows):
             return self._steps(read, shape)
         weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
-        opened = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
-        mask = None if opened is None else self._mask(opened, queries, weights.shape[-1])
+        unmasked = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
+        mask = None if unmasked is None else self._mask(unmasked, queries, weights.shape[-1])
         return layout.Held("weights", self._tensor("weights", weights), mask)
 
     def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> layout.Stepped:
@@ -122,18 +122,18 @@ class KeepRows:
         """An additive mask as a boolean one and one number if possible; otherwise all its numbers."""
         bias = _narrow(bias)
         if is_plain(bias):
-            opened = opens(bias)
-            closed = torch.unique(bias[~opened])
-            if len(closed) < 2:
-                mask = layout.pack_mask(opened.cpu().numpy(), self.hold)
-                closed = closed if len(closed) else bias.new_zeros(1)
-                return layout.Bias(self._tensor("closed", closed.reshape(1, 1, 1, 1)), mask)
+            unmasked = opens(bias)
+            masked_values = torch.unique(bias[~unmasked])
+            if len(masked_values) < 2:
+                mask = layout.pack_mask(unmasked.cpu().numpy(), self.hold)
+                masked_values = masked_values if len(masked_values) else bias.new_zeros(1)
+                return layout.Bias(self._tensor("closed", masked_values.reshape(1, 1, 1, 1)), mask)
         return layout.Bias(self._tensor("bias", bias), None)
 
     def _mask(self, mask: OpenKeys, queries: int, keys: int) -> layout.Mask:
         if not callable(mask):
             return layout.pack_mask(_narrow(mask).cpu().numpy(), self.hold)
-        step = max(1, BLOCK // keys)
+        step = max(1, MASK_BLOCK_CELLS // keys)
         blocks = [mask(start, min(queries, start + step)).cpu().numpy() for start in range(0, queries, step)]
         return layout.pack_mask(np.concatenate(blocks, 2), self.hold)
 
@@ -155,7 +155,7 @@ def _narrow(mask: Any) -> Any:
 
 
 def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = False) -> Trace | None:
-    """Keep the pass of a short input in memory, so that it can be read like a trace from a file.
+    """Record the pass of a short input in memory, so that it can be read like a trace from a file.
 
     ``fused``: the fused pass measures all heads of a long text; no long text is measured otherwise.
     ``None`` for any other input, and for one that fails.
@@ -178,7 +178,7 @@ def record_pass(model: Model, prepared: inputs.ModelInput, *, fused: bool = Fals
 
 
 def record_trace(model: Model, prepared: inputs.ModelInput) -> Trace:
-    """Run the model once with its own kernels, and keep what its rows are computed from, and all figures."""
+    """Run the model once with its own kernels; record what its rows are computed from, and all scores."""
     return make_trace(partial(model.run, prepared), prepared, describe_model(model), model.notes)
 
 
@@ -190,8 +190,8 @@ def make_trace(
     *,
     most: float = math.inf,
 ) -> Trace:
-    """Run a pass, and keep it; heads are not measured if they have more than ``most`` weights in all."""
-    kept, measured, axes, size = KeepRows(), Measurement(), dict[Axis, int](), 0
+    """Run and record a pass; heads are not measured if they have more than ``most`` weights in all."""
+    recorder, measured, axes, size = RowRecorder(), Measurement(), dict[Axis, int](), 0
 
     def measure(attention: Attention) -> None:
         nonlocal size
@@ -199,22 +199,22 @@ def make_trace(
         if size <= most:
             measured.observe(attention)
 
-    record = run([kept, FunctionObserver(measure)])
+    record = run([recorder, FunctionObserver(measure)])
 
     def number(axis: Axis) -> int:
         return axes.setdefault(axis, len(axes))
 
-    if len(kept.calls) != len(record.sites):
-        raise UntraceablePass(f"the pass of {about.name} cannot be kept: {'; '.join(record.notes)}")
+    if len(recorder.calls) != len(record.sites):
+        raise UntraceablePass(f"the pass of {about.name} cannot be recorded: {'; '.join(record.notes)}")
     images = []
     for place, each in enumerate(prepared.pictures):
-        pixels = kept.hold(f"pixels{place}", each.pixels)
+        pixels = recorder.hold(f"pixels{place}", each.pixels)
         boxes = tuple(starmap(layout.Box, each.boxes.items()))
         images.append(layout.Image(each.name, pixels, each.grid, number(each.tokens), boxes))
-    heard, sound = None, prepared.sound
+    sound_entry, sound = None, prepared.sound
     if sound is not None:
-        bands = None if sound.bands is None else kept.hold("bands", sound.bands)
-        heard = layout.TracedSound(sound.seconds, sound.frames, sound.begin, bands)
+        bands = None if sound.bands is None else recorder.hold("bands", sound.bands)
+        sound_entry = layout.TracedSound(sound.seconds, sound.frames, sound.begin, bands)
     description = layout.TraceDescription(
         kept=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         model=about,
@@ -230,10 +230,10 @@ def make_trace(
             layout.Labels(kind, number(one), number(other)) for kind, (one, other) in prepared.axes.items()
         ),
         images=tuple(images),
-        heard=heard,
+        heard=sound_entry,
         calls=tuple(
             layout.TracedCall.from_record(site, number(queries), number(keys), rows)
-            for site, (queries, keys, rows) in zip(record.sites, kept.calls, strict=True)
+            for site, (queries, keys, rows) in zip(record.sites, recorder.calls, strict=True)
         ),
         axes=tuple(map(layout.traced_axis, axes)),
         without_attention=tuple(record.without_attention),
@@ -241,13 +241,13 @@ def make_trace(
         changes=tuple(record.changes),
         figures=tuple(measured.figures()) if size <= most else (),
     )
-    trace = Trace(description, kept.arrays)
+    trace = Trace(description, recorder.arrays)
     if not is_short(trace) or not description.figures:
         return trace
-    # the figures of every head with pieces of words merged
+    # the scores of every head with pieces of words merged
     coarse = Coarsen(lambda a: (coarsen_axis(a.queries, words=True), coarsen_axis(a.keys, words=True)))
     replay(trace, arrays=True).shown_to([coarse])
-    words = (head for made in coarse.maps for head in measure_words(made.label()[0], made.site) or ())
+    words = (head for each in coarse.maps for head in measure_words(each.label()[0], each.site) or ())
     return replace(trace, description=replace(description, words=tuple(words)))
 
 
@@ -285,7 +285,7 @@ def _trace_size(module: nn.Module, tokens: int) -> int | None:
 
 @dataclass(eq=False)
 class RecordedPasses:
-    """An observer that holds passes; a site that occurs again begins a new one, unless it is a next step."""
+    """An observer that records passes; a site that occurs again begins a new one, or is the next step."""
 
     steps: list[Steps] = field(default_factory=lambda: [Steps()])
     starts: list[int] = field(default_factory=lambda: [0])  # the number of earlier calls before each
@@ -294,14 +294,14 @@ class RecordedPasses:
     causal: list[bool] = field(default_factory=list)  # self-attention of a decoder with several rows
 
     def observe(self, attention: Attention) -> None:
-        """Hold one call."""
+        """Record one call."""
         if attention.site.kind == "decoder" and len(attention.queries) > 1:
             self.causal.append(is_causal(attention))
         change = self.steps[-1].change(attention)
         if change is None:
             self.steps.append(Steps())
             self.starts.append(self.seen)
-            if len(self.steps) > MOST_PASSES:
+            if len(self.steps) > MOST_HELD_PASSES:
                 del self.steps[0], self.starts[0]
                 self.dropped += 1
         self.steps[-1].observe(attention, change)
@@ -313,28 +313,28 @@ class RecordedPasses:
         """What makes a trace of each pass; ``images`` are for all, or a list with one for each."""
         require_attention(name, module, record)
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
-        said = [DROPPED] if record.dropout or has_dropout(module) else []
+        pass_notes = [DROPOUT_NOTE] if record.dropout or has_dropout(module) else []
         if self.causal and all(self.causal) and any(site.site.kind == "cross" for site in record.sites):
-            said.append(inputs.WRITES)
+            pass_notes.append(inputs.CROSS_ATTENTION_NOTE)
 
         def make(number: int) -> TracedModel:
             which = LAST if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"
-            has = f"the last {MOST_PASSES}" if self.dropped else "each"
+            has = f"the last {MOST_HELD_PASSES}" if self.dropped else "each"
             notes = (f"{which} of {count:,} passes: run.passes has {has}",) if count > 1 else ()
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
             texts, batches = replace(record, sites=sites).texts, {site.batch for site in sites} - {1}
             steps = self.steps[number]
             lengths = {length for site in sites for length in (site.queries, site.keys)}
-            lost = inputs.note_unplaced(axes, lengths)
-            seen = inputs.images_of_pass(images, number + self.dropped, count)
-            placed, pictures = inputs.place_images(axes, seen)
+            unplaced = inputs.note_unplaced(axes, lengths)
+            pass_images = inputs.images_of_pass(images, number + self.dropped, count)
+            placed, pictures = inputs.place_images(axes, pass_images)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())
             cut = (f"{each.name}: {' × '.join(map(str, each.grid or ()))} patches" for each in pictures)
             replay = steps.replay(replace(record, sites=sites), placed)
             prepared = inputs.ModelInput(
                 {}, placed, tokens, replay=replay, pictures=pictures, batch_texts=texts, beams=steps.beams
             )
-            notes = (*notes, *note_batch(batches, prepared), *said, *steps.notes, *lost, *cut)
+            notes = (*notes, *note_batch(batches, prepared), *pass_notes, *steps.notes, *unplaced, *cut)
             prepared = replace(prepared, notes=notes)
             return TracedModel(make_trace(replay.shown_to, prepared, about))
 
@@ -411,7 +411,7 @@ def trace_mean(passes: Sequence[TracedModel]) -> TracedModel:
     return TracedModel(make_trace(Replay(means, record).shown_to, shown, about, passes[-1].notes))
 
 
-DROPPED = "dropout was on: what is shown was computed without some of the units, another part in each pass"
+DROPOUT_NOTE = "dropout was on: each pass left out other units at random, and what is shown lacks them"
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -421,7 +421,7 @@ def has_dropout(module: nn.Module) -> bool:
         return part.p if type(part).__name__.startswith("Dropout") else getattr(part, "dropout", 0)
 
     return any(
-        part.training and isinstance(found := share(part), float) and found > 0 for part in module.modules()
+        part.training and isinstance(rate := share(part), float) and rate > 0 for part in module.modules()
     )
 
 
@@ -435,12 +435,12 @@ def axes_of_texts(
     if tokens is None:
         return {}
     if not isinstance(tokens, Mapping):
-        return inputs.text_axes(inputs.tokens_of_labels([inputs.Label(str(text)) for text in tokens]))
+        return inputs.text_axes(_tokens_of_texts(tokens))
     if set(tokens) != {"encoder", "decoder"}:
         raise InputError(f"there are tokens of {', '.join(tokens)}: name those of encoder and decoder")
-    sides = {
-        name: inputs.tokens_of_labels([inputs.Label(str(text)) for text in labels])
-        for name, labels in tokens.items()
-    }
-    encoder, decoder = sides["encoder"], sides["decoder"]
+    encoder, decoder = (_tokens_of_texts(tokens[side]) for side in ("encoder", "decoder"))
     return {"encoder": (encoder, encoder), "decoder": (decoder, decoder), "cross": (decoder, encoder)}
+
+
+def _tokens_of_texts(texts: Sequence[str]) -> tuple[Token, ...]:
+    return inputs.tokens_of_labels([inputs.Label(str(text)) for text in texts])

@@ -50,7 +50,7 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:[@:].*)?|[\w.-]+--[\w.]+")
 IMPLEMENTATION = re.compile(r"(?:paged\|)?\w*")
 """The names of the library's own implementations; for any other name it downloads a kernel."""
 
-LEAST = {
+LEAST_BYTES = {
     re.compile(r"layers?$|(^|[._])(depths?|block_sizes)$"): 16 << 10,
     re.compile(r"num_labels$"): 256,
     re.compile(r"vocab_size$|positions?(_embeddings)?$"): 64,
@@ -75,8 +75,8 @@ def foreign_work(what: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, limits.OutOfTime):
             sentence = f"{what} {error}"
-        elif asked := out_of_memory(error):
-            sentence = f"{what} runs {asked}"
+        elif amount := out_of_memory(error):
+            sentence = f"{what} runs {amount}"
         elif type(error).__name__ == "PanicException":  # a panic in Rust
             sentence = f"{what} breaks the library that runs it"
         else:
@@ -106,7 +106,7 @@ def require_plain_files(folder: Path) -> None:
         if file.is_dir() or file.suffix not in (*VOCABULARIES, *WEIGHTS, ".jinja"):
             continue
         if file.exists() and not file.is_file():
-            raise ModelError(f"{folder} holds {file.name}, which is not a regular file: take it away")
+            raise ModelError(f"{folder} holds {file.name}, which is not a regular file: remove it")
         small = file.name in CONFIGS or file.suffix == ".jinja"
         most = limits.CONFIG_BYTES if small else limits.VOCABULARY_BYTES
         if file.suffix not in WEIGHTS and file.stat().st_size > most:
@@ -134,52 +134,54 @@ def read_config(name: str, file: Path) -> dict[str, Any]:
     return settings
 
 
+def _walk(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value with the path of its field; those in a list have its path."""
+    pending: list[tuple[str, Any]] = [("", settings)]
+    for field, value in pending:  # grows; no recursion, as settings may be nested deeper than Python's stack
+        yield field, value
+        if isinstance(value, Mapping):
+            pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [(field, inner) for inner in value]
+
+
 def require_buildable(name: str, settings: Mapping[str, Any]) -> None:
     """Raise ``ModelError`` for a config that counts or lists more than any model has: building it takes long.
 
     Whatever a field is called, the library may make as many objects, each as often as a list has elements.
     """
-    asked = f"the config.json of {name} asks for more than any model has: "
-    largest, lists, pending = Counter[str](), Counter[str](), list[tuple[str, Any]]([("", settings)])
-    for field, value in pending:  # grows while it is read
-        if isinstance(value, Mapping):
-            pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
-        elif isinstance(value, list):
-            pending += [(field, inner) for inner in value]
+    excess = f"the config.json of {name} asks for more than any model has: "
+    largest, lists = Counter[str](), Counter[str]()
+    for number, (field, value) in enumerate(_walk(settings)):
+        if isinstance(value, list):
             lists[field] += len(value)
         elif isinstance(value, int) and not UNCOUNTED.search(field):
             largest[field] = max(largest[field], abs(value))
-        if len(pending) > MOST_COUNTED:
-            raise ModelError(f"{asked}over {MOST_COUNTED:,} values")
+        if number > MOST_COUNTED:
+            raise ModelError(f"{excess}over {MOST_COUNTED:,} values")
     (most, count), *_ = largest.most_common(1) or [("", 0)]
     (longest, elements), *_ = lists.most_common(1) or [("", 0)]
     if count > MOST_COUNTED:
-        raise ModelError(f"{asked}{most} is {count:,}")
+        raise ModelError(f"{excess}{most} is {count:,}")
     if elements * count > MOST_LOOPS:
-        raise ModelError(f"{asked}{most} is {count:,}, and {longest} has {elements:,} elements")
+        raise ModelError(f"{excess}{most} is {count:,}, and {longest} has {elements:,} elements")
 
 
-def require_honest(name: str, file: str, settings: Mapping[str, Any]) -> None:
+def require_harmless_fields(name: str, file: str, settings: Mapping[str, Any]) -> None:
     """Raise ``ModelError`` for a field that names a repository to fetch, or a number beyond the memory."""
     most = limits.most_memory()
-    pending: list[tuple[str, Any]] = [("", settings)]
-    while pending:  # not recursive: settings may be nested deeper than Python's stack
-        field, value = pending.pop()  # e.g. text_config.attn_implementation
+    for field, value in _walk(settings):  # e.g. text_config.attn_implementation
         if not field.isprintable():  # code in Rust would print it as it is
             raise ModelError(f"the {file} of {name} has a field whose name is no text: {field!r:.80}")
-        if isinstance(value, Mapping):
-            pending += [(f"{field}.{key}" if field else str(key), inner) for key, inner in value.items()]
-        elif isinstance(value, list):
-            pending += [(field, inner) for inner in value]
-        least = next((size for counts, size in LEAST.items() if counts.search(field)), 0)
+        least = next((size for counts, size in LEAST_BYTES.items() if counts.search(field)), 0)
         if most is not None and isinstance(value, int) and value * least > most:
             raise ModelError(
                 f"the {file} of {name} asks for more than the memory, {readable(most)}: {field} is {value:,}"
             )
         if not isinstance(value, str):
             continue
-        acts = ACTING.search(field) and REPOSITORY.fullmatch("".join(value.split()))
-        if not IMPLEMENTATION.fullmatch(value) if "implementation" in field else acts:
+        fetches = ACTING.search(field) and REPOSITORY.fullmatch("".join(value.split()))
+        if not IMPLEMENTATION.fullmatch(value) if "implementation" in field else fetches:
             raise ModelError(
                 f"the {file} of {name} names {value.strip()!r} ({field}), that would be fetched from the hub "
                 "or run: pass --trust-remote-code if you trust its author"
@@ -228,8 +230,8 @@ def require_on_hub(name: str, revision: str | None) -> None:
         raise ModelError(sentence) from None
 
 
-WITHOUT = "what looks at attention alone needs none, as --weighting norm and flow --method rollout"
-"""What a model without a head can still be asked."""
+HEADLESS_USES = "what reads attention alone needs no head, as --weighting norm and flow --method rollout"
+"""What a model without a head still answers."""
 
 VOCABULARY_FILE = re.compile(r"tokenizer\.json|tekken\.json|vocab\..*|.*\.(model|spm|tiktoken|bpe)")
 """Vocabulary files, including names that the tokenizer's class does not list."""
@@ -262,7 +264,7 @@ class ModelSource:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     @contextmanager
-    def shielded(self, what: str = "") -> Iterator[None]:
+    def guarded(self, what: str = "") -> Iterator[None]:
         """Close the network if a folder is loaded, and turn the library's exceptions into ``ModelError``."""
         reason = f"the folder {self.name} chooses no network (--trust-remote-code would let it)"
         try:
@@ -294,7 +296,7 @@ class ModelSource:
         if self.folder is None:
             require_on_hub(self.name, self.revision)
         self.require_harmless()
-        with self.shielded(), foreign_work(f"the config.json of {self.name}"):
+        with self.guarded(), foreign_work(f"the config.json of {self.name}"):
             config = transformers.AutoConfig.from_pretrained(self.name, **self.options)
             if not all(isinstance(each, str) for each in config.architectures or ()):
                 raise ValueError("the architectures of its config.json are no names")
@@ -304,17 +306,17 @@ class ModelSource:
         """The tokenizer, as transformers loads it. Raises ``ModelError``."""
         from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-        with self.shielded("the tokenizer of "), foreign_work(f"the tokenizer of {self.name}"):
+        with self.guarded("the tokenizer of "), foreign_work(f"the tokenizer of {self.name}"):
             tokenizer = AutoTokenizer.from_pretrained(self.name, config=config, **self.options)
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             kind = type(tokenizer).__name__
             raise ModelError(f"{self.name} has no tokenizer of its own: {kind} joins those of other models")
-        wanted = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
-        if self.folder is not None and wanted:  # some read bytes and have no vocabulary
+        files = [name for name in tokenizer.vocab_files_names.values() if isinstance(name, str)]
+        if self.folder is not None and files:  # some read bytes and have no vocabulary
             names = {file.name for file in self.folder.iterdir()}
-            if not names.intersection(wanted) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
+            if not names.intersection(files) and not any(VOCABULARY_FILE.fullmatch(name) for name in names):
                 raise ModelError(  # the library makes an empty one
-                    f"{self.name} has no tokenizer: none of {', '.join(wanted)} is in the folder, so its "
+                    f"{self.name} has no tokenizer: none of {', '.join(files)} is in the folder, so its "
                     "words would all be unknown"
                 )
         try:
@@ -329,7 +331,7 @@ class ModelSource:
         import transformers
 
         automatic, called, what = PROCESSORS[kind]
-        with self.shielded(called):
+        with self.guarded(called):
             try:
                 with foreign_work(called + self.name):
                     return getattr(transformers, automatic).from_pretrained(self.name, **self.options)
@@ -352,7 +354,7 @@ class ModelSource:
             require_plain_files(self.folder)
         absent = ("missing_entries", "connection_errors", "gated_repo")
         quiet: dict[str, Any] = {f"_raise_exceptions_for_{what}": False for what in absent}
-        with self.shielded():
+        with self.guarded():
             for name in (*CONFIGS, "tokenizer.json"):
                 file = cached_file(self.name, name, revision=self.revision, **quiet)
                 if file is not None:
@@ -362,7 +364,7 @@ class ModelSource:
                     if not self.trust_remote_code:
                         if name == "config.json":
                             require_buildable(self.name, settings)
-                        require_honest(self.name, name, settings)
+                        require_harmless_fields(self.name, name, settings)
 
 
 def _explain(name: str, error: Exception) -> str:
@@ -371,8 +373,8 @@ def _explain(name: str, error: Exception) -> str:
 
     message = str(error)
     unknown = "Unrecognized configuration class" in message
-    named = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config; its bare model may exist
-    kind = getattr(transformers, named[1], None) if unknown and named else None
+    config_class = re.search(r"<class '[\w.]*?(\w+)'>", message)  # the config; its bare model may exist
+    kind = getattr(transformers, config_class[1], None) if unknown and config_class else None
     rows = (
         (
             "trust_remote_code" in message,
@@ -386,13 +388,13 @@ def _explain(name: str, error: Exception) -> str:
         (
             unknown,
             f"{name} predicts nothing: it was saved without classes to tell apart, and transformers has no "
-            f"language-model head for a model of its type; {WITHOUT}",
+            f"language-model head for a model of its type; {HEADLESS_USES}",
         ),
         (
             "no file named" in message or "pytorch_model.bin" in message,
             f"{name} has no safetensors weights: pass --allow-pickle to load pickled ones, "
-            "if you trust whoever made them",
+            "if you trust their author",
         ),
         (True, f"{name} cannot be loaded: {first_line(error)}"),
     )
-    return next(sentence for met, sentence in rows if met)
+    return next(sentence for applies, sentence in rows if applies)

@@ -425,7 +425,7 @@ def is_wide(text: str) -> bool:
 
 def is_long(model: Model, path: Path, part: SoundPart) -> bool:
     """Whether a part of a sound is longer than the model reads at once."""
-    once = model.at_once if isinstance(model, SpeechModel) else math.inf
+    once = model.most_seconds if isinstance(model, SpeechModel) else math.inf
     return once < math.inf and read_sound(path, part.begin, part.end).seconds > once
 
 
@@ -442,7 +442,7 @@ def align_windows(
     windows, tokens, words = list[SpokenText](), list[SpokenToken](), list[SpokenWord]()
     notes: dict[str, None] = dict.fromkeys(model.notes)
     while begin < end:
-        stop = following = min(begin + model.at_once, end)
+        stop = following = min(begin + model.most_seconds, end)
         sound = model.prepare_audio(path, part=SoundPart(begin, stop))
         prepared = write(sound)
         if not all(token.special for token in spoken_tokens(prepared)):
@@ -450,7 +450,7 @@ def align_windows(
             wrote = {*prepared.notes} - {*sound.notes}  # the words show it
             notes |= dict.fromkeys(note for note in result.notes if note not in wrote)
             last = result.words[-1].begin if result.words else stop
-            cut = stop < end and last > begin + model.at_once / 2
+            cut = stop < end and last > begin + model.most_seconds / 2
             following = last if cut else stop
             tokens += [one for one in result.tokens if one.begin < last or not cut]
             words += [word for word in result.words if word.begin < last or not cut]
@@ -460,7 +460,7 @@ def align_windows(
     notes |= dict.fromkeys(
         (
             f"the model wrote {len(tokens):,} tokens",
-            f"read in {len(windows)} windows of {model.at_once:g} seconds; each begins with the last word of "
+            f"read in {len(windows)} windows of {model.most_seconds:g} seconds; each begins with the last word of "
             "the one before",
         )
     )

@@ -101,7 +101,7 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
         raise InputError("an audit runs the model again: give a text, not a recorded pass")
     search = Search(model, prepared)
     paths = search.find()
-    mixed = search.find_functions(paths, Setup(search.held))
+    mixed = search.find_functions(paths, Setup(search.frozen))
     untold = [path for path in paths if path not in mixed]  # what they chose by is frozen by now
     for setup in {search.mixers[path] for path in untold}:
         mixed |= search.find_functions([path for path in untold if search.mixers[path] == setup], setup)

@@ -68,7 +68,7 @@ def estimate_cost(source: ModelSource, tokens: int) -> LookCost:
     names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
     if "input_ids" not in names:
         raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
-    with source.shielded(), foreign_work(f"building {source.name}"):
+    with source.guarded(), foreign_work(f"building {source.name}"):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode():

@@ -36,7 +36,7 @@ def test_cross_attention_views_note_which_token_a_row_predicts(run, pair_folder,
     questions = [more.pop(0)] if command in ("find", "cut") else []
     pair = "The cat sat.", "--second-text", "A cat sat.", "-m", pair_folder
     notes = run.json(command, *questions, *pair, *more)["notes"]
-    assert sum("each row has read its own token and writes that of the next" in note for note in notes) == 1
+    assert sum("each row has read its own token and predicts the next" in note for note in notes) == 1
 
 
 def test_find_json_and_csv_have_every_head_per_question(run):

@@ -63,7 +63,7 @@ class Model(torch.nn.Module):
 def test_show_and_stats_name_uncaptured_attention(run, tmp_path):
     (tmp_path / "half.py").write_text(HALF_SEEN.format("Attention"))
     name = f"{tmp_path}/half.py:Model"
-    told = "layers 0-1, StrangeAttention: tokens also mix here, outside of the attention that is shown"
+    told = "layers 0-1, StrangeAttention: tokens also mix here, outside the attention shown"
     for command in ("show", "stats"):
         assert told in " ".join(run(command, "The cat sat.", "--model", name).out.split())
     audited = " ".join(run("info", name, "--audit").out.split())

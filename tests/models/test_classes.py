@@ -80,9 +80,9 @@ def test_causal_classifier_predicts_its_classes(tmp_path):
 
 def test_missing_class_or_classifier_is_refused(tmp_path):
     model = load(_bert(tmp_path, "Sequence"), predicting=True)
-    with pytest.raises(SelectionError, match=r"no class 'happy': .*3 apart: O, B-PER, sad"):
+    with pytest.raises(SelectionError, match=r"no class 'happy': .*3 classes: O, B-PER, sad"):
         score_prediction(model, model.prepare(TEXT), "happy")
     with pytest.raises(ModelError, match="predicts no tokens: it has a head for 3 classes"):
         _ = model.objective
-    with pytest.raises(ModelError, match=r"attention alone needs none, as --weighting norm"):
+    with pytest.raises(ModelError, match=r"attention alone needs no head, as --weighting norm"):
         load(minilm(), predicting=True)

@@ -93,8 +93,8 @@ def test_device_map_without_accelerate_names_the_package(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("own", {"device_map": "auto"}, "lives on one device"),
-        ("torch.nn:Identity", {"device_map": "auto"}, "lives on one device"),
+        ("own", {"device_map": "auto"}, "runs on one device"),
+        ("torch.nn:Identity", {"device_map": "auto"}, "runs on one device"),
         (None, {"device_map": "auto", "device": "cpu"}, "leave out the device"),
         (None, {"device_map": "sideways"}, "cannot be loaded"),
     ],

@@ -156,7 +156,7 @@ def test_model_without_cache_is_shown_in_one_pass(tmp_path):
     model = load(folder, generative=True)
     text = model.generate(model.prepare(TEXT), 5)
     assert text.replay is None
-    assert any("keeps no cache: shown is one pass over all tokens" in note for note in text.notes)
+    assert any("has no key-value cache: one pass over all tokens is shown" in note for note in text.notes)
     eager_maps(model, text, eager(folder, input_ids=text.inputs["input_ids"]), 4)
 
 
@@ -169,7 +169,7 @@ def test_own_causal_generates_its_argmax():
     assert ids.shape[1] == len(text.tokens)
     assert likeliest[-7:-1].tolist() == ids[0, -6:].tolist()
     assert not text.tokens[-1].special
-    assert "[SEP] is left out at the end, so that the text can go on" in text.notes
+    assert "[SEP] is left out at the end, so that the text can continue" in text.notes
     assert len(folders.maps(model, text)) == 3
 
 

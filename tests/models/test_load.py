@@ -65,7 +65,7 @@ def test_encoder_decoder_without_target_reads_text_with_a_note(tmp_path):
     assert queries == prepared.axes["decoder"][1]
     assert (queries[0].text, queries[0].special) == ("<pad>", True)
     assert len(queries) == prepared.inputs["decoder_input_ids"].shape[1]
-    assert "the decoder reads the text itself" in model.prepare("The cat sat.").notes[0]
+    assert "the decoder gets the same text" in model.prepare("The cat sat.").notes[0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_missing_weights_are_noted_and_damaged_file_refused(copied):
     place, state = copied
     kept = {name: weights for name, weights in state.items() if "h.1.attn" not in name}
     save_file(kept, place / "model.safetensors", {"format": "pt"})
-    assert f"{len(state) - len(kept)} weights are missing and stay random" in load(place).notes[0]
+    assert f"{len(state) - len(kept)} weights are not in the files, and random" in load(place).notes[0]
     (place / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelError, match="cannot be loaded"):
         load(place)

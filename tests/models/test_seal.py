@@ -10,7 +10,7 @@ from torch import nn
 import attnscope
 from attnscope.models import ModelInput, load, seal
 from attnscope.models.model import Model
-from attnscope.models.seal import NOT_ASKED
+from attnscope.models.seal import UNTESTED_NOTE
 from attnscope.questions.audit import audit
 from tests.capture.placing.mixing_modules import COUNT, MIXED, STATES, pool_by_a_sum, pool_by_an_einsum
 from tests.capture.placing.test_mixing_places import PLACES
@@ -19,7 +19,7 @@ from tests.models.folders import gpt2
 from tests.models.mixers import CLEAN, OTHERS, SIZE, UNSEEN, Attention, Language, Other, Residual, make
 
 IDS = torch.randint(0, 99, (1, 12), generator=torch.Generator().manual_seed(0))
-SAID = ": tokens also mix here, outside of the attention that is shown"
+SAID = ": tokens also mix here, outside the attention shown"
 WHERE = {"before": "before", "between": "layer 1, "}
 
 
@@ -60,7 +60,7 @@ def test_mixer_without_weights_is_named_in_every_place(way, place):
     torch.manual_seed(0)
     build, paths = PLACES[place]
     model = build(way).eval()
-    found = seal.look(Model("", model, None), ModelInput({}, {}, (), arguments=(STATES,)), {COUNT})
+    found = seal.measure_seal(Model("", model, None), ModelInput({}, {}, (), arguments=(STATES,)), {COUNT})
     if way.__name__ == "shorten" and place == "in the model's own forward":
         assert not found.mixers  # a part of it is found, behind all attention, and hands on less
     else:
@@ -82,7 +82,7 @@ MIXING = {"whisper": ("encoder.conv1", "encoder.conv2")}
 def test_seal_names_only_true_mixers_of_families(family):
     tiny = FAMILIES[family]
     given = inputs(tiny.inputs, batch=1)
-    found = seal.look(Model("", tiny.build(), None), ModelInput(given, {}, ()), {9, 6})
+    found = seal.measure_seal(Model("", tiny.build(), None), ModelInput(given, {}, ()), {9, 6})
     assert found == seal.Seal(MIXING.get(family, ()))
 
 
@@ -273,8 +273,8 @@ def test_seal_probes_once_with_few_tokens_and_restores_module():
 
 REFUSED = {
     "training": (lambda m: m.train()(IDS), "the model was in training mode"),
-    "cache": (lambda m: m(IDS, past_key_values=object()), "its first call went on from a cache"),
-    "objects": (lambda m: m(IDS, more=object()), "its first call had other arguments than plain tensors"),
+    "cache": (lambda m: m(IDS, past_key_values=object()), "its first call continued from a cache"),
+    "objects": (lambda m: m(IDS, more=object()), "its first call had arguments other than plain tensors"),
     "part": (lambda m: m.layers[0](m.embed(IDS)), "the model itself was not called"),
 }
 
@@ -287,7 +287,7 @@ def test_recording_without_seal_notes_the_reason(why):
         warnings.simplefilter("error")  # a note is enough: who trains is not to be warned in each block
         with torch.no_grad(), attnscope.record(model) as run:
             call(model)
-    assert NOT_ASKED.format(reason=reason) in run.notes
+    assert UNTESTED_NOTE.format(reason=reason) in run.notes
 
 
 def test_seal_can_be_switched_off():
@@ -300,13 +300,13 @@ def test_seal_can_be_switched_off():
 def test_seal_skips_too_expensive_models(monkeypatch, limit):
     monkeypatch.setattr(seal, limit, 0)
     (note,) = recorded(Counted().eval(), IDS)
-    assert note.startswith(NOT_ASKED.partition("{")[0])
+    assert note.startswith(UNTESTED_NOTE.partition("{")[0])
 
 
 def test_seal_of_a_folder_is_cached_for_all_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / "kept"))
-    folder, looks, look = gpt2(tmp_path / "model"), [], seal.look
-    monkeypatch.setattr(seal, "look", lambda *given: looks.append(given) or look(*given))
+    folder, looks, look = gpt2(tmp_path / "model"), [], seal.measure_seal
+    monkeypatch.setattr(seal, "measure_seal", lambda *given: looks.append(given) or look(*given))
     for text in ("The cat", "The dog sat on it."):
         model = load(folder)
         assert model.run(model.prepare(text), []).notes == []

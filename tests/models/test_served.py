@@ -217,7 +217,7 @@ def test_served_rows_of_other_models_are_exact_or_refused(kind, tmp_path):
     before, after, weights = seen(model, IDS[0])
     require_all(opened(tmp_path, after, "model"), weights)
     if kind in NOT_ALONE:
-        with pytest.raises(InputError, match="cannot be had alone: write states after it"):
+        with pytest.raises(InputError, match="cannot be applied alone: save states after it"):
             opened(tmp_path, before or after, "model", {"rotary": "none"})
     else:
         require_all(opened(tmp_path, before or after, "model", {"rotary": "none"}), weights)

@@ -264,16 +264,16 @@ def test_too_long_or_dense_sound_is_not_decoded(tmp_path, monkeypatch, suffix, d
 
 def test_too_long_sound_is_refused_or_cut_with_a_note(model_of, tmp_path):
     longer = speech.sound(tmp_path / "longer.wav", 40.0)
-    with pytest.raises(InputError, match=r"into 2 pieces that it hears apart: choose a part"):
+    with pytest.raises(InputError, match=r"into 2 pieces that it reads apart: choose a part"):
         model_of("cohere_asr").prepare_audio(longer)
     cut = model_of("audio-spectrogram-transformer").prepare_audio(longer)
-    assert any("the end of the sound is not heard" in note for note in cut.notes)
+    assert any("the end of the sound is not read" in note for note in cut.notes)
     path, model = speech.sound(tmp_path / "long.wav", 3.0), model_of("whisper")
-    with pytest.raises(InputError, match="hears at most 2 at once"):
+    with pytest.raises(InputError, match="reads at most 2 in one pass"):
         model.prepare_audio(path)
     prepared = model.prepare_audio(path, part=SoundPart(truncate=True))
     assert not any(token.special for token in prepared.tokens)
-    assert "cut: the first 2 of 3.0 seconds are heard" in prepared.notes
+    assert "cut: the first 2 of 3.0 seconds are read" in prepared.notes
 
 
 def test_incompatible_sound_and_text_inputs_are_refused(folder_of, model_of, tone, tmp_path):
@@ -289,9 +289,7 @@ def test_incompatible_sound_and_text_inputs_are_refused(folder_of, model_of, ton
     with pytest.raises(InputError, match="reads a text beside the sound"):
         model_of("qwen2_audio").prepare_audio(tone)
     for name in ("voxtral_realtime", "clap"):  # which hear in a way that is not known, and are not deaf
-        with pytest.raises(
-            InputError, match="hears, but where a sound stands in its text, or beside it, is not"
-        ):
+        with pytest.raises(InputError, match="takes sound, but how it joins sound and text is not"):
             model_of(name).prepare_audio(tone, "the cat")
     with pytest.raises(InputError, match=r"processor of .* refuses this: .*`apply_chat_template`"):
         model_of("voxtral").prepare_audio(tone, "the cat")
@@ -320,7 +318,7 @@ def test_frames_without_duration_are_numbered_with_a_note(model_of, longer_tone,
     prepared = model.prepare_audio(longer_tone)
     assert prepared.sound is None
     assert any("numbered, without times" in note for note in prepared.notes)
-    assert not any("the end of the sound is not heard" in note for note in prepared.notes)
+    assert not any("the end of the sound is not read" in note for note in prepared.notes)
     assert maps(model, prepared)
 
 

@@ -163,7 +163,7 @@ def test_image_tokens_without_one_region_are_numbered(name, model_of, picture):
     signs = ["<image>", "</image>"] if name == "kosmos_2" else []  # and no sign is read as one word more
     words = [token for token in prepared.tokens if token.id < 1 << 20]
     assert names(words, special=False) == signs + TEXT.split()
-    said = "no token stands for a part of the picture alone: those of the picture are numbered"
+    said = "no token covers one image region alone: image tokens are numbered"
     assert prepared.notes[0] == said
     assert (prepared.picture.boxes, prepared.picture.grid) == ({}, None)
     assert "mat" in one_token(model, prepared, Selection(token="mat")).label
@@ -326,7 +326,7 @@ def test_video_tokens_are_named_by_frame(name, model_of, video):
         assert own == placed(before, number)
         assert own
     assert ("frames 1-2 · 0,0" if merged else "frame 1 · 0,0") in placed(before, 0)
-    assert ("each token of the video stands for the same part of 2 frames" in before.notes) == merged
+    assert ("each video token covers the same region of 2 frames" in before.notes) == merged
 
 
 @pytest.mark.torchvision
@@ -335,11 +335,11 @@ def test_long_gif_is_sampled_with_a_note(model_of, tmp_path):
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     prepared = model_of("qwen2_vl").prepare_image(tmp_path / "a.gif", TEXT, video=True)
     assert len(prepared.pictures) == 16
-    assert prepared.notes[-1].startswith("of 20 frames, 16 are shown to the model: 1, 2, 4,")
+    assert prepared.notes[-1].startswith("the model reads 16 of 20 frames: 1, 2, 4,")
 
 
 def test_video_for_an_image_model_is_refused(model_of, video):
-    with pytest.raises(InputError, match="sees no videos"):
+    with pytest.raises(InputError, match="does not read videos"):
         model_of("llava").prepare_image(video, TEXT, video=True)
 
 
@@ -397,7 +397,7 @@ def test_image_tokens_mixed_by_convolutions_are_numbered(made, picture):
     numbered = [f"image 1 · {number}" for number in range(12)]
     assert names(prepared.tokens, special=False) == numbered + TEXT.split()
     assert not prepared.picture.boxes
-    assert "those of the picture are numbered" in prepared.notes[0]
+    assert "image tokens are numbered" in prepared.notes[0]
 
 
 COPIES = ["glm4v", "glm46v", "glm4v_moe", "glm_ocr", "qwen3_5", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"]

@@ -121,10 +121,10 @@ def test_saved_recording_has_its_images(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "images", "sentence"),
     [
-        (LABELS, {"side": torch.zeros(3, 8, 8)}, "no token is 'side': name it once a patch"),
-        (None, {"front": torch.zeros(3, 8, 8)}, "no token is 'front': name it once a patch"),
+        (LABELS, {"side": torch.zeros(3, 8, 8)}, "no token is named 'side': repeat its name once per patch"),
+        (None, {"front": torch.zeros(3, 8, 8)}, "no token is named 'front': repeat its name once per patch"),
         (LABELS, {"front": torch.zeros(8, 8)}, r"has the shape \[8, 8\]: give \[row, column, 3\]"),
-        (LABELS, {"front": torch.full((3, 8, 8), -1.5)}, "has numbers beyond 0 to 1"),
+        (LABELS, {"front": torch.full((3, 8, 8), -1.5)}, "has values outside 0 to 1"),
         (LABELS, {"front": [torch.zeros(3, 8, 8)] * 2}, "front has 2 images, and there was 1 pass"),
     ],
 )
@@ -158,7 +158,7 @@ def test_image_belongs_to_the_axis_labelled_with_its_name():
     (shown,) = run.token("cat", head="cross L0H1")._answer.picture.overlays
     np.testing.assert_allclose(shown.looked_at_by, weights[0, 1, :, 2].reshape(3, 4), atol=1e-6)
     with (
-        pytest.raises(InputError, match="no token is 'other'"),
+        pytest.raises(InputError, match="no token is named 'other'"),
         attnscope.record(model, labels, images={"other": picture[0]}),
     ):
         pass

@@ -15,7 +15,7 @@ import transformers
 
 import attnscope
 from attnscope.errors import InputError, ModelError, OutputError, SelectionError
-from attnscope.models.seal import NOT_ASKED
+from attnscope.models.seal import UNTESTED_NOTE
 from attnscope.records import plain
 from tests.measures.rounding import rounded
 from tests.models import speech
@@ -334,7 +334,7 @@ def test_training_step_inside_record_block_is_recorded():
             module(given).sum().backward()
     assert module.training
     averaged = "scores are means over 2 texts of the batch: run.part(0) shows one"
-    unasked = NOT_ASKED.format(reason="the model was in training mode")
+    unasked = UNTESTED_NOTE.format(reason="the model was in training mode")
     assert run.notes == ("the last of 3 passes: run.passes has each", averaged, unasked)
     assert len(run.passes) == 3
     assert run.tokens == tuple("abcda")

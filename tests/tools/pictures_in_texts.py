@@ -180,7 +180,7 @@ def run_check(work: Callable[[], str]) -> str:
         return work()
     except AttnscopeError as error:
         why = re.sub(r"/\S+/", "", first_line(error))  # where it was made is of no interest
-        return "no" if "sees no videos" in why else f"refused: {why[:70]}"
+        return "no" if "does not read videos" in why else f"refused: {why[:70]}"
     except Exception as error:  # a row of the table, not the end of it
         return f"fails: {type(error).__name__}: {first_line(error)[:60]}"
 

@@ -10,23 +10,23 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
 from attnscope.models.huggingface import sounds
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.inputs import ModelInput, Objective
-from attnscope.models.model import accepts, hears
-from attnscope.models.untrusted_folder import WITHOUT, ModelSource, foreign_work
+from attnscope.models.model import accepts, reads_sound
+from attnscope.models.untrusted_folder import HEADLESS_USES, ModelSource, foreign_work
 
 
 def pick_classifier(config: Any) -> Any:
     """The auto class of a model saved with a classification head; ``None`` for any other."""
     import transformers
 
-    named = (f"AutoModelFor{what}Classification" for what in ("Sequence", "Token", "Image"))
-    classes = (getattr(transformers, name) for name in named if not config.is_encoder_decoder)
+    names = (f"AutoModelFor{what}Classification" for what in ("Sequence", "Token", "Image"))
+    classes = (getattr(transformers, name) for name in names if not config.is_encoder_decoder)
     return next((automatic for automatic in classes if sounds.was_saved_as(automatic, config)), None)
 
 
@@ -36,9 +36,9 @@ class Classifier(HuggingFaceModel):
     @property
     def labels(self) -> tuple[str, ...]:
         """The class names from the folder."""
-        named = getattr(self.module.config, "id2label", None) or {}
-        count = int(getattr(self.module.config, "num_labels", len(named)))
-        return tuple(str(named.get(number, number)) for number in range(count))
+        names = getattr(self.module.config, "id2label", None) or {}
+        count = int(getattr(self.module.config, "num_labels", len(names)))
+        return tuple(str(names.get(number, number)) for number in range(count))
 
     def class_scores(self, prepared: ModelInput) -> Tensor:
         """One pass: the score of each class.  -> [text, class] or [text, token, class]"""
@@ -69,54 +69,89 @@ def load_huggingface(
     """
     from transformers import AutoModel
 
-    name = source.name
     if device_map is not None and not can_spread():
         lacks = "a device map needs accelerate and safetensors 0.8, which are not installed"
         raise ModelError(f"{lacks}: pip install 'attnscope[large]'")
     config = source.load_config()
-    try:
-        tokenizer = source.load_tokenizer(config)
-    except ModelError as error:  # raised again when a tokenizer is needed
-        tokenizer = error
-    classes = pick_classifier(config) if predicting and not generative else None
-    options = {
-        "config": config,
-        "dtype": "auto" if dtype is None else dtype,
-        "use_safetensors": None if allow_pickle else True,
-        **({} if device_map is None else {"device_map": device_map}),
-        **({"max_memory": find_room()} if isinstance(device_map, str) else {}),
-    }
-    kind = classes or pick_class(config, generative, predicting)
+    tokenizer = _load_tokenizer(source, config)
+    classifier = pick_classifier(config) if predicting and not generative else None
+    options = {"config": config, **_loading_options(dtype, device_map, allow_pickle)}
+    kind = classifier or pick_class(config, generative, predicting)
     with nullcontext() if device_map is None else unmapped():
         kind, loaded, missing = _load_weights(source, kind, options)
     if device_map is None:
         loaded.to(device)
-    module = loaded if kind is AutoModel else loaded.base_model
-    if any(accepts(loaded, ids) and not accepts(module, ids) for ids in ("input_ids", "decoder_input_ids")):
-        module = loaded  # the embedding layers stand around the base model, or it only wraps a decoder
-    headless = sounds.is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
-    if kind is not AutoModel and (generative or predicting) and not sounds.is_ctc(config):
-        _require_head(name, loaded, missing, of_tokens=classes is None)
-    notes = [f"{len(missing)} weights are missing and stay random: {missing[0]}, ..."] if missing else []
-    on_disk = sum(each.numel() * each.itemsize for each in loaded.parameters() if each.device.type == "meta")
-    if on_disk:
-        notes.append(f"{readable(on_disk)} of the weights stay on disk and are read in each pass")
+    headed = kind is not AutoModel
+    module = _without_head(loaded) if headed else loaded
+    if headed and (generative or predicting) and not sounds.is_ctc(config):
+        _require_head(source.name, loaded, missing, of_tokens=classifier is None)
     preferred = getattr(loaded, "generation_config", None)
-    if preferred is not None and (generative or hears(module)):
+    if preferred is not None and (generative or reads_sound(module)):
         _forget_preferences(loaded)
     if isinstance(tokenizer, ModelError) and not accepts(module, "input_ids"):
         tokenizer = None  # image models have none
-    rows: tuple[tuple[bool, type[HuggingFaceModel]], ...] = (
-        (sounds.stands_for_sounds(config), sounds.SoundTextModel),
-        (hears(module) or (sounds.hears_too(module) and classes is None), sounds.SpeechModel),
-        (classes is not None, Classifier),
-        (True, HuggingFaceModel),
+    model = _pick_model(config, module, classifier)(
+        source.name,
+        module,
+        tokenizer,
+        _notes_of_weights(loaded, missing),
+        loaded if headed and not _lacks_ctc_head(config, missing) else None,
+        source.load_processor,
+        preferred,
     )
-    make = next(make for fits, make in rows if fits)
-    writer = None if kind is AutoModel or headless else loaded
-    found = make(name, module, tokenizer, notes, writer, source.load_processor, preferred)
-    found.forkable = device_map is None
-    return found
+    model.forkable = device_map is None
+    return model
+
+
+def _loading_options(
+    dtype: torch.dtype | None, device_map: str | Mapping[str, str] | None, allow_pickle: bool
+) -> dict[str, Any]:
+    """Keyword arguments of ``from_pretrained``: how weights are read, and where they go."""
+    options: dict[str, Any] = {"dtype": "auto" if dtype is None else dtype}
+    options["use_safetensors"] = None if allow_pickle else True
+    if device_map is not None:
+        options["device_map"] = device_map
+    if isinstance(device_map, str):
+        options["max_memory"] = find_room()
+    return options
+
+
+def _lacks_ctc_head(config: Any, missing: Sequence[str]) -> bool:
+    """Whether a CTC head has no weights in the files: its letters would be random."""
+    return sounds.is_ctc(config) and any(key.startswith(("lm_head", "ctc_head")) for key in missing)
+
+
+def _without_head(loaded: Any) -> Any:
+    """The base model, unless the embedding layers stand around it, or it only wraps a decoder."""
+    base = loaded.base_model
+    ids = ("input_ids", "decoder_input_ids")
+    return loaded if any(accepts(loaded, each) and not accepts(base, each) for each in ids) else base
+
+
+def _notes_of_weights(loaded: nn.Module, missing: Sequence[str]) -> list[str]:
+    """What is said of weights that are missing, and of those that stay on the disk."""
+    notes = [f"{len(missing)} weights are not in the files, and random: {missing[0]}, ..."] if missing else []
+    on_disk = sum(each.numel() * each.itemsize for each in loaded.parameters() if each.is_meta)
+    if on_disk:
+        notes.append(f"{readable(on_disk)} of the weights stay on disk and are read in each pass")
+    return notes
+
+
+def _pick_model(config: Any, module: nn.Module, classifier: Any) -> type[HuggingFaceModel]:
+    """The kind of model that reads what the module takes."""
+    if sounds.stands_for_sounds(config):
+        return sounds.SoundTextModel
+    if reads_sound(module) or (sounds.accepts_sound(module) and classifier is None):
+        return sounds.SpeechModel
+    return HuggingFaceModel if classifier is None else Classifier
+
+
+def _load_tokenizer(source: ModelSource, config: Any) -> Any:
+    """The tokenizer, or why there is none, which is raised when one is needed."""
+    try:
+        return source.load_tokenizer(config)
+    except ModelError as error:
+        return error
 
 
 def _load_weights(source: ModelSource, kind: Any, options: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
@@ -126,11 +161,11 @@ def _load_weights(source: ModelSource, kind: Any, options: Mapping[str, Any]) ->
     name, config = source.name, options["config"]
 
     def load(kind: Any) -> tuple[Any, list[str], bool]:
-        loaded, found = kind.from_pretrained(name, output_loading_info=True, **options, **source.options)
-        missing = sorted(key for key in found["missing_keys"] if "pooler" not in key)
-        return loaded, missing, bool(missing and found["unexpected_keys"])
+        loaded, info = kind.from_pretrained(name, output_loading_info=True, **options, **source.options)
+        missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+        return loaded, missing, bool(missing and info["unexpected_keys"])
 
-    with source.shielded(), foreign_work(f"loading {name}"):
+    with source.guarded(), foreign_work(f"loading {name}"):
         loaded, missing, renamed = load(kind)
         seeing = sounds.was_saved_as(AutoModelForImageTextToText, config)
         if kind is AutoModel and renamed and seeing:  # this release knows its weights by names with a head
@@ -176,7 +211,7 @@ def _require_head(name: str, writer: Any, missing: Sequence[str], *, of_tokens: 
     for key, weights in writer.named_parameters():
         if key in missing and (id(weights) in outside or (base is not writer and id(weights) not in inside)):
             kind = "tokens: it has no language-model" if of_tokens else "classes: its weights have no"
-            raise ModelError(f"{name} predicts no {kind} head (no {key}); {WITHOUT}")
+            raise ModelError(f"{name} predicts no {kind} head (no {key}); {HEADLESS_USES}")
 
 
 def _forget_preferences(writer: Any) -> None:
@@ -185,12 +220,12 @@ def _forget_preferences(writer: Any) -> None:
 
     stored = writer.generation_config
     names = ["bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"]
-    if hears(writer):  # it learned not to write what is not speech
+    if reads_sound(writer):  # it learned not to write what is not speech
         names += ["suppress_tokens", "begin_suppress_tokens"]
-    kept = {name: getattr(stored, name, None) for name in names}
-    if kept["decoder_start_token_id"] is None:  # two models joined by hand
-        kept["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
-    writer.generation_config = GenerationConfig(**kept)
+    settings = {name: getattr(stored, name, None) for name in names}
+    if settings["decoder_start_token_id"] is None:  # two models joined by hand
+        settings["decoder_start_token_id"] = getattr(writer.config, "decoder_start_token_id", None)
+    writer.generation_config = GenerationConfig(**settings)
 
 
 def can_spread() -> bool:
@@ -224,7 +259,7 @@ def unmapped() -> Iterator[None]:
     from safetensors import safe_open
     from transformers import modeling_utils
 
-    read: Any = lambda *asked, **more: safe_open(*asked, **{**more, "backend": "pread"})  # noqa: E731
+    read: Any = lambda *arguments, **more: safe_open(*arguments, **{**more, "backend": "pread"})  # noqa: E731
 
     class FileWeights(big_modeling.OffloadedWeightsLoader):  # type: ignore[misc]
         def __getitem__(self, key: str) -> Any:
@@ -235,12 +270,12 @@ def unmapped() -> Iterator[None]:
                 weights = file.get_tensor(place["weight_name"])
             return weights.to(getattr(torch, place["dtype"]))
 
-    said = logging.getLogger(big_modeling.__name__)  # reports weights on disk, as our note does
-    before, level = (modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader), said.level
-    said.setLevel(logging.ERROR)
+    logger = logging.getLogger(big_modeling.__name__)  # reports weights on disk, as our note does
+    before, level = (modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader), logger.level
+    logger.setLevel(logging.ERROR)
     modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader = read, FileWeights
     try:
         yield
     finally:
         modeling_utils.safe_open, big_modeling.OffloadedWeightsLoader = before
-        said.setLevel(level)
+        logger.setLevel(level)

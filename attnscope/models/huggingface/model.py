@@ -21,8 +21,8 @@ from attnscope.limits import foreign_output
 from attnscope.models.huggingface.pictures import PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import (
+    CROSS_ATTENTION_NOTE,
     NO_LIMIT,
-    WRITES,
     Chat,
     Limit,
     ModelInput,
@@ -31,8 +31,8 @@ from attnscope.models.inputs import (
     text_axes,
     with_grids,
 )
-from attnscope.models.model import Model, accepts, hears, require_attention
-from attnscope.models.regions import Sketches, enter, find_grids
+from attnscope.models.model import Model, accepts, reads_sound, require_attention
+from attnscope.models.regions import Sketches, find_entry, find_grids
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import GREEDY, Sampling, TextTokens, describe_generation, strip_end
 from attnscope.progress import tell
@@ -131,12 +131,12 @@ class HuggingFaceModel(Model):
         in_texts = reads_pictures_in_texts(self.module)
         if self.encoder_decoder and not in_texts:  # the text is what it generates
             written = () if text is None else self._read([text]).tokens[:-1]
-            return self._begin_decoder(self._see(paths), (self._begin, *written))
+            return self._begin_decoder(self._read_picture(paths), (self._begin, *written))
         if text is None:
             towers = "input_ids" in self._reads
             if towers and not hasattr(self.module, "get_image_features"):
                 raise InputError(f"{self.name} reads a text beside the image: give both")
-            return self._see(paths, "get_image_features" if towers else "__call__")
+            return self._read_picture(paths, "get_image_features" if towers else "__call__")
         if "input_ids" not in self._reads:
             raise InputError(f"{self.name} reads images alone: leave out the text beside --image")
         if in_texts:
@@ -146,9 +146,9 @@ class HuggingFaceModel(Model):
             return self._begin_decoder(prepared, (self._begin,)) if self.encoder_decoder else prepared
         if chat is not None:
             return super().prepare_chat(text)
-        return self._see_beside(paths, self._read([text]))
+        return self._read_picture_and_text(paths, self._read([text]))
 
-    def _see(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
+    def _read_picture(self, paths: Sequence[Path], entry: str = "__call__") -> ModelInput:
         """One picture alone, through the whole model or the method ``entry`` of its image tower."""
         if len(paths) != 1:
             raise InputError(f"{self.name} reads one image at a time here: there are {len(paths)}")
@@ -157,8 +157,8 @@ class HuggingFaceModel(Model):
 
     def _place_grids(self, prepared: ModelInput) -> ModelInput:
         """A picture alone with the grids of all layers: those of later ones are coarser."""
-        seen = prepared.inputs.get("pixel_values")
-        if seen is None or seen.ndim != 4 or len(seen) != 1:
+        picture = prepared.inputs.get("pixel_values")
+        if picture is None or picture.ndim != 4 or len(picture) != 1:
             return prepared
 
         def run(pixels: Tensor, sketches: Sketches) -> None:
@@ -166,26 +166,26 @@ class HuggingFaceModel(Model):
 
         lengths = {len(axis) for two in prepared.axes.values() for axis in two}
         try:
-            grids = find_grids(run, seen, lengths)
+            grids = find_grids(run, picture, lengths)
         except ModelError:
             return prepared  # it says why where it is read
         return with_grids(prepared, grids)
 
-    def _see_beside(self, paths: Sequence[Path], encoded: TextTokens) -> ModelInput:
+    def _read_picture_and_text(self, paths: Sequence[Path], encoded: TextTokens) -> ModelInput:
         """One picture and one text: each through its own tower, or a text that attends to the picture."""
-        prepared, words = self._see(paths), encoded.tokens
+        prepared, words = self._read_picture(paths), encoded.tokens
         inputs = {**prepared.inputs, **self._tensors(encoded.fields)}
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (words, words)}
-        seen = prepared.tokens
+        patches = prepared.tokens
         prepared = replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
-        alone = hasattr(self.module, "get_text_features") or not seen
-        entry = None if alone else enter(self.module, inputs, "pixel_values")
+        alone = hasattr(self.module, "get_text_features") or not patches
+        entry = None if alone else find_entry(self.module, inputs, "pixel_values")
         if entry is None:
             return prepared
-        if entry.kind == "cross" and len(entry.states) == len(seen):
-            return replace(prepared, axes=axes | {"cross": (words, seen)})
-        if len(entry.states) == len(seen) + len(words) and int(entry.owners().max()) < len(seen):
-            both = (*seen, *words)
+        if entry.kind == "cross" and len(entry.states) == len(patches):
+            return replace(prepared, axes=axes | {"cross": (words, patches)})
+        if len(entry.states) == len(patches) + len(words) and int(entry.token_owners().max()) < len(patches):
+            both = (*patches, *words)
             return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
         return prepared
 
@@ -195,7 +195,7 @@ class HuggingFaceModel(Model):
         notes = prepared.notes
         if prepared.tokens:
             axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
-            notes = (*notes, WRITES)
+            notes = (*notes, CROSS_ATTENTION_NOTE)
         inputs = {**prepared.inputs, "decoder_input_ids": self._tensor([token.id for token in tokens])}
         return replace(prepared, inputs=inputs, axes=axes, notes=notes)
 
@@ -219,8 +219,8 @@ class HuggingFaceModel(Model):
         prepared = self._label(self._read([written], limit, templated=True))
         if messages[-1]["role"] != "assistant" or len(messages) < 2 or self.encoder_decoder:
             return prepared
-        asked = write_chat(self.name, tokenizer, messages[:-1], True, **more)
-        count = len(self.reader.read([asked], templated=True).tokens) if written.startswith(asked) else 0
+        prompt = write_chat(self.name, tokenizer, messages[:-1], True, **more)
+        count = len(self.reader.read([prompt], templated=True).tokens) if written.startswith(prompt) else 0
         return replace(prepared, written=count) if 0 < count < len(prepared.tokens) else prepared
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
@@ -228,8 +228,7 @@ class HuggingFaceModel(Model):
         if self.writer is None:
             lacks = "was loaded without its generating head: load it with generative=True"
             raise ModelError(f"{self.name} {lacks}")
-        named = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
-        ends = {end for one in named for end in (one if isinstance(one, list) else [one]) if end is not None}
+        ends = self._end_ids
         side = "decoder_input_ids" if self.encoder_decoder else "input_ids"
         start: tuple[Token, ...] = prepared.axes["decoder"][0]  # type: ignore[assignment]
         tokens, notes = (start, ()) if self.encoder_decoder else strip_end(start, ends)
@@ -251,23 +250,39 @@ class HuggingFaceModel(Model):
             )
         whole = self.reader.vocabulary.extend(tokens, new)
         note = describe_generation(whole[len(tokens) :], len(tokens), count, sampling)
-        notes, written = (*prepared.notes, *notes, note), self._tensor(new)
+        notes = (*prepared.notes, *notes, note)
+        result = self._extend(
+            replace(prepared, inputs=inputs, written=inputs[side].shape[1]), side, whole, new
+        )
+        if steps is None:
+            note = f"{self.name} has no key-value cache: one pass over all tokens is shown"
+            return replace(result, notes=(*notes, note))
+        return replace(result, notes=notes, replay=steps.replay(record, result.axes))
+
+    @property
+    def _end_ids(self) -> set[int]:
+        """The tokens that end a text, by the model and by its tokenizer."""
+        ids = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
+        return {end for one in ids for end in (one if isinstance(one, list) else [one]) if end is not None}
+
+    def _extend(
+        self, prepared: ModelInput, side: str, whole: tuple[Token, ...], new: Sequence[int]
+    ) -> ModelInput:
+        """The input of a single text with ``new`` ids on its ``side``, which then reads ``whole``."""
+        inputs, axes = dict(prepared.inputs), dict(prepared.axes)
         count = inputs[side].shape[1]
-        for name, tensor in inputs.items():  # of a single text; every input with one number per token grows
-            if name == side or (not self.encoder_decoder and is_row(tensor, count)):
-                more = written if name == side else tensor[:, -1:].expand(-1, len(new))
-                inputs[name] = torch.cat([tensor, more.to(tensor.dtype)], 1)
-        axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (whole, whole)}
+        for name, tensor in inputs.items():
+            if name == side:
+                inputs[name] = torch.cat([tensor, self._tensor(new).to(tensor.dtype)], 1)
+            elif not self.encoder_decoder and is_row(tensor, count):  # one number per token, as a mask has
+                inputs[name] = torch.cat([tensor, tensor[:, -1:].expand(-1, len(new))], 1)
+        axes["decoder"] = whole, whole
         if "encoder" in axes and not self.encoder_decoder:
             axes["encoder"] = whole, whole
         if "cross" in axes:
             axes["cross"] = whole, axes["cross"][1]
-        read = prepared.tokens if self.encoder_decoder else whole
-        result = replace(prepared, inputs=inputs, axes=axes, tokens=read, written=count)
-        if steps is None:
-            note = f"{self.name} keeps no cache: shown is one pass over all tokens"
-            return replace(result, notes=(*notes, note))
-        return replace(result, notes=notes, replay=steps.replay(record, result.axes))
+        tokens = prepared.tokens if self.encoder_decoder else whole
+        return replace(prepared, inputs=inputs, axes=axes, tokens=tokens)
 
     def _write(
         self, inputs: Mapping[str, Tensor], side: str, count: int, sampling: Sampling, ends: Collection[int]
@@ -280,11 +295,9 @@ class HuggingFaceModel(Model):
         from transformers import GenerationConfig, GenerationMixin
 
         steps, writer = Steps(), self.writer
-        drawn = (
-            {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
-        )
+        draw = {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0} if sampling.temperature else {}
         config = GenerationConfig(
-            max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **drawn
+            max_new_tokens=count + 1, do_sample=sampling.temperature > 0, num_beams=1, **draw
         )
         device, start = inputs[side].device, inputs[side].shape[1]
 
@@ -301,7 +314,7 @@ class HuggingFaceModel(Model):
         ):
             torch.manual_seed(sampling.seed)
             # speech models have their own loop over pieces of the sound, without steps
-            generate = partial(GenerationMixin.generate, writer) if hears(writer) else writer.generate
+            generate = partial(GenerationMixin.generate, writer) if reads_sound(writer) else writer.generate
             whole = generate(**inputs, generation_config=config, stopping_criteria=[report])  # [1, token]
         steps.drop_behind(whole.shape[1] - 1)  # the last token was not read
         new = whole[0, start:].tolist()
@@ -324,16 +337,16 @@ class HuggingFaceModel(Model):
             entry = "get_text_features" if towers else "__call__"
             inputs = self._tensors(source.fields, entry)
             return ModelInput(inputs, text_axes(tokens), tokens, notes, self.settings, entry=entry)
-        wanted = TextTokens(())
+        decoder_text = TextTokens(())
         if target is not None:
-            wanted = self._read([target], Limit(truncate=truncate))
-            notes += tuple(note for note in wanted.notes if note not in notes)
+            decoder_text = self._read([target], Limit(truncate=truncate))
+            notes += tuple(note for note in decoder_text.notes if note not in notes)
         elif self.writer is None:
-            wanted = source
-            notes = (*notes, "the decoder reads the text itself: give a second text to be its target")
+            decoder_text = source
+            notes = (*notes, "the decoder gets the same text: give a second text as its target")
         axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (tokens, tokens)}
         prepared = ModelInput(self._tensors(source.fields), axes, tokens, notes, self.settings)
-        return self._begin_decoder(prepared, (self._begin, *wanted.tokens[:-1]))
+        return self._begin_decoder(prepared, (self._begin, *decoder_text.tokens[:-1]))
 
     def _read(self, texts: Sequence[str], limit: Limit = NO_LIMIT, *, templated: bool = False) -> TextTokens:
         return self.reader.read(texts, self.fit(texts, limit), templated=templated)
@@ -356,9 +369,9 @@ class HuggingFaceModel(Model):
         from transformers import AutoModelForMaskedLM
 
         kind, config = type(self.writer), self.writer.config
-        listed = AutoModelForMaskedLM._model_mapping.get(type(config), None) is kind
+        registered = AutoModelForMaskedLM._model_mapping.get(type(config), None) is kind
         other = self.encoder_decoder or getattr(config, "causal", False)
-        return kind.__name__.endswith("ForMaskedLM") or (listed and not other)
+        return kind.__name__.endswith("ForMaskedLM") or (registered and not other)
 
     def logits(self, prepared: ModelInput, copies: Tensor, at: Tensor) -> Tensor:
         """One pass: scores over the vocabulary.  [target], [target] -> [target, vocabulary]"""
@@ -402,8 +415,8 @@ class HuggingFaceModel(Model):
 
     def _tensors(self, fields: Mapping[str, list[int]], entry: str = "__call__") -> dict[str, Tensor]:
         device = self.device  # once, because it searches the module
-        taken = {name: ids for name, ids in fields.items() if accepts(self.module, name, entry)}
-        return {name: torch.tensor([ids], device=device) for name, ids in taken.items()}
+        columns = {name: ids for name, ids in fields.items() if accepts(self.module, name, entry)}
+        return {name: torch.tensor([ids], device=device) for name, ids in columns.items()}
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=self.device)  # [1, token]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,9 +15,16 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURE_ID, SEPARATOR_ID, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface import reader as readers
-from attnscope.models.inputs import WRITES, Chat, ModelInput, Picture
+from attnscope.models.inputs import CROSS_ATTENTION_NOTE, Chat, ModelInput, Picture
 from attnscope.models.model import accepts
-from attnscope.models.regions import Region, enter, find_coordinates, find_moved, find_regions
+from attnscope.models.regions import (
+    InputEntry,
+    Region,
+    find_coordinates,
+    find_dependents,
+    find_entry,
+    find_regions,
+)
 from attnscope.models.text.tokens import tokens_of_ids
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ DRAWN_PIXELS = 512  # most pixels along the longer side of a picture drawn under
 IDS = {"image": ("image_token_id", "image_token_index"), "video": ("video_token_id", "video_token_index")}
 """Config fields for the id of a token that stands for a picture or a video."""
 
-SIGNS = {
+PLACEHOLDERS = {
     "image": ("boi_token", "image_token", "fake_image_token", "image_placeholder_token"),
     "video": ("video_token",),
 }
@@ -70,6 +77,15 @@ class PictureTokens:
         numbers = [number for regions in self.regions for number in regions]
         return max(map(numbers.count, numbers[:1] + numbers[-1:]), default=1)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said of pictures whose parts are not told apart, or of frames that share tokens."""
+        if not self.placed:
+            return ("no token covers one image region alone: image tokens are numbered",)
+        if self.shared > 1:
+            return (f"each video token covers the same region of {self.shared} frames",)
+        return ()
+
     def name(self, number: int) -> str | None:
         """The name of a token for a part of a picture; ``None`` for any other token."""
         at = [place for place, regions in enumerate(self.regions, 1) if number in regions]
@@ -82,7 +98,7 @@ class PictureTokens:
 
     def name_in_text(self, tokens: Sequence[Token], stand: Collection[int]) -> tuple[Token, ...]:
         """The tokens of a text, with those at ``stand`` and in regions named by their part."""
-        named, order, pictures = [], sorted(stand), len(self.regions)
+        result, order, pictures = [], sorted(stand), len(self.regions)
         for position, token in enumerate(tokens):
             name, special = self.name(position), False
             if name is None and (position in self.padding or (position in stand and self.placed)):
@@ -94,8 +110,8 @@ class PictureTokens:
             if name is not None:
                 id_ = (SEPARATOR_ID if special else PICTURE_ID) + position
                 token = Token(name, id_, special=special, segment=token.segment)
-            named.append(token)
-        return tuple(named)
+            result.append(token)
+        return tuple(result)
 
     def _name_beside(self, position: int) -> str:
         """The name of a token between those of regions: its picture, and its role there."""
@@ -115,7 +131,7 @@ class PictureTokens:
 
         return tuple(map(token, range(self.length)))
 
-    def lay_out(self, images: Sequence[Image], tokens: Sequence[Token]) -> Iterator[Picture]:
+    def place_pictures(self, images: Sequence[Image], tokens: Sequence[Token]) -> Iterator[Picture]:
         """Each picture up to where its finest tokens reach, with those tokens row by row."""
         for place, (image, regions) in enumerate(zip(images, self.regions, strict=True), 1):
             boxes = {tokens[number].id: region.box for number, region in regions.items()}
@@ -130,8 +146,15 @@ class PictureTokens:
             left, top = int(left), int(top)
             part = image.crop((left, top, max(round(right), left + 1), max(round(bottom), top + 1)))
             part.thumbnail((DRAWN_PIXELS, DRAWN_PIXELS))
-            named = tuple(tokens[number] for number in order)
-            yield replace(whole, pixels=np.asarray(part), grid=(rows, columns), tokens=named)
+            patches = tuple(tokens[number] for number in order)
+            yield replace(whole, pixels=np.asarray(part), grid=(rows, columns), tokens=patches)
+
+
+class FieldOrigins(NamedTuple):
+    """For each number of a field: the token that owns it, and where in each picture it comes from."""
+
+    owners: Array  # [number]
+    origins: Sequence[Array]  # [x | y, number] of each picture
 
 
 TYPE_IDS = "mm_token_type_ids"
@@ -162,29 +185,10 @@ class PictureText:
         Pictures go where the text has placeholders, or before the text; in a chat, where the template
         puts them. Raises ``InputError``, also for what the processor refuses.
         """
-        notes: tuple[str, ...] = ()
-        if not self.video:
-            images = [readers.open_image(path) for path in paths]
-        elif getattr(self.processor, "video_processor", None) is None:
-            which = "give frames with --image, or choose a model that does"
-            raise InputError(f"{self.reader.name} sees no videos: {which}")
-        else:
-            images, notes = readers.open_frames(paths[0])
+        images, notes = self._open(paths)
         count = 1 if self.video else len(images)
         prompts = self._write(text, count) if chat is None else [self._write_chat(text, count, chat)]
-        made: dict[str, Mapping[str, Any]] = {}
-        refusals: list[InputError] = []
-        for prompt in prompts:
-            try:
-                made[prompt] = self._process(prompt, images)
-            except InputError as error:
-                refusals.append(error)
-        if not made:
-            raise refusals[0]
-        prompt = prompts[-1]  # the text itself, if the processor inserts the pictures
-        if prompt not in made or not self._signed(made[prompt]):  # it may read a placeholder as an extra word
-            prompt = max(made, key=lambda prompt: len(made[prompt]["input_ids"][0]))
-        fields = made[prompt]
+        prompt, fields = self._process_first(prompts, images)
         inputs = readers.place_fields(fields, self.module)
         counts = {
             name: value
@@ -192,25 +196,49 @@ class PictureText:
             if isinstance(value, list) and accepts(self.module, name) and name not in inputs
         }  # numbers of tiles, which some models take as plain integers
         settings = {**self.settings, **counts}
-        found = self._find(prompt, images, inputs, settings)
+        places = self._find(prompt, images, inputs, settings)
         ids = inputs["input_ids"][0].tolist()
         tokens = tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids)
         axes: dict[Kind, tuple[Axis, Axis]] = {}
-        if found.kind == "cross":
-            named = found.name_across()
-            axes["cross"], notes = (tokens, named), (*notes, WRITES)
+        if places.kind == "cross":
+            labels = places.name_across()
+            axes["cross"], notes = (tokens, labels), (*notes, CROSS_ATTENTION_NOTE)
         else:
-            signs = {ids[position] for regions in found.regions for position in regions}
-            beside = {position for position, id_ in enumerate(ids) if id_ in signs}  # between parts, too
-            named = tokens = found.name_in_text(tokens, self._signed(inputs) | beside)
+            image_ids = {ids[position] for regions in places.regions for position in regions}
+            beside = {position for position, id_ in enumerate(ids) if id_ in image_ids}  # between parts, too
+            labels = tokens = places.name_in_text(tokens, self._placeholder_positions(inputs) | beside)
         axes["decoder"] = tokens, tokens  # the tower has other tokens, even if equally many
-        if not found.placed:
-            alone = "no token stands for a part of the picture alone: those of the picture are numbered"
-            notes = (alone, *notes)
-        elif found.shared > 1:
-            notes = (f"each token of the video stands for the same part of {found.shared} frames", *notes)
-        pictures = tuple(found.lay_out(images, named))
-        return ModelInput(inputs, axes, tokens, notes, settings, pictures=pictures)
+        pictures = tuple(places.place_pictures(images, labels))
+        return ModelInput(inputs, axes, tokens, (*places.notes, *notes), settings, pictures=pictures)
+
+    def _open(self, paths: Sequence[Path]) -> tuple[list[Image], tuple[str, ...]]:
+        """The pictures, or the frames of the video with a note on those left out. Raises ``InputError``."""
+        if not self.video:
+            return [readers.open_image(path) for path in paths], ()
+        if getattr(self.processor, "video_processor", None) is None:
+            advice = "give frames with --image, or choose a model that does"
+            raise InputError(f"{self.reader.name} does not read videos: {advice}")
+        return readers.open_frames(paths[0])
+
+    def _process_first(
+        self, prompts: Sequence[str], images: Sequence[Image]
+    ) -> tuple[str, Mapping[str, Any]]:
+        """The prompt that is meant, with what the processor makes of it. Raises ``InputError``."""
+        processed: dict[str, Mapping[str, Any]] = {}
+        refusals: list[InputError] = []
+        for prompt in prompts:
+            try:
+                processed[prompt] = self._process(prompt, images)
+            except InputError as error:
+                refusals.append(error)
+        if not processed:
+            raise refusals[0]
+        last = prompts[-1]  # the text itself, if the processor inserts the pictures
+        if last in processed and self._placeholder_positions(processed[last]):
+            return last, processed[last]
+        # a processor may read a placeholder as an extra word: the longest
+        longest = max(processed, key=lambda prompt: len(processed[prompt]["input_ids"][0]))
+        return longest, processed[longest]
 
     def _write(self, text: str, count: int) -> list[str]:
         """Possible prompts for a text with ``count`` pictures; among equal lengths the first is meant.
@@ -219,18 +247,18 @@ class PictureText:
         processor may insert them. Raises ``InputError`` if the text has more or fewer placeholders than
         pictures.
         """
-        signs, plain, usual = *self._signs(), f"<{self.what}>"
-        written = [sign for sign in (*signs, *plain) if sign in text]
+        placeholders, plain, usual = *self._placeholders(), f"<{self.what}>"
+        written = [placeholder for placeholder in (*placeholders, *plain) if placeholder in text]
         if written:
-            if all(text.count(sign) != count for sign in written):
+            if all(text.count(placeholder) != count for placeholder in written):
                 self._refuse(text.count(written[0]), written[0], count)
             return [text]
         places = text.count(usual)
         if places not in (0, count):
             self._refuse(places, usual, count)
         if places:
-            return [text.replace(usual, sign) for sign in signs] or [text]
-        return [*(sign * count + text for sign in signs), text]
+            return [text.replace(usual, placeholder) for placeholder in placeholders] or [text]
+        return [*(placeholder * count + text for placeholder in placeholders), text]
 
     def _write_chat(self, text: str, count: int, chat: Chat) -> str:
         """The text as a user's message with its pictures, in the processor's chat template."""
@@ -251,14 +279,14 @@ class PictureText:
         messages = [*system, {"role": "user", "content": content}]
         return readers.write_chat(self.reader.name, self.processor, messages, chat.reply)
 
-    def _refuse(self, places: int, sign: str, count: int) -> None:
+    def _refuse(self, places: int, placeholder: str, count: int) -> None:
         raise InputError(
-            f"the text has {places} × {sign} and there {'is' if count == 1 else 'are'} {count} "
-            f"{self.what}{'s' * (count > 1)}: write it once for each, or leave it out to have them "
+            f"the text has {places} × {placeholder} and there {'is' if count == 1 else 'are'} {count} "
+            f"{self.what}{'s' * (count > 1)}: write one for each, or none to have them "
             "before the text"
         )
 
-    def _signs(self) -> tuple[list[str], list[str]]:
+    def _placeholders(self) -> tuple[list[str], list[str]]:
         """The template's text for a picture, other names of one, and the processor's placeholder."""
         config: Any = self.module.config
         tokenizer = getattr(self.processor, "tokenizer", None)
@@ -267,18 +295,19 @@ class PictureText:
             id_ = getattr(config, name, None)
             return tokenizer.convert_ids_to_tokens(id_) if tokenizer and isinstance(id_, int) else None
 
-        named = (getattr(self.processor, name, None) for name in SIGNS[self.what])
-        plain = [sign for sign in named if isinstance(sign, str) and sign]
-        found = [self._in_template(), *plain, *map(spell, IDS[self.what])]
-        signs = [sign for sign in dict.fromkeys(found) if isinstance(sign, str) and sign]
+        def texts(spellings: Iterable[Any]) -> list[str]:
+            return [each for each in dict.fromkeys(spellings) if isinstance(each, str) and each]
+
+        plain = texts(getattr(self.processor, name, None) for name in PLACEHOLDERS[self.what])
+        placeholders = texts([self._template_placeholder(), *plain, *map(spell, IDS[self.what])])
         for what in ("vision", self.what):
             names = [f"{what}_{side}_token" for side in ("start", "end")]
             start, end = (spell(f"{name}_id") or getattr(tokenizer, name, None) for name in names)
             if isinstance(start, str) and isinstance(end, str):  # they separate pictures
-                return [sign if start in sign else start + sign + end for sign in signs], plain
-        return signs, plain
+                return [each if start in each else start + each + end for each in placeholders], plain
+        return placeholders, plain
 
-    def _in_template(self) -> str | None:
+    def _template_placeholder(self) -> str | None:
         """What the chat template puts between two texts for a picture, if it has one."""
         if not getattr(self.processor, "chat_template", None):
             return None
@@ -290,23 +319,23 @@ class PictureText:
         between = re.search(r"one(.*)two", written, re.DOTALL)
         return between[1].strip() or None if between else None
 
-    def _signed(self, fields: Mapping[str, Any]) -> set[int]:
+    def _placeholder_positions(self, fields: Mapping[str, Any]) -> set[int]:
         """Positions of ids that stand for a picture, or that are marked as one."""
         config: Any = self.module.config
-        signs = {getattr(config, name, None) for name in IDS[self.what]}
-        marked = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
-        at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in signs}
-        return at | {position for position, is_picture in enumerate(marked) if is_picture}
+        placeholders = {getattr(config, name, None) for name in IDS[self.what]}
+        mask = fields[POSITION_MASK][0].tolist() if POSITION_MASK in fields else []
+        at = {position for position, id_ in enumerate(fields["input_ids"][0].tolist()) if id_ in placeholders}
+        return at | {position for position, is_picture in enumerate(mask) if is_picture}
 
     def _process(self, prompt: str, images: Sequence[Image]) -> Mapping[str, Any]:
         """What the processor makes of a text and its pictures."""
-        given: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
+        arguments: dict[str, Any] = {"images": images[0] if len(images) == 1 else list(images)}
         if self.video:
             frames = np.stack([np.asarray(image) for image in images])  # [frame, row, column, 3]
-            given = {"videos": [frames], "do_sample_frames": False}
+            arguments = {"videos": [frames], "do_sample_frames": False}
         if accepts(self.module, TYPE_IDS):
-            given[f"return_{TYPE_IDS}"] = True
-        return readers.ask_processor(self.reader.name, "picture", self.processor, text=prompt, **given)
+            arguments[f"return_{TYPE_IDS}"] = True
+        return readers.ask_processor(self.reader.name, "picture", self.processor, text=prompt, **arguments)
 
     def _find(
         self, prompt: str, images: Sequence[Image], inputs: Mapping[str, Tensor], settings: Mapping[str, Any]
@@ -316,54 +345,69 @@ class PictureText:
         Tiles and a thumbnail may be separate fields: each that places tokens adds its own. If one of two
         towers for the same tokens mixes them, the other still places them.
         """
-        from PIL import Image as pillow
 
-        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
-        if not sizes:
+        if not any(value.is_floating_point() for value in inputs.values()):
             name = self.reader.name
             raise InputError(f"the processor of {name} makes nothing of the picture that the model reads")
         word, shapes = "frame" if self.video else "image", [(image.height, image.width) for image in images]
         if POSITION_MASK in inputs:  # it says nothing about their parts
             return PictureTokens(word, "decoder", inputs["input_ids"].shape[1], [{} for _ in images])
 
-        def place(tokens: Array, where: Sequence[Array]) -> list[dict[int, Region]]:
+        def place(owners: Array, origins: Sequence[Array]) -> list[dict[int, Region]]:
             """The regions of each picture's tokens; empty if they cannot be told apart."""
-            return [
-                find_regions(tokens, each, *shape) or {} for each, shape in zip(where, shapes, strict=True)
-            ]
+            sized = zip(origins, shapes, strict=True)
+            return [find_regions(owners, each, *shape) or {} for each, shape in sized]
 
-        given, axis = {**inputs, **settings}, None
-        read, owned = list[str](), set[int]()
-        traced: list[tuple[Array, list[Array]]] = []  # where each field's numbers end up, and come from
-        for field in sorted(sizes, key=lambda name: -sizes[name]):
-            entry = enter(self.module, given, field)
-            if entry is None or (entry.kind, len(entry.states)) != (axis or (entry.kind, len(entry.states))):
-                continue  # e.g. the times of frames
+        arguments, axis, token_set = {**inputs, **settings}, None, set[int]()
+        read, placed = list[str](), list[FieldOrigins]()
+        for field, entry in self._enter_fields(inputs, arguments):
             axis = entry.kind, len(entry.states)
             read.append(field)
-
-            def prepare(arrays: Sequence[Array], field: str = field) -> Tensor:
-                made: Tensor = self._process(prompt, [pillow.fromarray(array) for array in arrays])[field]
-                return made
-
-            where = find_coordinates(prepare, shapes)
-            if where is None or where[0].shape[1:] != tuple(entry.given.shape):
-                continue  # the origin of these numbers is unknown
-            tokens = entry.owners().cpu().numpy().ravel()
-            flat = [each.reshape(2, -1) for each in where]
-            these = set(np.unique(tokens[tokens >= 0]).tolist())
-            if owned.isdisjoint(these) and any(place(tokens, flat)):
-                traced.append((tokens, flat))
-                owned |= these
+            origins = self._find_origins(prompt, field, entry, shapes)
+            if origins is None:
+                continue
+            tokens = {*np.unique(origins.owners[origins.owners >= 0]).tolist()}
+            if token_set.isdisjoint(tokens) and any(place(*origins)):
+                placed.append(origins)
+                token_set |= tokens
         kind, length = axis or ("decoder", 0)
-        if not traced:
+        if not placed:
             return PictureTokens(word, kind, length, [{} for _ in shapes])
-        tokens = np.concatenate([tokens for tokens, _ in traced])
-        fields = zip(*(where for _, where in traced), strict=True)  # of each picture
-        regions = place(tokens, [np.concatenate(each, axis=1) for each in fields])
-        padding = owned.difference(*regions)
-        mixed = find_moved(self.module, given, read) - padding if kind == "decoder" else set()
+        by_picture = zip(*(each.origins for each in placed), strict=True)
+        owners = np.concatenate([each.owners for each in placed])
+        regions = place(owners, [np.concatenate(each, axis=1) for each in by_picture])
+        padding = token_set.difference(*regions)
+        mixed = find_dependents(self.module, arguments, read) - padding if kind == "decoder" else set()
         return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
+
+    def _enter_fields(
+        self, inputs: Mapping[str, Tensor], arguments: Mapping[str, Any]
+    ) -> Iterator[tuple[str, InputEntry]]:
+        """The fields that enter the language model on one axis, largest first, and how each does."""
+        sizes = {name: value.numel() for name, value in inputs.items() if value.is_floating_point()}
+        axis = None
+        for field in sorted(sizes, key=lambda name: -sizes[name]):
+            entry = find_entry(self.module, arguments, field)
+            if entry is not None and axis in (None, (entry.kind, len(entry.states))):
+                axis = entry.kind, len(entry.states)
+                yield field, entry  # the others are e.g. the times of frames
+
+    def _find_origins(
+        self, prompt: str, field: str, entry: InputEntry, shapes: Sequence[tuple[int, int]]
+    ) -> FieldOrigins | None:
+        """Where the numbers of a field come from and end up; ``None`` if their origin is unknown."""
+        from PIL import Image as pillow
+
+        def prepare(arrays: Sequence[Array]) -> Tensor:
+            numbers: Tensor = self._process(prompt, [pillow.fromarray(array) for array in arrays])[field]
+            return numbers
+
+        where = find_coordinates(prepare, shapes)
+        if where is None or where[0].shape[1:] != tuple(entry.given.shape):
+            return None
+        return FieldOrigins(
+            entry.token_owners().cpu().numpy().ravel(), [each.reshape(2, -1) for each in where]
+        )
 
 
 def _text(words: str) -> Mapping[str, str]:

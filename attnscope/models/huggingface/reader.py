@@ -81,11 +81,11 @@ class FolderReader:
         ids = whole["input_ids"]
         if len(texts) == 1 and whole.encodings is not None and keep + MARGIN < len(ids):
             _, end = whole.encodings[0].offsets[keep + MARGIN]
-            begun = self._encode([texts[0][:end]], templated, keep)
-            special = begun.encodings[0].special_tokens_mask[::-1]
+            beginning = self._encode([texts[0][:end]], templated, keep)
+            special = beginning.encodings[0].special_tokens_mask[::-1]
             own = keep - special.index(0) if 0 in special else 0  # those before the last special ones
-            if own and len(special) == keep and begun["input_ids"][:own] == ids[:own]:
-                return begun
+            if own and len(special) == keep and beginning["input_ids"][:own] == ids[:own]:
+                return beginning
         return self._encode(texts, templated, keep)
 
     def _encode(self, texts: Sequence[str], templated: bool, keep: int | None) -> Any:
@@ -166,28 +166,28 @@ def open_frames(path: Path) -> tuple[list[Image], tuple[str, ...]]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
         if not files:
-            raise InputError(f"there is no frame in the folder {path}: give image files, in order of names")
-        kept = _spread(len(files))
-        frames, count = [open_image(files[number]) for number in kept], len(files)
+            raise InputError(f"the folder {path} has no frames: give image files, named in order")
+        numbers = _spread(len(files))
+        frames, count = [open_image(files[number]) for number in numbers], len(files)
     else:
         with _opened(path) as image:
             count = getattr(image, "n_frames", 1)
-            kept, frames = _spread(count), []
-            for number in kept:
+            numbers, frames = _spread(count), []
+            for number in numbers:
                 image.seek(number)
                 frames.append(_upright(image))
     if len({frame.size for frame in frames}) > 1:
         raise InputError(f"the frames of {path} differ in size: give frames of one size")
     if len(frames) == count:
         return frames, ()
-    which = ", ".join(str(number + 1) for number in kept)
-    return frames, (f"of {count:,} frames, {len(frames)} are shown to the model: {which}",)
+    which = ", ".join(str(number + 1) for number in numbers)
+    return frames, (f"the model reads {len(frames)} of {count:,} frames: {which}",)
 
 
 def _spread(count: int) -> list[int]:
     """At most ``MOST_VIDEO_FRAMES`` of a number of frames, evenly spread."""
-    kept = min(count, MOST_VIDEO_FRAMES)
-    return [(2 * number + 1) * count // (2 * kept) for number in range(kept)]
+    most = min(count, MOST_VIDEO_FRAMES)
+    return [(2 * number + 1) * count // (2 * most) for number in range(most)]
 
 
 def _upright(image: Image) -> Image:
@@ -235,11 +235,11 @@ def read_image(path: Path, processor: Any, module: nn.Module, entry: str = "__ca
     return ModelInput(inputs, axes, tokens, pictures=(picture,), entry=entry)
 
 
-def ask_processor(name: str, what: str, processor: Any, *given: Any, **how: Any) -> dict[str, Any]:
+def ask_processor(name: str, what: str, processor: Any, *arguments: Any, **how: Any) -> dict[str, Any]:
     """What a model's processor makes of ``what`` and its text. Raises ``InputError`` for what it refuses."""
     work = f"what the processor of {name} makes of the {what}"
     with input_work(work, f"the processor of {name} refuses this"):
-        return dict(processor(*given, **how, return_tensors="pt"))
+        return dict(processor(*arguments, **how, return_tensors="pt"))
 
 
 def place_fields(fields: Mapping[str, Any], module: nn.Module, entry: str = "__call__") -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import (
+    CROSS_ATTENTION_NOTE,
     NO_LIMIT,
-    WRITES,
     Letters,
     Limit,
     ModelInput,
@@ -33,7 +33,7 @@ from attnscope.models.inputs import (
     SoundPart,
     text_axes,
 )
-from attnscope.models.model import SOUNDS, find_sound_input, hears
+from attnscope.models.model import SOUNDS, find_sound_input, reads_sound
 from attnscope.models.regions import MIDDLES, find_middles
 from attnscope.models.text.tokens import BEGINS, GREEDY, Sampling, tokens_of_ids
 from attnscope.models.untrusted_folder import input_work
@@ -58,7 +58,7 @@ def name_moment(time: float, *steps: float) -> str:
 
 
 def find_frames(
-    name: str, module: nn.Module, values: Tensor, heard: int | None, sound: Sound, extractor: Any
+    name: str, module: nn.Module, values: Tensor, sound_steps: int | None, sound: Sound, extractor: Any
 ) -> tuple[SoundFrames, tuple[Token, ...]] | None:
     """A sound in an encoder's frames, by its own function from lengths to frames; ``None`` if it has none.
 
@@ -77,18 +77,19 @@ def find_frames(
         raise InputError(
             f"{sound.seconds:.3f} seconds are too short for {name}: its encoder makes no frame of it"
         )
-    step = step_seconds(values, steps if heard is None else heard, sound, extractor)
-    joined = getattr(module.config, "squeeze_factor", 1)  # neighbours that the encoder joins into one
-    long, full = joined * round(LONG_INPUT / count(LONG_INPUT), 3), count(steps) // joined  # long: of a frame
+    step = step_seconds(values, steps if sound_steps is None else sound_steps, sound, extractor)
+    squeeze = getattr(module.config, "squeeze_factor", 1)  # neighbours that the encoder joins into one
+    long = squeeze * round(LONG_INPUT / count(LONG_INPUT), 3)  # steps of a frame
+    full = count(steps) // squeeze
     if abs(full * long - steps) > FRAMES_CUT * long or (_is_wave(values) and long == 1):
         return None  # the function counts frames of something else
-    if heard is None:
-        heard = min(steps, math.ceil(round(sound.seconds / step, 6)))
-    known = min(count(heard) // joined, int(heard / long))  # the last may be half padding
-    found = SoundFrames(step * long, min(full, max(1, known)), begin=sound.begin)
-    names = [name_moment(found.begin + at * found.seconds, found.seconds) for at in range(full)]
-    return found, tuple(
-        Token(name, SOUND_ID + at, special=at >= found.frames) for at, name in enumerate(names)
+    if sound_steps is None:
+        sound_steps = min(steps, math.ceil(round(sound.seconds / step, 6)))
+    whole_frames = min(count(sound_steps) // squeeze, int(sound_steps / long))  # the last may be half padding
+    frames = SoundFrames(step * long, min(full, max(1, whole_frames)), begin=sound.begin)
+    names = [name_moment(frames.begin + at * frames.seconds, frames.seconds) for at in range(full)]
+    return frames, tuple(
+        Token(name, SOUND_ID + at, special=at >= frames.frames) for at, name in enumerate(names)
     )
 
 
@@ -166,8 +167,8 @@ BOUNDARY = "|"  # the word separator in CTC vocabularies
 
 def was_saved_as(automatic: Any, config: Any) -> bool:
     """Whether a folder was saved with the class that an auto class makes of its type."""
-    made = automatic._model_mapping.get(type(config), ())
-    classes = made if isinstance(made, tuple) else (made,)
+    model_class = automatic._model_mapping.get(type(config), ())
+    classes = model_class if isinstance(model_class, tuple) else (model_class,)
     return any(each.__name__ in (config.architectures or ()) for each in classes)
 
 
@@ -183,10 +184,10 @@ def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> 
     blank = getattr(tokenizer, "pad_token_id", None)  # the blank of transformers' CTC tokenizers
     if not isinstance(blank, int):
         return None
-    heard = list(dict.fromkeys(ids.tolist()))
-    spellings = zip(heard, tokenizer.convert_ids_to_tokens(heard), strict=True)
+    distinct = list(dict.fromkeys(ids.tolist()))
+    spellings = zip(distinct, tokenizer.convert_ids_to_tokens(distinct), strict=True)
     begin = frozenset(id_ for id_, spelling in spellings if (spelling or "").startswith(BEGINS))
-    read = {token.id: token.text for token in tokens_of_ids(tokenizer, heard, ())}
+    read = {token.id: token.text for token in tokens_of_ids(tokenizer, distinct, ())}
     boundary = getattr(tokenizer, "word_delimiter_token_id", None)
     return Letters(ids, scores, seconds, blank, read, boundary if isinstance(boundary, int) else None, begin)
 
@@ -194,15 +195,15 @@ def spell_letters(ids: Array, scores: Array, seconds: float, tokenizer: Any) -> 
 def name_letters(tokens: Sequence[Token], letters: Letters) -> tuple[Token, ...]:
     """Frames named by time and tokens, repetitions once and without blanks: ``0.42 s · h``."""
     each = len(letters.ids) // len(tokens)
-    named = []
+    labels = []
     for number, token in enumerate(tokens):
         inside = (id_ for id_, _ in groupby(letters.ids[number * each : (number + 1) * each].tolist()))
         text = "".join(
             BOUNDARY * (id_ in letters.begin) + letters.read[id_] for id_ in inside if id_ != letters.blank
         )
         name = token.text.removesuffix(" s") + TIME_MARK + text
-        named.append(token if token.special or not text else replace(token, text=name))
-    return tuple(named)
+        labels.append(token if token.special or not text else replace(token, text=name))
+    return tuple(labels)
 
 
 class SpeechModel(HuggingFaceModel):
@@ -210,7 +211,7 @@ class SpeechModel(HuggingFaceModel):
 
     def prepare(self, text: str, second: str | None = None, limit: Limit = NO_LIMIT) -> ModelInput:
         """A text, for a model that reads texts, too. Raises ``InputError`` for any other."""
-        if not hears(self.module):
+        if not reads_sound(self.module):
             return super().prepare(text, second, limit)
         raise InputError(f"{self.name} takes sound: give it with --audio FILE")
 
@@ -219,19 +220,19 @@ class SpeechModel(HuggingFaceModel):
         from transformers import AutoModelForSpeechSeq2Seq as Speech
 
         writes = self.encoder_decoder and type(self.module.config) in Speech._model_mapping
-        if not (writes or hears(self.module)):
+        if not (writes or reads_sound(self.module)):
             raise InputError(
-                f"{self.name} hears, but where a sound stands in its text, or beside it, is not known here: "
-                "give what its processor makes of both with --inputs FILE"
+                f"{self.name} takes sound, but how it joins sound and text is not known: pass what its "
+                "processor makes of both with --inputs FILE"
             )
         if text is not None and not self.encoder_decoder:
             raise InputError(f"{self.name} takes sound, not text: leave out the text beside --audio")
         part = part or SoundPart()
         sound = read_sound(path, part.begin, part.end).resample(self._extractor.sampling_rate)
         notes: tuple[str, ...] = ()
-        if sound.seconds > self.at_once:
-            notes = self._note_cut(path, sound, self.at_once, part)
-            sound = replace(sound, samples=sound.samples[: round(self.at_once * sound.rate)])
+        if sound.seconds > self.most_seconds:
+            notes = self._note_cut(path, sound, self.most_seconds, part)
+            sound = replace(sound, samples=sound.samples[: round(self.most_seconds * sound.rate)])
         name = find_sound_input(self.module) or ""
         values, heard, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
@@ -244,20 +245,19 @@ class SpeechModel(HuggingFaceModel):
         found = find_frames(self.name, self.module, values, heard, sound, self._extractor)
         if found is None:
             notes += (
-                f"what looks at the sound is numbered, without times: {self.name} does not say how long a "
-                "frame is",
+                f"sound positions are numbered, without times: {self.name} does not say how long a frame is",
             )
             samples = sound.samples.copy()
             samples[-max(1, len(samples) // 10) :] = 0
             silenced = self._extract(path, replace(sound, samples=samples), name)[0]
             if (samples != sound.samples).any() and torch.equal(values, silenced):
-                notes += (f"the end of the sound is not heard: {self.name}'s feature extractor cuts it off",)
+                notes += (f"the end of the sound is not read: {self.name}'s feature extractor cuts it off",)
             return ModelInput(inputs, axes, (), notes, self.settings)
         known, tokens = found
         axes["encoder"] = tokens, tokens
         if written is not None:
             axes["cross"] = written, tokens
-            notes += (WRITES,)
+            notes += (CROSS_ATTENTION_NOTE,)
         end = len(tokens) * known.seconds
         if sound.seconds > end + FRAMES_CUT * known.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)
@@ -270,15 +270,17 @@ class SpeechModel(HuggingFaceModel):
         """A transcript spelled as the CTC head would write it. Raises ``InputError`` for letters it lacks."""
         tokenizer = self.reader.tokenizer
         plain = " ".join("".join(each for each in text if each.isalnum() or each in " '").split())
-        for said in (case(each) for each in (text.strip(), plain) for case in (str, str.upper, str.lower)):
-            ids = tokenizer(said, add_special_tokens=False).input_ids
+        for spelling in (
+            case(each) for each in (text.strip(), plain) for case in (str, str.upper, str.lower)
+        ):
+            ids = tokenizer(spelling, add_special_tokens=False).input_ids
             if ids and tokenizer.unk_token_id not in ids:
-                spelled = spell_letters(np.array(ids), letters.scores, letters.seconds, tokenizer)
-                assert spelled is not None
-                return spelled
+                reading = spell_letters(np.array(ids), letters.scores, letters.seconds, tokenizer)
+                assert reading is not None
+                return reading
         raise InputError(f"the CTC head of {self.name} has no letters for {plain or text!r}")
 
-    def _read_letters(self, prepared: ModelInput, heard: SoundFrames) -> ModelInput:
+    def _read_letters(self, prepared: ModelInput, frames: SoundFrames) -> ModelInput:
         """The same with the CTC head's reading in the names of the frames: one pass."""
         if self.reader.tokenizer is None or self.writer is None:
             lacks = "vocabulary" if self.writer is not None else "weights"
@@ -287,13 +289,13 @@ class SpeechModel(HuggingFaceModel):
             logits = self.writer(**prepared.inputs).logits[0].cpu()
         ids, scores = logits.argmax(-1).numpy(), logits.float().log_softmax(-1).numpy()
         each = len(ids) // len(prepared.tokens)
-        letters = spell_letters(ids, scores, heard.seconds / each, self.reader.tokenizer) if each else None
+        letters = spell_letters(ids, scores, frames.seconds / each, self.reader.tokenizer) if each else None
         if letters is None:
             why = "its vocabulary has no blank" if each else "its frames are longer than those of the encoder"
             return replace(prepared, notes=(*prepared.notes, f"no letters of the CTC head: {why}"))
-        named = name_letters(prepared.tokens, letters)
-        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (named, named)}
-        return replace(prepared, tokens=named, axes=axes, sound=replace(heard, letters=letters))
+        labels = name_letters(prepared.tokens, letters)
+        axes: dict[Kind, tuple[Axis, Axis]] = {"encoder": (labels, labels)}
+        return replace(prepared, tokens=labels, axes=axes, sound=replace(frames, letters=letters))
 
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
@@ -312,7 +314,7 @@ class SpeechModel(HuggingFaceModel):
         return extractor
 
     @property
-    def at_once(self) -> float:
+    def most_seconds(self) -> float:
         """The most seconds in one pass; ``None`` for models without a limit."""
         most = getattr(self._extractor, "n_samples", None)
         most = getattr(self._extractor, "nb_max_samples", None) if most is None else most
@@ -322,10 +324,10 @@ class SpeechModel(HuggingFaceModel):
         """The note that only the beginning is read. Raises ``InputError`` unless that was asked for."""
         if not part.truncate:
             raise InputError(
-                f"{path} has {sound.seconds:.1f} seconds and {self.name} hears at most {end:g} at once: "
-                "choose a part with --from-second and --to-second, or pass --truncate to hear its beginning"
+                f"{path} has {sound.seconds:.1f} seconds and {self.name} reads at most {end:g} in one pass: "
+                "choose a part with --from-second and --to-second, or pass --truncate to read its beginning"
             )
-        return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are heard",)
+        return (f"cut: the first {end:g} of {sound.seconds:.1f} seconds are read",)
 
     def _extract(
         self, path: Path, sound: Sound, name: str
@@ -336,48 +338,48 @@ class SpeechModel(HuggingFaceModel):
         extractor, config = self._extractor, self.module.config
         # inputs that the processor of a type needs: a mask if the extractor has one
         masks = getattr(extractor, "return_attention_mask", True) is not False
-        asked = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
-        both = {**({"return_attention_mask": True} if masks else {}), **(asked or {})}
-        taken = inspect.signature(extractor.__call__).parameters
-        free = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-        how = {setting: value for setting, value in both.items() if free or setting in taken}
+        defaults = getattr(PROCESSOR_MAPPING.get(type(config), None), "audio_kwargs", None)
+        both = {**({"return_attention_mask": True} if masks else {}), **(defaults or {})}
+        parameters = inspect.signature(extractor.__call__).parameters
+        free = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        how = {setting: value for setting, value in both.items() if free or setting in parameters}
         how |= {"sampling_rate": sound.rate, "return_tensors": "pt"}
-        named = f"the feature extractor of {self.name}"
-        with input_work(f"what {named} makes of {path}", f"{named} refuses {path}"):
+        source = f"the feature extractor of {self.name}"
+        with input_work(f"what {source} makes of {path}", f"{source} refuses {path}"):
             fields = dict(extractor(sound.samples, **how))
             mask = fields.get("attention_mask")
-            heard = None if mask is None else int(mask[0].sum())
+            sound_steps = None if mask is None else int(mask[0].sum())
         for values in fields.values():
             if isinstance(values, Tensor) and not bool(torch.isfinite(values).all()):
-                raise InputError(f"{named} makes values of {path} that are not numbers")
+                raise InputError(f"{source} makes values of {path} that are not numbers")
         if mask is not None and len(mask) > 1:
             raise InputError(
-                f"{self.name} cuts {path} into {len(mask)} pieces that it hears apart: choose a part with "
+                f"{self.name} cuts {path} into {len(mask)} pieces that it reads apart: choose a part with "
                 "--from-second and --to-second"
             )
         if name not in fields:
             raise ModelError(f"{self.name} reads {name}, and its feature extractor makes {', '.join(fields)}")
         beside = place_fields(fields, self.module)
-        return beside.pop(name), heard, beside
+        return beside.pop(name), sound_steps, beside
 
     def _decoder_tokens(
         self, values: Tensor, name: str, text: str | None, truncate: bool
     ) -> tuple[tuple[Token, ...], tuple[str, ...]]:
-        """The tokens with which a decoder starts, the language that it hears among them, and the text's."""
+        """The tokens with which a decoder starts, the language that it detects among them, and the text's."""
         if self.reader.tokenizer is None:
             raise ModelError(f"{self.name} has no tokenizer for what its decoder reads")
         tokenizer, notes = self.reader.tokenizer, tuple[str, ...]()
         prefix = getattr(tokenizer, "prefix_tokens", None)
         languages = _ids(getattr(self.preferred, "lang_to_id", None), len(tokenizer))
         if prefix and languages and len(prefix) == 2 and self.writer is not None:
-            asked = {name: values, "decoder_input_ids": self._tensor(prefix[:1])}
-            with torch.inference_mode(), self._quoting(ModelInput(asked, {}, ())):
-                scores = self.writer(**asked).logits[0, -1]
+            inputs = {name: values, "decoder_input_ids": self._tensor(prefix[:1])}
+            with torch.inference_mode(), self._quoting(ModelInput(inputs, {}, ())):
+                scores = self.writer(**inputs).logits[0, -1]
             ids = list(languages.values())
             language = ids[int(scores[torch.tensor(ids, device=scores.device)].argmax())]
             task = _ids(getattr(self.preferred, "task_to_id", None), len(tokenizer)).get("transcribe")
             prefix = [prefix[0], language, *([] if task is None else [task]), prefix[1]]
-            notes = (f"the language is {tokenizer.convert_ids_to_tokens(language)}, as the model hears it",)
+            notes = (f"the language is {tokenizer.convert_ids_to_tokens(language)}, as the model detects it",)
         started = tokens_of_ids(tokenizer, prefix, set(prefix)) if prefix else ()
         start = started or (start_token(self.module, tokenizer),)
         if text is None:
@@ -394,22 +396,22 @@ class SpeechModel(HuggingFaceModel):
 
     def generate(self, prepared: ModelInput, count: int, sampling: Sampling = GREEDY) -> ModelInput:
         """The generated transcript, recorded during generation."""
-        if hears(self.module) and not self.encoder_decoder:
+        if reads_sound(self.module) and not self.encoder_decoder:
             raise ModelError(f"{self.name} transcribes without a decoder: leave out --generate")
         return super().generate(prepared, count, sampling)
 
     @property
     def objective(self) -> Objective:
         """Raises ``ModelError`` for a model that does not generate."""
-        if hears(self.module) and not self.encoder_decoder:
+        if reads_sound(self.module) and not self.encoder_decoder:
             raise ModelError(f"{self.name} takes sound and predicts no next token")
         return super().objective
 
 
-def _ids(named: Any, below: int) -> Mapping[str, int]:
+def _ids(ids_by_name: Any, below: int) -> Mapping[str, int]:
     """Token ids by name, for names in the vocabulary."""
-    known = named.items() if isinstance(named, Mapping) else ()
-    return {str(name): id_ for name, id_ in known if isinstance(id_, int) and 0 <= id_ < below}
+    items = ids_by_name.items() if isinstance(ids_by_name, Mapping) else ()
+    return {str(name): id_ for name, id_ in items if isinstance(id_, int) and 0 <= id_ < below}
 
 
 def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> tuple[float, ...] | None:
@@ -424,8 +426,8 @@ def find_begins(module: nn.Module, steps: int, seconds: float, count: int) -> tu
         if counter is None or config is None:
             continue
         _, *others = inspect.signature(counter).parameters
-        known = {name: getattr(config, name) for name in others if hasattr(config, name)}
-        counts = counter(torch.arange(1, steps + 1), **known)
+        settings = {name: getattr(config, name) for name in others if hasattr(config, name)}
+        counts = counter(torch.arange(1, steps + 1), **settings)
         if int(counts[-1]) == count and bool((counts.diff() >= 0).all()):
             first = torch.searchsorted(counts, torch.arange(1, count + 1))  # length at each token
             return tuple(round(int(begin) * seconds, 6) for begin in first - first[0])
@@ -463,7 +465,7 @@ class SoundTextModel(HuggingFaceModel):
         ids = inputs["input_ids"][0].tolist()
         stand = [position for position, id_ in enumerate(ids) if id_ in signs]
         begins, unknown = self._find_begins(inputs, name, sound, stand)
-        notes = () if begins is not None else (f"{unknown}: those of the sound are numbered",)
+        notes = () if begins is not None else (f"{unknown}: sound tokens are numbered",)
         tokens = list(tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids))
         for number, position in enumerate(stand):
             begin = 0.0 if begins is None else begins[number]
@@ -507,21 +509,21 @@ class SoundTextModel(HuggingFaceModel):
         mask = next((mask for mask in masks if mask.shape == (1, steps)), None)
         real = steps if mask is None else int(mask.sum())
         step = step_seconds(values, real, sound, self._extractor)
-        counted = find_begins(self.module, real, step, count)
-        if counted is not None or not count:
-            return counted, "no token stands for the sound"
+        begins = find_begins(self.module, real, step, count)
+        if begins is not None or not count:
+            return begins, "no token covers the sound"
         some = np.unique(np.linspace(0, count - 1, MIDDLES).round().astype(int))
-        given = {**inputs, **self.settings}
-        middles = find_middles(self.module, given, name, [stand[number] for number in some], axis)
+        arguments = {**inputs, **self.settings}
+        middles = find_middles(self.module, arguments, name, [stand[number] for number in some], axis)
         if middles is None or np.isnan(middles).any():
-            return None, "no token stands for a moment of the sound alone"
+            return None, "no token covers one moment of the sound alone"
         pace = round(float(np.polyfit(some, middles, 1)[0])) if count > 1 else steps
         if pace < 1 or (count > 1 and np.abs(middles / pace - some - 0.5).max() > MOST_BESIDE_LINE):
-            return None, "time does not go evenly through the tokens of the sound"
+            return None, "sound tokens are not evenly spaced in time"
         return tuple(round(number * pace * step, 6) for number in range(count)), ""
 
 
-def hears_too(module: nn.Module) -> bool:
+def accepts_sound(module: nn.Module) -> bool:
     """Whether a module takes a sound, under any name."""
     parameters = inspect.signature(module.forward).parameters
     return any(name in SOUNDS or "audio" in name for name in parameters)

@@ -28,7 +28,7 @@ from attnscope.attention import Token
 from attnscope.capture.record import is_within
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models.inputs import NO_LIMIT, Limit, ModelInput, Objective, text_axes
-from attnscope.models.model import Fit, Model, hears
+from attnscope.models.model import Fit, Model, reads_sound
 from attnscope.models.text.tokens import (
     GREEDY,
     NUMBERS,
@@ -187,13 +187,13 @@ class OwnModel(ReaderModel):
         if chat:
             return super().prepare_all(texts, limit, chat=True)
         most = min(each for each in (limit.max_tokens, self.positions) if each is not None)
-        made = list[ModelInput | InputError]()
+        results = list[ModelInput | InputError]()
         for text, encoded in zip(texts, self.reader.read_all(texts, most), strict=True):
             if encoded is None or max(map(len, text)) > MOST_CHARACTERS:
-                made += super().prepare_all([text], limit)
+                results += super().prepare_all([text], limit)
             else:
-                made.append(self.label(encoded.tokens, encoded.notes))
-        return made
+                results.append(self.label(encoded.tokens, encoded.notes))
+        return results
 
     def label(self, tokens: tuple[Token, ...], notes: tuple[str, ...]) -> ModelInput:
         """The ids of tokens as the encoder's input; a pair is read as two segments."""
@@ -229,7 +229,7 @@ PROBED = (8, 3, 2)
 """Length of the text that tests whether a module is causal; shorter for a short context, and on a GPU, where
 a position that does not exist ends all work of the process."""
 FAILING = (IndexError, RuntimeError, ValueError)  # what a module raises for more tokens than it has positions
-NUMBERED = "tokens are shown by their numbers: no tokenizer has read them"
+NUMBERED = "tokens are shown by number: there is no tokenizer"
 
 
 class ModuleModel(ReaderModel):
@@ -269,14 +269,14 @@ class ModuleModel(ReaderModel):
             other[0, -1] = 1 - other[0, -1]
             try:
                 with torch.no_grad(), self._quoting(ModelInput({}, {}, (), arguments=(ids,))):
-                    scores, moved = self._scores(ids), self._scores(other)
+                    scores, other_scores = self._scores(ids), self._scores(other)
                 break
             except ModelError as error:
                 if count == PROBED[-1] or not isinstance(error.__cause__, FAILING):
                     raise
         if scores.shape[:2] != (1, count):
             raise ModelError(f"{self.name} does not score every token: it returns {list(scores.shape)}")
-        causal = torch.allclose(scores[0, :-1].float(), moved[0, :-1].float(), rtol=0, atol=1e-4)
+        causal = torch.allclose(scores[0, :-1].float(), other_scores[0, :-1].float(), rtol=0, atol=1e-4)
         mask = None if causal else self.reader.mask
         if not causal and mask is None:
             raise ModelError(f"{self.name} reads in both directions, and its tokenizer has no mask token")
@@ -339,7 +339,7 @@ def load_module(name: str, *, device: torch.device, dtype: torch.dtype | None) -
     try:
         module = attrgetter(attribute)(source)
     except AttributeError:
-        public = [known for known in vars(source) if not known.startswith("_")]
+        public = [each for each in vars(source) if not each.startswith("_")]
         raise ModelError(f"no {attribute!r} in {where}: it has {', '.join(public) or 'nothing'}") from None
     if not isinstance(module, nn.Module) and callable(module):
         try:
@@ -387,39 +387,51 @@ def wrap_module(module: nn.Module, tokenizer: Any, processor: Any, name: str | N
     config: Any = getattr(module, "config", None)
     name = name or getattr(config, "_name_or_path", None) or type(module).__name__
     inside = models_inside(module)
-    if tokenizer is None and processor is None and "" not in inside:
-        beside = (getattr(part, "tokenizer", None) for part in module.modules() if inside)
-        tokenizer = next((each for each in beside if hasattr(each, "convert_ids_to_tokens")), None)
     if tokenizer is None and processor is None:
-        return Model(name, module, None)
+        tokenizer = _find_tokenizer(module) if inside and "" not in inside else None
+        if tokenizer is None:
+            return Model(name, module, None)
     backend = getattr(tokenizer, "backend_tokenizer", None if callable(tokenizer) else tokenizer)
     if hasattr(backend, "encode_batch") and (backend is tokenizer or not inside):  # of the tokenizers library
         return ModuleModel(name, module, _whole_texts(backend, name))
     if len(inside) != 1:
-        holds = f"holds several models, {', '.join(inside)}: wrap the one that reads the text"
-        lacks = "holds no model of transformers: give a tokenizers.Tokenizer"
-        raise InputError(f"{name} {holds if inside else lacks}")
-    ((path, module),) = inside.items()
+        several = f"holds several models, {', '.join(inside)}: wrap the one that reads the text"
+        none = "holds no model of transformers: give a tokenizers.Tokenizer"
+        raise InputError(f"{name} {several if inside else none}")
+    ((path, model),) = inside.items()
     notes = (f"{path} reads the text, the model inside of {name}",) if path else ()
+    return _wrap_transformers(model, tokenizer, processor, name, notes)
+
+
+def _find_tokenizer(module: nn.Module) -> Any:
+    """The tokenizer that a part of a module has, as sentence encoders do."""
+    beside = (getattr(part, "tokenizer", None) for part in module.modules())
+    return next((each for each in beside if hasattr(each, "convert_ids_to_tokens")), None)
+
+
+def _wrap_transformers(
+    module: nn.Module, tokenizer: Any, processor: Any, name: str, notes: tuple[str, ...]
+) -> Model:
     from attnscope.models.huggingface.model import HuggingFaceModel
     from attnscope.models.huggingface.sounds import SpeechModel
 
     def load_processor(kind: str) -> Any:
         if processor is None:
-            raise InputError(f"{name} was wrapped without an image processor: pass wrap a processor")
+            raise InputError(f"{name} was wrapped without an image processor: pass wrap(processor=...)")
         return processor
 
-    writes, make = getattr(module, "can_generate", None), SpeechModel if hears(module) else HuggingFaceModel
+    kind = SpeechModel if reads_sound(module) else HuggingFaceModel
+    writes = getattr(module, "can_generate", None)
     writer = module if writes is not None and writes() else None
     preferred = getattr(module, "generation_config", None)
-    return make(name, module, tokenizer, notes, writer, load_processor, preferred)
+    return kind(name, module, tokenizer, notes, writer, load_processor, preferred)
 
 
 def models_inside(module: nn.Module) -> dict[str, Any]:
     """The outermost models of transformers in a module by their paths; itself under ``""``."""
-    found = dict[str, Any]()
+    models = dict[str, Any]()
     for path, part in module.named_modules():
         whole = hasattr(part, "config") and hasattr(part, "get_input_embeddings")
-        if whole and not any(is_within(path, known) for known in found):
-            found[path] = part
-    return found
+        if whole and not any(is_within(path, outer) for outer in models):
+            models[path] = part
+    return models

@@ -48,7 +48,7 @@ def tokens_of_encoding(encoding: Encoding, texts: Sequence[str]) -> tuple[Token,
         raise ModelError("the tokenizer is damaged: a special token of it has more or fewer ids than names")
     sequences = encoding.sequence_ids  # each access builds a new list
     words = _words(encoding, sequences, texts)
-    for id_, spelling, span, marked, sequence, word in zip(*columns, sequences, words, strict=True):
+    for id_, spelling, span, is_special, sequence, word in zip(*columns, sequences, words, strict=True):
         segment = segment if sequence is None else sequence
         if sequence is None:
             tokens.append(Token(spelling, id_, True, segment, word))
@@ -59,7 +59,7 @@ def tokens_of_encoding(encoding: Encoding, texts: Sequence[str]) -> tuple[Token,
             ends[sequence] = max(ends[sequence], span[1])
         elif adds is not None:
             adds = ""
-        tokens.append(Token(text, id_, bool(marked), segment, word, adds=adds))
+        tokens.append(Token(text, id_, bool(is_special), segment, word, adds=adds))
     return tuple(tokens)
 
 
@@ -75,7 +75,7 @@ def tokens_of_spellings(
 
     A word begins where the spelling says so (``▁``, ``Ġ``, or no ``##``), and at every special token.
     """
-    marked = any(spelling.startswith(BEGINS) for spelling in spellings if spelling is not None)
+    has_marks = any(spelling.startswith(BEGINS) for spelling in spellings if spelling is not None)
     tokens: list[Token] = []
     word, inside = -1, False
     for id_, spelling in zip(ids, spellings, strict=True):
@@ -87,10 +87,10 @@ def tokens_of_spellings(
             tokens.append(Token(spelling, id_, special=True))
             inside = False
             continue
-        begins = spelling.startswith(BEGINS) if marked else not spelling.startswith("##")
+        begins = spelling.startswith(BEGINS) if has_marks else not spelling.startswith("##")
         word, inside = word + (begins or not inside), True
         text = without_marks(spelling)
-        adds = " " * begins + text if marked or not begins else None
+        adds = " " * begins + text if has_marks or not begins else None
         tokens.append(Token(text, id_, word=word, adds=adds))
     return tuple(tokens)
 
@@ -107,14 +107,14 @@ def mark_unknown(
 
     A text may contain that token literally; then it is not unknown.
     """
-    marked = tuple(
+    result = tuple(
         replace(token, text=f"{token.text} {spelling}")
         if token.id == unknown and not token.special and token.text != spelling
         else token
         for token in tokens
     )
-    count = sum(one is not other for one, other in zip(marked, tokens, strict=True))
-    return marked, (say_unknown(count, len(tokens), spelling),) if count else ()
+    count = sum(one is not other for one, other in zip(result, tokens, strict=True))
+    return result, (say_unknown(count, len(tokens), spelling),) if count else ()
 
 
 def say_unknown(count: int, total: int, spelling: str | None) -> str:
@@ -140,10 +140,10 @@ def without_marks(spelling: str) -> str:
 @lru_cache(maxsize=1 << 16)
 def _piece(spelling: str, covered: str) -> str:
     """The displayed text of a token with that vocabulary entry, which covers that part of the text."""
-    spelled = without_marks(spelling)
-    if spelled.isspace() and not covered.isspace():
-        return spelled  # a word mark that the tokenizer added covers the next character
-    return covered.strip() or covered or spelled
+    text = without_marks(spelling)
+    if text.isspace() and not covered.isspace():
+        return text  # a word mark that the tokenizer added covers the next character
+    return covered.strip() or covered or text
 
 
 def _words(encoding: Encoding, sequences: Sequence[int | None], texts: Sequence[str]) -> list[int | None]:
@@ -192,14 +192,14 @@ class Vocabulary:
         """``tokens`` followed by those of ``ids``; the first of these may continue the last word."""
         before = [token.id for token in tokens]
         every = [*before, *ids]
-        spelled = tokens_of_spellings(every, self.spell(every), self.special)
-        shift = _words_vocabulary(tokens) - _words_vocabulary(spelled[: len(before)])
+        spellings = tokens_of_spellings(every, self.spell(every), self.special)
+        shift = _words_vocabulary(tokens) - _words_vocabulary(spellings[: len(before)])
         segment = tokens[-1].segment if tokens else 0
-        spelled = spelled[len(before) :]
-        words = [None if token.word is None else token.word + shift for token in spelled]
+        spellings = spellings[len(before) :]
+        words = [None if token.word is None else token.word + shift for token in spellings]
         return *tokens, *(
             replace(token, text=text, segment=segment, word=word, adds=_respell(token, text, first))
-            for token, (text, first), word in zip(spelled, self._texts(spelled), words, strict=True)
+            for token, (text, first), word in zip(spellings, self._texts(spellings), words, strict=True)
         )
 
     def _texts(self, tokens: Sequence[Token]) -> list[tuple[str, bool]]:
@@ -246,8 +246,8 @@ def repeat_random(frame: TextTokens, vocabulary: Vocabulary, size: int, count: i
     ``InputError`` if the vocabulary is too small.
     """
     order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
-    spelled = zip(order, vocabulary.spell(order), strict=True)
-    plain = ((id_, without_marks(text)) for id_, text in spelled if text and id_ not in vocabulary.special)
+    entries = zip(order, vocabulary.spell(order), strict=True)
+    plain = ((id_, without_marks(text)) for id_, text in entries if text and id_ not in vocabulary.special)
     legible = [id_ for id_, text in plain if text.isascii() and text.isalnum()]
     if count > len(legible):
         raise InputError(f"the vocabulary has {len(legible):,} tokens to draw from: ask for no more")
@@ -293,7 +293,7 @@ def strip_end(tokens: tuple[Token, ...], ends: Collection[int]) -> tuple[tuple[T
         stop -= 1
     if stop == len(tokens):
         return tokens, ()
-    return tokens[:stop], (f"{tokens[stop].text} is left out at the end, so that the text can go on",)
+    return tokens[:stop], (f"{tokens[stop].text} is left out at the end, so that the text can continue",)
 
 
 def generate_ids(

@@ -241,4 +241,4 @@ def test_recorded_cross_attention_says_which_row_writes(causal):
     mask = nn.Transformer.generate_square_subsequent_mask(5) if causal else None
     with torch.inference_mode(), attnscope.record(model, seal=False) as run:
         model(torch.randn(1, 5, 16), torch.randn(1, 7, 16), tgt_mask=mask, tgt_is_causal=causal)
-    assert any("writes that of the next row" in note for note in run.notes) == causal
+    assert any("predicts the next" in note for note in run.notes) == causal

@@ -224,7 +224,7 @@ def test_cut_texts_and_unknown_tokens_are_counted_in_notes(own, tmp_path):
     total = sum(len(own.prepare(text, limit=Limit(truncate=True)).tokens) for text in texts)
     assert f"3 of {total:,} tokens are unknown to the vocabulary: [UNK]" in notes
     notes = corpus_stats(load(t5(tmp_path)), ListedTexts(TEXTS[:3])).notes
-    assert sum("the decoder reads the text itself" in note for note in notes) == 1
+    assert sum("the decoder gets the same text" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize("asked", [{"importance": True}, {"ablation": "zero"}])

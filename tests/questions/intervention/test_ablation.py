@@ -231,7 +231,7 @@ def test_loss_of_repeated_tokens_counts_the_second_half(model):
     cost = cachecost(model, [prepared], sink=1, recent=4)
     assert (cost.loss, cost.tokens) == (pytest.approx(before), half)
     for notes in (found.notes, ablation.notes, corpus.notes, cost.notes):
-        assert sum("the loss counts the second half" in note for note in notes) == 1
+        assert sum("only the second half counts in the loss" in note for note in notes) == 1
     each = token_losses(model, prepared)
     assert [one.counts for one in each] == [at in places[half:] for at in range(len(ids))]
     known = [one.loss for one in each if one.loss is not None]

@@ -460,8 +460,8 @@ def align_windows(
     notes |= dict.fromkeys(
         (
             f"the model wrote {len(tokens):,} tokens",
-            f"read in {len(windows)} windows of {model.most_seconds:g} seconds; each begins with the last word of "
-            "the one before",
+            f"read in {len(windows)} windows of {model.most_seconds:g} seconds; each begins with the last "
+            "word of the one before",
         )
     )
     first = windows[0]  # its picture shows one window alone, and is left out

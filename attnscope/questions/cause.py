@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnscope.attention import Attention, Axis, Head, Site
+from attnscope.axes import Array
 from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
@@ -198,6 +199,27 @@ def measure_effects(
     )
 
 
+def _ratio(shares: Sequence[float], wholes: Array) -> float:
+    """The sum of effects over the sum of the differences that they are shares of."""
+    return float(np.dot(shares, wholes) / wholes.sum())
+
+
+def _mean_effect(effects: Sequence[Effect], wholes: Array) -> Effect:
+    score, divergence = np.mean([(each.score, each.divergence) for each in effects], 0).tolist()
+    return Effect(_ratio([each.effect for each in effects], wholes), score, divergence)
+
+
+def _mean_head(head: Head, effects: Sequence[ChangedHead], wholes: Array) -> ChangedHead:
+    """A head's effect over several texts, with the standard error of that ratio of sums."""
+    mean, count = _mean_effect(effects, wholes), len(effects)
+    estimates = [each.estimate for each in effects if each.estimate is not None]
+    deviations = wholes * [each.effect - mean.effect for each in effects]
+    error = float((np.square(deviations).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
+    return ChangedHead(
+        **vars(mean), head=head, error=error, estimate=_ratio(estimates, wholes) if estimates else None
+    )
+
+
 def average_effects(texts: Sequence[Intervention], prediction: str, title: str) -> Intervention:
     """The effects over several texts: their sum over that of differences, with its standard error."""
     first, count = texts[0], len(texts)
@@ -210,21 +232,8 @@ def average_effects(texts: Sequence[Intervention], prediction: str, title: str) 
     if abs(wholes.sum()) < MIN_DIFFERENCE * count:
         raise InputError("summed over all texts, the scores do not differ: name the target of each")
 
-    def ratio(shares: Sequence[float]) -> float:
-        return float(np.dot(shares, wholes) / wholes.sum())
-
-    def mean(effects: Sequence[Effect]) -> Effect:
-        score, divergence = np.mean([(each.score, each.divergence) for each in effects], 0).tolist()
-        return Effect(ratio([each.effect for each in effects]), score, divergence)
-
-    heads = []
     by_head = group_by((head for each in texts for head in each.heads), attrgetter("head"))
-    for head, effects in by_head.items():
-        alone, estimates = mean(effects), [each.estimate for each in effects if each.estimate is not None]
-        deviations = wholes * [each.effect - alone.effect for each in effects]
-        error = float((np.square(deviations).sum() * count / (count - 1)) ** 0.5 / abs(wholes.sum()))
-        estimate = ratio(estimates) if estimates else None
-        heads.append(ChangedHead(**vars(alone), head=head, error=error, estimate=estimate))
+    heads = [_mean_head(head, effects, wholes) for head, effects in by_head.items()]
     together = [each.together for each in texts if each.together is not None]
     return replace(
         first,
@@ -234,7 +243,7 @@ def average_effects(texts: Sequence[Intervention], prediction: str, title: str) 
         title=title,
         notes=all_notes(texts),
         heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
-        together=mean(together) if together else None,
+        together=_mean_effect(together, wholes) if together else None,
         correlation=_correlate(heads),
     )
 

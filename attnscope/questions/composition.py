@@ -69,8 +69,8 @@ def compose(earlier: LayerWeights, later: LayerWeights) -> dict[str, Tensor]:
     length = _length(earlier.value, earlier.output)  # [earlier head]
     scores = {}
     for way, (reads, rest) in ways.items():
-        met = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
-        square = torch.einsum("eab,leax,lxy,leby->le", wrote, met, _gram(rest), met)
+        between = torch.einsum("ewo,lwr->leor", earlier.output.double(), reads.double())
+        square = torch.einsum("eab,leax,lxy,leby->le", wrote, between, _gram(rest), between)
         scores[way] = square.clamp(min=0).sqrt() / (_length(reads, rest)[:, None] * length)
     return scores
 
@@ -79,12 +79,11 @@ def compose_random(earlier: LayerWeights, later: LayerWeights) -> tuple[float, f
     """The mean score of random matrices of the same shapes, and its deviation; reproducible."""
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(like: Tensor) -> Tensor:
+    def draw(like: Tensor) -> Tensor:
         return torch.randn(DRAWS, *like.shape[1:], generator=generator, dtype=torch.float64)
 
-    one = LayerWeights(None, None, drawn(earlier.value), drawn(earlier.output))
-    other = LayerWeights(None, None, drawn(later.value), drawn(later.output))
-    scores = compose(one, other)["V"]
+    random = [LayerWeights(None, None, draw(each.value), draw(each.output)) for each in (earlier, later)]
+    scores = compose(*random)["V"]
     return float(scores.mean()), float(scores.std())
 
 
@@ -93,9 +92,9 @@ def _gram(parts: Tensor) -> Tensor:
     return parts.double().mT @ parts.double()
 
 
-def _length(one: Tensor, other: Tensor) -> Tensor:
-    """The Frobenius norm of one times the other transposed.  [head, width, size] twice -> [head]"""
-    return (_gram(one) * _gram(other)).sum((-2, -1)).clamp(min=0).sqrt()
+def _length(left: Tensor, right: Tensor) -> Tensor:
+    """The Frobenius norm of left times right transposed.  [head, width, size] twice -> [head]"""
+    return (_gram(left) * _gram(right)).sum((-2, -1)).clamp(min=0).sqrt()
 
 
 WAYS = {"Q": "queries", "K": "keys", "V": "values"}
@@ -144,8 +143,8 @@ class Compositions:
 
     def by(self, way: str) -> Mapping[int, list[float]]:
         """The lift of each earlier head's score for that head, by layer."""
-        mine = (each for each in self.feeds if (each.way, each.fed) == (way, self.fed))
-        return layer_rows({each.head: each.lift for each in mine})
+        feeds = (each for each in self.feeds if (each.way, each.fed) == (way, self.fed))
+        return layer_rows({each.head: each.lift for each in feeds})
 
 
 def measure_composition(model: Model, prepared: ModelInput, fed: Head | None = None) -> Compositions:
@@ -213,7 +212,7 @@ def _note_layers(circuits: Circuits, layers: Mapping[Site, LayerWeights]) -> Ite
         yield f"{shared} heads share each key and value: composition with one of them is composition with all"
 
 
-LISTED = 4  # pairs listed for each composition, since scores of different ones do not compare; --csv has all
+LISTED_PAIRS = 4  # of each composition, since scores of different ones do not compare
 
 EXPLAINED = (
     "score: how much of what a head writes is what the later one reads, from the weights alone; norms "
@@ -239,7 +238,7 @@ def composition_answer(result: Compositions) -> Answer:
     }
     name = str if len({each.head.kind for each in result.feeds}) > 1 else attrgetter("name")
     by_way = group_by(result.feeds, attrgetter("way"))
-    shown = [each for way in WAYS for each in by_way.get(way, [])[:LISTED]]
+    shown = [each for way in WAYS for each in by_way.get(way, [])[:LISTED_PAIRS]]
     more = len(result.feeds) - len(shown)
     listed = format_table(
         {
@@ -284,10 +283,10 @@ def _require(fed: Head, layers: Mapping[Site, LayerWeights]) -> Head:
     return Head(fed.layer, fed.head, here[0].kind)
 
 
-MOST, CHUNK = 4096, 256
+MAX_TOKENS, CHUNK_TOKENS = 4096, 256
 """Tokens tried of a larger vocabulary, evenly spread over it, and tokens tried at a time."""
 
-COPYING = 8  # heads that are listed; the map and the numbers have all of them
+LISTED_COPYING = 8  # heads that are listed; the map and the numbers have all of them
 
 
 @record("a head, and how it copies")
@@ -317,8 +316,20 @@ class _Step(NamedTuple):
     """A module that ran, with the last token's rows of its input and output."""
 
     call: Call
-    given: Tensor | None
-    gave: Tensor
+    input: Tensor | None
+    output: Tensor
+
+    @property
+    def works(self) -> bool:
+        """Whether it is a single module that changes a state."""
+        return not isinstance(self.call.module, PASSING) and not [*self.call.module.children()]
+
+    @property
+    def norm(self) -> Norm | None:
+        """What it does to a state if it is a norm."""
+        if self.input is None or not self.input.is_floating_point():
+            return None
+        return find_norm(self.call, self.input[None, None], self.output[None, None])
 
 
 @dataclass(eq=False)
@@ -329,28 +340,25 @@ class _Steps(Circuits):
 
     def _leave(self, call: Call, output: object) -> None:
         super()._leave(call, output)
-        gave = first_tensor(output)
-        if gave is not None and gave.ndim and gave.is_floating_point():
+        states = first_tensor(output)
+        if states is not None and states.ndim and states.is_floating_point():
             with quietly():
-                self.ran.append(_Step(call, None if call.first is None else _last(call.first), _last(gave)))
+                before = None if call.first is None else _last(call.first)
+                self.ran.append(_Step(call, before, _last(states)))
 
-    def of(self, name: str) -> _Step | None:
+    def first(self, name: str) -> _Step | None:
         """The first call of a module."""
         return next((step for step in self.ran if step.call.name == name), None)
 
 
 PASSING = (nn.Dropout, nn.Identity, nn.Embedding)
-"""Modules that only transform a state, and those in which it begins."""
-
-
-def _works(step: _Step) -> bool:
-    return not isinstance(step.call.module, PASSING) and not [*step.call.module.children()]
+"""Modules that pass a state on, and those in which it begins."""
 
 
 def _layer_of(name: str) -> tuple[str | None, str] | None:
     """The path of the list of layers that a module is in, and its number there: the first of its path."""
-    found = re.match(r"(?:(.*?)\.)??(\d+)(?=\.|$)", name)
-    return None if found is None else (found[1], found[2])
+    match = re.match(r"(?:(.*?)\.)??(\d+)(?=\.|$)", name)
+    return None if match is None else (match[1], match[2])
 
 
 def _last(states: Tensor) -> Tensor:
@@ -358,14 +366,8 @@ def _last(states: Tensor) -> Tensor:
     return states.reshape(-1, states.shape[-1])[-1].clone() if states.ndim > 1 else states
 
 
-def _same(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and torch.equal(one, other)
-
-
-def _norm(step: _Step) -> Norm | None:
-    if step.given is None or not step.given.is_floating_point():
-        return None
-    return find_norm(step.call, step.given[None, None], step.gave[None, None])
+def _same(left: Tensor | None, right: Tensor) -> bool:
+    return left is not None and torch.equal(left, right)
 
 
 def measure_copying(model: Model, prepared: ModelInput) -> Copying:
@@ -377,16 +379,18 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     with (
         torch.no_grad(),
         steps.watching(module),
-        recording(module, [steps], prepared.axes, warn=False) as seen,
+        recording(module, [steps], prepared.axes, warn=False) as record,
     ):
         size = score_prediction(model, prepared, None).logits.shape[-1]
     embed, unembed, final = _ends_of(model, model.objective.ids(prepared), steps, size)
     size = min(len(embed), size)
-    met = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width], summed over V
-    for one, other in zip(torch.split(embed[:size], CHUNK), torch.split(unembed[:size], CHUNK), strict=True):
-        met += (other.mT @ one).double().cpu()
-    rows = torch.arange(0, size, -(-size // MOST))
-    found: list[HeadCopying] = []
+    # the unembedding times the embedding, summed over the vocabulary in chunks
+    product = torch.zeros(unembed.shape[1], embed.shape[1], dtype=torch.float64)  # [width, width]
+    for start in range(0, size, CHUNK_TOKENS):
+        some = slice(start, min(start + CHUNK_TOKENS, size))
+        product += (unembed[some].mT @ embed[some]).double().cpu()
+    rows = torch.arange(0, size, -(-size // MAX_TOKENS))
+    heads: list[HeadCopying] = []
     left_out = set[int]()
     kinds = {site.kind for site in steps.sites}  # encoder heads beside a decoder write no logits
     writing = [site for site in steps.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")]
@@ -398,18 +402,18 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
             continue
         for head, (value, output) in enumerate(zip(*parts, strict=True)):
             copies = _copied(embed, unembed[:size], value, output, rows)
-            values = torch.linalg.eigvals(output.double().cpu() @ met @ value.double().cpu())
+            values = torch.linalg.eigvals(output.double().cpu() @ product @ value.double().cpu())
             positive, sizes = float((values.real > 0).double().mean()), float(values.abs().sum())
             share = float(values.real.sum()) / sizes if sizes else float("nan")
-            found.append(HeadCopying(Head(site.layer, head, site.kind), copies / len(rows), positive, share))
-    notes = [*model.notes, *seen.notes]
+            heads.append(HeadCopying(Head(site.layer, head, site.kind), copies / len(rows), positive, share))
+    notes = [*model.notes, *record.notes]
     if left_out:
         layers = ", ".join(map(str, sorted(left_out)))
         notes.append(f"layer {layers}: no plain path from the embedding through its values: left out")
-    if not found:
+    if not heads:
         raise ModelError(f"no OV circuit of {model.name} can be read from its weights")
-    found.sort(key=lambda each: (-each.copies, -each.eigenvalues))
-    return Copying(tuple(found), len(rows), size, model.title, tuple(notes))
+    heads.sort(key=lambda each: (-each.copies, -each.eigenvalues))
+    return Copying(tuple(heads), len(rows), size, model.title, tuple(notes))
 
 
 def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows: Tensor) -> int:
@@ -418,7 +422,7 @@ def _copied(embed: Tensor, unembed: Tensor, value: Tensor, output: Tensor, rows:
     [vocabulary, width] twice, [width, size], [size, width]
     """
     count, writes = 0, output @ unembed.mT  # [size, vocabulary]
-    for some in torch.split(rows, CHUNK):
+    for some in torch.split(rows, CHUNK_TOKENS):
         logits = embed[some] @ value @ writes  # [row, vocabulary]
         own = logits.gather(1, some[:, None].to(logits.device))[:, 0]
         count += int(((own >= logits.amax(1)) & (own > 0)).sum())
@@ -436,9 +440,9 @@ def _ends_of(model: Model, ids: Tensor, steps: _Steps, size: int) -> tuple[Tenso
     first, behind = (inside[0], inside[-1] + 1) if inside else (0, 0)
     embed = _token_embedding(model, ids, steps)
     for step in steps.ran[:first]:
-        if len(step.gave) == embed.shape[1] and (norm := _norm(step)) is not None:
+        if len(step.output) == embed.shape[1] and (norm := step.norm) is not None:
             embed = _folded(embed, norm)
-    return embed, *_output_head(model, list(filter(_works, steps.ran[behind:])), size)
+    return embed, *_output_head(model, [step for step in steps.ran[behind:] if step.works], size)
 
 
 def _token_embedding(model: Model, ids: Tensor, steps: _Steps) -> Tensor:
@@ -453,7 +457,7 @@ def _token_embedding(model: Model, ids: Tensor, steps: _Steps) -> Tensor:
 def _output_head(model: Model, behind: Sequence[_Step], size: int) -> tuple[Tensor, Norm | None]:
     """The unembedding, [vocabulary, width], and the norm before it, if these are all behind the layers."""
     matrix = _matrix_of(behind[-1], size) if behind else None
-    norms = [_norm(step) for step in behind[-2:-1]]
+    norms = [step.norm for step in behind[-2:-1]]
     if matrix is None or len(behind) > 2 or None in norms:
         named = ", ".join(step.call.name for step in behind) or "nothing"
         raise ModelError(
@@ -471,19 +475,19 @@ def _folded(states: Tensor, norm: Norm) -> Tensor:
 
 def _matrix_of(step: _Step, size: int) -> Tensor | None:
     """The weight with which a module computed scores.  -> [vocabulary, width]"""
-    if step.given is None or len(step.gave) < size or not step.given.is_floating_point():
+    if step.input is None or len(step.output) < size or not step.input.is_floating_point():
         return None
     module = step.call.module
     bias = weight_of(module, "bias")
-    gave = step.gave.float() - (bias.detach().float() if bias is not None else 0)
+    output = step.output.float() - (bias.detach().float() if bias is not None else 0)
     for name, _ in module.named_parameters(recurse=False):
         weight = weight_of(module, name)
         if weight is None or weight.ndim != 2:
             continue
-        for lies in orientations(weight.detach(), len(gave), len(step.given)):
-            made = lies.float() @ step.given.float()
-            if torch.allclose(made, gave, atol=ALIKE * float(gave.abs().amax())):
-                return lies
+        for oriented in orientations(weight.detach(), len(output), len(step.input)):
+            product = oriented.float() @ step.input.float()
+            if torch.allclose(product, output, atol=ALIKE * float(output.abs().amax())):
+                return oriented
     return None
 
 
@@ -492,21 +496,21 @@ def _fold(site: Site, steps: _Steps, final: Norm | None) -> tuple[Tensor, Tensor
 
     -> [head, width, size], [head, size, width]
     """
-    reads, wrote, attends = steps.reads[site].value, steps.found.get(site), steps.of(site.name)
-    if reads is None or wrote is None or attends is None or attends.given is None:
+    reads, wrote, attends = steps.reads[site].value, steps.found.get(site), steps.first(site.name)
+    if reads is None or wrote is None or attends is None or attends.input is None:
         return None
-    layer, made = _layer_of(site.name), steps.of(wrote.name) or attends
-    before = [step for step in steps.ran if _works(step) and _same(step.gave, attends.given)]
+    layer, writer = _layer_of(site.name), steps.first(wrote.name) or attends
+    before = [step for step in steps.ran if step.works and _same(step.output, attends.input)]
     before = [step for step in before if _layer_of(step.call.name) in (None, layer)]
     value, output = reads.float(), wrote.weight.float()
     for step in before[:1]:
-        norm = _norm(step)
+        norm = step.norm
         if norm is None:  # something else turns a state into the stream
             return None
         value = value * norm.scale.flatten().float()[:, None]
         value = value - value.mean(1, keepdim=True) if norm.centred else value
     behind = next(
-        (norm for step in steps.ran if _same(step.given, made.gave) and (norm := _norm(step))), None
+        (norm for step in steps.ran if _same(step.input, writer.output) and (norm := step.norm)), None
     )
     for norm in (behind, final):
         output = output if norm is None else _folded(output, norm)
@@ -525,7 +529,7 @@ def copying_answer(result: Copying) -> Answer:
             "positive": "{0.positive:.2f}",
             "eigenvalues": "{0.eigenvalues:+.2f}",
         },
-        result.heads[:COPYING],
+        result.heads[:LISTED_COPYING],
         notes=(
             f"copies: share of {tested}{result.vocabulary:,} tokens whose own logit rises most where the "
             "head attends to them",

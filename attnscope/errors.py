@@ -14,7 +14,9 @@ on standard error and exits with code 2; the library raises it.
 from __future__ import annotations
 
 import errno
+import os
 import re
+from collections.abc import Sequence
 
 from attnscope.text import clean
 
@@ -25,10 +27,21 @@ ALLOCATED = re.compile(r"allocate ([\d.]+) (bytes|[KMGTPE]iB)")
 
 
 class AttnscopeError(Exception):
-    """The root of every error that a user can fix; file names and library messages are made printable."""
+    """The root of every error that a user can fix; file names and library messages are made printable.
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(clean(message))
+    ``notes`` on what was seen before follow the ``sentence`` itself.
+    """
+
+    def __init__(self, message: str = "", notes: Sequence[str] = ()) -> None:
+        super().__init__(clean("; ".join([message, *notes])))
+        self.sentence = clean(message)
+
+    @property
+    def suggestion(self) -> str | None:
+        """What exists or what to do, behind the sentence's last colon; ``None`` without one."""
+        suggestion = self.sentence.rpartition(": ")[2]
+        causes = map(os.strerror, errno.errorcode)
+        return None if suggestion in (self.sentence, *causes) else suggestion
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook prints: the sentence, without a traceback."""

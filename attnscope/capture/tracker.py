@@ -19,7 +19,7 @@ from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.lineage.nodes import CallOrigin
 from attnscope.capture.placing.kinds import Sites
 from attnscope.capture.record import Observer, Record, SiteRecord
-from attnscope.capture.rows.capture import CapturedCall, Weighing
+from attnscope.capture.rows.capture import CapturedCall, Weighing, is_mapped
 from attnscope.capture.rows.kernels import Frame
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import SizeError
@@ -101,8 +101,10 @@ class Pass(ABC):
     def _enter(self, call: Call) -> None:
         self.ran.add(call.name)
         if len(self.stack.calls) == 1:
-            leaves = (each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Tensor))
-            self.record.given = tuple(each.shape for each in leaves if not each.is_nested and each.ndim > 1)
+            with quietly():
+                leaves = [each for each in tree_leaves((call.args, call.kwargs)) if isinstance(each, Tensor)]
+                shapes = (each.shape for each in leaves if not each.is_nested and each.ndim > 1)
+                self.record.given = tuple(shapes)
             if self.trace is not None:
                 self.trace.begin(call)
         for tracker in self.active_trackers:
@@ -112,6 +114,9 @@ class Pass(ABC):
         before = self.events
         for tracker in self.active_trackers:
             tracker.leave(call, output)
+        with quietly():
+            if len(self.stack.calls) == 1 and _has_nan(output):
+                self.record.note_change("the model's own output contains NaN")
         self.mark_unrepeatable(self.events != before)
 
     def on_torch_call(self, call: TorchCall) -> None:
@@ -186,6 +191,16 @@ class Pass(ABC):
             if isinstance(capture.read, ScoredRows):
                 capture.read.free()
             self.record.sites.append(SiteRecord.from_attention(attention, self._step))  # seen by all of them
+
+
+MOST_CHECKED = 1 << 20  # numbers of an output, the last ones, in which a NaN is looked for
+
+
+def _has_nan(output: object) -> bool:
+    """Whether a model's output has a NaN among its last numbers, which later tokens get from earlier ones."""
+    leaves = (each for each in tree_leaves(output) if type(each) is Tensor and each.is_floating_point())
+    plain = (each for each in leaves if not each.is_nested and not each.is_meta and not is_mapped(each))
+    return any(bool(each.detach().flatten()[-MOST_CHECKED:].isnan().any()) for each in plain)
 
 
 class Tracker:

@@ -206,7 +206,7 @@ def main() -> None:
                 _end_silently()
             raise
         except typer.TyperException as error:
-            _fail(_explain_usage(error), error)
+            _fail(sentence := _explain_usage(error), error, AttnscopeError(sentence).suggestion)
         except BrokenPipeError:
             _end_silently()
         except Exception as error:
@@ -215,7 +215,7 @@ def main() -> None:
                 raise KeyboardInterrupt from None
             if os.environ.get("ATTNSCOPE_TRACEBACK") and not (foreseen and error.__cause__ is None):
                 raise
-            _fail(_explain(error))
+            _fail(_explain(error), suggestion=getattr(error, "suggestion", None))
 
 
 def _end_silently() -> NoReturn:
@@ -310,7 +310,7 @@ def _explain(error: Exception) -> str:
     )
 
 
-def _fail(sentence: str, usage: Any = None) -> NoReturn:
+def _fail(sentence: str, usage: Any = None, suggestion: str | None = None) -> NoReturn:
     """One readable line on stderr, under torchrun with the process's number, and with ``--json`` as JSON.
 
     In a terminal, wrong usage looks as Typer prints it.
@@ -323,8 +323,8 @@ def _fail(sentence: str, usage: Any = None) -> NoReturn:
     found = build(typed[0]) if typed and typed[0] in PANELS else None
     options, _ = split_words(typed, found.valued if found else ())
     if ["--json"] in options:  # typed as an option, not as a text or an option's value
-        suggestion = shown.rpartition(": ")[2] if ": " in shown else None
-        answer = {"error": shown, "suggestion": suggestion, "exit_code": 2}
+        given = suggestion is not None and suggestion not in typed  # no name that was typed
+        answer = {"error": shown, "suggestion": suggestion if given else None, "exit_code": 2}
         print(json.dumps(answer, ensure_ascii=False), file=sys.stderr)
     elif not sys.stderr.isatty():
         print(f"attnscope{which}: {shown}", file=sys.stderr)

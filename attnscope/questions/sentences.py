@@ -217,7 +217,7 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
     here = [site for site in sites if selection.meets(site.site)] or sites
     heads = number_ranges(range(max(site.heads for site in here)))
     has = f"this model has layers {number_ranges(layers)}, heads {heads}"
-    raise SelectionError("; ".join([f"no {asked}: {has}", *record.notes]))
+    raise SelectionError(f"no {asked}: {has}", record.notes)
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

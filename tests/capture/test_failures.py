@@ -201,3 +201,13 @@ def test_complete_or_failing_recording_does_not_warn(model):
     assert watch(model, X).sites
     with pytest.raises(KeyError), recording(model):
         raise KeyError
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+def test_output_with_nan_is_noted_once(value):
+    model = nn.Sequential(*(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True) for _ in range(2))).eval()
+    model[1].norm2.bias.data[3] = value  # behind all attention
+    with recording(model, warn=False) as record:
+        for _ in range(2):
+            model(torch.zeros(1, 5, 16))
+    assert record.notes == ["the model's own output contains NaN"] * (value != value)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from attnscope.cli import build
 from attnscope.cli.commands import NAMES
 from attnscope.cli.commands.skill import SKILL
+from attnscope.errors import SelectionError
 from attnscope.questions.answer import VERSION, printed_records, schema_of
 from tests.cli.test_show import HALF_SEEN
 
@@ -156,6 +158,20 @@ def test_error_is_json_with_json_option(run, words, error, suggestion):
         assert error in told["error"]
         assert suggestion is None or told["suggestion"].startswith(suggestion)
         assert told["exit_code"] == 2
+
+
+def test_suggestion_is_no_note_and_no_name_that_was_typed(run, place, monkeypatch):
+    error = SelectionError(
+        "no layer 9: this model has layers 0-3", ["no attention in layer 1: it is a convolution"]
+    )
+    assert str(error).endswith("it is a convolution")
+    monkeypatch.setattr("attnscope.questions.stats.overview", Mock(side_effect=error))
+    told = json.loads(run("show", "The cat.", "--json").err)
+    assert (told["error"], told["suggestion"]) == (str(error), "this model has layers 0-3")
+    for raised in (ValueError("so: not"), OSError(2, "No such file", "a.txt")):
+        monkeypatch.setattr("attnscope.questions.stats.overview", Mock(side_effect=raised))
+        assert json.loads(run("show", "The cat.", "--json").err)["suggestion"] is None
+    assert json.loads(run("show", "--file", "b.txt", "--json").err)["suggestion"] is None
 
 
 def test_jsonl_lines_equal_the_answers_for_single_texts(run, tmp_path):

@@ -61,8 +61,7 @@ def table(name: str) -> Array:
         check_name(name)
         import matplotlib
 
-        drawn: Array = matplotlib.colormaps[name](at, bytes=True)[:, :3]
-        return drawn
+        return matplotlib.colormaps[name](at, bytes=True)[:, :3]
     (low, high), anchors = _OWN_MAPS[name]
     rise = 1 - np.abs(2 * at - 1) if name in TWO_SIDED else at
     chroma, hue = np.array(anchors).T
@@ -72,8 +71,7 @@ def table(name: str) -> Array:
     lab = np.stack([low + (high - low) * rise, a, b], -1)  # [step, L a b]
     light = np.clip((lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T, 0, 1)
     srgb = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-    rounded: Array = np.round(255 * srgb).astype(np.uint8)
-    return rounded
+    return np.asarray(np.round(255 * srgb).astype(np.uint8))
 
 
 @cache
@@ -86,28 +84,24 @@ def terminal_colours(name: str) -> Array:
     cube = [(red, green, blue) for red in ladder for green in ladder for blue in ladder]
     terminal = _lab(np.array(cube + [(grey,) * 3 for grey in range(8, 248, 10)]))
     apart = _lab(table(name))[:, None] - terminal  # [entry, colour, L a b]
-    nearest: Array = (apart**2).sum(-1).argmin(1) + 16
-    return nearest
+    return np.asarray((apart**2).sum(-1).argmin(1) + 16)
 
 
 def _lab(srgb: Array) -> Array:
     """OKLab of sRGB from 0 to 255.  [..., 3] -> [..., 3]"""
     part = srgb / 255
     light = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
-    lab: Array = np.cbrt(light @ np.linalg.inv(_CONES_TO_RGB).T) @ np.linalg.inv(_LAB_TO_CONES).T
-    return lab
+    return np.asarray(np.cbrt(light @ np.linalg.inv(_CONES_TO_RGB).T) @ np.linalg.inv(_LAB_TO_CONES).T)
 
 
 def steps(levels: Array) -> Array:
     """The table entry of each level from 0 to 1.  [...] -> [...]"""
-    indices: Array = np.round(np.clip(levels, 0, 1) * (STEPS - 1)).astype(np.intp)
-    return indices
+    return np.round(np.clip(levels, 0, 1) * (STEPS - 1)).astype(np.intp)
 
 
 def is_light(colours: Array) -> Array:
     """Whether black reads better than white on colours given in shares.  [..., 3] -> [...]"""
-    light: Array = colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18
-    return light
+    return colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18
 
 
 def check_name(name: str) -> None:
@@ -145,8 +139,9 @@ def blend(pixels: Array, levels: Array, cmap: str) -> Array:
     glow = table(cmap)[np.rint(levels * (STEPS - 1)).astype(int)]  # [row, column, 3]
     level = levels[..., None]
     own = pixels * (DARKEST_SHARE + (1 - DARKEST_SHARE) * level)
-    shown: Array = np.clip(np.rint(own * (1 - GLOW * level) + glow * GLOW * level), 0, 255).astype(np.uint8)
-    return shown
+    return np.asarray(
+        np.clip(np.rint(own * (1 - GLOW * level) + glow * GLOW * level), 0, 255).astype(np.uint8)
+    )
 
 
 def resize(field: Array, rows: int, columns: int) -> Array:

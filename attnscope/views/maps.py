@@ -179,8 +179,7 @@ def _settle_scale(scale: Scale, signed: bool, heads: Sequence[Weights]) -> Scale
 def choosing_rows(allowed: Array) -> Array:
     """The rows with more than half as many unmasked keys as the longest: others have large weights anyway."""
     opened = np.count_nonzero(allowed, -1)
-    rows: Array = 2 * opened > opened.max(-1, keepdims=True, initial=0)
-    return rows
+    return np.asarray(2 * opened > opened.max(-1, keepdims=True, initial=0))
 
 
 def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: bool) -> Array:
@@ -190,8 +189,7 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
         high = np.abs(values).max(-1, keepdims=True, initial=0)  # [..., query, 1]
         low = -high if signed else 0 * high
     span = np.where(high > low, high - low, 1)
-    shares: Array = np.clip((values - low) / span, 0, 1)
-    return shares
+    return np.asarray(np.clip((values - low) / span, 0, 1))
 
 
 def _limits(weights: Weights, scale: Scale, signed: bool) -> tuple[float, float]:
@@ -445,5 +443,4 @@ def thumbnail_levels(layer: GridLayer, view: Grid) -> Array:
 def _largest(layer: GridLayer) -> Array:
     """The largest weight of each head among the rows of ``choosing_rows``.  -> [head, 1, 1]"""
     rows = choosing_rows(~layer.masked)[..., None]  # [head, row, 1]
-    top: Array = np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows)
-    return top
+    return np.asarray(np.abs(layer.values).max((-2, -1), keepdims=True, initial=0, where=rows))

@@ -338,8 +338,7 @@ def _arc(start: Array, end: Array, bend: float) -> Array:
     """Points of the arc that matplotlib draws, in pixels.  -> [point, 2]"""
     (over, up), share = end - start, np.linspace(0, 1, ARC_POINTS)[:, None]
     middle = (start + end) / 2 + bend * np.array([up, -over])
-    points: Array = (1 - share) ** 2 * start + 2 * share * (1 - share) * middle + share**2 * end
-    return points
+    return (1 - share) ** 2 * start + 2 * share * (1 - share) * middle + share**2 * end
 
 
 def _count_hits(points: Array, boxes: Sequence[Any], field: Any) -> int:

@@ -241,8 +241,7 @@ class Style:
     @property
     def bar(self) -> Array:
         """The colour of a bar, visible on any map."""
-        colour: Array = table(self.cmap)[STEPS * 5 // 8] / 255.0
-        return colour
+        return np.asarray(table(self.cmap)[STEPS * 5 // 8] / 255.0)
 
 
 @dataclass(frozen=True, eq=False)

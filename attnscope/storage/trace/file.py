@@ -75,8 +75,7 @@ class Trace:
         allowed = allowed[:, head.head if allowed.shape[1] > 1 else 0]  # [batch or 1, query, key]
         there = allowed.any(-1, keepdims=True)
         count = np.broadcast_to(there, (len(rows), *there.shape[1:])).sum(0)
-        mean: Array = (rows[:, 0] * there).sum(0) / np.maximum(count, 1)
-        return mean
+        return np.asarray((rows[:, 0] * there).sum(0) / np.maximum(count, 1))
 
     def size(self, call: layout.TracedCall) -> tuple[int, int]:
         """How many queries and keys a call has."""

@@ -346,8 +346,7 @@ def _softmax_rows(
     grown = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
     total = grown.sum(-1, keepdims=True)
     total = total if sink is None else total + np.exp(sink - highest)
-    weights: Array = np.divide(grown, total, out=np.zeros_like(grown), where=total != 0)
-    return weights
+    return np.asarray(np.divide(grown, total, out=np.zeros_like(grown), where=total != 0))
 
 
 def _of_heads(values: Array, heads: list[int]) -> Array:

@@ -219,7 +219,7 @@ def _trace_of(
                     dtype=str(weights.values.dtype),
                     queries=queries,
                     keys=keys,
-                    rows=layout.Held("weights", hold("weights", weights.values[None]), mask),
+                    rows=layout.TracedWeights("weights", hold("weights", weights.values[None]), mask),
                 )
             )
     description = layout.TraceDescription(

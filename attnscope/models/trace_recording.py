@@ -79,15 +79,15 @@ class RowRecorder:
         if isinstance(read, JoinedHeads):
             parts = zip(read.parts, read.counts, strict=True)
             joint = tuple(self._rows(part, (batch, count, queries, keys)) for part, count in parts)
-            return layout.Joined("heads", joint, read.counts)
+            return layout.TracedHeads("heads", joint, read.counts)
         if isinstance(read, SteppedRows):
             return self._steps(read, shape)
         weights = read.weights if isinstance(read, HeldRows) else read.rows(0, queries, None)
         unmasked = read.open_keys if isinstance(read, HeldRows) else read.allowed(0, queries)
         mask = None if unmasked is None else self._mask(unmasked, queries, weights.shape[-1])
-        return layout.Held("weights", self._tensor("weights", weights), mask)
+        return layout.TracedWeights("weights", self._tensor("weights", weights), mask)
 
-    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> layout.Stepped:
+    def _steps(self, read: SteppedRows, shape: tuple[int, int, int, int]) -> layout.TracedSteps:
         """The steps of a generation; a step shares its first keys with the one before if they are equal."""
         keys = [part.call.key for part in read.calls if isinstance(part, ScoredRows)]
         longest = max(keys, key=lambda key: key.shape[2], default=None)
@@ -97,7 +97,7 @@ class RowRecorder:
             else self._rows(part, (*shape[:2], stop - start, shape[3]))
             for part, (start, stop) in zip(read.calls, pairwise(read.starts), strict=True)
         ]
-        return layout.Stepped("steps", tuple(parts), read.starts, read.shifts, read.keys)
+        return layout.TracedSteps("steps", tuple(parts), read.starts, read.shifts, read.keys)
 
     def _scores(self, call: AttentionCall, longest: Tensor | None = None) -> layout.TracedScores:
         queries, keys = call.query.shape[2], call.key.shape[2]

@@ -40,7 +40,7 @@ FRAMEWORKS |= dict.fromkeys(("lightning.pytorch", "pytorch_lightning"), "Callbac
 OnAlarm: TypeAlias = "Literal['warn', 'stop'] | Callable[[str], object]"
 
 
-class Alarmed(AttnscopeError):
+class AlarmError(AttnscopeError):
     """A head met the condition for stopping a run."""
 
 
@@ -213,7 +213,7 @@ def watch(
     change; a compiled model runs uncompiled while it is watched. ``path`` gets one line of JSON per step,
     ``report`` the scores by name, for any logger. ``alarm`` ("entropy < 0.05 or confidence > 0.99")
     warns of each head that meets it, and of NaN scores; ``on_alarm`` may be "stop", which ends the run
-    with ``Alarmed``, or a function of the sentence. Rows that the mask calls padding do not count, and a
+    with ``AlarmError``, or a function of the sentence. Rows that the mask calls padding do not count, and a
     batch is averaged. The batches of several processes (torch.distributed) are added up, and the first one
     has the log.
 
@@ -257,7 +257,7 @@ def _watching_calls(log: TrainingLog, model: nn.Module, counting: bool) -> Itera
         finally:
             put(watched)
         for stopped in [each.stopped for each, counts in logs if counts and each.stopped]:
-            raise Alarmed(stopped)
+            raise AlarmError(stopped)
         return output
 
     def watched(*args: Any, **kwargs: Any) -> Any:

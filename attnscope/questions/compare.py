@@ -33,7 +33,7 @@ from attnscope.questions.sentences import (
     selected_sites,
 )
 from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record
-from attnscope.views import HeadDistances, HeadPair, Parting, Ranked, Ranking, View, distance_map, head_pair
+from attnscope.views import HeadDistances, HeadPair, HeadRank, Ranking, RowGap, View, distance_map, head_pair
 
 NEAREST = 5  # pairs that are listed; --csv has all of them
 
@@ -331,12 +331,12 @@ def heads_answer(result: Comparison, command: str | None) -> Answer:
     """All heads: the table, the groups and the nearest pairs; a picture adds the plane."""
     view = result.view
     groups = [
-        Ranked(str(number), ", ".join(head.name for head in group))
+        HeadRank(str(number), ", ".join(head.name for head in group))
         for number, group in enumerate(result.grouped_heads, 1)
         if len(group) > 1
     ]
     pairs = [
-        Ranked(pair.names, pair.words, f"{command} {pair.names}" if command else "")
+        HeadRank(pair.names, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.nearest
     ]
     lists = Ranking(tuple(groups), title="Clusters"), Ranking(tuple(pairs), title="Most similar pairs")
@@ -509,7 +509,7 @@ def two_heads_answer(result: HeadComparison) -> Answer:
     return Answer((view,), {"pair": view}, lambda: result, lambda: csv_rows(result.rows), lambda: arrays)
 
 
-def _parting(place: Place, keys: Sequence[Place], rows: Tensor, distance: Tensor) -> Parting:
+def _parting(place: Place, keys: Sequence[Place], rows: Tensor, distance: Tensor) -> RowGap:
     """One row that differs, with each head's largest weight.  [head, key]"""
     weights, heaviest = rows.max(-1)
     left, right = (
@@ -517,4 +517,4 @@ def _parting(place: Place, keys: Sequence[Place], rows: Tensor, distance: Tensor
         for key in heaviest.tolist()
     )
     shares = float(weights[0]), float(weights[1])
-    return Parting(place.label, place.start, float(distance), (left, right), shares)
+    return RowGap(place.label, place.start, float(distance), (left, right), shares)

@@ -22,7 +22,7 @@ from attnscope.questions.compare import CELLS, RowChooser, even_sample, read_hea
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
 from attnscope.records import Meaning, Notes, derived, record
-from attnscope.views import HeadMap, Heatmap, Ranked, Ranking, head_map, heatmap
+from attnscope.views import HeadMap, HeadRank, Heatmap, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
@@ -384,7 +384,7 @@ def texts_answer(result: TextComparison, command: str | None) -> Answer:
     """Two texts: their alignment, the change of each head, and the difference map of one head."""
     opening = f"{command} --head " if command and result.difference is None else ""
     listed = [
-        Ranked(each.head.name, f"changes by {each.change:.3f} nats", opening and opening + each.head.name)
+        HeadRank(each.head.name, f"changes by {each.change:.3f} nats", opening and opening + each.head.name)
         for each in result.ranking[:LISTED]
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)
@@ -410,11 +410,11 @@ def models_answer(result: ModelComparison) -> Answer:
             words, match = f"{pair.words} from the same head", partner[pair.one]
             if match.one != match.other:
                 words += f"; its match in the other model is {match.other.name} ({match.distance:.3f})"
-            listed.append(Ranked(pair.one.name, words))
+            listed.append(HeadRank(pair.one.name, words))
     else:
         title, pairs = "Best one-to-one matches", result.matches
         nearest = sorted(pairs, key=lambda pair: pair.distance)[:LISTED]
-        listed = [Ranked(pair.names, pair.words) for pair in nearest]
+        listed = [HeadRank(pair.names, pair.words) for pair in nearest]
     matches = [(result.heads.index(pair.one), result.others.index(pair.other)) for pair in result.matches]
     arrays = {
         "heads": compare.addresses(result.heads),

@@ -22,7 +22,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
-from attnscope.views import Column, HeadRow, Heatmap, Measured, Table, head_row, heatmap
+from attnscope.views import Column, HeadRow, Heatmap, Score, Table, head_row, heatmap
 
 
 @record("a token and its loss")
@@ -287,10 +287,10 @@ def pick_head(weights: Weights, head: int) -> Weights:
     return replace(weights, values=weights.values[head], allowed=allowed)
 
 
-def readings_of(head: HeadFigures) -> Iterator[Measured]:
+def readings_of(head: HeadFigures) -> Iterator[Score]:
     """The scores next to a head's picture."""
     for name in READINGS:
         figure = head.figures.get(name)
         if figure is not None and not (name == "no_key" and abs(figure.value) < 1e-4):
             measure = MEASURES[name]
-            yield Measured(name, figure.value, figure.baseline, measure.unit, measure.summary)
+            yield Score(name, figure.value, figure.baseline, measure.unit, measure.summary)

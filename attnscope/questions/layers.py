@@ -27,7 +27,7 @@ from attnscope.questions.token import find_scene, overlay_pictures, pictures_of
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
 from attnscope.version import __version__
-from attnscope.views import Described, Grid, Heatmap, Scene, TokenView, grid, place_of, token_view
+from attnscope.views import Grid, HeadDescription, Heatmap, Scene, TokenView, grid, place_of, token_view
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -168,7 +168,7 @@ class AllHeads:
         return next(((at.start, own) for axis, own in axes for at in axis if at.id == wanted), None)
 
     @property
-    def described(self) -> Mapping[tuple[str, int], tuple[Described, ...]]:
+    def described(self) -> Mapping[tuple[str, int], tuple[HeadDescription, ...]]:
         """The text about each head, by kind and layer."""
         return {place: tuple(map(_describe, heads)) for place, heads in self.figures.items()}
 
@@ -201,9 +201,9 @@ class AllHeads:
         )
 
 
-def _describe(head: HeadFigures) -> Described:
+def _describe(head: HeadFigures) -> HeadDescription:
     role = head.role
-    return Described(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
+    return HeadDescription(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
 
 
 def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:

@@ -30,7 +30,7 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
-from attnscope.views import Column, Curve, Curves, Grid, HeadMap, Ranked, Ranking, Table, grid, maps_by_kind
+from attnscope.views import Column, Curve, Curves, Grid, HeadMap, HeadRank, Ranking, Table, grid, maps_by_kind
 from attnscope.views.charts import Cell
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
@@ -497,7 +497,7 @@ def overview_answer(
         if head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
             reason += f"; {far:.0%} of the way from uniform attention to one key, rows {apart:.2f} nats apart"
-        ranked.append(Ranked(head.name + kind, reason, words))
+        ranked.append(HeadRank(head.name + kind, reason, words))
     notes = result.notes
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)

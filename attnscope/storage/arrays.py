@@ -116,7 +116,7 @@ MOST_TOKEN_CHARACTERS = 1 << 24  # in the array of tokens, where each takes the 
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedWeights:
     """What a file holds; ``notes`` are the saved ones, and those on invalid weights."""
 
     kinds: Mapping[str, tuple[tuple[int, Weights], ...]]
@@ -124,7 +124,7 @@ class Saved:
     notes: tuple[Untrusted, ...]
 
 
-def read_weights(path: str | Path) -> Saved:
+def read_weights(path: str | Path) -> SavedWeights:
     """Read attention from an NPZ, NPY, safetensors or JSON file; its contents are never executed.
 
     A file that another tool wrote holds arrays only. Its names in their natural order are the layers:
@@ -149,7 +149,7 @@ def read_weights(path: str | Path) -> Saved:
     return replace(saved, notes=tuple(dict.fromkeys((*saved.notes, *oddities))))
 
 
-def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
+def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> SavedWeights:
     if description["format"] != FORMAT:
         raise ValueError(f"its layout is number {description['format']!s:.40}; this version reads {FORMAT}")
     axes = [(_restore_axis(one["queries"]), _restore_axis(one["keys"])) for one in description["axes"]]
@@ -172,7 +172,7 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> Saved:
     if not isinstance(title, str) or not isinstance(notes, list):
         raise ValueError("its title or its notes are no text")
     ordered = {kind: tuple(layers.items()) for kind, layers in kinds.items()}
-    return Saved(ordered, Untrusted(title), tuple(Untrusted(str(note)) for note in notes))
+    return SavedWeights(ordered, Untrusted(title), tuple(Untrusted(str(note)) for note in notes))
 
 
 def _weights_of(name: str, values: Array) -> Array:
@@ -188,7 +188,7 @@ def _all_open(values: Array) -> Array:
     return np.broadcast_to(np.ones((), bool), (1, *values.shape[-2:]))
 
 
-def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
+def _read_foreign(arrays: dict[str, Array], path: Path) -> SavedWeights:
     tokens = arrays.pop("tokens", None)
     layers = _foreign_layers(arrays)
     kind, mask_note = _guess_kind(layers)
@@ -200,7 +200,7 @@ def _read_foreign(arrays: dict[str, Array], path: Path) -> Saved:
         allowed = np.tril(_all_open(values)) if kind == "decoder" else _all_open(values)
         labelled.append((number, Weights(values, allowed, *(places[n] for n in values.shape[-2:]))))
     note = f"read from {path.name}: layers count from 0, {mask_note}"
-    return Saved({kind: tuple(labelled)}, Untrusted(path.stem), (Untrusted(note),))
+    return SavedWeights({kind: tuple(labelled)}, Untrusted(path.stem), (Untrusted(note),))
 
 
 def _foreign_layers(arrays: Mapping[str, Array]) -> list[Array]:
@@ -246,7 +246,7 @@ def _without_padding(name: str, values: Array) -> Array:
     return values[..., : max(values.shape[-2], int(used[-1]) + 1 if len(used) else 0)]
 
 
-def _name_oddities(saved: Saved) -> Iterator[str]:
+def _name_oddities(saved: SavedWeights) -> Iterator[str]:
     """What attention weights cannot be, for each layer where it occurs, with counts."""
     for kind, layers in saved.kinds.items():
         for layer, weights in layers:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.maps import Measured, Titled
+from attnscope.views.maps import Score, Titled
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +69,16 @@ def number(value: float, largest: float = 1.0) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class HeadDescription:
     """The text beside a head's picture: its role in a word and in a sentence, and its scores."""
 
     role: str
     sentence: str
-    readings: tuple[Measured, ...]
+    readings: tuple[Score, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class HeadRank:
     """A head worth a look: its name (``L5H3``), why in plain words, and the command that opens it."""
 
     head: str
@@ -90,7 +90,7 @@ class Ranked:
 class Ranking(Titled):
     """Heads worth a look, best first."""
 
-    heads: tuple[Ranked, ...]
+    heads: tuple[HeadRank, ...]
 
 
 def head_map(

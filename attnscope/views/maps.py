@@ -38,7 +38,7 @@ THUMBNAIL_CELLS = 48  # rows and columns of a thumbnail, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Score:
     """A score of a head, its baseline (the same with uniform attention), and its meaning."""
 
     name: str
@@ -68,7 +68,7 @@ class Heatmap(Titled):
     scale: Scale = "fixed"
     signed: bool = False  # differences, with 0 in the middle of a diverging colour map
     limits: tuple[float, float] = (0.0, 1.0)  # of the colour bar; by row, those of the row with the largest
-    readings: tuple[Measured, ...] = ()
+    readings: tuple[Score, ...] = ()
     block: tuple[int, int] = (1, 1)  # how many rows and columns of the head one cell stands for
     written: int | None = None  # the first generated token
     bands: Array | None = None  # [band, moment], the columns' loudness, 0 to 1, lowest first, drawn above
@@ -217,7 +217,7 @@ def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
 
 
 @record("a token where they differ most", slots=True)
-class Parting:
+class RowGap:
     """One token whose rows differ between two heads: how far (nats), and each head's largest weight there."""
 
     label: Annotated[str, Meaning("its label", name="token")]
@@ -256,7 +256,7 @@ class HeadPair(Titled):
     names: tuple[str, str]
     maps: tuple[Heatmap, Heatmap]
     difference: Heatmap
-    partings: tuple[Parting, ...]
+    partings: tuple[RowGap, ...]
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ class HeadPair(Titled):
 def head_pair(
     names: tuple[str, str],
     weights: tuple[Weights, Weights],
-    partings: tuple[Parting, ...],
+    partings: tuple[RowGap, ...],
     *,
     scale: Scale = "fixed",
     **words: Any,

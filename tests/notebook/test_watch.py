@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
-from attnscope.notebook.watch import Alarmed
+from attnscope.notebook.watch import AlarmError
 from tests.models.folders import gpt2, mean_entropy
 
 
@@ -213,7 +213,7 @@ class Bare:
 
     def train(self, model, options, steps, accumulate=1, bf16=False):
         around = contextlib.nullcontext() if options is None else attnscope.watch(model, **options)
-        with contextlib.suppress(Alarmed), around as log:
+        with contextlib.suppress(AlarmError), around as log:
             learn(model, steps, accumulate, torch.bfloat16 if bf16 else None)
         return log
 

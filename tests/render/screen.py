@@ -11,7 +11,7 @@ from attnscope.axes import Place, Weights, weights
 from attnscope.render.colour import STEPS, table
 from attnscope.render.terminal import PrintedView, View, lines
 from attnscope.render.terminal.surface import TONES, Surface, clusters
-from attnscope.views import HeadPair, Parting, head_pair
+from attnscope.views import HeadPair, RowGap, head_pair
 from attnscope.views.heads import AlignedTexts, DistanceMap, HeadDistances, distance_map
 
 
@@ -91,7 +91,7 @@ def all_heads(count: int) -> HeadDistances:
 
 def pair(count: int = 5, label: str = "cat") -> HeadPair:
     one, other = random_head(count, seed=1), random_head(count, seed=2)
-    parting = Parting(label, 2, 0.51, (f"{label} 0", "it 8"), (0.95, 0.11))
+    parting = RowGap(label, 2, 0.51, (f"{label} 0", "it 8"), (0.95, 0.11))
     return head_pair(("L0H1", "L2H3"), (one, other), (parting,), title="L0H1 and L2H3", notes=("a note",))
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from attnscope.errors import OutputError
 from attnscope.render import terminal as pixels
 from attnscope.render.image import drawing, encode
-from attnscope.views import Ranked, Ranking, heatmap
+from attnscope.views import HeadRank, Ranking, heatmap
 from tests.render.screen import random_head
 
 VIEW = heatmap(random_head(6), title="L0H1")
@@ -57,7 +57,7 @@ def test_sixel_without_its_library_is_refused(terminal, monkeypatch):
 
 def test_graphics_leave_text_as_text(terminal):
     screen = console()
-    pixels.print_views([VIEW, Ranking((Ranked("L0H1", "why"),))], screen, "kitty")
+    pixels.print_views([VIEW, Ranking((HeadRank("L0H1", "why"),))], screen, "kitty")
     picture, text = screen.file.getvalue().split("\n\n")
     assert picture.startswith("\x1b_G")
     assert Text.from_ansi(text).plain.split() == ["L0H1", "why"]

@@ -24,7 +24,7 @@ from attnscope.views.charts import (
     full_light,
 )
 from attnscope.views.heads import distance_map, joint
-from attnscope.views.maps import Parting
+from attnscope.views.maps import RowGap
 from tests.render.screen import bare
 
 
@@ -188,7 +188,7 @@ def test_distance_map_is_ordered_by_cluster_and_pooled_by_mean():
 @pytest.mark.parametrize(("peaks", "scale"), [((0.05, 0.08), "head"), ((0.05, 0.9), "fixed")])
 def test_head_pair_shares_a_scale_apart_from_the_difference(peaks, scale):
     one, other = (bare(np.full((2, 3), peak), np.tri(2, 3, 1) > 0) for peak in peaks)
-    parting = Parting("cat", 2, 0.51, ("a", "b"), (0.9, 0.2))
+    parting = RowGap("cat", 2, 0.51, ("a", "b"), (0.9, 0.2))
     view = head_pair(("L0H1", "L2H3"), (one, other), (parting,), scale="auto")
     assert [each.scale for each in (*view.maps, view.difference)] == [scale, scale, "head"]
     assert [each.title for each in (*view.maps, view.difference)] == ["L0H1", "L2H3", "L0H1 − L2H3"]

@@ -35,7 +35,7 @@ from attnscope.text import (
     isolate_quotes,
     title_words,
 )
-from attnscope.views import Drawable, Measured
+from attnscope.views import Drawable, Score
 
 BASE_FONT = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
 SHAPES_TEXT = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
@@ -285,7 +285,7 @@ def sheet(
     *,
     title: str = "",
     notes: Sequence[str] | None = None,
-    readings: Sequence[Measured] = (),
+    readings: Sequence[Score] = (),
 ) -> Sheet:
     """A figure with a field of ``width`` × ``height`` inches in its margins, and the view's words around it.
 

@@ -23,7 +23,7 @@ from attnscope.errors import OutputError
 from attnscope.render.colour import DARKEST_SHARE, GLOW, OFFERED, choose_map, table
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
-from attnscope.views import FAINT, FAINT_ROWS, Described, Drawable, LayerGraph, Scene
+from attnscope.views import FAINT, FAINT_ROWS, Drawable, HeadDescription, LayerGraph, Scene
 
 if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads
@@ -121,7 +121,7 @@ def data_uri(scene: Scene) -> tuple[str, int, int]:
 THUMBNAIL_CELLS = 32  # rows and columns of a thumbnail in the overview
 
 Layers = Iterable[tuple[int, Weights]]
-Words = Mapping[tuple[str, int], Sequence[Described]]  # the text about each head, by kind and layer
+Words = Mapping[tuple[str, int], Sequence[HeadDescription]]  # the text about each head, by kind and layer
 
 
 @dataclass(eq=False)
@@ -244,7 +244,7 @@ class Page:
             }
 
 
-def _describe(head: Described) -> list[Any]:
+def _describe(head: HeadDescription) -> list[Any]:
     readings = []
     for each in head.readings:
         baseline = "" if each.baseline is None else round_short(each.baseline)

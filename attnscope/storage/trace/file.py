@@ -145,22 +145,22 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")  # the types of a model's
 
 def _check_rows(rows: layout.TracedRows, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
-    if isinstance(rows, layout.Held):
+    if isinstance(rows, layout.TracedWeights):
         if arrays.shape(rows.array, "f", 4) != shape:
             raise ValueError(f"{rows.array} is not weights of {queries} × {keys} in {heads} heads")
         _check_mask(rows.open, arrays, shape)
-    elif isinstance(rows, layout.Joined):
+    elif isinstance(rows, layout.TracedHeads):
         if len(rows.parts) != len(rows.counts) or sum(rows.counts) != heads or min(rows.counts) < 1:
             raise ValueError(f"its parts do not make up {heads} heads")
         for part, count in zip(rows.parts, rows.counts, strict=True):
             _check_rows(part, arrays, (batch, count, queries, keys))
-    elif isinstance(rows, layout.Stepped):
+    elif isinstance(rows, layout.TracedSteps):
         _check_steps(rows, arrays, shape)
     else:
         _check_scores(rows, arrays, shape)
 
 
-def _check_steps(rows: layout.Stepped, arrays: TraceFile, shape: Shape) -> None:
+def _check_steps(rows: layout.TracedSteps, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     starts = rows.starts
     fits = len(starts) - 1 == len(rows.parts) == len(rows.shifts) and starts[0] == 0 and starts[-1] == queries
@@ -170,7 +170,7 @@ def _check_steps(rows: layout.Stepped, arrays: TraceFile, shape: Shape) -> None:
         own = keys  # of this step
         if isinstance(part, layout.TracedScores):
             own = arrays.shape(part.key, "f", 4)[2] if part.stop is None else part.stop
-        elif isinstance(part, layout.Held):
+        elif isinstance(part, layout.TracedWeights):
             own = arrays.shape(part.array, "f", 4)[3]
         _check_rows(part, arrays, (batch, heads, stop - start, own))
 

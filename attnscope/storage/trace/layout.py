@@ -67,7 +67,7 @@ class TracedScores:
 
 
 @dataclass(frozen=True)
-class Held:
+class TracedWeights:
     """Weights as captured, if they cannot be recomputed.  [batch, head, query, key]"""
 
     form: Literal["weights"]
@@ -76,7 +76,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Joined:
+class TracedHeads:
     """Several parts as the heads of one layer; ``counts`` is how many heads each part has."""
 
     form: Literal["heads"]
@@ -85,7 +85,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class TracedSteps:
     """The steps of a generation, stacked."""
 
     form: Literal["steps"]
@@ -95,7 +95,7 @@ class Stepped:
     keys: int
 
 
-TracedRows: TypeAlias = TracedScores | Held | Joined | Stepped
+TracedRows: TypeAlias = TracedScores | TracedWeights | TracedHeads | TracedSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,32 +260,32 @@ def traced_rows(
     rows: TracedRows, arrays: Arrays, start: int, stop: int, heads: Sequence[int] | None = None
 ) -> Array:
     """Weights of the queries ``start`` to ``stop``, of some heads or all.  -> [batch, head, row, key]"""
-    if isinstance(rows, Held):
+    if isinstance(rows, TracedWeights):
         held = to_float(arrays[rows.array])[:, :, start:stop]
         return held if heads is None else held[:, list(heads)]
-    if isinstance(rows, Joined):
+    if isinstance(rows, TracedHeads):
         parts = zip(rows.parts, rows.counts, strict=True)
         owner = [(part, head) for part, count in parts for head in range(count)]
         chosen = owner if heads is None else [owner[head] for head in heads]
         return np.concatenate([traced_rows(part, arrays, start, stop, [head]) for part, head in chosen], 1)
-    if isinstance(rows, Stepped):
+    if isinstance(rows, TracedSteps):
         return _stack(rows, start, stop, lambda part, a, b: traced_rows(part, arrays, a, b, heads))
     return _softmax_rows(rows, arrays, start, stop, heads)
 
 
 def allowed_of(rows: TracedRows, arrays: Arrays, start: int, stop: int) -> Array:
     """Keys that the masks leave open, bool.  -> [batch or 1, head or 1, row, key]"""
-    if isinstance(rows, Held):
+    if isinstance(rows, TracedWeights):
         values = arrays[rows.array][:, :, start:stop]
         if rows.open is None:
             return np.asarray((values != 0).any(1, keepdims=True))
         opened = unpack_rows(rows.open, arrays, start, stop)
         return np.broadcast_to(opened, (*opened.shape[:2], *values.shape[2:]))
-    if isinstance(rows, Joined):
+    if isinstance(rows, TracedHeads):
         masks = [allowed_of(part, arrays, start, stop) for part in rows.parts]
         shapes = [(len(mask), count, *mask.shape[2:]) for mask, count in zip(masks, rows.counts, strict=True)]
         return np.concatenate([np.broadcast_to(*pair) for pair in zip(masks, shapes, strict=True)], 1)
-    if isinstance(rows, Stepped):
+    if isinstance(rows, TracedSteps):
         return _stack(rows, start, stop, lambda part, *some: allowed_of(part, arrays, *some))
     opened = np.ones((1, 1, stop - start, key_of(rows, arrays).shape[2]), bool)
     if rows.diagonal is not None:
@@ -358,7 +358,7 @@ def _causal(diagonal: int, keys: int, start: int, stop: int) -> Array:
     return np.arange(keys) <= np.arange(start, stop)[:, None] + diagonal
 
 
-def _stack(rows: Stepped, start: int, stop: int, read: Callable[[TracedRows, int, int], Array]) -> Array:
+def _stack(rows: TracedSteps, start: int, stop: int, read: Callable[[TracedRows, int, int], Array]) -> Array:
     """Stack rows of several steps, each step's keys in their places.  -> [..., row, key]"""
     blocks: list[Array] = []
     for part, shift, begin, end in zip(rows.parts, rows.shifts, rows.starts, rows.starts[1:], strict=False):

@@ -82,12 +82,12 @@ class _Sources:
         from attnscope.capture.rows.steps import SteppedRows
 
         arrays = self.trace.arrays
-        if isinstance(rows, layout.Held):
+        if isinstance(rows, layout.TracedWeights):
             opened = None if rows.open is None else _tensor(layout.unpack_rows(rows.open, arrays, 0, queries))
             return HeldRows(_tensor(arrays[rows.array]), opened)
-        if isinstance(rows, layout.Joined):
+        if isinstance(rows, layout.TracedHeads):
             return JoinedHeads(tuple(self._rows(part, queries) for part in rows.parts), rows.counts)
-        if isinstance(rows, layout.Stepped):
+        if isinstance(rows, layout.TracedSteps):
             sizes = np.diff(rows.starts).tolist()
             parts = tuple(self._rows(part, size) for part, size in zip(rows.parts, sizes, strict=True))
             return SteppedRows(parts, rows.starts, rows.shifts, rows.keys)

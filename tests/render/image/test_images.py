@@ -21,7 +21,7 @@ from attnscope.render.image import FORMATS, drawing, encode, encode_png, save_im
 from attnscope.render.image import sheet as fonts
 from attnscope.render.image.maps import MASKED_COLOUR, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, LABEL_PITCH, ROW, labels
-from attnscope.views import Curve, Curves, Measured, Stack, grid, head_map, head_row, heatmap, token_view
+from attnscope.views import Curve, Curves, Score, Stack, grid, head_map, head_row, heatmap, token_view
 from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
 
@@ -40,7 +40,7 @@ def tick_labels(axis) -> list[str]:
 
 @pytest.mark.parametrize("head", [random_head(5), random_head(3, 8), random_head(4, causal=True)], ids=str)
 def test_heatmap_has_row_0_on_top_with_readings_and_notes(head) -> None:
-    said = {"readings": (Measured("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
+    said = {"readings": (Score("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
     with drawing(heatmap(head, title="L0H1", **said)) as (figure, warned):
         image = map_of(figure)
         np.testing.assert_array_equal(image.get_array(), head.values)

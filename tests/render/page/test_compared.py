@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.views import Described, Measured
+from attnscope.views import HeadDescription, Score
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
@@ -32,8 +32,10 @@ def path(tmp_path_factory):
     for layer in range(2):
         heads = np.stack([head(layer, number) for number in range(13)])
         layers.append((layer, weights(heads, TEXT, TEXT)))
-        figures = [(Measured("entropy", number, 2.0, "nats", "how even"),) for number in range(13)]
-        told = [Described("mixed", f"says {layer}, {number}", one) for number, one in enumerate(figures)]
+        figures = [(Score("entropy", number, 2.0, "nats", "how even"),) for number in range(13)]
+        told = [
+            HeadDescription("mixed", f"says {layer}, {number}", one) for number, one in enumerate(figures)
+        ]
         said["encoder", layer] = told
     found = tmp_path_factory.mktemp("page") / "page.html"
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.render.terminal import PrintedView, print_views
-from attnscope.views import Measured, Ranked, Ranking, distance_map, grid, head_map, heatmap, token_view
+from attnscope.views import HeadRank, Ranking, Score, distance_map, grid, head_map, heatmap, token_view
 from tests.render.screen import (
     aligned,
     all_heads,
@@ -37,11 +37,11 @@ def every_view(count: int) -> list:
     head = random_head(count, causal=True)
     stack = bare(np.stack([head.values] * 12), head.allowed)
     return [
-        heatmap(head, title="L0H1", subtitle="a model", readings=(Measured("entropy", 1.5, 2.0, "nats"),)),
+        heatmap(head, title="L0H1", subtitle="a model", readings=(Score("entropy", 1.5, 2.0, "nats"),)),
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
         token_view(head, query=0, key=0, title="L0H1"),
         head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),
-        Ranking((Ranked("L0H1", "looks at the token before", "attnscope show cat"),), title="Worth a look"),
+        Ranking((HeadRank("L0H1", "looks at the token before", "attnscope show cat"),), title="Worth a look"),
         all_heads(count).table,
         pair(count),
         aligned(*((f"word{i}", None if i % 5 == 0 else f"word{i}") for i in range(count))),
@@ -142,7 +142,7 @@ def test_all_heads_fit_on_one_screen(layers: int, heads: int, count: int) -> Non
     words = {"title": "gpt2 · “The cat sat…”", "subtitle": "kernel: sdpa"}
     view = grid([(layer, stack) for layer in range(layers)], **words)
     why, command = "looks at the token before", "attnscope show 'The cat' --head L{}H0"
-    ranked = tuple(Ranked(f"L{n}H0", why, command.format(n)) for n in range(5))
+    ranked = tuple(HeadRank(f"L{n}H0", why, command.format(n)) for n in range(5))
     colours = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}
     console = Console(file=io.StringIO(), width=80, height=24, **colours)
     print_views([view, Ranking(ranked, title="Worth a look")], console)
@@ -247,7 +247,7 @@ def test_terminal_head_map_shows_every_value() -> None:
 
 def test_suggested_commands_are_whole_or_share_a_prefix() -> None:
     start = "attnscope show " + "x" * 60
-    ranking = Ranking(tuple(Ranked(f"L0H{head}", "why", f"{start} --head L0H{head}") for head in range(3)))
+    ranking = Ranking(tuple(HeadRank(f"L0H{head}", "why", f"{start} --head L0H{head}") for head in range(3)))
     text = printed(ranking, width=60)
     assert text.count(start) == 1
     assert "      … --head L0H2\n" in text

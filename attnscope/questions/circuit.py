@@ -1,4 +1,4 @@
-"""A circuit: the few heads, and the edges between them, that a prediction needs.
+"""A circuit: the few heads, and the edges between them, that a prediction depends on.
 
 Nodes are the token embeddings, every head, and the prediction. An edge carries a head's output to a later
 one through the residual stream and the feed-forward layers; attention in between is held constant. Its score
@@ -45,9 +45,9 @@ from attnscope.records import Address, Meaning, record
 from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
 
 STEPS = 5  # points on the path from one text's embeddings to the other's at which gradients are taken
-ROUNDING = 1e-4  # tolerance of a share
-SPLIT = 0.01  # most of an edge's effect that its three parts may lack; rounding is far below it
-PASSES = 4000  # passes after which edges are no longer tested for being necessary
+SHARE_TOLERANCE = 1e-4
+SPLIT_TOLERANCE = 0.01  # share of an edge's effect that its three parts may lack; rounding is far below it
+MAX_PASSES = 4000  # after which edges are no longer tested for being necessary
 
 # two nodes by number: 0 is the embeddings, then every head, last the prediction
 Edge: TypeAlias = tuple[int, int]
@@ -61,7 +61,9 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
     with ExitStack() as stack:
         for part in module.modules():
             if isinstance(part, nn.Embedding):
-                hook = part.register_forward_hook(lambda _, given, output: change(next(numbers), output))
+                hook = part.register_forward_hook(
+                    lambda _module, _input, output: change(next(numbers), output)
+                )
                 stack.callback(hook.remove)
         yield
 
@@ -70,23 +72,23 @@ def embeddings_changed(module: nn.Module, change: Callable[[int, Tensor], Tensor
 class TwoTexts(TwoPasses):
     """Two texts of one length, ``here`` and ``there``, and passes in between."""
 
-    embeds: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # what embeddings gave in either text
+    embeds: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # outputs of embeddings in either text
 
     @classmethod
     def read(cls, model: Model, pair: TextPair) -> TwoTexts:
         """Run both texts."""
-        seen = list[Tensor]()
+        embeds = list[Tensor]()
         with (
             pair.scoring(model, noise=True) as (clean, corrupt),
-            embeddings_changed(model.module, lambda _, output: seen.append(output.clone())),
+            embeddings_changed(model.module, lambda _, output: embeds.append(output.clone())),
         ):
             both = TwoPasses.of(clean, corrupt)
-        if not seen:
+        if not embeds:
             raise ModelError(f"{model.name} has no embedding of tokens: circuits are of texts")
         for each in (both.here, both.there):
             each.ran.clear()  # its passes run every layer: all pairs are held, their layers need not be
-        half = len(seen) // 2  # the other text runs first
-        return cls(**vars(both), embeds=(seen[half:], seen[:half]))
+        half = len(embeds) // 2  # the other text runs first
+        return cls(**vars(both), embeds=(embeds[half:], embeds[:half]))
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
@@ -109,41 +111,41 @@ class TwoTexts(TwoPasses):
 
         The parts, by what the target makes of it, are those of the targets to ``split``, 0 of others.
         """
-        ours, theirs = self.embeds
-        texts = (*ours, *self.here.given), (*theirs, *self.there.given)
-        apart = [one - other for one, other in zip(*texts, strict=True)]  # of embeddings, and of each call
+        embeds, other_embeds = self.embeds
+        texts = (*embeds, *self.here.given), (*other_embeds, *self.there.given)
+        differences = [here - there for here, there in zip(*texts, strict=True)]  # of embeddings, of calls
         last, calls = 1 + len(self.places), len(self.here.given)
         targets = sorted([*enumerate(self.places, 1), (last, (calls, 0))], key=lambda each: -each[1][0])
         scores = np.zeros((4, last + 1, last + 1))
-        made, leaves = list[Tensor](), list[Tensor]()  # each call's output, and the same as a leaf
-        seen = list[Attention]()
+        outputs, leaves = list[Tensor](), list[Tensor]()  # each call's output, and the same as a leaf
+        attentions = list[Attention]()
 
-        def part(_: int, output: Tensor) -> Tensor:
-            made.append(output)
+        def detach(_: int, output: Tensor) -> Tensor:
+            outputs.append(output)
             leaves.append(output.detach().requires_grad_())
             return leaves[-1]
 
         for step in range(STEPS):
-            made.clear()
-            leaves.clear()
-            seen.clear()
-            share, pairs = (step + 0.5) / STEPS, zip(theirs, apart, strict=False)
-            mixed = [(other + share * change).requires_grad_() for other, change in pairs]
-            made.append(self.run(mixed, part, [FunctionObserver(seen.append)] if split else ()))
+            for collected in (outputs, leaves, attentions):
+                collected.clear()
+            share, pairs = (step + 0.5) / STEPS, zip(other_embeds, differences, strict=False)
+            mixed = [(other + share * difference).requires_grad_() for other, difference in pairs]
+            outputs.append(self.run(mixed, detach, [FunctionObserver(attentions.append)] if split else ()))
             totals = [torch.zeros_like(each) for each in leaves]  # the gradient of the score by each output
             for node, (call, head) in targets:
-                if not made[call].requires_grad:
+                if not outputs[call].requires_grad:
                     continue
-                alone = None if node == last else torch.zeros_like(totals[call])
-                if alone is not None:
-                    alone[:, :, head] = totals[call][:, :, head]
+                slope = None if node == last else torch.zeros_like(totals[call])
+                if slope is not None:  # of this head alone
+                    slope[:, :, head] = totals[call][:, :, head]
                 sources = [*mixed, *leaves[:call]]
-                whole = slopes = _slopes(made[call], sources, alone)
-                parts = _parts(seen[call]) if node in split and node < last else ()
-                inside = _slopes(made[call], parts, alone) if parts else ()
-                for which, each in enumerate((None, *parts)):
-                    slopes = whole if each is None else _slopes(each, sources, inside[which - 1])
-                    products = [each * slope for each, slope in zip(apart, slopes, strict=False)]
+                whole = _slopes(outputs[call], sources, slope)
+                parts = _parts(attentions[call]) if node in split and node < last else ()
+                by_part = _slopes(outputs[call], parts, slope) if parts else ()
+                for which in range(1 + len(parts)):
+                    # the chain rule: from the output to the part, and from there to the sources
+                    slopes = _slopes(parts[which - 1], sources, by_part[which - 1]) if which else whole
+                    products = [each * change for each, change in zip(differences, slopes, strict=False)]
                     embedded = sum(float(each.sum()) for each in products[: len(mixed)])
                     by_head = [each.sum((0, 1, 3)).double().cpu().numpy() for each in products[len(mixed) :]]
                     earlier = np.concatenate([[embedded], *by_head])
@@ -158,10 +160,10 @@ class TwoTexts(TwoPasses):
 
         ``others`` are the outputs of all other nodes; without them, they give what they give.
         """
-        seen = list[Tensor]()
+        outputs = list[Tensor]()
 
         def edit(call: int, output: Tensor) -> Tensor:
-            seen.append(output)
+            outputs.append(output)
             changed = (others[call] if others else output).clone()
             for node, states in nodes.items():
                 at, head = self.places[node - 1]
@@ -169,7 +171,7 @@ class TwoTexts(TwoPasses):
                     changed[:, :, head] = states
             return changed
 
-        return self.run(embeds, edit), seen
+        return self.run(embeds, edit), outputs
 
     def restored(self, edges: Edges) -> float:
         """The score if these edges carry the text's values, and all others the other text's.
@@ -177,17 +179,17 @@ class TwoTexts(TwoPasses):
         One pass for each set of source nodes.
         """
         by_target, last = sources_of(edges), 1 + len(self.places)
-        given: dict[int, Tensor] = {}  # of the nodes of the circuit
+        states: dict[int, Tensor] = {}  # outputs of the nodes of the circuit
         passes: dict[frozenset[int], tuple[Tensor, Sequence[Tensor]]] = {}
         for node in sorted(by_target.keys() | {last}):
             sources = by_target.get(node, frozenset())
             if sources not in passes:
-                nodes = {source: given[source] for source in sources - {0}}
+                nodes = {source: states[source] for source in sources - {0}}
                 passes[sources] = self.put(self.embeds[0 if 0 in sources else 1], nodes, self.there.given)
-            score, seen = passes[sources]
+            score, outputs = passes[sources]
             if node < last:
                 call, head = self.places[node - 1]
-                given[node] = seen[call][:, :, head]
+                states[node] = outputs[call][:, :, head]
         return float(score)
 
     def without(self, nodes: Sequence[int]) -> float:
@@ -238,7 +240,7 @@ def prune(
     """
 
     def enough(some: Sequence[Edge]) -> bool:
-        return abs(1 - share(connected(some, last))) <= 1 - keep + ROUNDING
+        return abs(1 - share(connected(some, last))) <= 1 - keep + SHARE_TOLERANCE
 
     high = 1
     while high < len(edges) and not enough(edges[:high]):
@@ -247,11 +249,11 @@ def prune(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(edges[:middle]) else (middle, high)
-    kept = connected(edges[:high], last)
+    circuit = connected(edges[:high], last)
     for edge in reversed(edges[:high]):
-        if edge in kept and passes() < PASSES and enough(fewer := sorted(kept - {edge})):
-            kept = connected(fewer, last)
-    return kept
+        if edge in circuit and passes() < MAX_PASSES and enough(fewer := sorted(circuit - {edge})):
+            circuit = connected(fewer, last)
+    return circuit
 
 
 EMBEDDINGS, PREDICTION = "embeddings", "prediction"
@@ -262,7 +264,7 @@ class CircuitHead:
     """A head that the prediction needs."""
 
     head: Address
-    effect: Annotated[float, Meaning("the share of the difference that it carries, estimated")]
+    effect: Annotated[float, Meaning("its share of the score difference, estimated")]
     role: Annotated[str | None, Meaning("what it does on the first text; null for nothing that stands out")]
 
 
@@ -272,7 +274,7 @@ class CircuitEdge:
 
     source: Annotated[str, Meaning("a head, or embeddings")]
     target: Annotated[str, Meaning("a later head, or prediction")]
-    effect: Annotated[float, Meaning("the share of the difference that it carries, estimated")]
+    effect: Annotated[float, Meaning("its share of the score difference, estimated")]
     query: Annotated[float | None, Meaning("the part of it that the target's queries are made of")]
     key: Annotated[float | None, Meaning("the part of it that its keys are made of")]
     value: Annotated[float | None, Meaning("the part of it that its values are made of")]
@@ -287,8 +289,8 @@ class PredictionCircuit(ScoreOutcome):
 
     heads: Annotated[tuple[CircuitHead, ...], Meaning("its heads, by layer")]
     edges: Annotated[tuple[CircuitEdge, ...], Meaning("its edges, the one that carries most first")]
-    faithfulness: Annotated[float, Meaning("the share that comes back with these edges alone")]
-    completeness: Annotated[float, Meaning("the share that is lost without these heads alone")]
+    faithfulness: Annotated[float, Meaning("how much of the score difference these edges alone restore")]
+    completeness: Annotated[float, Meaning("the share of it that is lost without these heads")]
     pairs: Annotated[int, Meaning("the pairs of texts")]
     all_heads: Annotated[int, Meaning("the heads of the model")]
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
@@ -325,7 +327,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     def share(edges: Edges) -> float:
         nonlocal ran
         ran += len(contrasts) * len(set(sources_of(edges).values()))
-        tell("pass", min(ran, PASSES), PASSES)
+        tell("pass", min(ran, MAX_PASSES), MAX_PASSES)
         return share_of(lambda each: each.restored(edges))
 
     scores = attribute()[0]
@@ -381,7 +383,7 @@ def _describe_edges(
     ends, described = [None, *nodes, None], []
     for source, target in sorted(edges, key=lambda edge: -abs(scores[edge])):
         score, split, way = float(scores[source, target]), parts[:, source, target].tolist(), None
-        if names[target] != PREDICTION and abs(sum(split) - score) <= SPLIT * abs(score):
+        if names[target] != PREDICTION and abs(sum(split) - score) <= SPLIT_TOLERANCE * abs(score):
             way = max(zip(WAYS, split, strict=True), key=lambda one: abs(one[1]))[0]
         query, key, value = split if way else (None, None, None)
         by_weights = composition.get((ends[source], ends[target], way or ""), (None, None))
@@ -399,7 +401,7 @@ def _note_search(edges: Sequence[CircuitEdge], passes: int) -> Iterator[str]:
     )
     if any(each.way is None and each.target != PREDICTION for each in edges):
         yield "no parts by q, k, v where a target's queries, keys and values cannot be told apart"
-    if passes >= PASSES:
+    if passes >= MAX_PASSES:
         yield f"the search stopped after {passes:,} passes: fewer edges may be enough"
 
 

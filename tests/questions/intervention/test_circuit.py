@@ -218,7 +218,7 @@ def test_circuit_search_limit_is_noted(monkeypatch):
     module.plant_copy((0, 1), at=2)
     model = wrap_planted(module)
     pairs = [pair_of(model, "ash bay cod dew", "ash bay elm dew", "cod")]
-    monkeypatch.setattr("attnscope.questions.circuit.PASSES", 1)
+    monkeypatch.setattr("attnscope.questions.circuit.MAX_PASSES", 1)
     assert any("stopped after" in note for note in find_circuit(model, pairs).notes)
     monkeypatch.undo()
     assert not any("stopped after" in note for note in find_circuit(model, pairs).notes)

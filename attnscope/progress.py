@@ -12,11 +12,11 @@ Listener: TypeAlias = Callable[[str, int, int], None]  # unit, number done, tota
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
-def tell(what: str, done: int, of: int) -> None:
+def report(unit: str, done: int, total: int) -> None:
     """Report how many are done. Does nothing without a listener."""
     listener = _listener.get()
     if listener is not None:
-        listener(what, done, of)
+        listener(unit, done, total)
 
 
 @contextmanager

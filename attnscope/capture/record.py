@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from attnscope.attention import Attention, Site, Source
 from attnscope.lazy import torch
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.records import Meaning, Parts, derived, record
 from attnscope.text import number_ranges
 
@@ -300,5 +300,5 @@ class Replay:
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)
-                tell("layer", done, len(self.attentions))
+                report("layer", done, len(self.attentions))
         return self.record

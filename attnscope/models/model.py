@@ -28,7 +28,7 @@ from attnscope.models.inputs import (
     text_axes,
 )
 from attnscope.models.text.tokens import GREEDY, Sampling, repeat_random, tokens_of_spellings
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.text import MOST_CHARACTERS, visible
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def report_layer(module: nn.Module, attention: Attention) -> None:
     if place is not None:
         layers = len(list(module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
-            tell("layer", int(parts[place]) + 1, layers)
+            report("layer", int(parts[place]) + 1, layers)
 
 
 def require_attention(name: str, module: nn.Module, record: Record) -> Record:

@@ -17,7 +17,7 @@ from attnscope.models.huggingface.load import Classifier
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.text.tokens import without_marks
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.registry import nearest_name
 from attnscope.text import per_cent, read_number, visible
 
@@ -117,7 +117,7 @@ def batch_predictions(
             model.find_trunk(copied)
         copied = replace(copied, tokens=tuple(token for copy in batch for token in texts[copy[0].text]))
         yield PredictionBatch(copied, tuple(copy[0].text for copy in batch), tuple(targets))
-        tell("pass", start // size + 1, -(-len(copies) // size))
+        report("pass", start // size + 1, -(-len(copies) // size))
 
 
 def _copies(text: int, tokens: Sequence[Token], mask: int | None, whole: bool) -> Iterator[list[Target]]:

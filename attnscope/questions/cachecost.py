@@ -26,7 +26,7 @@ from attnscope.measures.roles import RECALLED_SHARE, RETRIEVAL_SCORE, STREAMING_
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import join_texts, text_axes
 from attnscope.models.targets import BATCH_TOKENS, batch_predictions, note_repeats
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.intervention import Change, Made, PlainPass, mix_rows, put_heads, running_layers
 from attnscope.questions.loss import predicted_side
@@ -183,7 +183,7 @@ def _limit_alone(model: Model, text: ModelInput, change: Change) -> tuple[Tensor
         before = losses()
     rises = dict[KeyHead, float]()
     for call, (site, made) in enumerate(zip(sites, first.made.values(), strict=True)):
-        tell("layer", call + 1, len(sites))
+        report("layer", call + 1, len(sites))
         for start in range(0, site.key_heads, copies):
             keys = [(site.site.layer, key) for key in range(start, min(start + copies, site.key_heads))]
             places = [(copy, head.head) for copy, key in enumerate(keys) for head in query_heads[key][1]]
@@ -224,7 +224,7 @@ def _limit_each(model: Model, texts: Sequence[ModelInput], window: str, change: 
     measured = Measurement((window, "no_key"))
     passes, losses, rises = list[Pass](), list[Tensor](), dict[KeyHead, float]()
     for number, text in enumerate(texts):
-        tell("text", number, len(texts))
+        report("text", number, len(texts))
         record = measuring_pass(model, text, measured, Selection(), [text.tokens])
         if any(site.site.kind != "decoder" for site in record.sites):
             raise ModelError(f"{model.name} is not causal: choose a causal model of text")
@@ -313,7 +313,7 @@ def cachecost(
     retrieval = _measure_retrieval(model, needles, probes, single.query_heads)
     kept = []
     for number, share in enumerate(shares := sorted({0.0, *keep, 1.0})):
-        tell("share", number, len(shares))
+        report("share", number, len(shares))
         kept.append(_measure_unlimited(model, change, single, share, sink + recent, probes))
     top = max(max(single.rises.values()), 0.0) or 1.0
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))

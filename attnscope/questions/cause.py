@@ -21,7 +21,7 @@ from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
@@ -116,7 +116,7 @@ def for_each_text(what: str, texts: Sequence[Text], run: Callable[[Text], Result
     """The result of ``run`` for each text; progress and errors give its number."""
     results = []
     for at, text in enumerate(texts, 1):
-        tell(what, at, len(texts))
+        report(what, at, len(texts))
         try:
             results.append(run(text))
         except (InputError, SelectionError) as error:
@@ -181,7 +181,7 @@ def measure_effects(
     effects, together = dict(estimates), None
     if predict is not None:
         for at, (head, mine) in enumerate(calls.items(), 1):
-            tell("head", at, len(calls))
+            report("head", at, len(calls))
             effects[head] = scored.effect(first.before, predict({head: mine}))
         together = scored.effect(first.before, predict(calls))
     beside = {} if predict is None else {head: each.effect for head, each in estimates.items()}

@@ -32,7 +32,7 @@ from attnscope.capture.rows.scores import call_behind
 from attnscope.errors import InputError, ModelError
 from attnscope.measures.roles import NONE
 from attnscope.models import Model, ModelInput
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.cause import MIN_DIFFERENCE, ScoreOutcome, for_each_text
 from attnscope.questions.composition import WAYS, measure_composition
@@ -315,7 +315,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     def attribute(split: Collection[int] = ()) -> Array:
         scores = np.zeros((4, last + 1, last + 1))
         for number, each in enumerate(contrasts, 1):
-            tell("gradient", number, len(contrasts))
+            report("gradient", number, len(contrasts))
             with torch.enable_grad(), model.threads(each.scored.prepared):
                 scores += each.attribute(split) / whole
         return scores
@@ -327,7 +327,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
     def share(edges: Edges) -> float:
         nonlocal ran
         ran += len(contrasts) * len(set(sources_of(edges).values()))
-        tell("pass", min(ran, MAX_PASSES), MAX_PASSES)
+        report("pass", min(ran, MAX_PASSES), MAX_PASSES)
         return share_of(lambda each: each.restored(edges))
 
     scores = attribute()[0]

@@ -41,7 +41,7 @@ from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import place_prediction, score_prediction
 from attnscope.models.trace_model import TracedModel
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.answer import Answer, format_table
 from attnscope.questions.sentences import group_by
 from attnscope.records import ADDRESS, Address, Meaning, Notes, plain, record
@@ -395,7 +395,7 @@ def measure_copying(model: Model, prepared: ModelInput) -> Copying:
     kinds = {site.kind for site in steps.sites}  # encoder heads beside a decoder write no logits
     writing = [site for site in steps.sites if site.kind == ("decoder" if "decoder" in kinds else "encoder")]
     for done, site in enumerate(writing):
-        tell("layer", done + 1, len(writing))
+        report("layer", done + 1, len(writing))
         parts = _fold(site, steps, final)
         if parts is None or parts[0].shape[1] != embed.shape[1] or parts[1].shape[2] != unembed.shape[1]:
             left_out.add(site.layer)

@@ -23,7 +23,7 @@ from attnscope.models.huggingface.load import Classifier
 from attnscope.models.model import accepts
 from attnscope.models.targets import BATCH_TOKENS, Prediction, score_prediction
 from attnscope.models.weighting import gradients_of, with_weighting
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.answer import Answer
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
@@ -53,7 +53,7 @@ class Deletion:
                 part = wanted[start : start + size].to(model.device)  # [copy, token]
                 scores = self.prediction.scores(model, self._without(part), len(part))
                 found.append(scores.float().softmax(-1)[:, self.prediction.chosen].double().cpu().numpy())
-                tell("text", min(start + size, len(wanted)), len(wanted))
+                report("text", min(start + size, len(wanted)), len(wanted))
         return np.concatenate(found)
 
 

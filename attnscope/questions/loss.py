@@ -28,7 +28,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit, batches, join_texts
 from attnscope.models.targets import TURNS, PredictionBatch, batch_predictions, note_repeats, second_half
 from attnscope.models.text.tokens import Vocabulary, without_marks
-from attnscope.progress import listening, tell
+from attnscope.progress import listening, report
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import TokenLoss
 from attnscope.questions.intervention import PlainPass, editing
@@ -381,7 +381,7 @@ def measure_loss(model: Model, lines: Sequence[str], length: int) -> tuple[float
                         for logits, wanted in predictions.scored(model):
                             total += float(F.cross_entropy(logits, wanted, reduction="sum"))
                             tokens, vocabulary = tokens + len(wanted), logits.shape[-1]
-        tell("line", start + len(window), len(lines))
+        report("line", start + len(window), len(lines))
     if not tokens:
         raise InputError("there is no token to predict in the files: give longer texts")
     return total / tokens, tokens, vocabulary

@@ -19,7 +19,7 @@ from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import ScoredRows, call_behind, find_scores
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions import cause
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import ScoredPrediction
@@ -283,7 +283,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
         found, layers = list[PatchedToken](), here.attending
         alone = len({kind for _, kind, _ in layers}) == 1
         for done, (at, kind, layer) in enumerate(layers, 1):
-            tell("layer", done, len(layers))
+            report("layer", done, len(layers))
             axes = [each.prepared.axes[kind][0] for each in (base, donor)]
             states, others, length = here.ran[at].states, there.ran[at].states, len(axes[0])
             if states is None or others is None or {s[..., 0].numel() for s in (states, others)} != {length}:

@@ -21,7 +21,7 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.cause import Intervention, all_notes, average_effects, cut, for_each_text
 from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
@@ -104,7 +104,7 @@ def mean_head(
     """The mean map of one head over prompts, aligned by the template, and the means of its scores."""
     maps, found = list[Weights](), list[OneHead]()
     for number, (prompt, prepared) in enumerate(texts, 1):
-        tell("prompt", number, len(texts))
+        report("prompt", number, len(texts))
         found.append(one_head(model, prepared, selection))
         shown, axis = found[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
         if shown.values.shape != (axis.size, axis.size):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, describe_export
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import SeenToken, see_token
@@ -81,7 +81,7 @@ def save_export(
         )
         for file in chain(written, _save_wholes(source, contents.wholes, folder, cmap)):
             files.append(file)
-            tell("file", len(files), total)
+            report("file", len(files), total)
         described = describe_export(model, prepared, source.layers, command, tuple(warnings), tuple(files))
         manifest: dict[str, Any] = plain(described)
         folders.write_manifest(folder, manifest)

@@ -15,7 +15,7 @@ from attnscope.cli.commands import find_command
 from attnscope.cli.messages import spinner
 from attnscope.measures import MEASURES
 from attnscope.models import load
-from attnscope.progress import listening, tell
+from attnscope.progress import listening, report
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
 from tests.models.folders import gpt2
@@ -253,7 +253,7 @@ def test_terminal_progress_is_one_line(monkeypatch, capsys, columns):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with spinner("a [model] of many words"):
-        tell("layer", 3, 12)
+        report("layer", 3, 12)
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1  # the end of the line that is taken back
     assert columns < 80 or ("a [model] of many words" in shown and "layer 3 of 12" in shown)

@@ -35,7 +35,7 @@ from attnscope.models.model import Model, accepts, reads_sound, require_attentio
 from attnscope.models.regions import Sketches, find_entry, find_grids
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import GREEDY, Sampling, TextTokens, describe_generation, strip_end
-from attnscope.progress import tell
+from attnscope.progress import report
 
 PROBED = 64  # tokens on which it is tried whether parts of the scores are those of a whole pass
 
@@ -301,10 +301,10 @@ class HuggingFaceModel(Model):
         )
         device, start = inputs[side].device, inputs[side].shape[1]
 
-        def report(ids: Tensor, scores: Tensor, **more: Any) -> bool:
+        def on_step(ids: Tensor, scores: Tensor, **more: Any) -> bool:
             """Stands among the criteria that end a text, and ends none."""
             if (written := ids.shape[1] - start) <= count:
-                tell("token", written, count)
+                report("token", written, count)
             return False
 
         with (
@@ -315,7 +315,7 @@ class HuggingFaceModel(Model):
             torch.manual_seed(sampling.seed)
             # speech models have their own loop over pieces of the sound, without steps
             generate = partial(GenerationMixin.generate, writer) if reads_sound(writer) else writer.generate
-            whole = generate(**inputs, generation_config=config, stopping_criteria=[report])  # [1, token]
+            whole = generate(**inputs, generation_config=config, stopping_criteria=[on_step])  # [1, token]
         steps.drop_behind(whole.shape[1] - 1)  # the last token was not read
         new = whole[0, start:].tolist()
         new = new[:-1] if len(new) > count or new[-1] in ends else new

@@ -14,7 +14,7 @@ from attnscope.attention import Token
 from attnscope.axes import find_senses
 from attnscope.errors import InputError, ModelError
 from attnscope.lazy import torch
-from attnscope.progress import tell
+from attnscope.progress import report
 from attnscope.text import clean, visible
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def generate_ids(
         if following in ends:
             break
         ids.append(following)
-        tell("token", len(ids), count)
+        report("token", len(ids), count)
     return ids
 
 

@@ -43,18 +43,18 @@ class Deletion:
     said: str
     _without: Callable[[Tensor], ModelInput]  # of [copy, token], bool: which are kept
 
-    def shares(self, kept: Array) -> Array:
+    def shares(self, remaining: Array) -> Array:
         """The probability of the prediction if only some places are kept.  [copy, place] -> [copy]"""
-        wanted = torch.ones(len(kept), len(self.prepared.tokens), dtype=torch.bool)
-        wanted[:, list(self.places)] = tensor_of(kept)
-        model, size, found = self.model, max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
+        wanted = torch.ones(len(remaining), len(self.prepared.tokens), dtype=torch.bool)
+        wanted[:, list(self.places)] = tensor_of(remaining)
+        model, size, parts = self.model, max(1, BATCH_TOKENS // len(self.prepared.tokens)), []
         with torch.inference_mode(), model.threads(self.prepared):
             for start in range(0, len(wanted), size):
                 part = wanted[start : start + size].to(model.device)  # [copy, token]
                 scores = self.prediction.scores(model, self._without(part), len(part))
-                found.append(scores.float().softmax(-1)[:, self.prediction.chosen].double().cpu().numpy())
+                parts.append(scores.float().softmax(-1)[:, self.prediction.chosen].double().cpu().numpy())
                 report("text", min(start + size, len(wanted)), len(wanted))
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
 
 def open_deletion(model: Model, prepared: ModelInput, target: str | None) -> Deletion:
@@ -135,7 +135,7 @@ def weighted_heads(
     model: Model, prepared: ModelInput, weighting: Weighting, target: str | None, counts: Array
 ) -> Mapping[Site, Array]:
     """The weighted sum of each head's rows that count, under one weighting.  -> [head, key]"""
-    where, size, found = np.flatnonzero(counts), len(counts), dict[Site, Array]()
+    where, size, sums = np.flatnonzero(counts), len(counts), dict[Site, Array]()
 
     def read(attention: Attention) -> None:
         if attention.batch != 1 or (len(attention.queries), len(attention.keys)) != (size, size):
@@ -146,11 +146,11 @@ def weighted_heads(
             stop = min(start + step, int(where[-1]) + 1)
             rows = attention.rows(start, stop)[0].nan_to_num().double().cpu().numpy()  # [head, row, key]
             total += np.einsum("q,hqk->hk", counts[start:stop], rows)
-        found[attention.site] = total
+        sums[attention.site] = total
 
     weighted = model if weighting == "raw" else with_weighting(model, weighting, target)
     weighted.run(prepared, [FunctionObserver(read)])
-    return found
+    return sums
 
 
 STEPS = 24  # most steps in which tokens are removed
@@ -167,20 +167,20 @@ def compare_methods(model: Model, prepared: ModelInput, target: str | None) -> F
     options: dict[str, Any] = {"target": target, "token": None if more else str(row)}
 
     def weighted(weighting: Weighting) -> Array:
-        found = weighted_heads(model, prepared, weighting, target, counts)
-        return np.asarray(np.mean([each.mean(0) for each in found.values()], 0))
+        rows = weighted_heads(model, prepared, weighting, target, counts)
+        return np.asarray(np.mean([each.mean(0) for each in rows.values()], 0))
 
     def followed(method: Method) -> Array:
         _, _, weights = follow_flow(model, prepared, method, Selection(), **options).map(None, None)
         rows = [place.start for place in weights.queries]  # of the maximum flow, for one token
         return np.asarray(counts[rows] @ weights.values.astype(np.float64))
 
-    ways: tuple[tuple[str, Any, Callable[[Any], Array]], ...] = (
+    kinds: tuple[tuple[str, Any, Callable[[Any], Array]], ...] = (
         ("--weighting", Weighting, weighted),
         ("--method", Method, followed),
     )
     scores, failed = dict[str, Array](), []
-    for option, names, rank in ways:
+    for option, names, rank in kinds:
         for name in get_args(names):
             try:
                 scores[f"{option} {name}"] = rank(name)
@@ -196,36 +196,36 @@ def compare_weighted_heads(
     """Which head ranks first the tokens that a prediction needs, under one weighting."""
     deletion = open_deletion(model, prepared, target)
     counts = rows_of_prediction(model, prepared, target, deletion.prediction.at)
-    found = weighted_heads(model, prepared, weighting, target, counts)
+    sums = weighted_heads(model, prepared, weighting, target, counts)
     scores = {
         Head(site.layer, number, site.kind).name: rows[number]
-        for site, rows in found.items()
+        for site, rows in sums.items()
         for number in selection.heads(site, len(rows))
     }
     if not scores:
-        raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in found)}")
-    scores["all heads"] = np.mean([rows.mean(0) for rows in found.values()], 0)
+        raise SelectionError(f"no such heads: this model has layers 0-{max(site.layer for site in sums)}")
+    scores["all heads"] = np.mean([rows.mean(0) for rows in sums.values()], 0)
     return _compare(deletion, scores, (f"heads weighted by {weighting}",))
 
 
 def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, ...]) -> Faithful:
     """The curves of every order, beside random ones and the one-token-alone order."""
     size = len(deletion.places)
-    taken = np.unique(np.linspace(0, size, min(size, STEPS) + 1).round().astype(int))
+    removed = np.unique(np.linspace(0, size, min(size, STEPS) + 1).round().astype(int))
     alone = deletion.shares(np.concatenate([np.ones((1, size), bool), ~np.eye(size, dtype=bool)]))
     scores = {ALONE: alone[0] - alone[1:]} | {
         name: each[list(deletion.places)] for name, each in scores.items()
     }
     orders = [np.argsort(-each, kind="stable") for each in scores.values()]
     orders += [np.random.default_rng(seed).permutation(size) for seed in range(ORDERS)]
-    curves = measure_orders(deletion, np.array(orders), taken)
+    curves = measure_orders(deletion, np.array(orders), removed)
     texts = [(deletion.prepared.tokens[place].text, place) for place in deletion.places]
     pictured = deletion.prepared.picture is not None  # a patch is named by row and column
     names = [text if pictured else f"{text} {place}" for text, place in texts]
 
     def rank(name: str, first: Iterable[int], some: slice) -> TokenOrder:
         """The means over some orders, and the areas under them with standard errors."""
-        parts, width = curves[:, some], np.diff(taken) / taken[-1]
+        parts, width = curves[:, some], np.diff(removed) / removed[-1]
         areas = [((each[:, 1:] + each[:, :-1]) / 2) @ width for each in parts]  # [order] each
         count = len(parts[0])
         errors = [float(each.std(ddof=1) / count**0.5) if count > 1 else 0.0 for each in areas]
@@ -238,7 +238,7 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
     )
     random = rank("random order", (), slice(len(scores), None))
     others.sort(key=lambda each: each.deletion_area)
-    said = (
+    explanation = (
         f"removed tokens: {deletion.said}; special tokens and the predicting token are never removed "
         f"({size:,} candidates)",
         "1 is the probability with all tokens; deletion: its mean while tokens are removed, most important "
@@ -247,26 +247,26 @@ def _compare(deletion: Deletion, scores: Mapping[str, Array], notes: tuple[str, 
         "prediction falls without that token alone",
     )
     return Faithful(
-        tuple(taken.tolist()),
+        tuple(removed.tolist()),
         tuple(others),
         random,
         alone_,
         title=f"which tokens the prediction depends on · {name_pass(deletion.model, deletion.prepared)}",
         subtitle=deletion.prediction.description,
-        notes=(*said, *notes, *deletion.model.notes, *deletion.prepared.notes),
+        notes=(*explanation, *notes, *deletion.model.notes, *deletion.prepared.notes),
     )
 
 
-def measure_orders(deletion: Deletion, orders: Array, taken: Array) -> Array:
-    """The probability along every order, [order, place]; ``taken`` is how many are removed at each step.
+def measure_orders(deletion: Deletion, orders: Array, removed: Array) -> Array:
+    """The probability along every order, [order, place]; ``removed`` is how many are removed at each step.
 
     -> [deletion | insertion, order, step]
     """
     ranks = np.argsort(orders, -1)[:, None]  # [order, 1, place]
-    gone = ranks < taken[:, None]  # [order, step, place]
+    gone = ranks < removed[:, None]  # [order, step, place]
     both = np.concatenate([~gone, gone]).reshape(-1, orders.shape[-1])
     unique, where = np.unique(both, axis=0, return_inverse=True)  # many orders begin and end alike
-    return deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(taken))
+    return deletion.shares(unique)[where.reshape(-1)].reshape(2, len(orders), len(removed))
 
 
 def faithfulness_answer(result: Faithful, top: int) -> Answer:

@@ -342,31 +342,31 @@ class _Asked(RowObserver):
         self.resolve = cache(partial(ResolvedQuestion.of, self.question))  # calls share their axes
 
     def begin(self, attention: Attention) -> QuestionSums | None:
-        asked, known = self.resolve(attention.queries, attention.keys), attention.statistics
-        if asked is None:
+        resolved, statistics = self.resolve(attention.queries, attention.keys), attention.statistics
+        if resolved is None:
             return None
         sums = torch.zeros(3, attention.heads, dtype=torch.float64)
-        made = QuestionSums(attention.site, asked, rows_at_a_time(attention, BLOCK), sums)
-        self.sums.append(made)
-        if not isinstance(known, Statistics) or str(asked.step) not in known.heavier:
-            return made
-        made.add_statistics(known)
+        sums_of_call = QuestionSums(attention.site, resolved, rows_at_a_time(attention, BLOCK), sums)
+        self.sums.append(sums_of_call)
+        if not isinstance(statistics, Statistics) or str(resolved.step) not in statistics.heavier:
+            return sums_of_call
+        sums_of_call.add_statistics(statistics)
         return None
 
 
 def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:
     """Notes on parts that match several places, and on rows that cannot attend."""
     notes = []
-    asked = sums[0].asked
+    resolved = sums[0].asked
     left = question.left if question.left.step is None else question.right
-    for part, groups, what in ((left, asked.left, "averaged"), (question.right, asked.right, "summed")):
+    for part, groups, what in ((left, resolved.left, "averaged"), (question.right, resolved.right, "summed")):
         if len(groups) > 1 and not part.everything:
             runs = number_ranges({group[0] for group in groups}).split(", ")
             at = sentences.list_some(runs, NAMED)
             notes.append(f"{part.text} is at {len(groups):,} places ({at}): {what}")
-    blind = len(asked.rows) - max(each.rows for each in sums)
+    blind = len(resolved.rows) - max(each.rows for each in sums)
     if blind:
-        notes.append(f"{blind:,} of {len(asked.rows):,} tokens have no such position and are not counted")
+        notes.append(f"{blind:,} of {len(resolved.rows):,} tokens have no such position and are not counted")
     return notes
 
 

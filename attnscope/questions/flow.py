@@ -68,21 +68,21 @@ class Mixing:
         self.matrices[site] = np.concatenate(blocks)
         self.axes[site] = attention.queries, attention.keys
 
-    def leave_out(self, asked: str | None = None, last: int | None = None) -> tuple[str, ...]:
+    def leave_out(self, kind: str | None = None, last: int | None = None) -> tuple[str, ...]:
         """Drop what cannot be followed, with a note: parts, as of a tiled picture; layers of other tokens.
 
-        Raises ``ModelError`` if the ``asked`` kind, or all of them, cannot be followed up to layer ``last``.
+        Raises ``ModelError`` if ``kind``, or every kind, cannot be followed up to layer ``last``.
         """
         reasons = tuple(self.in_parts.values())
         kinds = {site.kind for site in self.matrices} - set(self.in_parts)
-        if reasons and asked == "encoder" and asked in kinds:
-            kinds = {asked}  # its layers need no others
+        if reasons and kind == "encoder" and kind in kinds:
+            kinds = {kind}  # its layers need no others
         if reasons and (not kinds or "cross" in kinds):
             raise ModelError(reasons[0])
         self._drop(site for site in self.matrices if site.kind not in kinds)
-        return reasons + tuple(self._leave_out_changes("cross" in kinds, asked, last))
+        return reasons + tuple(self._leave_out_changes("cross" in kinds, kind, last))
 
-    def _leave_out_changes(self, across: bool, asked: str | None, last: int | None) -> Iterator[str]:
+    def _leave_out_changes(self, across: bool, followed: str | None, last: int | None) -> Iterator[str]:
         """Drop the layers of each kind behind ``last``, or all of them, if their tokens change on the way."""
         kinds = kinds_of(self.matrices)
         for kind in kinds:
@@ -93,7 +93,7 @@ class Mixing:
                 self._drop(site for site in self.matrices if site.kind == kind and site.layer >= layer)
                 yield f"{reason}: layers from {layer} on are left out"
                 continue
-            if kind == asked or (across and asked != "encoder") or [*kinds] == [kind]:
+            if kind == followed or (across and followed != "encoder") or [*kinds] == [kind]:
                 raise ModelError(reason)
             dropped = {"decoder", "cross"} if across else {kind}
             self._drop(site for site in self.matrices if site.kind in dropped)
@@ -121,16 +121,16 @@ class Mixing:
         """What is followed instead of the weights. Raises ``ModelError`` if a block cannot be followed."""
         site = attention.site
         if self.residuals is not None:
-            found, residual = self.residuals.found.get(site), self.residuals.residual_at(site)
-            if found is None or residual is None or attention.values is None:
-                what = "its output projection" if found is None else "what its output is added to"
+            projection, residual = self.residuals.found.get(site), self.residuals.residual_at(site)
+            if projection is None or residual is None or attention.values is None:
+                what = "its output projection" if projection is None else "what its output is added to"
                 raise ModelError(
                     f"layer {site.layer} of the model cannot be followed by alti, as {what} was not found: "
                     "rollout and relevance follow it"
                 )
             self.forms[residual.form] = None
             values = Values.from_projection(attention.values, attention.heads, None).values
-            return Contributions(values, found.weight, residual, crossed=site.kind == "cross")
+            return Contributions(values, projection.weight, residual, crossed=site.kind == "cross")
         if self.slopes is None:
             return None
         slope = self.slopes.get(site)
@@ -171,10 +171,10 @@ def _over_sums(rows: Array) -> Array:
 
 def roll_out(steps: Sequence[Step], size: int) -> Iterator[Array]:
     """The input tokens' contributions after each step: the product of all matrices so far."""
-    made = np.eye(size)
+    total = np.eye(size)
     for tokens, sources, shares in steps:
-        made[tokens] = shares @ made[sources]
-        yield made[tokens].copy()
+        total[tokens] = shares @ total[sources]
+        yield total[tokens].copy()
 
 
 def add_up_relevance(steps: Sequence[Step], size: int) -> Iterator[Array]:
@@ -184,15 +184,15 @@ def add_up_relevance(steps: Sequence[Step], size: int) -> Iterator[Array]:
     S the decoder's, each without the identity, rows normalized, and the identity added. Chefer et al.
     have Sᵀ, with which later tokens would contribute to earlier ones in a causal decoder.
     """
-    made = np.eye(size)
+    total = np.eye(size)
     for tokens, sources, matrix in steps:
         if sources == tokens:
-            made[tokens] += matrix @ made[sources]
+            total[tokens] += matrix @ total[sources]
         else:
             other = slice(tokens.start)
-            side, encoded = (_evened(made[each, each]) for each in (tokens, other))
-            made[tokens, other] += side @ matrix[:, other] @ encoded
-        yield _over_sums(made[tokens])
+            side, encoded = (_evened(total[each, each]) for each in (tokens, other))
+            total[tokens, other] += side @ matrix[:, other] @ encoded
+        yield _over_sums(total[tokens])
 
 
 def _evened(relevance: Array) -> Array:
@@ -221,12 +221,12 @@ def find_largest_flows(steps: Sequence[Step], size: int, rows: Sequence[int]) ->
         nodes += len(shares)
         places = tuple(np.concatenate(each).astype(np.int32) for each in (starts, ends))  # as scipy 1.14 asks
         graph = coo_array((np.concatenate(capacities), places), shape=(nodes, nodes)).tocsr()
-        made = np.eye(size)
+        contributions = np.eye(size)
         for row in range(size)[tokens]:
             if row in rows:
                 flows = np.array([maximum_flow(graph, at[row], key).flow_value for key in range(size)])
-                made[row] = flows / flows.sum()
-        yield made[tokens]
+                contributions[row] = flows / flows.sum()
+        yield contributions[tokens]
 
 
 Method: TypeAlias = Literal["rollout", "flow", "relevance", "alti"]
@@ -319,24 +319,24 @@ def follow_flow(
         if isinstance(model, TracedModel):
             raise ModelError(f"{model.name} is {model.what} and keeps no values: give the model for {method}")
         prepared = replace(prepared, replay=None)
-    slopes, said = gradients_of(model, prepared, target) if method == "relevance" else (None, "")
+    slopes, note = gradients_of(model, prepared, target) if method == "relevance" else (None, "")
     mixing = Mixing(slopes, model.name)
     if method == "alti":
         mixing.residuals = Residuals()
         with mixing.residuals.watching(model.module):
             model.run(prepared, [mixing.residuals])
     record = model.run(prepared, [mixing])
-    apart = mixing.leave_out(selection.kind, last)
-    said += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
+    left_out = mixing.leave_out(selection.kind, last)
+    note += f"the sum of residual and attention: {', '.join(mixing.forms)}" if mixing.forms else ""
     passed = (*model.notes, *prepared.notes, *record.notes)
-    notes = (METHODS[method].share, *passed, *apart, *([said] if said else []))
+    notes = (METHODS[method].share, *passed, *left_out, *([note] if note else []))
     maps: dict[str, list[tuple[int, Weights]]] = {}
     kinds = kinds_of(mixing.matrices)
     sides = [[site for site in mixing.matrices if site.kind == kind] for kind in kinds]
     if "cross" in kinds:  # joins both sides; otherwise each kind alone, like an encoder's
         sides = [[*mixing.matrices]]
-    followed = (made for sites in sides for made in _follow(sites, mixing, method, selection, token))
-    for kind, layer, values, axes in followed:
+    contributions = (each for sites in sides for each in _follow(sites, mixing, method, selection, token))
+    for kind, layer, values, axes in contributions:
         queries, keys = (selection.coarsening(axis) for axis in axes)
         if method == "flow" and token is not None:
             if (alone := _only(queries, token)) is None:
@@ -425,18 +425,18 @@ def focus_token(
     row = find_place(weights.queries, token)
     place = weights.queries[row]
     boxes = boxes_of(pictures)
-    made = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
-    goes = None
+    sources = rank_places(weights.values[row], weights.allowed[row], weights.keys, TOP, boxes)
+    targets = None
     if weights.square and result.method != "flow":  # which goes from one token to each
-        goes = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
+        targets = rank_places(weights.values[:, row], weights.allowed[:, row], weights.queries, TOP, boxes)
     overlays, notes = overlay_pictures(pictures, place, (weights.values[row], weights.keys), None)
     overlays = tuple(replace(each, verbs=VERBS) for each in overlays)
     title = result.titled(kind, layer)
     return TokenView(
         place.label,
         place.start,
-        made,
-        goes,
+        sources,
+        targets,
         overlays=overlays,
         verbs=VERBS,
         title=title,

@@ -65,7 +65,7 @@ class LabelScores:
 def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[LabelScores]:
     """Every label and direction that was asked, those with the most questions first."""
     chosen, scored = ((0,), (1,)) if held_out else ((0, 1), (0, 1))  # which halves
-    found, counts = list[LabelScores](), Counter[str]()
+    scores, counts = list[LabelScores](), Counter[str]()
     for slot, number in total.slots.items():
         ranked: list[GoldScore] = []
         for site, sums in total.sums.items() if slot[0] is not None else ():
@@ -74,10 +74,10 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
             ranked += _score(site, sums.heads, sums.of(number, chosen), sums.of(number, scored), agreed)
         if slot[0] is not None and ranked:
             ranked.sort(key=lambda head: head.rank)
-            found.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
+            scores.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
             counts[slot[0]] = max(counts[slot[0]], *(head.rows for head in ranked))
     labels = [label for label, _ in counts.most_common()]
-    return sorted(found, key=lambda each: labels.index(each.label))
+    return sorted(scores, key=lambda each: labels.index(each.label))
 
 
 def _score(

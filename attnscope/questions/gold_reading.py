@@ -211,17 +211,17 @@ class GoldQuestions:
             self._add(possible)
             self._add(sure)
 
-    def _collect(self, pair: GoldPair, back: bool | int, found: Answers) -> bool:
+    def _collect(self, pair: GoldPair, back: bool | int, answers: Answers) -> bool:
         """Add the answers of a pair in the last text, their distance in words by row; whether it has any."""
         rows, keys = self.rows[-1].of_word, self.keys[-1].of_word
         lefts, rights = (pair.right, pair.left) if back else (pair.left, pair.right)
-        known = False
+        found_answer = False
         for one, other in product(lefts, rights):
             row, key = rows.get(one), keys.get(other)
             if row is not None and key is not None and (row != key or rows is not keys):
-                found.setdefault(row, {})[key] = other - one
-                known = True
-        return known
+                answers.setdefault(row, {})[key] = other - one
+                found_answer = True
+        return found_answer
 
     def _add(self, questions: Answers) -> None:
         for row, answers in questions.items():

@@ -324,8 +324,8 @@ def _own_outputs(model: Model, prepared: ModelInput) -> Any:
 
 
 def _reported_weights(outputs: Any, kind: str) -> Sequence[Tensor | None]:
-    found = (getattr(outputs, name, None) for name in OWN_NAMES[kind])
-    return next((each for each in found if isinstance(each, (tuple, list)) and each), ())
+    reported = (getattr(outputs, name, None) for name in OWN_NAMES[kind])
+    return next((each for each in reported if isinstance(each, (tuple, list)) and each), ())
 
 
 COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "size", "rows sum to", "own report")

@@ -55,27 +55,27 @@ class RanLayer(NamedTuple):
 
 @contextmanager
 def running_layers(
-    module: nn.Module, given: Sequence[RanLayer] | None = None, calls: Sized = ()
+    module: nn.Module, known: Sequence[RanLayer] | None = None, calls: Sized = ()
 ) -> Iterator[list[RanLayer]]:
-    """Let the first layers return what is ``given`` while the block runs; without it, keep all results.
+    """Let the first layers return what is ``known`` while the block runs; without it, keep all results.
 
     A layer is a module with a number that is in no other such module: ``encoder.layer.3``. One that ended
     before an attention call returns the same whatever happens to that call, so it need not run again;
     ``calls`` are the attention calls so far. Results are copied, as a model may write into them.
     """
-    ready, kept, inside = iter(given or ()), list[RanLayer](), 0
+    ready, ran, inside = iter(known or ()), list[RanLayer](), 0
     copy = partial(tree_map, lambda part: part.clone() if isinstance(part, Tensor) else part)
 
     def run(name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if (known := next(ready, None)) is not None:
-            return copy(known.output)
+        if (layer := next(ready, None)) is not None:
+            return copy(layer.output)
         before = len(calls)
         inside += 1
         output = forward(*args, **kwargs)
         inside -= 1
-        if given is None and not inside:  # a layer that another one calls is a part of that
-            kept.append(RanLayer(name, copy(output), before, len(calls)))
+        if known is None and not inside:  # a layer that another one calls is a part of that
+            ran.append(RanLayer(name, copy(output), before, len(calls)))
         return output
 
     with ExitStack() as stack:
@@ -83,7 +83,7 @@ def running_layers(
             *outside, last = name.split(".")
             if last.isdecimal() and not any(part.isdecimal() for part in outside):
                 stack.enter_context(with_forward(layer, partial(run, name, layer.forward)))
-        yield kept
+        yield ran
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +182,12 @@ def places_of(calls: Calls) -> Places:
 
 def put_heads(places: Places, made: Mapping[int, Made | None], number: int, output: Tensor) -> Tensor | None:
     """The output of a call with some heads changed.  [batch, query, head, size] -> the same"""
-    mine = made[number] if number in places else None
-    if mine is None:
+    outputs_of_call = made[number] if number in places else None
+    if outputs_of_call is None:
         return None
     other = output.clone()
     for copy, head in places[number]:
-        other[copy, mine.rows, head] = mine.outputs[copy, head].to(output)
+        other[copy, outputs_of_call.rows, head] = outputs_of_call.outputs[copy, head].to(output)
     return other
 
 

@@ -105,10 +105,10 @@ def layers_of_maps(
     """The maps that an observer has kept (the mean of a batch), with notes on hidden and pooled cells."""
     kinds: dict[str, list[tuple[int, Weights]]] = {}
     notes = [*model.notes, *prepared.notes, *record.notes]
-    for kind in sentences.kinds_of((made.site for made in pool.maps), prepared.first_kind):
-        maps = [made for made in pool.maps if made.site.kind == kind]
-        pairs, shares = zip(*(made.label() for made in maps), strict=True)
-        kinds[kind] = [(made.site.layer, weights) for made, weights in zip(maps, pairs, strict=True)]
+    for kind in sentences.kinds_of((each.site for each in pool.maps), prepared.first_kind):
+        maps = [each for each in pool.maps if each.site.kind == kind]
+        pairs, shares = zip(*(each.label() for each in maps), strict=True)
+        kinds[kind] = [(each.site.layer, weights) for each, weights in zip(maps, pairs, strict=True)]
         if selection is not None:
             notes += sentences.note_hidden(shares, selection, f"the {sentences.kind_title(kind)}")
         notes += sentences.note_maps(maps, prepared)

@@ -165,11 +165,11 @@ def direct_effects(
     if activations := dict.fromkeys(stream.fixed_activations):
         frozen = f"norm scales and the output head's {' and '.join(activations)} are"
     notes = [f"units: logits; {frozen} held fixed, so the contributions add up to the score"]
-    for told, what in (
+    for layers_noted, what in (
         (effects.mixed, "some heads cannot be separated; their sum is shown"),
         (effects.silent, "its heads reach the score only through later layers: their direct effect is 0"),
     ):
-        notes += [f"layer {', '.join(map(str, sorted(told)))}: {what}"] if told else []
+        notes += [f"layer {', '.join(map(str, sorted(layers_noted)))}: {what}"] if layers_noted else []
     notes += [*model.notes, *prepared.notes, *record.notes]
     return Writes(effects, words, score, rest, prediction.description, model.title, tuple(notes))
 
@@ -208,14 +208,14 @@ def logits_answer(result: Writes, head: Head | None = None) -> Answer:
         "embeddings": {"embeddings": effects.embeddings},
         "biases": {"biases": effects.biases},
     }
-    parts = {name: effect for mine in kinds.values() for name, effect in mine.items()}
-    told = [name(each.head) for each in result.words]  # heads whose words are listed below
-    order = sorted(parts, key=lambda part: (part not in told, -abs(parts[part])))
+    parts = {name: effect for members in kinds.values() for name, effect in members.items()}
+    listed_heads = [name(each.head) for each in result.words]  # heads whose words are listed below
+    order = sorted(parts, key=lambda part: (part not in listed_heads, -abs(parts[part])))
     listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
     rest = order[MOST:]
     maps = effect_maps(effects.heads, "added to the score", unit="logits")
     view = Terms(
-        groups=tuple(Term(kind, sum(mine.values())) for kind, mine in kinds.items() if mine),
+        groups=tuple(Term(kind, sum(members.values())) for kind, members in kinds.items() if members),
         total=Term("= the score", result.score),
         largest=tuple(Term(part, parts[part]) for part in listed),
         rest=Term(f"{len(rest):,} others", sum(parts[part] for part in rest)) if rest else None,
@@ -229,7 +229,7 @@ def logits_answer(result: Writes, head: Head | None = None) -> Answer:
             )
             for each in result.words
         ),
-        marked=told[0] if head is not None else None,
+        marked=listed_heads[0] if head is not None else None,
         heads=next(iter(maps.values()), None),
         title=f"what each part adds to the score · {result.title}",
         subtitle=result.prediction,
@@ -275,7 +275,7 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
         prediction: Prediction = first.before
         logits = _read_off(model, prepared, first, prediction).double().cpu()  # [layer, vocabulary]
     chosen, other = prediction.chosen, prediction.against
-    found = (
+    predictions = (
         LayerPrediction(
             layer=layer,
             rank=1 + int((each > each[chosen]).sum()),
@@ -288,7 +288,7 @@ def logit_lens(model: Model, prepared: ModelInput, target: str | None, against: 
     return Lens(
         target=read_token(model.objective.vocabulary, chosen),
         prediction=prediction.description,
-        layers=tuple(found),
+        layers=tuple(predictions),
         title=name_pass(model, prepared),
         notes=(*model.notes, *prepared.notes, *first.record.notes),
     )
@@ -306,13 +306,13 @@ def _read_off(model: Model, prepared: ModelInput, first: LayerPass, prediction: 
     if len(streams) < len(ran) or len(shapes) > 1 or streams[-1][..., 0].numel() != length:
         raise ModelError(f"the layers of {model.name} do not each give one state a token")
     rows = torch.stack([states.reshape(length, -1)[prediction.at] for states in streams])  # [layer, width]
-    found = []
+    parts = []
     for some in torch.split(rows, length):
         changed = torch.cat([some, streams[-1].reshape(length, -1)[len(some) :]]).view_as(streams[-1])
         with first.changing(last, changed):
             places = torch.arange(len(some), device=model.device)
-            found.append(model.logits(prepared, torch.zeros_like(places), places).float())
-    logits = torch.cat(found)
+            parts.append(model.logits(prepared, torch.zeros_like(places), places).float())
+    logits = torch.cat(parts)
     own = prediction.logits[0]
     near = tolerance(streams[-1].dtype) * max(1.0, float(own.abs().max()))
     if not float((logits[-1] - own).abs().max()) <= near:
@@ -323,17 +323,17 @@ def _read_off(model: Model, prepared: ModelInput, first: LayerPass, prediction: 
 def lens_answer(result: Lens) -> Answer:
     """One line per layer: the target's rank and log-probability, and the most likely tokens."""
     against = any(each.difference is not None for each in result.layers)
-    told = any(each.likeliest for each in result.layers)
+    with_tokens = any(each.likeliest for each in result.layers)
     named = ("layer", "rank", "log-prob", *(["difference"] if against else []))
     table = Table(
-        (*(Column(name, True, "keep") for name in named), *([Column("most likely")] if told else [])),
+        (*(Column(name, True, "keep") for name in named), *([Column("most likely")] if with_tokens else [])),
         tuple(
             (
                 f"{each.layer}",
                 f"{each.rank:,.{int(bool(each.rank % 1))}f}",
                 f"{each.log_probability:.2f}",
                 *([f"{each.difference:+.2f}"] if each.difference is not None else []),
-                *([show_likeliest(each.likeliest, result.target)] if told else []),
+                *([show_likeliest(each.likeliest, result.target)] if with_tokens else []),
             )
             for each in result.layers
         ),

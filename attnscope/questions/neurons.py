@@ -133,18 +133,18 @@ def split_score(model: Model, prepared: ModelInput, selection: Selection, pair: 
         raise SelectionError(
             f'{pair!r} is not a pair: write two tokens of the text, such as "it {ARROW} cat"'
         )
-    address, title, found = selection.head, sentences.name_pass(model, prepared), dict[Site, Neurons]()
+    address, title, results = selection.head, sentences.name_pass(model, prepared), dict[Site, Neurons]()
 
-    def see(attention: Attention) -> None:
+    def split(attention: Attention) -> None:
         if selection.heads(attention.site, attention.heads):
             axes = places(attention.queries), places(attention.keys)
             at = [find_place(axis, name) for axis, name in zip(axes, names, strict=True)]
-            found[attention.site] = _split(attention, address, axes, at, title)
+            results[attention.site] = _split(attention, address, axes, at, title)
 
-    record = model.run(prepared, [FunctionObserver(see)])
-    sentences.require_selected(list(found), record, selection)
-    lead = sentences.kinds_of(found, prepared.first_kind)[0]
-    site, result = next((site, made) for site, made in found.items() if site.kind == lead)
+    record = model.run(prepared, [FunctionObserver(split)])
+    sentences.require_selected(list(results), record, selection)
+    lead = sentences.kinds_of(results, prepared.first_kind)[0]
+    site, result = next((site, each) for site, each in results.items() if site.kind == lead)
     differences = sentences.note_differences([each for each in record.sites if each.site == site])
     notes = (*model.notes, *prepared.notes, *record.notes, *differences, *result.notes)
     return replace(result, notes=notes)
@@ -173,7 +173,7 @@ def neurons_answer(result: Neurons) -> Answer:
     map_ = head_map(
         rows, "added to the score", signed=True, title="query × key × scale, by dimension", marks=("", "+")
     )
-    known = [score for score in result.scores if score is not None]
+    unmasked = [score for score in result.scores if score is not None]
     view = Terms(
         groups=tuple(groups),
         total=Term("= the score", result.score),
@@ -181,8 +181,8 @@ def neurons_answer(result: Neurons) -> Answer:
         rest=Term(f"{len(rest)} others", sum(products[at] for at in rest)) if rest else None,
         heads=map_,
         title=f"{result.head.name} · {result.query} → {result.key} · {result.title}",
-        subtitle=f"score {result.score:.2f}; softmax weight {result.weight:.2g} ({len(known)} keys, scores "
-        f"{min(known):.2f} to {max(known):.2f})",
+        subtitle=f"score {result.score:.2f}; softmax weight {result.weight:.2g} ({len(unmasked)} keys, "
+        f"scores {min(unmasked):.2f} to {max(unmasked):.2f})",
         notes=(f"products are × {result.scale:.4g}, the head's scale", *result.notes),
     )
     views = replace(view, notes=()), replace(map_, notes=view.notes)

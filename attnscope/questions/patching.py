@@ -280,7 +280,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     with pair.scoring(model, noise) as (base, donor):
         there, here = LayerPass.run(*donor.arguments), LayerPass.run(*base.arguments)
         scored, before = base.relative_to(donor.prepared, here.before, there.before), here.before
-        found, layers = list[PatchedToken](), here.attending
+        patched, layers = list[PatchedToken](), here.attending
         alone = len({kind for _, kind, _ in layers}) == 1
         for done, (at, kind, layer) in enumerate(layers, 1):
             report("layer", done, len(layers))
@@ -310,12 +310,12 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
                 effect = vars(scored.effect(before, after))
                 named = dict.fromkeys(str(position) if isinstance(e, int) else e.text for e in tokens)
                 token = "←".join(named)
-                found.append(PatchedToken(**effect, kind=kind, layer=layer, position=position, token=token))
+                patched.append(PatchedToken(**effect, kind=kind, layer=layer, position=position, token=token))
     return TokenTrace(
         **scored.outcome(before),
         notes=(*model.notes, *pair.clean.notes, *here.record.notes),
         changed=f"patch states of {WAYS[noise]}",
-        tokens=tuple(found),
+        tokens=tuple(patched),
     )
 
 
@@ -323,8 +323,8 @@ def trace_answer(result: TokenTrace) -> Answer:
     """The states that restore most, and a map of tokens × layers for each side of the model."""
     top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
     maps = dict[str, HeadMap]()
-    for kind, mine in group_by(result.tokens, lambda each: each.kind).items():
-        tokens = group_by(mine, lambda each: each.position)
+    for kind, states in group_by(result.tokens, lambda each: each.kind).items():
+        tokens = group_by(states, lambda each: each.position)
         maps[kind] = head_map(
             {position: [each.effect for each in layers] for position, layers in tokens.items()},
             "recovered",

@@ -102,29 +102,29 @@ def mean_head(
     model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
 ) -> OneHead:
     """The mean map of one head over prompts, aligned by the template, and the means of its scores."""
-    maps, found = list[Weights](), list[OneHead]()
+    maps, results = list[Weights](), list[OneHead]()
     for number, (prompt, prepared) in enumerate(texts, 1):
         report("prompt", number, len(texts))
-        found.append(one_head(model, prepared, selection))
-        shown, axis = found[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
+        results.append(one_head(model, prepared, selection))
+        shown, axis = results[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
         if shown.values.shape != (axis.size, axis.size):
             raise SelectionError("prompts are aligned on one text: this head's rows or columns are others")
         maps.append(coarsen(shown, axis, axis)[0])
         if maps[0].keys != maps[-1].keys:
             raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
-    first = found[0]
+    first = results[0]
     figures = {}
     for name in first.figures.figures:
-        known = [each for one in found if (each := one.figures.figures.get(name)) is not None]
-        mean, error = _mean([each.value for each in known])
-        baseline, _ = _mean([each.baseline for each in known])
-        figures[name] = Figure(mean, baseline, sum(each.rows for each in known), len(known), error)
+        scores = [each for one in results if (each := one.figures.figures.get(name)) is not None]
+        mean, error = _mean([each.value for each in scores])
+        baseline, _ = _mean([each.baseline for each in scores])
+        figures[name] = Figure(mean, baseline, sum(each.rows for each in scores), len(scores), error)
     of_all = replace(first.figures, figures=figures, role=role(figures))
-    said = "scores are averages over the prompts; a slot's columns are summed, its rows averaged"
-    title = f"{model.title} · {_describe(template, len(found))}"
+    averaged = "scores are averages over the prompts; a slot's columns are summed, its rows averaged"
+    title = f"{model.title} · {_describe(template, len(results))}"
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
-    picture = head_picture(whole, of_all, first.site, title, selection, (said, *all_notes(found)))
+    picture = head_picture(whole, of_all, first.site, title, selection, (averaged, *all_notes(results)))
     return OneHead(picture, of_all, first.site)
 
 
@@ -152,42 +152,42 @@ def mean_cut(
     return average_effects(for_each_text("prompt", prompts, ask), "the prediction of each prompt", title)
 
 
-def mean_writes(found: Sequence[Writes], template: str) -> Writes:
+def mean_writes(results: Sequence[Writes], template: str) -> Writes:
     """What each part adds to the score on average, with the standard errors of heads."""
     effects, errors = Effects(), dict[Head, float]()
     for name in ("heads", "feed_forward", "mixers"):
-        each: list[dict[Any, float]] = [getattr(one.effects, name) for one in found]
+        each: list[dict[Any, float]] = [getattr(one.effects, name) for one in results]
         for part in dict.fromkeys(part for one in each for part in one):
             mean, error = _mean([one.get(part, 0.0) for one in each])
             getattr(effects, name)[part] = mean
             if name == "heads" and error is not None:
                 errors[part] = error
-    effects.embeddings = fmean(one.effects.embeddings for one in found)
-    effects.biases = fmean(one.effects.biases for one in found)
+    effects.embeddings = fmean(one.effects.embeddings for one in results)
+    effects.biases = fmean(one.effects.biases for one in results)
     return replace(
-        found[0],
+        results[0],
         effects=effects,
         words=(),
-        score=fmean(one.score for one in found),
-        rest=fmean(one.rest for one in found),
-        prediction=f"the mean of {_describe(template, len(found))}; ± is the standard error",
-        notes=all_notes(found),
+        score=fmean(one.score for one in results),
+        rest=fmean(one.rest for one in results),
+        prediction=f"the mean of {_describe(template, len(results))}; ± is the standard error",
+        notes=all_notes(results),
         errors=errors,
     )
 
 
-def mean_lens(found: Sequence[Lens], template: str) -> Lens:
+def mean_lens(results: Sequence[Lens], template: str) -> Lens:
     """The rank and the log-probability of the targets after each layer, on average."""
     layers = []
-    for each in zip(*(one.layers for one in found), strict=True):
+    for each in zip(*(one.layers for one in results), strict=True):
         gaps = [one.difference for one in each if one.difference is not None]
         rank, logs = fmean(one.rank for one in each), fmean(one.log_probability for one in each)
         layers.append(LayerPrediction(each[0].layer, rank, logs, fmean(gaps) if gaps else None, ()))
-    named = list(dict.fromkeys(one.target for one in found))
+    named = list(dict.fromkeys(one.target for one in results))
     return Lens(
         " or ".join(named[:3]) + " ..." * (len(named) > 3),
-        f"the mean of {_describe(template, len(found))}",
+        f"the mean of {_describe(template, len(results))}",
         tuple(layers),
-        found[0].title.partition(" · ")[0],
-        all_notes(found),
+        results[0].title.partition(" · ")[0],
+        all_notes(results),
     )

@@ -40,16 +40,16 @@ def kind_title(kind: str) -> str:
 def name_pass(model: Model, prepared: ModelInput) -> str:
     """The model and its text, short enough for a title."""
     title, quoted = model.title, quote_text(prepared)
-    said = quoted in title  # that of a file of maps, whose title names the text
-    return " · ".join(part for part in (title, "" if said else quoted) if part)
+    quoted_in_title = quoted in title  # that of a file of maps, whose title names the text
+    return " · ".join(part for part in (title, "" if quoted_in_title else quoted) if part)
 
 
 def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.sound is not None
-    known = [] if pictured else prepared.tokens[: 2 * QUOTED]
+    beginning = [] if pictured else prepared.tokens[: 2 * QUOTED]
     words = (
-        replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2])) for token in known
+        replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2])) for token in beginning
     )
     text = spell_tokens([token for token in words if not token.special])
     if len(text) > QUOTED:
@@ -68,15 +68,15 @@ def note_differences(sites: Sequence[SiteRecord]) -> list[str]:
     """A warning that names the layers whose weights × values do not reproduce the kernel's output."""
     wrong = [site for site in sites if site.differs]
     broken = [site for site in wrong if not isfinite(site.difference or 0.0)]
-    missing, said = [site for site in wrong if site not in broken], []
+    missing, notes = [site for site in wrong if site not in broken], []
     if broken:
-        said.append(f"{layers_of(broken)} computes numbers that are not finite: its heads have no scores")
+        notes.append(f"{layers_of(broken)} computes numbers that are not finite: its heads have no scores")
     if missing:
         most = max(site.difference or 0.0 for site in missing)
-        said.append(
+        notes.append(
             f"do not rely on {layers_of(missing)}: its weights do not reproduce the output (error {most:.2g})"
         )
-    return said
+    return notes
 
 
 def describe_proof(sites: Sequence[SiteRecord]) -> str:
@@ -133,12 +133,12 @@ FROM_FILES = {"file": "weights from the file", "served": "weights from the file'
 
 def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
     """A note on the attention to tokens that are hidden."""
-    taken = f"{sum(shares) / len(shares):.0%} of {whose}"
+    share = f"{sum(shares) / len(shares):.0%} of {whose}"
     if selection.zoom is not None:
         shown = f"tokens {selection.zoom[0]}-{selection.zoom[-1]}"
         special = " and special ones" if selection.hide_special else ""
-        return [f"only {shown}: other tokens{special} receive {taken}"]
-    return [f"special tokens hidden: they receive {taken}"] if selection.hide_special else []
+        return [f"only {shown}: other tokens{special} receive {share}"]
+    return [f"special tokens hidden: they receive {share}"] if selection.hide_special else []
 
 
 HELD = {
@@ -149,9 +149,9 @@ HELD = {
 """What the cells of a pooled map hold."""
 
 
-def note_pooling(made: CoarseMap, shown: Weights, how: How = "share") -> list[str]:
+def note_pooling(pooled_map: CoarseMap, shown: Weights, how: How = "share") -> list[str]:
     """A note if a map was pooled for display; a file's map that was pooled before says so itself."""
-    queries, keys = made.queries.size, made.keys.size
+    queries, keys = pooled_map.queries.size, pooled_map.keys.size
     pooled = any(place.pooled for place in (*shown.queries, *shown.keys))
     if not pooled or shown.values.shape[-2:] == (queries, keys):
         return []
@@ -161,21 +161,21 @@ def note_pooling(made: CoarseMap, shown: Weights, how: How = "share") -> list[st
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on drawn maps: NaNs, and batches drawn as their mean."""
     notes = [
-        f"weights of {made.site.name} that are not finite numbers: {made.broken:,}, shown as masked"
-        for made in maps
-        if made.broken
+        f"weights of {each.site.name} that are not finite numbers: {each.broken:,}, shown as masked"
+        for each in maps
+        if each.broken
     ]
-    counts = group_by(maps, lambda made: len(made.values))
+    counts = group_by(maps, lambda each: len(each.values))
     for count, alike in counts.items():
         if count > 1:
             what = prepared.name_parts(count)
             if prepared.picture:
                 what = f"windows of {alike[0].queries.size:,} patches that attend within themselves"
             notes.append(f"{layers_of(alike)}: mean of {count:,} {what}")
-    sizes = group_by(maps, lambda made: _size(made.queries.size, made.keys.size))
+    sizes = group_by(maps, lambda each: _size(each.queries.size, each.keys.size))
     if len(sizes) > 1:
         notes.append("sizes: " + ", ".join(f"{size} in {layers_of(alike)}" for size, alike in sizes.items()))
-    bare = [made for made in counts.get(1, ()) if not made.tokens]
+    bare = [each for each in counts.get(1, ()) if not each.tokens]
     if prepared.picture is not None and bare:
         notes.append(f"{layers_of(bare)}: rows and columns are positions, not patches of the picture")
     return notes
@@ -209,15 +209,15 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
             raise SelectionError(f"no {kind_title(selection.kind)}: this model has {have}")
         near = nearest_name(selection.kind, KINDS)
         raise SelectionError(f"no kind {selection.kind!r}: {near}this model has {have}")
-    asked = f"layer {number_ranges(missing)}"
+    wanted_name = f"layer {number_ranges(missing)}"
     if selection.head is not None:
-        asked = f"head {selection.head.name}"
+        wanted_name = f"head {selection.head.name}"
     elif selection.number is not None and not missing:
-        asked = f"head {selection.number}"
+        wanted_name = f"head {selection.number}"
     here = [site for site in sites if selection.meets(site.site)] or sites
     heads = number_ranges(range(max(site.heads for site in here)))
     has = f"this model has layers {number_ranges(layers)}, heads {heads}"
-    raise SelectionError(f"no {asked}: {has}", record.notes)
+    raise SelectionError(f"no {wanted_name}: {has}", record.notes)
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -92,17 +92,17 @@ def curves_by_position(
         each.rows = range(start, stop)
     record = model.run(prepared, [SharedRows(measured, selection.heads)])
     selected_sites(record, selection)
-    known = [{head.address: head.figures.get(name) for head in each.figures()} for each in measured]
+    scores = [{head.address: head.figures.get(name) for head in each.figures()} for each in measured]
     several = len({site.site.kind for site in record.sites}) > 1
 
     def along(head: Head, part: str) -> tuple[float | None, ...]:
-        numbers = (getattr(figures.get(head), part, nan) for figures in known)
+        numbers = (getattr(figures.get(head), part, nan) for figures in scores)
         return tuple(number if isfinite(number) else None for number in numbers)
 
     curves = [
         Curve(str(head) if several else head.name, along(head, "value"), along(head, "baseline"))
-        for head in dict.fromkeys(head for figures in known for head in figures)
-        if any(figures.get(head) for figures in known)
+        for head in dict.fromkeys(head for figures in scores for head in figures)
+        if any(figures.get(head) for figures in scores)
     ]
     if not curves:
         rows = MEASURES[name].rows
@@ -155,8 +155,8 @@ class Stats:
             return sorted(heads, key=partial(_place, by_role=sort == "role"))
         if sort == "head":
             return heads
-        known = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
-        return [head for _, head in sorted(known, key=lambda pair: (isnan(pair[0]), -pair[0]))]
+        scored = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
+        return [head for _, head in sorted(scored, key=lambda pair: (isnan(pair[0]), -pair[0]))]
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
@@ -170,11 +170,11 @@ def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
 def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
     """A head of some, in one kind of attention or in each. Raises ``SelectionError`` if there is none."""
     kind = wanted.kind
-    found = [head for head in heads if head.name == wanted.name and kind in (None, head.site.kind)]
-    if not found:
+    matching = [head for head in heads if head.name == wanted.name and kind in (None, head.site.kind)]
+    if not matching:
         last = f"{heads[0].name} to {heads[-1].name}"
         raise SelectionError(f"no head {kind + '.' if kind else ''}{wanted.name}: there are {last}")
-    return found
+    return matching
 
 
 def with_predictions(
@@ -204,8 +204,8 @@ def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
     errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
-    asked = [name for name in PREDICTIONS if any(head.figure(name) for head in result.heads)]
-    columns += [(name, part) for name in asked for part in ("value", "error")]
+    predictions = [name for name in PREDICTIONS if any(head.figure(name) for head in result.heads)]
+    columns += [(name, part) for name in predictions for part in ("value", "error")]
     named = [name if part == "value" else f"{name}_{part}" for name, part in columns]
     yield ["kind", "layer", "head", "role", "score", "role_baseline", *named]
     for head in result.heads:
@@ -216,12 +216,12 @@ def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
 
 def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     """One measure of all heads, or their importance, as a map for each kind of attention that has it."""
-    known = {head.address: found.value for head in result.heads if (found := head.figure(name)) is not None}
-    if not any(value == value for value in known.values()):
+    values = {head.address: found.value for head in result.heads if (found := head.figure(name)) is not None}
+    if not any(value == value for value in values.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
     maps = maps_by_kind(
-        known,
+        values,
         name,
         lambda kind: f"{name} · {kind}",
         unit=unit,
@@ -241,8 +241,8 @@ ERRORS = "± is the standard error over the texts"
 
 def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
     """One line per head: its role, the role's score, and some measures that apply to every head."""
-    taken = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
-    names = list(COLUMNS) if {*COLUMNS} <= {*taken} else list(taken)[: len(COLUMNS)]
+    measured = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
+    names = list(COLUMNS) if {*COLUMNS} <= {*measured} else list(measured)[: len(COLUMNS)]
     if sort in MEASURES and sort not in names:
         names = [str(sort), *names[:-1]]
     if not heads:
@@ -280,7 +280,7 @@ def _role_cells(head: HeadFigures) -> tuple[str, str]:
     return head.role.name, f"{figure} ({round_short(head.role.baseline)})"
 
 
-def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
+def _draw_column(scores: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
     """The cells of a column; the brightest is 1, or the largest if it is not a share."""
 
     def text(each: Figure | Importance | Removal | None) -> str:
@@ -288,12 +288,12 @@ def _draw_column(found: Sequence[Figure | Importance | Removal | None], unit: st
             return "–" if each is None else f"{each.value:.2f}"
         return f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
 
-    texts = [text(each) for each in found]
-    values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in found]
+    texts = [text(each) for each in scores]
+    values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
     top, width = 1.0 if unit == "share" else max(values, default=0) or 1.0, max(map(len, texts), default=0)
     return [
         text if each is None else ((text.rjust(width), min(value / top, 1.0)),)
-        for each, text, value in zip(found, texts, values, strict=True)
+        for each, text, value in zip(scores, texts, values, strict=True)
     ]
 
 
@@ -344,19 +344,19 @@ def measure_heads(
     pass (see ``Coarsen`` for its cells); ``rows`` limits figures to those rows. Raises ``SelectionError`` for
     a layer, kind or measure that does not exist.
     """
-    known = None if pool or rows else find_figures(prepared, names)
+    cached = None if pool or rows else find_figures(prepared, names)
     measured, maps = Measurement(names), selection.coarsen(CELLS, even=True, how=pool) if pool else None
     measured.rows = rows
-    if known is None:
-        asked = (model, prepared, measured, selection, [prepared.tokens])
-        record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=maps)
+    if cached is None:
+        arguments = (model, prepared, measured, selection, [prepared.tokens])
+        record = measuring_pass(*arguments, exact_kernel=exact_kernel, maps=maps)
         heads = tuple(measured.figures())
         if rows is not None and not heads:
             last = max((site.queries for site in record.sites), default=0) - 1
             raise SelectionError(f"no rows {rows.start}-{rows.stop - 1}: rows are 0-{last}, one per token")
     else:
         record = model.run(prepared, [])
-        heads = pick_figures(known, record, selection)
+        heads = pick_figures(cached, record, selection)
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
     if importance or ablation:
@@ -421,10 +421,10 @@ def what_ran(sites: Sequence[SiteRecord]) -> str:
     return "; ".join([count_fused(sum(call.kernel == FUSED for call in sites), len(sites)), *left])
 
 
-def count_fused(taken: int, calls: int) -> str:
+def count_fused(fused_calls: int, calls: int) -> str:
     """How so many calls were computed, in words."""
-    fused = f"{taken:,} of {calls:,} calls ran in the fused pass (--exact-kernel: the model's own)"
-    return fused if taken else OWN_KERNELS
+    fused = f"{fused_calls:,} of {calls:,} calls ran in the fused pass (--exact-kernel: the model's own)"
+    return fused if fused_calls else OWN_KERNELS
 
 
 FEWEST = 6  # least tokens for naming patterns
@@ -455,12 +455,12 @@ def overview(
     Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass.
     """
     coarse, measured = selection.coarsen(GRID_CELLS, even=True), Measurement()
-    known = find_figures(prepared, DEFAULT)
+    cached = find_figures(prepared, DEFAULT)
     as_read = selection.as_read and not prepared.picture  # neighbours are tokens
-    if known is None:
+    if cached is None:
         exact_kernel |= selection.words or selection.hide_special or not (as_read or selection.zoom)
-        asked = (model, prepared, measured, selection, [prepared.tokens])
-        record = measuring_pass(*asked, exact_kernel=exact_kernel, maps=coarse, side=GRID_CELLS)
+        arguments = (model, prepared, measured, selection, [prepared.tokens])
+        record = measuring_pass(*arguments, exact_kernel=exact_kernel, maps=coarse, side=GRID_CELLS)
     else:
         record = model.observe(prepared, [SharedRows([coarse], selection.heads)])
     require_selected(coarse.maps, record, selection)
@@ -477,7 +477,7 @@ def overview(
             whole=selection.every_layer,
             written=prepared.written if as_read and kind == "decoder" else None,
         )
-    heads = measured.figures() if known is None else pick_figures(known, record, selection)
+    heads = measured.figures() if cached is None else pick_figures(cached, record, selection)
     return Overview(grids, settle_roles(heads), record, layers.notes, apart=layers.apart)
 
 

@@ -52,8 +52,8 @@ class Course:
     @property
     def ends(self) -> tuple[float, float]:
         """The first score and the last."""
-        known = [value for value in self.values if value is not None]
-        return known[0], known[-1]
+        present = [value for value in self.values if value is not None]
+        return present[0], present[-1]
 
     @property
     def change(self) -> float:
@@ -101,35 +101,36 @@ def track(
     stores the result of each as a line of JSON; those it has are not run again. Raises ``NoCheckpoint``
     if none can be read, ``InputError`` if the log is of other texts or measures.
     """
-    asked = {"texts": corpus.fingerprint(), "measures": list(measures), "selection": str(selection)}
-    known = {} if log is None or not log.exists() else _read_log(log, asked)
-    found: dict[int, str] = {}
+    settings = {"texts": corpus.fingerprint(), "measures": list(measures), "selection": str(selection)}
+    entries = {} if log is None or not log.exists() else _read_log(log, settings)
+    names_by_step: dict[int, str] = {}
     notes: list[str] = []
     for step, name in sorted((step_of(name, place), name) for place, name in enumerate(checkpoints)):
         try:
-            if step in found:
-                raise InputError(f"step {step:,} is {visible(found[step])}")
-            if name not in known:
+            if step in names_by_step:
+                raise InputError(f"step {step:,} is {visible(names_by_step[step])}")
+            if name not in entries:
                 model = load(name)
                 for weight, numbers in model.module.named_parameters():
                     if numbers.is_floating_point() and not numbers.isfinite().all():
                         raise InputError(f"its weights {weight} are not all finite numbers")
                 stats = corpus_stats(model, corpus, selection, names=tuple(measures), run=run)
                 figures = [figures_of(head, measures) for head in stats.heads]
-                known[name] = asked | {"checkpoint": name, "figures": figures, "notes": list(stats.notes)}
+                measured = {"checkpoint": name, "figures": figures, "notes": list(stats.notes)}
+                entries[name] = settings | measured
                 if log is not None:
-                    lines = [json.dumps(entry) for entry in known.values()]
+                    lines = [json.dumps(entry) for entry in entries.values()]
                     write_whole(log, "".join(f"{line}\n" for line in lines).encode())
-            found[step] = name
-            notes += [note for note in known[name].get("notes", ()) if note not in notes]
+            names_by_step[step] = name
+            notes += [note for note in entries[name].get("notes", ()) if note not in notes]
         except (AttnscopeError, OSError) as error:
             notes.append(f"{visible(Path(name).name)} is left out: {visible(str(error))}")
             report(notes[-1])
-    if not found:
+    if not names_by_step:
         raise NoCheckpoint(f"none of the {len(checkpoints):,} checkpoints can be read")
-    steps = {step: known[name]["figures"] for step, name in found.items()}
+    steps = {step: entries[name]["figures"] for step, name in names_by_step.items()}
     result = courses_of(steps, measures, tuple(notes), visible(corpus.name))
-    return replace(result, checkpoints=tuple(found.values()))
+    return replace(result, checkpoints=tuple(names_by_step.values()))
 
 
 def courses_of(
@@ -169,22 +170,22 @@ def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
     return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
 
 
-def _read_log(path: Path, asked: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    known: dict[str, dict[str, Any]] = {}
+def _read_log(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         try:
             entry = parse_json(line)
             heads = entry["figures"]
             figures = [(each["head"], each["kind"], each["layer"], dict(each["figures"])) for each in heads]
-            fits = {name: entry[name] for name in asked} == asked
-            known[entry["checkpoint"]] = entry
+            fits = {name: entry[name] for name in settings} == settings
+            entries[entry["checkpoint"]] = entry
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{path} is no log of attnscope track: delete it, or name another file"
             ) from None
         if not fits or not figures:
             raise InputError(f"{path} is of other texts, measures or heads: name another file")
-    return known
+    return entries
 
 
 def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:

@@ -16,8 +16,8 @@ ANSWERED = {
     "show 'Yes, I (he) do!'": "own · “Yes, I (he) do!” · ",
     "show 猫は座った。": "own · “猫は座った。” · ",
     "show TEXT --head L0H2,1.5,L3H0": ("L0H2", "L1H5"),
-    "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they take",
-    "show TEXT --zoom 4-9": "tokens 4-9 alone: other tokens take",
+    "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they receive",
+    "show TEXT --zoom 4-9": "only tokens 4-9: other tokens receive",
     "show BOOK --truncate --layer 0": (
         "own · “cat cat cat cat cat cat cat cat…” · ",
         "cut: the first 512 of 2,002 tokens are shown",

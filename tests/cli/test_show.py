@@ -30,8 +30,8 @@ def test_zoomed_map_notes_the_remaining_attention(run, tmp_path):
     np.testing.assert_array_equal(np.array(part["weights"], float), whole[40:53, 40:53])
     assert part["queries"] == all_["queries"][40:53]
     rest = 1 - whole[40:53, 40:53].sum() / whole[40:53].sum()
-    assert f"tokens 40-52 alone: other tokens take {rest:.0%} of its attention" in part["notes"]
-    assert "other tokens take" in run("show", LONG, "--zoom", "40-52").out
+    assert f"only tokens 40-52: other tokens receive {rest:.0%} of its attention" in part["notes"]
+    assert "other tokens receive" in run("show", LONG, "--zoom", "40-52").out
     assert run("show", LONG, "--zoom", "40-52", "-o", tmp_path / "part.png").code == 0
 
 

@@ -63,7 +63,7 @@ def test_channels_are_parts_and_one_can_be_shown():
     notes = [note for note in run.overview().notes if "mean" in note]
     assert notes == [
         "scores are means over 7 parts, each of which attends within itself: run.part(0) shows one",
-        "layer 0: shown is the mean of 7 parts, each of which attends within itself",
+        "layer 0: mean of 7 parts, each of which attends within itself",
     ]
     part = run.part(3)
     for head in range(2):

@@ -73,10 +73,10 @@ def failing(monkeypatch):
     """The recording fails wherever the second layer shows its attention."""
     place = Sites.place
 
-    def fail(self, capture, name, *more):
-        if "h.1." in name:
+    def fail(self, capture):
+        if "h.1." in capture.name:
             raise ZeroDivisionError("a mistake.")
-        return place(self, capture, name, *more)
+        return place(self, capture)
 
     monkeypatch.setattr(Sites, "place", fail)
 

@@ -238,7 +238,7 @@ def test_layer_without_full_stream_is_not_traced():
     with pytest.raises(ModelError, match="has no list of layers"):
         trace_tokens(model, pair)
     module.layers = nn.ModuleList(map(Adds, module.layers))
-    with pytest.raises(ModelError, match="is not all that those behind it read"):
+    with pytest.raises(ModelError, match="read more than what a layer returns"):
         trace_tokens(model, pair)
 
 

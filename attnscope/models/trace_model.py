@@ -19,6 +19,7 @@ from attnscope.measures import DEFAULT, MEASURES, HeadFigures
 from attnscope.models import inputs
 from attnscope.models.model import Model
 from attnscope.storage.arrays import read_weights
+from attnscope.storage.tensors import suffix_of
 from attnscope.storage.trace import Trace, layout
 from attnscope.storage.trace.replay import replay
 from attnscope.text import Untrusted, clean, visible
@@ -172,7 +173,7 @@ class WeightsFile(TracedModel):
         if any(place.stop - place.start > 1 for weights in layers for place in weights.keys):
             notes.append("scores count only the rows and columns in the file")
         tokens = () if labels is None else inputs.tokens_of_labels(inputs.read_labels(labels))
-        form = Path(path).suffix.lower().removeprefix(".")
+        form = suffix_of(Path(path)).removeprefix(".")
         super().__init__(_trace_of(file.kinds, str(path), form, tokens, tuple(notes)))
         self.path = Path(path)
         self._title = str(file.title or Untrusted(Path(path).stem))

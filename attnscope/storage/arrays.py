@@ -25,9 +25,9 @@ import numpy as np
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import OutputError
 from attnscope.records import read
-from attnscope.registry import Registry, plugins
+from attnscope.registry import Registry
 from attnscope.storage.files import open_whole, reading
-from attnscope.storage.tensors import DESCRIPTION, READERS, read_arrays
+from attnscope.storage.tensors import DESCRIPTION, read_arrays, reader_suffixes, suffix_of
 from attnscope.text import Untrusted, csv_cell
 
 SUM_TOLERANCE = 5e-3  # how far a row's sum may exceed 1; half precision needs it
@@ -136,9 +136,8 @@ def read_weights(path: str | Path) -> SavedWeights:
     """
     path = Path(path)
     with reading(path, "attention from"):
-        suffixes = (*READERS, *plugins("readers"))
-        if path.suffix.lower() not in suffixes and path.exists():
-            raise ValueError(f"it is none of {', '.join(suffixes)}")
+        if suffix_of(path) not in reader_suffixes() and path.exists():
+            raise ValueError(f"it is none of {', '.join(reader_suffixes())}")
         path.stat()
         arrays, description = read_arrays(path)
         saved = _read_own(arrays, description) if description else _read_foreign(arrays, path)

@@ -27,9 +27,21 @@ DESCRIPTION = "attnscope"  # the name of the description among the arrays, or in
 HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
+def reader_suffixes() -> tuple[str, ...]:
+    """The suffixes of all readers, those of other packages last."""
+    return (*READERS, *plugins("readers"))
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that names a file's reader, in lower case: the longest that one is registered for."""
+    parts = [part.lower() for part in path.suffixes]
+    every, readers = ("".join(parts[start:]) for start in range(len(parts))), reader_suffixes()
+    return next((suffix for suffix in every if suffix in readers), path.suffix.lower())
+
+
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any] | None]:
     """The arrays of a file by name, and the description if it was saved here; raises for a damaged file."""
-    suffix, added = path.suffix.lower(), plugins("readers")
+    suffix, added = suffix_of(path), plugins("readers")
     arrays, description = READERS[suffix](path) if suffix in READERS else (dict(added[suffix](path)), None)
     if description is not None and not isinstance(description, dict):
         raise ValueError("its description is none")
@@ -248,4 +260,4 @@ READERS: Mapping[str, Callable[[Path], tuple[dict[str, Array], Any]]] = {
     ".safetensors": _read_safetensors,
     ".json": _read_json,
 }
-"""Readers by suffix."""
+"""Readers by suffix; of several that a name ends in, the longest counts."""

@@ -28,6 +28,7 @@ from attnscope.models import load
 from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.storage import arrays as data
+from attnscope.storage import tensors
 from attnscope.storage.arrays import read_weights, save_weights
 from attnscope.storage.tensors import read_tensors
 from tests.render.screen import tokens
@@ -467,3 +468,17 @@ def test_sparse_file_is_refused(tmp_path, suffix):
 def test_more_than_1000_layers_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **{f"{number}": np.full((1, 2, 2), 0.5) for number in range(1001)})
     refuses(tmp_path / "a.npz", "more than 1,000 layers")
+
+
+def test_longest_registered_suffix_of_a_name_chooses_the_reader(tmp_path, monkeypatch) -> None:
+    def read_halves(path):
+        return {"0": np.full((1, 2, 2), json.loads(path.read_text("utf-8")))}
+
+    monkeypatch.setattr(tensors, "plugins", lambda group: {".half.json": read_halves})
+    path = tmp_path / "Head.v2.Half.JSON"
+    path.write_text("0.5", "utf-8")
+    ((_, found),) = read_weights(path).kinds["encoder"]
+    assert found.values.tolist() == [[[0.5, 0.5], [0.5, 0.5]]]
+    path.rename(plain := tmp_path / "head.json")
+    with pytest.raises(InputError, match="attnscope did not write it"):
+        read_weights(plain)

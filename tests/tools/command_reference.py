@@ -32,9 +32,11 @@ its fields are declared with Typer's `Option` and `Argument`; `@command` of [com
 Typer a function with a parameter for each. So each option is declared once, and has the same name in
 every command.
 
-**To add an option**, add a field to a group: every command that takes the group has it.
-**To add a command**, write a function of groups with `@command` above it, its help and an example in its
-docstring, and add its name to those of [commands/](commands/__init__.py). Then regenerate this page;
+**To add an option**, add a field to a group: every command that takes the group has it. It must act, or be
+refused: tests/cli/test_option_pairs.py tries every pair.
+**To add a command**, write a function of groups with `@command` above it, its help and at most six
+examples in its docstring, and add its name to those of [commands/](commands/__init__.py). Then regenerate
+this page;
 tests/cli/test_reference.py says which options each command must have.
 
 Every command has `-q` (no notes or progress) and `-v` (how long each step took).

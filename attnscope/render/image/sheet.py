@@ -404,7 +404,8 @@ def short(text: str) -> str:
 
 def room(texts: Sequence[str], size: float) -> float:
     """Inches for the longest of the texts, estimated generously."""
-    longest = max((sum(map(em, text)) for text in texts), default=0.0)
+    # W and m are wider than estimated, and hinting widens each by up to half a pixel
+    longest = max((max(sum(map(em, text)), 1.06 * _width(text)) for text in texts), default=0.0)
     return longest * size * POINT + 0.12
 
 

@@ -102,6 +102,16 @@ def test_no_text_is_cut_off_or_overlaps(name: str, width: float) -> None:
         assert across < 1.5 or down < room, (text, other)
 
 
+@pytest.mark.parametrize("label", ["W" * 20, "m" * 17, "MAXIMUM@WARMUP"])
+def test_labels_of_wide_letters_are_not_cut_off(label: str) -> None:
+    axis = tokens(label, "a")
+    with drawing(heatmap(weights(np.eye(2), axis, axis))) as (figure, _):
+        seen, (wide, tall) = boxes(figure), figure.bbox.size
+    assert min(box.x0 for _, box in seen) > 0
+    assert max(box.x1 for _, box in seen) < wide
+    assert max(box.y1 for _, box in seen) < tall
+
+
 def test_chinese_column_labels_are_upright() -> None:
     axis = tokens("猫が", "cat")
     with drawing(heatmap(weights(np.eye(2), axis, axis))) as (figure, _):

@@ -36,8 +36,8 @@ class Mixer:
 
     path: Annotated[str, Meaning("its path")]
     type: Annotated[str, Meaning("its Python class")]
-    layer: Annotated[int | None, Meaning("the number in its path, if there is just one")]
-    way: Annotated[str | None, Meaning("by what it mixes tokens, where that is known")]
+    layer: Annotated[int | None, Meaning("the number in its path, if it has exactly one")]
+    way: Annotated[str | None, Meaning("how it mixes tokens, if known")]
 
 
 NUMBER_OR_NONE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -88,7 +88,7 @@ class Audit:
             if layers:
                 where = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers)}, {where},"
             verb = "mix" if len(alike) > 1 else "mixes"
-            sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in a way of its own'} as well")
+            sentences.append(f"{where} {verb} tokens {f'by {way}' if way else 'in an unknown way'} as well")
         missed = sum(mixer.way == NOT_CAPTURED for mixer in self.mixers)
         if missed:
             sentences.append(f"{missed:,} of {missed + len(self.sites):,} attention calls were not captured")
@@ -102,9 +102,10 @@ def audit(model: Model, prepared: ModelInput) -> Audit:
     search = Search(model, prepared)
     paths = search.find()
     mixed = search.find_functions(paths, Setup(search.frozen))
-    untold = [path for path in paths if path not in mixed]  # what they chose by is frozen by now
-    for setup in {search.mixers[path] for path in untold}:
-        mixed |= search.find_functions([path for path in untold if search.mixers[path] == setup], setup)
+    unexplained = [path for path in paths if path not in mixed]  # what they chose by is frozen by now
+    for setup in {search.mixers[path] for path in unexplained}:
+        same = [path for path in unexplained if search.mixers[path] == setup]
+        mixed |= search.find_functions(same, setup)
     return Audit(search.sites, name_mixers(search, paths, mixed))
 
 

@@ -1,4 +1,4 @@
-"""What a short key cache costs: each key-value head limited to the first tokens and the last ones.
+"""What a short KV cache costs: each key-value head is limited to the first and the last tokens.
 
 A limited head sees no other key: they are masked before its softmax. The heads whose limit costs most are
 the ones that need the whole context (DuoAttention, Xiao et al. 2024).
@@ -59,11 +59,11 @@ class LimitedHead:
 
     layer: Annotated[int, Meaning("its layer")]
     head: Annotated[int, Meaning("its number among the key-value heads")]
-    loss: Annotated[float, Meaning("the rise of the loss when this head alone is limited, in nats a token")]
-    missed: Annotated[float, Meaning("the weight outside of the window, the mean of its query heads")]
+    loss: Annotated[float, Meaning("the rise of the loss when this head alone is limited, in nats per token")]
+    missed: Annotated[float, Meaning("the weight outside the window, averaged over its query heads")]
     retrieval: Annotated[
         float | None,
-        Meaning("how often a query head of it looks most at the token of a recalled needle; null without"),
+        Meaning("how often one of its query heads attends most to the next token of a recalled needle"),
     ]
 
     @derived("retrieval, streaming, or null")
@@ -75,17 +75,18 @@ class LimitedHead:
 
 @record("some heads unlimited")
 class UnlimitedHeads:
-    """The cost when some heads see everything, and all others the window alone."""
+    """The cost when some heads see everything, and all others only the window."""
 
     share: Annotated[float, Meaning("the share of heads that see everything")]
-    heads: Annotated[int, Meaning("how many they are")]
-    memory: Annotated[float, Meaning("the share of the cache that is kept, of a text of mean length")]
-    loss: Annotated[float, Meaning("the rise of the loss with the heads kept that cost most")]
+    heads: Annotated[int, Meaning("how many heads see everything")]
+    memory: Annotated[float, Meaning("the share of the cache that remains, for a text of mean length")]
+    loss: Annotated[float, Meaning("the rise of the loss with the costliest heads unlimited")]
     mass: Annotated[float, Meaning("the same with those that miss most weight")]
     even: Annotated[float, Meaning("the same with heads spread evenly over the layers")]
     random: Annotated[float, Meaning("the same with heads drawn at random (one draw)")]
     recall: Annotated[
-        tuple[float, ...], Meaning("the share of each needle that is recalled, of those that cost most")
+        tuple[float, ...],
+        Meaning("the share of each needle that is recalled with the costliest heads unlimited"),
     ]
 
 
@@ -93,18 +94,20 @@ class UnlimitedHeads:
 class CacheCost:
     """Every key-value head, the most costly first, and the cost with some of them unlimited."""
 
-    sink: Annotated[int, Meaning("the first tokens that a limited head sees")]
-    recent: Annotated[int, Meaning("the last tokens that it sees, the query among them")]
-    loss: Annotated[float, Meaning("the loss of the model as it is, in nats a token")]
-    texts: Annotated[int, Meaning("the texts that are longer than the window")]
-    tokens: Annotated[int, Meaning("the tokens that were predicted in them")]
+    sink: Annotated[int, Meaning("how many first tokens a limited head sees")]
+    recent: Annotated[int, Meaning("how many last tokens it sees, the query among them")]
+    loss: Annotated[float, Meaning("the loss of the unchanged model, in nats per token")]
+    texts: Annotated[int, Meaning("how many texts are longer than the window")]
+    tokens: Annotated[int, Meaning("how many tokens were predicted in them")]
     heads: Annotated[tuple[LimitedHead, ...], Meaning("every key-value head, the most costly first")]
     pattern: Annotated[
         tuple[tuple[float, ...], ...],
-        Meaning("by layer and key-value head: its loss over the largest one, 0 to 1"),
+        Meaning("by layer and key-value head: its cost over the largest one, 0 to 1"),
     ]
-    kept: Annotated[tuple[UnlimitedHeads, ...], Meaning("losses against memory, the least memory first")]
-    depths: Annotated[tuple[float, ...], Meaning("where the needles stand: 0 is the beginning, 1 the end")]
+    kept: Annotated[tuple[UnlimitedHeads, ...], Meaning("losses by memory, the least memory first")]
+    depths: Annotated[
+        tuple[float, ...], Meaning("where the needles are: 0 is the beginning of the text, 1 the end")
+    ]
     title: Annotated[str, Meaning("the model")]
     notes: Notes
 
@@ -121,7 +124,7 @@ def limit_windows(sink: int, recent: int) -> Change:
         call: AttentionCall | None = getattr(attention.read, "call", None)
         count, keys, first = len(attention.queries), len(attention.keys), sink + recent
         if call is None or attention.offset != 0:
-            raise ModelError(f"{attention.site.name} cannot be limited: its queries and keys are not known")
+            raise ModelError(f"{attention.site.name} cannot be limited: its queries and keys are unknown")
         if count <= first:
             return None
 
@@ -298,13 +301,13 @@ def cachecost(
 ) -> CacheCost:
     """Limit each key-value head alone, and all except the best ones together."""
     if model.objective.mask is not None:
-        raise ModelError(f"{model.name} predicts masked tokens and keeps no cache: choose a causal model")
+        raise ModelError(f"{model.name} predicts masked tokens and has no cache: choose a causal model")
     long = [text for text in texts if len(text.tokens) > sink + recent]
     if not long:
         most = max((len(text.tokens) for text in texts), default=0)
         raise InputError(
-            f"a window of {sink + recent:,} tokens holds all of the longest text, {most:,} tokens: lower "
-            "--recent or give longer texts"
+            f"no text is longer than the window of {sink + recent:,} tokens (the longest has {most:,}): "
+            "lower --recent or give longer texts"
         )
     change = limit_windows(sink, recent)
     single = _limit_each(model, long, f"window={sink}+{recent}", change)
@@ -319,7 +322,7 @@ def cachecost(
     notes = [f"{len(long):,} of {len(texts):,} texts are longer than the window"] * (len(long) < len(texts))
     notes += note_repeats(model, [text.tokens for text in long])
     if needles and not retrieval:
-        notes.append("the whole cache recalls no needle, so no head is called a retrieval head")
+        notes.append("no needle is recalled even with the whole cache, so no head counts as a retrieval head")
     return CacheCost(
         sink=sink,
         recent=recent,
@@ -350,7 +353,7 @@ def _plant(model: Model, text: ModelInput, depth: float) -> ModelInput:
     plain = [place for place, token in enumerate(tokens) if not token.special]
     begin, end = plain[0], plain[-1] + 1
     if end - begin < 2 * NEEDLE:
-        raise InputError(f"a needle is {2 * NEEDLE} tokens, and the longest text has {end - begin}")
+        raise InputError(f"a needle takes {2 * NEEDLE} tokens, and the longest text has {end - begin}")
     copied = text.texts(torch.tensor([0], device=model.device))
     ids = model.objective.ids(copied)
     for at in (begin + round(depth * (end - begin - 2 * NEEDLE)), end - NEEDLE):
@@ -375,7 +378,7 @@ def cachecost_answer(result: CacheCost) -> Answer:
         left=("head", "role"),
         title=f"{window} · {result.title}",
         subtitle=f"{result.tokens:,} predictions, loss {result.loss:.3f} nats; of each head limited "
-        "alone: how much the loss rises, and the weight that the head misses",
+        "alone: the rise of the loss, and the attention weight outside the window",
         notes=result.notes,
     )
     every = head_map(
@@ -391,7 +394,7 @@ def cachecost_answer(result: CacheCost) -> Answer:
     kept = format_table(
         {"kept": "{0.heads:,}", "memory": "{0.memory:.0%}", **methods, **recall},
         result.kept,
-        title="heads that see everything, and the rise of the loss by how they are chosen"
+        title="unlimited heads, and the rise of the loss by how they are chosen"
         + f"; recall of needles at {', '.join(depths)}" * bool(depths),
         subtitle="; ".join(f"{method}: {label}" for method, label in METHODS.items()),
     )

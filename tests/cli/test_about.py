@@ -195,4 +195,4 @@ def test_snapshot_has_versions_texts_roles_and_changes(run, tmp_path):
     assert (answer["holds"], answer["notes"]) == (False, [])
     other = " ".join(run("check", TEXT, "--with-snapshot", kept).out.split())
     assert "1 role changed" in other
-    assert f"sha256 {of_file(corpus)} there, here {sha256(TEXT.encode()).hexdigest()}" in other
+    assert f"sha256 {of_file(corpus)} there, {sha256(TEXT.encode()).hexdigest()} here" in other

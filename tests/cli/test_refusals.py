@@ -229,7 +229,7 @@ REFUSED = {
     "cachecost -m own-causal --texts texts.txt --needle 1.5": "write numbers from 0 to 1: 0.25,0.5",
     "cachecost -m own-causal --texts texts.txt -o heads.txt": "must end in .png, .svg, .pdf, .tsv",
     "cachecost -m own-causal --texts no.txt": "no.txt",
-    "cachecost -m own-causal --texts texts.txt --recent 2 --needle 0.5": "a needle is 16 tokens, and the",
+    "cachecost -m own-causal --texts texts.txt --recent 2 --needle 0.5": "a needle takes 16 tokens, and the",
     "cachecost -m own-causal --texts texts.jsonl": "line 2: no field 'text': it has words",
     "loss one.txt -m empty": "holds no model",
     "loss one.txt -m ./gpt2": "there is no token to predict in the files",

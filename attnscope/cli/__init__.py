@@ -35,10 +35,10 @@ from attnscope.registry import docstring
 from attnscope.text import shorten
 from attnscope.version import __version__
 
-TWICE = 1.0  # seconds after a Ctrl-C during which another one counts as the same
-AGAIN = 0.05  # seconds until a swallowed Ctrl-C is raised again
+REPEAT_SECONDS = 1.0  # seconds after a Ctrl-C during which another one counts as the same
+RERAISE_SECONDS = 0.05  # seconds until a swallowed Ctrl-C is raised again
 MOST_OWNERS = 4  # commands that are named beside an option of theirs
-READ_ENOUGH = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
+EXIT_CLOSED_OUTPUT = 141  # the exit code of a command whose output is closed early, as shells count SIGPIPE
 VERBS = ("requires ", "cannot be ", "must be ")  # with these, an option and what is wrong are a sentence
 LIMIT = re.compile(r"Input should be (less|greater) than or equal to (\S+)")
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -221,7 +221,7 @@ def main() -> None:
 def _end_silently() -> NoReturn:
     """The reader, such as head, has read enough: what is still to be written goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    raise SystemExit(READ_ENOUGH) from None
+    raise SystemExit(EXIT_CLOSED_OUTPUT) from None
 
 
 @contextmanager
@@ -233,12 +233,12 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
     half done yet.
     """
     pressed = False
-    latest = -TWICE
+    latest = -REPEAT_SECONDS
 
     def press(signum: int, frame: object) -> None:
         nonlocal pressed, latest
         before, latest = latest, monotonic()
-        if signum == signal.SIGINT and latest - before < TWICE:
+        if signum == signal.SIGINT and latest - before < REPEAT_SECONDS:
             return  # the first one is being cleaned up
         spec = getattr(sys.modules.get("torch"), "__spec__", None)
         if getattr(spec, "_initializing", False):
@@ -253,7 +253,7 @@ def _remembering_ctrl_c() -> Iterator[Callable[[], bool]]:
                 hook(ignored)
         elif hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, press)
-            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, RERAISE_SECONDS)
 
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():

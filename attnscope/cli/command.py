@@ -44,8 +44,8 @@ MOST_USED = "Options"  # the panel that --help lists
 EVERYWHERE = "Every command"
 Often: Any = functools.partial(typer.Option, rich_help_panel=MOST_USED)
 """An option of the panel that ``--help`` lists, in a group of another panel."""
-LONGEST = 240  # most characters of a command worth copying
-LONGEST_HINT = 70  # most characters of what Tab says about an option
+MAX_COMMAND_CHARACTERS = 240  # most characters of a command worth copying
+MAX_HINT_CHARACTERS = 70  # most characters of what Tab says about an option
 OPTION = re.compile(r"--?[^\W\d_]")  # so begins an option; -2, "-2 -> cat" and "- a line of a list" are none
 
 Complete: TypeAlias = Callable[[], Iterable[str]]  # all possible values
@@ -226,7 +226,7 @@ class Command(TyperCommand):
         """What Tab offers, each with one line about it: Typer would break a longer one in two."""
         items = super().shell_complete(ctx, incomplete)
         for each in items:
-            each.help = textwrap.shorten(each.help or "", LONGEST_HINT, placeholder=" ...")
+            each.help = textwrap.shorten(each.help or "", MAX_HINT_CHARACTERS, placeholder=" ...")
         return items
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -407,7 +407,7 @@ def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[st
 def repeat(name: str, *groups: Any) -> str | None:
     """A command to copy; ``None`` if it is too long."""
     words = write(name, *groups)
-    return words if len(words) <= LONGEST and words.isprintable() else None
+    return words if len(words) <= MAX_COMMAND_CHARACTERS and words.isprintable() else None
 
 
 def write(name: str, *groups: Any) -> str:

@@ -175,9 +175,9 @@ def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
     if picture.title == "":
         changed |= {"subtitle": ""}
-    if picture.no_figures:
+    if picture.no_caption:
         changed |= {"notes": ()}
-    if isinstance(view, Heatmap) and picture.no_figures:
+    if isinstance(view, Heatmap) and picture.no_caption:
         changed |= {"readings": (), "subtitle": ""}
     if isinstance(view, Panels):  # the title is that of the whole
         own = replace(picture, title=picture.title and None)

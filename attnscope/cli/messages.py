@@ -15,8 +15,8 @@ from attnscope.text import clean
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-STOPPED = 130  # the exit code of a command that Ctrl-C stopped, as in shells
-LONG = 600.0  # seconds over which the speed is averaged: the layers of a long text are minutes apart
+EXIT_INTERRUPTED = 130  # the exit code of a command that Ctrl-C stopped, as in shells
+SPEED_SECONDS = 600.0  # seconds over which the speed is averaged: the layers of a long text are minutes apart
 
 _verbosity = ContextVar("verbosity", default=0)
 
@@ -45,7 +45,7 @@ def warn(sentence: str) -> None:
 def stop(words: str) -> NoReturn:
     """End the command that Ctrl-C stopped: what it leaves behind, and how to go on."""
     warn(f"stopped; {words}")
-    raise SystemExit(STOPPED)
+    raise SystemExit(EXIT_INTERRUPTED)
 
 
 Draw: TypeAlias = Callable[[float, str], None]  # draws a bar: the share done, 0 to 1, and words beside it
@@ -89,7 +89,7 @@ def _live_progress() -> Iterator[Progress | None]:
 
             columns = SpinnerColumn(), TextColumn("{task.description}", markup=False)
             console = Console(stderr=True)
-            bar = Progress(*columns, console=console, transient=True, speed_estimate_period=LONG)
+            bar = Progress(*columns, console=console, transient=True, speed_estimate_period=SPEED_SECONDS)
             stack.enter_context(bar)
         stack.enter_context(redirect_stdout(sys.stderr))
         yield bar

@@ -269,10 +269,10 @@ class SavedOptions(PictureOptions):
     """How a saved picture is drawn, of a command that prints a table, and what surrounds it."""
 
     panel = PICTURE
-    settable = "no_figures"
+    settable = "no_caption"
     title: Annotated[str | None, Option(help='The title of a saved picture; "" for none.')] = None
-    no_figures: Annotated[
-        bool, Option("--no-figures/--figures", help="Leave out the numbers and notes below a saved picture.")
+    no_caption: Annotated[
+        bool, Option("--no-caption/--caption", help="Leave out the numbers and notes below a saved picture.")
     ] = False
 
     def __post_init__(self) -> None:
@@ -281,11 +281,11 @@ class SavedOptions(PictureOptions):
         suffix = "" if out is None else Path(out).suffix.lower() or PICTURES[0]
         drawn, numbers = suffix in PICTURES, any(value_of(name) for name in FORMATS)
         printed = isinstance(self, PrintedOptions) and not (suffix or numbers)
-        for name in ("title", "no_figures", "annotate", "size", "font"):
-            refuse(is_typed(name) and not drawn, option_of(name), "is for a saved picture: add -o FILE.png")
+        for name in ("title", "no_caption", "annotate", "size", "font"):
+            refuse(is_typed(name) and not drawn, option_of(name), "requires a saved picture: add -o FILE.png")
         refuse_first(
-            (is_typed("dpi") and suffix != ".png", "--dpi", "is for a PNG: add -o FILE.png"),
-            (is_typed("cmap") and not (printed or suffix), "--cmap", "is for a picture: add -o FILE.png"),
+            (is_typed("dpi") and suffix != ".png", "--dpi", "requires a PNG: add -o FILE.png"),
+            (is_typed("cmap") and not (printed or suffix), "--cmap", "requires a picture: add -o FILE.png"),
             (is_typed("graphics") and not printed, "--graphics", PRINTED),
             (is_typed("plain") and not printed, "--plain", PRINTED),
         )
@@ -308,7 +308,7 @@ class PrintedOptions(SavedOptions):
 COLOURS = "cmap plain graphics"
 """What a table has not."""
 
-PRINTED = "is for the terminal: leave out -o, --json, --csv and --latex"
+PRINTED = "requires the terminal: leave out -o, --json, --csv and --latex"
 FORMATS = {"as_json": "--json", "as_csv": "--csv", "as_latex": "--latex", "jsonl": "--jsonl"}
 """What prints numbers in place of a picture."""
 
@@ -353,7 +353,7 @@ class FileOutput(NumbersOptions):
         refuse(
             self.open_file and (self.out is None or self.piped),
             "--open",
-            "opens a saved file: add -o FILE.png",
+            "requires a saved file: add -o FILE.png",
         )
         if self.out is None:
             return
@@ -425,7 +425,8 @@ class SourceOptions(Group):
     file: Annotated[Path | None, Often("--file", "-f", help="Read the text from a file.")] = None
     line: Annotated[int | None, Option(help="Read one line, from 1; a tab separates a pair.")] = None
     saved: Annotated[
-        Path | None, Often("--from", help="Read saved attention instead of running a model.")
+        Path | None,
+        Often("--from", help="Read saved attention, not a model: .trace, weights, server's file."),
     ] = None
     save_trace: Annotated[Path | None, Option(help="Save the pass to FILE.trace, for --from.")] = None
     no_cache: Annotated[

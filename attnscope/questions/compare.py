@@ -21,7 +21,7 @@ from attnscope.comparison import MAX_DIVERGENCE
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.head import LARGEST, pick_head
+from attnscope.questions.head import MAX_TOKENS, pick_head
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
@@ -421,7 +421,7 @@ def _read_two_heads(
 
     Raises ``SelectionError`` where none has them, or where they cannot be compared.
     """
-    coarse, sample = selection.coarsen(LARGEST), Sample(even_rows(selection, SAMPLED))
+    coarse, sample = selection.coarsen(MAX_TOKENS), Sample(even_rows(selection, SAMPLED))
 
     def select(site: Site, count: int) -> list[int]:
         if selection.kind not in (None, site.kind):

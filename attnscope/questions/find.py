@@ -261,10 +261,10 @@ class FindResult:
     notes: Notes
 
 
-LISTED = 8  # heads that are listed of each question
+LISTED_HEADS = 8  # heads that are listed of each question
 
 
-def find_answer(result: FindResult, top: int = LISTED, opening: str | None = None) -> Answer:
+def find_answer(result: FindResult, top: int = LISTED_HEADS, opening: str | None = None) -> Answer:
     """For each question a map of all heads, and the top ones; ``opening`` is the command for one."""
     views: list[View] = [Table(subtitle=result.title)]
     pictures: dict[str, HeadMap] = {}

@@ -204,7 +204,7 @@ def _nothing(work: _GoldWork) -> str:
     return f"no pair of {work.source.name} can be asked of {work.model.name}"
 
 
-RARE = 10
+MAX_RARITY = 10
 """A direction is not listed if the other one of its label is asked more than this many times as often."""
 
 
@@ -220,7 +220,7 @@ def _comparable(result: GoldResult) -> dict[str, list[tuple[LabelScores, GoldSco
         by_label.setdefault(each.label, []).extend((each, head) for head in each.heads)
     for label, rows in by_label.items():
         most = max(head.rows for _, head in rows)
-        rows = [row for row in rows if row[1].rows * RARE >= most]
+        rows = [row for row in rows if row[1].rows * MAX_RARITY >= most]
         by_label[label] = sorted(rows, key=lambda row: row[1].rank)
     return by_label
 

@@ -72,7 +72,7 @@ def pick_figures(
     )
 
 
-LARGEST = 1024  # rows and columns of a head that is shown; a longer text is pooled
+MAX_TOKENS = 1024  # rows and columns of a head that is shown; a longer text is pooled
 
 READINGS = (
     "entropy", "effective_keys", "confidence",
@@ -179,7 +179,7 @@ def _show_heads(
 ) -> list[OneHead]:
     """Some heads, each with its scores, in one run of the model."""
     selections = [selection.of(head) for head in heads]
-    coarse, measurement = selection.coarsen(LARGEST), Measurement()
+    coarse, measurement = selection.coarsen(MAX_TOKENS), Measurement()
     scores = find_figures(prepared, DEFAULT)
     observers: list[RowObserver] = [coarse, *([measurement] if scores is None else [])]
 

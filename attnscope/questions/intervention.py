@@ -31,7 +31,9 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
 
 BLOCK = 512  # rows that are computed at a time
-NEAR = 1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
+TOLERANCE_NATS = (
+    1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
+)
 
 
 class RanLayer(NamedTuple):
@@ -304,7 +306,7 @@ class PlainPass(LayerPass):
         skipped = sum(ran.after - ran.before for ran in kept)
         if skipped not in self.same:
             with running_layers(module, kept):
-                self.same[skipped] = torch.allclose(self.predict(), self.before, atol=NEAR, rtol=0)
+                self.same[skipped] = torch.allclose(self.predict(), self.before, atol=TOLERANCE_NATS, rtol=0)
         if not all(self.same.values()):
             kept, skipped = [], 0
         with (

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
 
 TINY = 1e-30  # stands for zero in logarithms
-LARGEST = 512  # rows and columns of each head; a longer text is pooled
+MAX_TOKENS = 512  # rows and columns of each head; a longer text is pooled
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def whole_layers(
     model: Model, prepared: ModelInput, selection: Selection, observers: Sequence[RowObserver] = ()
 ) -> WholeLayers:
     """Run the model once and keep all heads of the selected layers; ``observers`` see them too."""
-    coarse = selection.coarsen(LARGEST)
+    coarse = selection.coarsen(MAX_TOKENS)
     record = model.run(prepared, [SharedRows([coarse, *observers], selection.heads)])
     sentences.require_selected(coarse.maps, record, selection)
     return layers_of_maps(coarse, model, prepared, record, selection)

@@ -190,7 +190,7 @@ def _favours(model: Model, head: Head, moved: Tensor) -> Favours:
     return Favours(head, spell(1), spell(-1))
 
 
-MOST = 10  # parts that are listed; the numbers have all of them
+LISTED_PARTS = 10  # parts that are listed; the numbers have all of them
 
 
 def logits_answer(result: Writes, head: Head | None = None) -> Answer:
@@ -211,8 +211,8 @@ def logits_answer(result: Writes, head: Head | None = None) -> Answer:
     parts = {name: effect for members in kinds.values() for name, effect in members.items()}
     listed_heads = [name(each.head) for each in result.words]  # heads whose words are listed below
     order = sorted(parts, key=lambda part: (part not in listed_heads, -abs(parts[part])))
-    listed = sorted(order[:MOST], key=lambda part: -abs(parts[part]))
-    rest = order[MOST:]
+    listed = sorted(order[:LISTED_PARTS], key=lambda part: -abs(parts[part]))
+    rest = order[LISTED_PARTS:]
     maps = effect_maps(effects.heads, "added to the score", unit="logits")
     view = Terms(
         groups=tuple(Term(kind, sum(members.values())) for kind, members in kinds.items() if members),

@@ -131,7 +131,7 @@ def ablate(model: Model, prepared: ModelInput, asked: Asked, heads: Sequence[Hea
     )
 
 
-LISTED = 8  # tokens listed whose prediction changed most
+LISTED_TOKENS = 8  # tokens listed whose prediction changed most
 
 
 def ablation_answer(result: Ablation) -> Answer:
@@ -142,7 +142,7 @@ def ablation_answer(result: Ablation) -> Answer:
         subtitle=f"mean KL divergence of the predictions: {result.divergence:.3g} nats; loss: {was:.3f} with "
         f"{named}, {is_:.3f} without",
     )
-    more = len(result.changed) - LISTED
+    more = len(result.changed) - LISTED_TOKENS
     notes = [f"and {more:,} more predictions that change less"] if more > 0 else []
     rows = Table(
         (
@@ -158,7 +158,7 @@ def ablation_answer(result: Ablation) -> Answer:
                 show_likeliest(each.before, each.wanted, "[{}]"),
                 show_likeliest(each.after, each.wanted, "[{}]"),
             )
-            for each in result.changed[:LISTED]
+            for each in result.changed[:LISTED_TOKENS]
         ),
         notes=(*notes, "[in brackets]: the token in the text", *result.notes),
         edge=True,

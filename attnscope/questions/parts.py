@@ -174,7 +174,7 @@ def _known(text: str) -> str:
 
 SPACE = re.compile(r"\s*")
 
-NEAR = 16  # characters that may separate a token from the next, per token not found
+MAX_GAP_CHARACTERS = 16  # characters that may separate a token from the next, per token not found
 
 
 def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | None]:
@@ -191,7 +191,7 @@ def locate_tokens(tokens: Sequence[Token], text: str) -> list[tuple[int, int] | 
             continue
         spelled = token.text.strip()
         at = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-        near += NEAR + len(spelled)
+        near += MAX_GAP_CHARACTERS + len(spelled)
         begin = at
         for piece in filter(None, dict.fromkeys((spelled, spelled.partition(" ")[0]))):
             place = text.find(piece, at, at + near)

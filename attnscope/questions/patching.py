@@ -23,7 +23,15 @@ from attnscope.progress import report
 from attnscope.questions import cause
 from attnscope.questions.answer import Answer
 from attnscope.questions.cause import ScoredPrediction
-from attnscope.questions.intervention import NEAR, Calls, LayerPass, Made, PlainPass, mix_rows, mixed_values
+from attnscope.questions.intervention import (
+    TOLERANCE_NATS,
+    Calls,
+    LayerPass,
+    Made,
+    PlainPass,
+    mix_rows,
+    mixed_values,
+)
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by
@@ -295,7 +303,7 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
 
             # with all states it is the other pass's prediction, if the model has a single side
             every, expected = (others, there.before) if alone else (states, before)
-            if not torch.allclose(run(every), expected, atol=NEAR, rtol=0):
+            if not torch.allclose(run(every), expected, atol=TOLERANCE_NATS, rtol=0):
                 name = model.name
                 raise ModelError(
                     f"later layers of {name} read more than what a layer returns: there is no residual stream"

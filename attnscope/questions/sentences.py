@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 
-QUOTED = 32  # most characters of a text in a title
+MAX_TITLE_CHARACTERS = 32  # most characters of a text in a title
 
 
 def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[Kind, ...]:
@@ -47,13 +47,13 @@ def name_pass(model: Model, prepared: ModelInput) -> str:
 def quote_text(prepared: ModelInput) -> str:
     """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
     pictured = prepared.picture is not None or prepared.sound is not None
-    beginning = [] if pictured else prepared.tokens[: 2 * QUOTED]
+    beginning = [] if pictured else prepared.tokens[: 2 * MAX_TITLE_CHARACTERS]
     words = (
         replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2])) for token in beginning
     )
     text = spell_tokens([token for token in words if not token.special])
-    if len(text) > QUOTED:
-        text = text[: QUOTED - 1].rstrip(" ⏎") + "…"
+    if len(text) > MAX_TITLE_CHARACTERS:
+        text = text[: MAX_TITLE_CHARACTERS - 1].rstrip(" ⏎") + "…"
     return f"“{text}”" if text else ""
 
 

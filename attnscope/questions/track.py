@@ -26,12 +26,12 @@ from attnscope.storage.files import parse_json, write_whole
 from attnscope.text import visible
 from attnscope.views import Column, Curve, Curves, HeadMap, Table, head_map
 
-LISTED = 6  # heads of each measure that are listed and drawn; --csv and --json have all
+LISTED_HEADS = 6  # heads of each measure that are listed and drawn; --csv and --json have all
 
-HALF = 0.5
+APPEARANCE_SHARE = 0.5
 """A pattern has appeared once its score has covered this share of the way from baseline to last value."""
 
-NEAR = 0.005  # a score closer than this to uniform attention is printed as the same
+UNIFORM_TOLERANCE = 0.005  # a score closer than this to uniform attention is printed as the same
 
 APPEARS = "the first step after which it stays above the midpoint between its baseline and its last value"
 
@@ -191,12 +191,12 @@ def _read_log(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, An
 def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:
     """The step from which a score stays at least half way from its baseline to its last value.
 
-    ``None`` if it ends within ``NEAR`` of its baseline: half of nothing is noise.
+    ``None`` if it ends within ``UNIFORM_TOLERANCE`` of its baseline: half of nothing is noise.
     """
     pairs = zip(values, baseline, strict=True)
     way = [nan if value is None or even is None else value - even for value, even in pairs]
     last = next((each for each in reversed(way) if not isnan(each)), 0.0)
-    far = [abs(last) >= NEAR and each / last >= HALF for each in way]
+    far = [abs(last) >= UNIFORM_TOLERANCE and each / last >= APPEARANCE_SHARE for each in way]
     late = list(takewhile(itemgetter(1), zip(reversed(steps), reversed(far), strict=True)))
     return late[-1][0] if late else None
 
@@ -207,7 +207,7 @@ def track_answer(result: Track) -> Answer:
     pictures = {}
     for measure in dict.fromkeys(course.measure for course in result.courses):
         courses, unit = result.of(measure), MEASURES[measure].unit
-        shown = courses[:LISTED]
+        shown = courses[:LISTED_HEADS]
         most = f"the {len(shown)} of {len(courses)} heads that changed most"
         notes = (most, *result.notes) if len(shown) < len(courses) else result.notes
         last = result.steps[-1] + max((b - a for a, b in pairwise(result.steps)), default=1)

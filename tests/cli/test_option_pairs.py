@@ -180,7 +180,7 @@ FREE = {
     "dtype": "rounds, and a few digits are shown",
     "cell": "pools a text that is longer than its cells, and this is shorter",
     "raw_csv": "leaves cells that begin a formula, and there is none",
-    "no_figures": "leaves out numbers and notes, and a picture may have none",
+    "no_caption": "leaves out numbers and notes, and a picture may have none",
     "exact_kernel": "keeps the kernel for a text of 512 tokens or more",
     "strict": "ends at a text that cannot be read, and all can",
     "force": "overwrites what is there, and nothing is",

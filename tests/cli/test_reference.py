@@ -318,7 +318,7 @@ def test_settings_writable_by_others_are_ignored(run, write, tmp_path, monkeypat
 
 HARMLESS = {
     "annotate", "cmap", "device", "dpi", "dtype", "field", "font", "graphics", "hide_special", "kind",
-    "large", "layers", "limit", "max_tokens", "method", "model", "no_figures", "plain", "quiet",
+    "large", "layers", "limit", "max_tokens", "method", "model", "no_caption", "plain", "quiet",
     "scale", "size", "sort", "top", "truncate", "verbose", "weighting", "words",
 }  # fmt: skip
 """What anyone's project may set: how much is read, and how it looks; a model, as a folder or a hub id."""

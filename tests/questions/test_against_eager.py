@@ -71,7 +71,7 @@ def test_head_merges_words_and_hides_special_tokens(minilm, prepared, labelled, 
 
 
 def test_very_large_head_is_pooled_with_a_note(minilm, prepared, labelled, monkeypatch):
-    monkeypatch.setattr("attnscope.questions.head.LARGEST", 8)
+    monkeypatch.setattr("attnscope.questions.head.MAX_TOKENS", 8)
     expected = fit(labelled, 8, 8)
     found = one_head(minilm, prepared, "L2H5").heatmap
     assert [place.label for place in found.weights.keys] == [place.label for place in expected.keys]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from attnscope.models.inputs import SoundPart
     from attnscope.questions.align import AlignedHeads, SpokenText, SpokenWord
 
-LONGEST = 24  # most letters of a word in its column; longer words shift their bar
-NARROWEST = 16  # least columns for bars
+MAX_WORD_LETTERS = 24  # most letters of a word in its column; longer words shift their bar
+MIN_BAR_COLUMNS = 16  # least columns for bars
 
 
 class SoundOptions(Group):
@@ -197,7 +197,7 @@ def _print_words(result: SpokenText) -> None:
     from attnscope.views import Table
 
     console = Console(highlight=False)
-    longest = min(LONGEST, max((len(word.text) for word in result.words), default=0))
+    longest = min(MAX_WORD_LETTERS, max((len(word.text) for word in result.words), default=0))
     names = ", ".join(head.name for head in result.heads)
     span = f"in {result.seconds:.2f} seconds"
     if result.begin:
@@ -210,6 +210,6 @@ def _print_words(result: SpokenText) -> None:
         text = f"{word.begin:7.2f} {word.end:7.2f} {confidence} {visible(word.text):<{longest}}  "
         width, length = console.width - len(text), result.seconds - result.begin
         first, last = (round((edge - result.begin) * width / length) for edge in (word.begin, word.end))
-        bar = "━" * max(1, last - first) if width >= NARROWEST else ""
+        bar = "━" * max(1, last - first) if width >= MIN_BAR_COLUMNS else ""
         console.print(Text(text).append(" " * first + bar if bar else "", style="cyan"), soft_wrap=True)
     print_view(Table(notes=result.notes), console)

@@ -8,8 +8,8 @@ from typer import Option
 from attnscope.cli.command import Group, command
 from attnscope.text import clean
 
-QUOTED = 200  # most characters of a listed text
-WIDEST = 32  # most characters of a model's name
+MAX_TEXT_CHARACTERS = 200  # most characters of a listed text
+MAX_NAME_CHARACTERS = 32  # most characters of a model's name
 
 
 class CacheOptions(Group):
@@ -51,8 +51,8 @@ def cache(options: CacheOptions) -> None:
         used = f"{datetime.fromtimestamp(entry.used):%d %b %H:%M}"
         size = f"{len(trace.axis(about.tokens)):,}", f"{entry.size / 1e6:.1f}"
         title = TracedModel(trace).title
-        model = title if len(title) <= WIDEST else f"{title[: WIDEST - 1]}…"
-        rows.append((used, model, *size, " ".join(text.split())[:QUOTED]))
+        model = title if len(title) <= MAX_NAME_CHARACTERS else f"{title[: MAX_NAME_CHARACTERS - 1]}…"
+        rows.append((used, model, *size, " ".join(text.split())[:MAX_TEXT_CHARACTERS]))
     right = [Column(name, right=True, long="keep") for name in ("tokens", "MB")]
     left = [Column(name, long="keep") for name in ("last used", "model")]
     if entries:

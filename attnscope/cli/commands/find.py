@@ -131,7 +131,7 @@ def find(
     attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj
     attnscope find --gold sample_inputs/words.jsonl --held-out
     """
-    from attnscope.questions.find import LISTED, asks_all_rows, find_answer, find_heads
+    from attnscope.questions.find import LISTED_HEADS, asks_all_rows, find_answer, find_heads
 
     if gold.gold is not None:
         inputs = query.questions or source.names_one
@@ -151,4 +151,11 @@ def find(
     kind_alone = options.LayerOptions(kind=attention.kind)  # a head opens with its kind
     opening = repeat("show", options.SourceOptions(**vars(source)), kind_alone, picture, model)
     read = loaded, prepared
-    deliver("find", find_answer(result, output.top or LISTED, opening), output, picture, model.metadata, read)
+    deliver(
+        "find",
+        find_answer(result, output.top or LISTED_HEADS, opening),
+        output,
+        picture,
+        model.metadata,
+        read,
+    )

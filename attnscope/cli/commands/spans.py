@@ -52,7 +52,7 @@ def spans(
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks
     attnscope spans "The king said that" -m own-causal --generate 10 --written
     """
-    from attnscope.questions.find import LISTED, FindResult, find_answer, parse_questions
+    from attnscope.questions.find import LISTED_HEADS, FindResult, find_answer, parse_questions
     from attnscope.questions.parts import cut_input, read_marks, read_parts
     from attnscope.questions.spans import span_maps, spans_answer, written_answer, written_attention
 
@@ -78,7 +78,7 @@ def spans(
             answer = spans_answer(result)
     if questions:
         pairs = tuple(map(result.pair, questions))
-        answer = find_answer(FindResult(pairs, result.title, result.notes), output.top or LISTED)
+        answer = find_answer(FindResult(pairs, result.title, result.notes), output.top or LISTED_HEADS)
     deliver("spans", answer, output, picture, model.metadata, (loaded, prepared))
 
 

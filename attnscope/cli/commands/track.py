@@ -22,7 +22,7 @@ from attnscope.text import visible
 if TYPE_CHECKING:
     from attnscope.models import Model
 
-PAUSE = 10.0  # seconds between two checks for new checkpoints
+PAUSE_SECONDS = 10.0  # seconds between two checks for new checkpoints
 
 
 class TrackOptions(Group):
@@ -105,7 +105,7 @@ def track(
             return
         notify(f"{len(last.steps) if last else 0} checkpoints; waiting for more, Ctrl-C ends it")
         try:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
         except KeyboardInterrupt:
             return
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from attnscope.cli.command import MOST_USED, Group, Often, command, refuse, up_to
-from attnscope.cli.messages import STOPPED, progress_bar
+from attnscope.cli.messages import EXIT_INTERRUPTED, progress_bar
 from attnscope.text import LARGEST_SEED, clean
 
 if TYPE_CHECKING:
@@ -141,11 +141,11 @@ def train(
             )  # fmt: skip
     except KeyboardInterrupt:
         _say("stopped before the first step")
-        raise SystemExit(STOPPED) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
     progress = outcome.progress
     if not outcome.done:
         _say(f"stopped at step {progress.step:,}; the same command with --resume continues")
-        raise SystemExit(STOPPED)
+        raise SystemExit(EXIT_INTERRUPTED)
     size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
     made = f"{config.layers} layers × {config.heads} heads, width {config.width}, {size:,} parameters"
     lasted = f"{progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"

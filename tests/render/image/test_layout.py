@@ -133,9 +133,9 @@ def test_picture_title_and_caption_options_apply() -> None:
     head = views()["head"]
     own = apply_title_options(head, PrintedOptions(title="A head"))
     assert (own.title, own.subtitle, len(own.readings)) == ("A head", LONG, len(FIGURES.split()))
-    bare = apply_title_options(head, PrintedOptions(title="", no_figures=True))
+    bare = apply_title_options(head, PrintedOptions(title="", no_caption=True))
     assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
-    heads = apply_title_options(views()["heads"], PrintedOptions(title="All heads", no_figures=True))
+    heads = apply_title_options(views()["heads"], PrintedOptions(title="All heads", no_caption=True))
     assert (heads.title, heads.notes) == ("All heads", ())
 
 

@@ -132,7 +132,7 @@ def test_panel_texts_move_with_their_part(form) -> None:
 def test_panel_title_stands_above_the_titles_of_parts() -> None:
     named = apply_title_options(BOTH, PrintedOptions(title="猫 of the whole"))
     assert sorted(texts(svg(named))) == sorted(["猫 of the whole", *texts(svg(BOTH))])
-    bare = apply_title_options(named, PrintedOptions(title="", no_figures=True))
+    bare = apply_title_options(named, PrintedOptions(title="", no_caption=True))
     assert not {"猫 of the whole", "first", "above", "second", "a note"} & set(texts(svg(bare)))
     with drawing(named) as (figure, _), drawing(BOTH) as (without, _):
         higher = figure.get_figheight() - without.get_figheight()

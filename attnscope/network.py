@@ -414,7 +414,7 @@ def save_encoder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
     write_whole(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
     write_whole(folder / WEIGHTS, as_bytes(state, metadata={"format": "pt"}))
     write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
@@ -432,7 +432,7 @@ def load_encoder(folder: str | Path) -> tuple[Encoder, Tokenizer]:
     try:
         state, _ = read_safetensors(path)
     except (ValueError, OSError) as error:
-        raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
+        raise ModelError(f"cannot read {path} as safetensors: {error}") from error
     tokenizer = load_tokenizer(folder / TOKENIZER)
     size = tokenizer.get_vocab_size()
     if size > config.vocabulary:
@@ -457,7 +457,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except AttnscopeError as error:
         raise ModelError(str(error)) from None
     except Exception as error:  # the library raises bare Exception for every kind of bad file
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+        raise ModelError(f"cannot read {path} as a tokenizer: {error}") from error
     for token in SPECIAL:
         if tokenizer.token_to_id(token) is None:
             raise ModelError(f"{path} has no token {token}, which the encoder needs")
@@ -485,7 +485,7 @@ def load_config(folder: str | Path) -> EncoderConfig:
     try:
         values = read_json(path, CONFIG_BYTES)
     except (OSError, ValueError, InputError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+        raise ModelError(f"cannot read {path} as JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
         raise ModelError(f"{path} is not the config of an attnscope encoder")
     version = values.pop("version", None)

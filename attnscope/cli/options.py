@@ -406,9 +406,9 @@ def check_place(out: Path, suffixes: tuple[str, ...], rule: str = "") -> None:
     suffix = out.suffix.lower()
     if suffix not in suffixes:
         rule = rule or f"its name must end in {', '.join(suffixes)}"
-        raise OutputError(f"{out} cannot be written: {rule}")
+        raise OutputError(f"cannot write {out}: {rule}")
     if not out.parent.is_dir():
-        raise OutputError(f"{out} cannot be written: there is no folder {out.parent}")
+        raise OutputError(f"cannot write {out}: there is no folder {out.parent}")
 
 
 class SourceOptions(Group):

@@ -101,7 +101,7 @@ def require_plain_files(folder: Path) -> None:
     try:
         files = [*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")]
     except OSError as error:
-        raise ModelError(f"the folder {folder} cannot be read: {first_line(error)}") from error
+        raise ModelError(f"cannot read the folder {folder}: {first_line(error)}") from error
     for file in sorted(files):
         if file.is_dir() or file.suffix not in (*VOCABULARIES, *WEIGHTS, ".jinja"):
             continue

@@ -534,7 +534,7 @@ class Run(Display):
             self.overview().save(path)
         else:
             suffixes = ", ".join([SUFFIX, PAGE, *(f".{form}" for form in (*DATA, *FORMATS))])
-            raise OutputError(f"{path} cannot be written: its name must end in one of {suffixes}")
+            raise OutputError(f"cannot write {path}: its name must end in one of {suffixes}")
 
     def __repr__(self) -> str:
         return "a run whose with block has not ended" if self.kept is None else repr(self.overview())

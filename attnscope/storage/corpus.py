@@ -149,7 +149,7 @@ class _Parquet(_File):
         try:
             self.file: Any = parquet.ParquetFile(path)
         except Exception as error:  # the library has a different exception for every kind of damage
-            raise InputError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+            raise InputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from None
         names = self.file.schema_arrow.names
         if field not in names:
             raise InputError(f"{path} has no column {field!r}: name one with --field, of {', '.join(names)}")

@@ -74,14 +74,14 @@ def read_sound(path: Path, begin: float = 0.0, end: float | None = None) -> Soun
                 file.seek(round(begin * rate))
             blocks = list(_mono(path, file, math.inf if end is None else round((end - begin) * rate)))
     except soundfile.SoundFileError as error:
-        raise InputError(f"{path} cannot be read as sound: {first_line(error)}") from error
+        raise InputError(f"cannot read {path} as sound: {first_line(error)}") from error
     samples = np.concatenate([np.zeros(0, np.float32), *blocks])
     if not len(samples):
         behind = f" behind {begin:g} seconds" if begin else ""
         raise InputError(f"{path} holds no sound{behind}: it has no samples")
     if not np.isfinite(samples).all() or np.abs(samples).max() > 1e12:  # beyond 1, or any integer type
         why = "some of its samples are no numbers, or far too large"
-        raise InputError(f"{path} cannot be read as sound: {why}")
+        raise InputError(f"cannot read {path} as sound: {why}")
     return Sound(samples, rate, begin)
 
 

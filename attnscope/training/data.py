@@ -127,7 +127,7 @@ def _read(path: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text") from error
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def split_held_out(files: Sequence[Path], held_out: Sequence[Path], seed: int) -> tuple[Lines, Lines]:

@@ -88,7 +88,7 @@ def load_checkpoint(
         tensors, metadata = read_safetensors(path)
         progress: TrainingProgress = read(TrainingProgress, json.loads(metadata["progress"]))
     except Exception as error:
-        raise ModelError(f"{path} cannot be read as a checkpoint: {error}") from error
+        raise ModelError(f"cannot read {path} as a checkpoint: {error}") from error
     states = _states(optimizers)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
@@ -327,7 +327,7 @@ def train_on_files(
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
+        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
     write_whole(work / "terms.json", json.dumps(terms, indent=2).encode())
     try:
         tokenizer = _learn_tokenizer(work, training_lines, recipe, say) if first is None else first[1]
@@ -416,7 +416,7 @@ def _terms(
         try:
             sides[name] = [{"file": path.name, "bytes": os.stat(path).st_size} for path in lines.files]
         except OSError as error:
-            raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+            raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
     if not any(file["bytes"] for file in sides["training"]):
         raise InputError("there is no text to train on: the files are empty")
     terms = {"recipe": asdict(recipe), "settings": asdict(settings), "files": sides}

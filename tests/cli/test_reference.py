@@ -240,7 +240,7 @@ def test_show_from_file_ignores_model_settings(run, write, tmp_path, monkeypatch
         ('scale = "max"', "--scale: 'max' is not one of 'auto', 'fixed', 'row', 'head' (set in "),
         ('words = "yes"', "sets words to 'yes': write true or false"),
         ("model = true", "sets model to True: write a text or a number"),
-        ("model = [", "cannot be read: "),
+        ("model = [", "cannot read "),
     ],
 )
 def test_invalid_project_setting_error_names_its_file(run, write, tmp_path, setting, sentence):

@@ -36,8 +36,8 @@ REFUSED = {
     "show TEXT --cmap embre": "no colour map 'embre': did you mean 'ember'?",
     "show TEXT --dtype float8": "no dtype 'float8': there are auto, float32, float16, bfloat16",
     "show TEXT --latex": "this answer is not a table",
-    "show TEXT -o nowhere/heads.png": "nowhere/heads.png cannot be written: there is no folder nowhere",
-    "show TEXT -o heads.gif": "heads.gif cannot be written: its name must end in .png, .svg, .pdf, .html",
+    "show TEXT -o nowhere/heads.png": "cannot write nowhere/heads.png: there is no folder nowhere",
+    "show TEXT -o heads.gif": "cannot write heads.gif: its name must end in .png, .svg, .pdf, .html",
     "show TEXT --head 0.0 -o a.npz": "a .npz file holds whole layers: leave out --head",
     "show BOOK": "the text has 2,002 tokens and own reads at most 512: shorten it, or pass --truncate",
     "show TEXT --head L0H2,L1H5 --token cat": "--token requires one head, not several",
@@ -110,7 +110,7 @@ REFUSED = {
     "stats TEXT --where 'role=none and [MASK]<2'": "no head has a score for [MASK]",
     "stats TEXT --map segment": "segment cannot be drawn: ",
     "stats TEXT --head L9H9": "no head L9H9: there are L0H0 to L3H7",
-    "stats TEXT --pooled maps.png -m no-such": "maps.png cannot be written: its name must end in .html, .npz",
+    "stats TEXT --pooled maps.png -m no-such": "cannot write maps.png: its name must end in .html, .npz",
     "stats TEXT --pooled nowhere/maps.npz -m no-such": "there is no folder nowhere",
     "stats --texts texts.txt --pooled maps.npz -m no-such": "--pooled cannot be combined with --texts",
     "stats TEXT --by-position entropy --where entropy<1": "a fixed order",
@@ -242,7 +242,7 @@ REFUSED = {
     "track empty --texts texts.txt": "no checkpoint matches empty/*-[0-9]*",
     # train
     "train texts.txt -o made/m --num-heads 3": "3 heads do not divide a width of ",
-    "train none.txt -o made/m": "none.txt cannot be read: No such file",
+    "train none.txt -o made/m": "cannot read none.txt: No such file",
     "train texts.txt -o made/m --device tpu": "no device 'tpu' here: this machine has ",
     "train texts.txt -o made/m --steps 1 --minutes 1": "not both",
     "train texts.txt -o made/m --steps 0": "--steps",
@@ -311,7 +311,7 @@ def test_refusal_is_one_sentence_and_leaves_no_file(run, place, monkeypatch, typ
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_unwritable_output_folder_is_refused(run, tmp_path):
     tmp_path.chmod(0o500)
-    run("show", WORDS["TEXT"], "--head", "L0H0", "-o", tmp_path / "head.png").refuses("cannot be written")
+    run("show", WORDS["TEXT"], "--head", "L0H0", "-o", tmp_path / "head.png").refuses("cannot write")
 
 
 def test_too_many_questions_are_refused(run):

@@ -49,7 +49,7 @@ def test_folder_without_encoder_is_refused(tmp_path, folder):
         network.load_encoder(tmp_path / "nowhere")
     for content, said in (
         ('{"model_type": "bert"}', "not the config of an attnscope encoder"),
-        ("[1, 2", "cannot be read as JSON"),
+        ("[1, 2", "cannot read .* as JSON"),
     ):
         (tmp_path / "config.json").write_text(content)
         assert not network.is_encoder_folder(tmp_path)
@@ -81,7 +81,7 @@ def test_weights_must_be_floats_in_safetensors(folder):
     state["head_bias"] = state["head_bias"].long()
     for change, said in (
         (lambda: save_file(state, path), "'head_bias' is torch.int64, not a float"),
-        (lambda: path.write_bytes(b"not safetensors"), "cannot be read as safetensors"),
+        (lambda: path.write_bytes(b"not safetensors"), "cannot read .* as safetensors"),
         (lambda: path.rename(other), "pytorch_model.bin is there, but only safetensors are read"),
         (other.unlink, "there are no weights to read"),
     ):
@@ -92,5 +92,5 @@ def test_weights_must_be_floats_in_safetensors(folder):
 
 def test_saving_to_unwritable_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot write"):
         network.save_encoder(tmp_path / "file", network.Encoder(CONFIG), train_tokenizer(["a cat"], 64))

@@ -67,8 +67,8 @@ def test_single_file_holds_out_its_last_lines(tmp_path):
 
 def test_unreadable_training_files_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    for name, said in (("latin.txt", "is not UTF-8 text"), ("none.txt", "cannot be read: No such file")):
-        with pytest.raises(InputError, match=f"{name} {said}"):
+    for name, problem in (("latin.txt", "latin.txt is not UTF-8"), ("none.txt", "none.txt: No such file")):
+        with pytest.raises(InputError, match=problem):
             list(data.Lines((tmp_path / name,)))
 
 
@@ -205,7 +205,7 @@ def test_invalid_vocabulary_options_are_refused(tmp_path):
     path.write_text(path.read_text().replace("[MASK]", "[HIDE]"))
     for name, said in (
         ("tokenizer.json", r"has no token \[MASK\]"),
-        ("none.json", "cannot be read as a tokenizer"),
+        ("none.json", "cannot read .* as a tokenizer"),
     ):
         with pytest.raises(ModelError, match=said):
             load_tokenizer(tmp_path / name)

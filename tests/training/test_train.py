@@ -97,7 +97,7 @@ def test_checkpoints_are_written_during_training_and_checked(cutters, tmp_path):
     run(cutters, path, settings, observe=lambda progress: seen.add(path.read_bytes()))
     assert len(seen) == 4
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="cannot be read as a checkpoint"):
+    with pytest.raises(ModelError, match=r"cannot read .* as a checkpoint"):
         run(cutters, path, resume=True)
 
 
@@ -211,7 +211,7 @@ def test_nonempty_training_folder_is_refused(trained, files, tmp_path):
     for folder, said in (
         (trained[0], "exists already: choose another folder, or .* --resume"),
         (tmp_path / "file", "file exists already"),
-        (tmp_path / "file" / "below", "cannot be written"),
+        (tmp_path / "file" / "below", "cannot write"),
     ):
         with pytest.raises(OutputError, match=said):
             train.train_on_files(files, folder, RECIPE, SHORT)
@@ -253,7 +253,7 @@ def test_training_starts_from_another_encoder(trained, files, tmp_path):
 def test_missing_training_file_is_named(files, tmp_path):
     none = tmp_path / "none.txt"
     for given, held_out in (([*files, none], []), (files, [none])):
-        with pytest.raises(InputError, match=r"none\.txt cannot be read: No such file"):
+        with pytest.raises(InputError, match=r"cannot read .*none\.txt: No such file"):
             train.train_on_files(given, tmp_path / "model", RECIPE, SHORT, held_out=held_out)
     assert not (tmp_path / "model").exists()
 

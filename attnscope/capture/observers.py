@@ -125,7 +125,7 @@ class CoarseMap:
 
     @property
     def mean(self) -> Array:
-        """The mean over the texts of the batch that have the row, like figures.  -> [head, row, column]"""
+        """The mean over the texts of the batch that have the row.  -> [head, row, column]"""
         there = _array(self.open).any(-1, keepdims=True)
         count = np.broadcast_to(there, (len(self.values), *there.shape[1:])).sum(0)  # [head or 1, row, 1]
         mean: Array = _array(self.values).sum(0) / np.maximum(count, 1).astype(np.float32)

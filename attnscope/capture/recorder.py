@@ -54,7 +54,7 @@ TRACKERS: tuple[type[Tracker], ...] = (
     ChunkedModules,  # before all others, who do not need what it notes
     Learned,
     Lineage,  # before those who ask where a tensor comes from
-    ChannelSoftmaxes,  # before those who need no weights that met their values
+    ChannelSoftmaxes,  # before those who need no weights that were applied to their values
     Trails,
     AcrossTexts,
     AttentionFunctions,
@@ -156,7 +156,7 @@ class Recorder(Pass):
         return result
 
     def on_weighing(self, weighing: Weighing, result: Tensor) -> bool:
-        """The result of a softmax met its values; False if these are not tokens."""
+        """The result of a softmax was applied to its values; False if these are not tokens."""
         tokens, learned = classify_weighing(self.tracker(Lineage), weighing, result)
         owner = weighing.trail.owner(self.path)
         if not tokens:

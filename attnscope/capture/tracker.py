@@ -136,7 +136,7 @@ class Pass(ABC):
 
     @abstractmethod
     def on_weighing(self, weighing: Weighing, result: Tensor) -> bool:
-        """The result of a softmax met its values; False if these are not tokens."""
+        """The result of a softmax was applied to its values; False if these are not tokens."""
 
     @abstractmethod
     def add_kernel_call(self, capture: CapturedCall, query: Tensor, key: Tensor) -> None:

@@ -1,9 +1,9 @@
-"""Hand-written attention: follow the result of a softmax until it weighs values.
+"""Hand-written attention: follow the result of a softmax until it is applied to values.
 
 A softmax is attention when its result, through views, slices, casts, dropout and element-wise masks, is one
 side of a product with something other than a parameter: a router's, an output head's or an indexer's is none.
 Gates qualify (the mixing of parallel streams); ``lineage/layout.py`` separates them from weights over tokens.
-The weights are that operand, which met the values; masked keys come from the softmax's input.
+The weights are that operand, which was applied to the values; masked keys come from the softmax's input.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Learned(Tracker):
 
 
 class Trails(Tracker):
-    """Follows the result of each softmax until it weighs values, then tells the recorder."""
+    """Follows the result of each softmax until it is applied to values, then tells the recorder."""
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -107,11 +107,11 @@ class Trails(Tracker):
             elif call.product and not weights and not any(map(self._learned.is_fixed, call.tensors)):
                 self._scores[result] = Scores(call.product, float(call.kwargs.get("alpha", 1)))
         elif name in SOFTMAX:
-            arguments = call.given("input", "dim")
+            arguments = call.arguments("input", "dim")
             if isinstance(arguments.get("dim"), int):
                 self._start(arguments["input"], arguments["dim"], result)
         elif name in ("linear", "conv1d", "conv2d"):
-            self._mix(call.given("input")["input"], result)
+            self._mix(call.arguments("input")["input"], result)
         return None
 
     def _multiply(self, call: TorchCall, trails: Sequence[Trail]) -> None:
@@ -175,21 +175,22 @@ class Trails(Tracker):
             self._trails[result] = replace(trail, before=source) if dropped else trail
 
     def _weighing(self, call: TorchCall) -> Weighing | None:
-        """The attention weights among the factors of a product; None if they weigh a parameter."""
+        """The attention weights among the factors of a product; None if they multiply a parameter."""
         product = call.product if self._trails else None
         sides = [] if product is None else [side for side in product.sides if side[0] in self._trails]
         if product is None or len(sides) != 1:
             return None
-        ((operand, ours, values, theirs),) = sides
-        axes = find_axes(call.name, ours, theirs, product.out)
+        ((operand, own_axes, values, value_axes),) = sides
+        axes = find_axes(call.name, own_axes, value_axes, product.out)
         if axes is None or is_parameter(values):
             return None
-        trail, order = self._trails[operand], tuple(map(ours.index, (*axes.lead, axes.query, axes.key)))
+        trail, order = self._trails[operand], tuple(map(own_axes.index, (*axes.lead, axes.query, axes.key)))
         weights = (operand if trail.before is None else trail.before).detach().permute(order)
         checked = self._check_weights(trail, weights, values)
         if checked is None:
             return None
-        fewer = [values.shape[theirs.index(x)] < operand.shape[ours.index(x)] for x in axes.shared[-1:]]
+        last = axes.shared[-1:]  # of the axes that values have, too, the heads
+        fewer = [values.shape[value_axes.index(x)] < operand.shape[own_axes.index(x)] for x in last]
         weighing = Weighing(
             checked,
             weights,
@@ -200,7 +201,7 @@ class Trails(Tracker):
             values,
             product.out.index(axes.query),
         )
-        return _with_product(weighing, call, axes, theirs, product.out)
+        return _with_product(weighing, call, axes, value_axes, product.out)
 
     def _check_weights(self, trail: Trail, weights: Tensor, values: Tensor) -> Trail | None:
         """The trail, with why its weights cannot be shown; None if they sum to more than attention."""
@@ -226,33 +227,36 @@ class WeightAxes(NamedTuple):
     several: bool  # whether more axes than the queries' are the weights' own: heads that share their values
 
 
-def find_axes(name: str, ours: str, theirs: str, out: str) -> WeightAxes | None:
+def find_axes(name: str, own_axes: str, value_axes: str, out: str) -> WeightAxes | None:
     """The axes of weights that meet values, from those of both factors and the product; None: not attention.
 
     Heads that share values have an axis that the values lack; the last such axis is the queries.
     """
-    key = [axis for axis in ours if axis in theirs and axis not in out]
-    shared = [axis for axis in ours if axis in theirs and axis in out]
-    own = [axis for axis in ours if axis not in theirs and axis in out]
-    if len(key) != 1 or not own or len(ours) != 1 + len(shared) + len(own):
+    key = [axis for axis in own_axes if axis in value_axes and axis not in out]
+    shared = [axis for axis in own_axes if axis in value_axes and axis in out]
+    own = [axis for axis in own_axes if axis not in value_axes and axis in out]
+    if len(key) != 1 or not own or len(own_axes) != 1 + len(shared) + len(own):
         return None
     lead = [*shared, *own[:-1]]
-    lead = lead if name == "einsum" else sorted(lead, key=ours.index)
+    lead = lead if name == "einsum" else sorted(lead, key=own_axes.index)
     return WeightAxes(lead, own[-1], key[0], shared, len(own) > 1)
 
 
-def _with_product(weighing: Weighing, call: TorchCall, axes: WeightAxes, theirs: str, out: str) -> Weighing:
+def _with_product(
+    weighing: Weighing, call: TorchCall, axes: WeightAxes, value_axes: str, out: str
+) -> Weighing:
     """The same with its values and its product, if these have one axis of size."""
     lead, query, key, *_ = axes
-    *more, size = [axis for axis in theirs if axis not in (*lead, key)] or [""]  # more: texts share weights
+    # the values' own axes: their size is the last, before it are those of texts that share their weights
+    *more, size = [axis for axis in value_axes if axis not in (*lead, key)] or [""]
     order = [*more, *lead, query, size]
     if call.name == "baddbmm" or sorted(order) != sorted(out) or (more and axes.several):
         return weighing
     assert weighing.factor is not None
-    source = [axis for axis in (*more, *lead, key, size) if axis in theirs]
-    values = weighing.factor.permute([theirs.index(axis) for axis in source]).detach()
+    source = [axis for axis in (*more, *lead, key, size) if axis in value_axes]
+    values = weighing.factor.permute([value_axes.index(axis) for axis in source]).detach()
     for place, axis in enumerate((*more, *lead)):
-        values = values if axis in theirs else values.unsqueeze(place)  # heads share them
+        values = values if axis in value_axes else values.unsqueeze(place)  # heads share them
     order_of_product, weights, result = tuple(map(out.index, order)), weighing.weights, call.result.detach()
     weights = weights.expand(*result.permute(order_of_product).shape[:-2], -1, -1) if more else weights
     return replace(weighing, weights=weights, values=values, result=result, product_axes=order_of_product)
@@ -262,7 +266,7 @@ def _drops(call: TorchCall, source: Tensor) -> bool:
     """Whether a function is dropout that does more than return what it is given, in a new tensor."""
     if "dropout" not in call.name or call.result is source:
         return False
-    arguments = call.given("input", "p", "training")
+    arguments = call.arguments("input", "p", "training")
     return bool(arguments.get("p", 0.5)) and bool(arguments.get("training", arguments.get("train", True)))
 
 

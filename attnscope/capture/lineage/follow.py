@@ -104,12 +104,12 @@ class Lineage(Tracker):
             self._convolve(call)
         elif name == "embedding":
             self.start(result, -1)
-        elif (axes := RESAMPLING.search(name)) and result.shape != call.given("input")["input"].shape:
+        elif (axes := RESAMPLING.search(name)) and result.shape != call.arguments("input")["input"].shape:
             self.start(result, -1 - int(axes[1]) if axes[1] else 1)
         elif name in JOINING:
             self._join(call)
         elif name == "pad":
-            arguments = call.given("input", "pad", "mode")
+            arguments = call.arguments("input", "pad", "mode")
             if arguments.get("mode", "constant") == "constant":  # otherwise it repeats the ends
                 self._move(replace(call, args=(arguments["input"], arguments["pad"]), kwargs={}))
         elif name not in MIXING:
@@ -154,7 +154,7 @@ class Lineage(Tracker):
 
     def _join(self, call: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
-        arguments = call.given("tensors", "dim")
+        arguments = call.arguments("tensors", "dim")
         parts, axis = arguments["tensors"], arguments.get("dim", 0)
         per_part = [self.origin_of(part) for part in parts]
         origins = [origin for origin in per_part if origin is not None]
@@ -185,7 +185,7 @@ class Lineage(Tracker):
 
     def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
-        arguments, result = call.given("input", "weight"), call.result
+        arguments, result = call.arguments("input", "weight"), call.result
         source, weight = arguments["input"], arguments["weight"]
         origin, channels = self.origin_of(source), result.ndim - weight.ndim + 1
         if origin is None or origin.right is not None or source.shape[2:] != result.shape[2:]:
@@ -207,10 +207,10 @@ class Lineage(Tracker):
         product = call.product
         if product is None:
             return
-        (left, ours, right, theirs), turned = product.sides
+        (left, left_axes, right, right_axes), swapped = product.sides
         if self._is_fixed(left) and not self._is_fixed(right):
-            left, ours, right, theirs = turned
-        axes = product.axes(ours)
+            left, left_axes, right, right_axes = swapped
+        axes = product.axes(left_axes)
         if self._is_fixed(right):
             summed = [axis for axis in range(left.ndim) if axis not in axes]
             origin = self.start(left, summed[0] if len(summed) == 1 else None)
@@ -222,12 +222,12 @@ class Lineage(Tracker):
             self.start(right)
         origin = self.origin_of(left)
         if origin is not None:
-            self._score(call, origin, axes, self.origin_of(right), product.axes(theirs))
+            self._score(call, origin, axes, self.origin_of(right), product.axes(right_axes))
 
     def _score(self, call: TorchCall, origin: Origin, axes: Axes, other: Origin | None, keys: Axes) -> None:
         """A product of activations with these origins: the axes of its result are axes of both."""
         shape, whole = call.result.shape, call.name == SDPA
-        weighted = origin.right is not None  # weights met their values; or scores, which give scores again
+        weighted = origin.right is not None  # weights times their values, or scores times more
         if not weighted and not whole and (other is None or other.right is not None):
             return
         side = None if other is None else other.right if weighted or whole else other.node

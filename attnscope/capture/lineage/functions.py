@@ -52,14 +52,14 @@ class Product:
 
     left: Tensor
     right: Tensor
-    ours: str  # axes of the left factor
-    theirs: str
+    left_axes: str
+    right_axes: str
     out: str
 
     @property
     def sides(self) -> tuple[tuple[Tensor, str, Tensor, str], ...]:
         """Each factor with its axes, and the other one."""
-        left, right = (self.left, self.ours), (self.right, self.theirs)
+        left, right = (self.left, self.left_axes), (self.right, self.right_axes)
         return (*left, *right), (*right, *left)
 
     def axes(self, letters: str) -> tuple[int | None, ...]:
@@ -78,7 +78,7 @@ class TorchCall:
     result: Any
     inside: Any = None
 
-    def given(self, *names: str) -> dict[str, Any]:
+    def arguments(self, *names: str) -> dict[str, Any]:
         """The arguments by name; positional ones are named in this order, and NumPy's axis as torch does."""
         named = {"dim" if name == "axis" else name: value for name, value in self.kwargs.items()}
         return dict(zip(names, self.args, strict=False)) | named
@@ -112,9 +112,9 @@ class TorchCall:
             lead = LETTERS[: left.ndim - 1]
             return Product(left, right, lead + "x", "yx", lead + "y")
         lead = LETTERS[: self.result.ndim - 2]
-        ours, theirs = (lead[len(lead) - (factor.ndim - 2) :] for factor in (left, right))
+        left_axes, right_axes = (lead[len(lead) - (factor.ndim - 2) :] for factor in (left, right))
         axes = {"cdist": ("jx", "ij"), "scaled_dot_product_attention": ("jx", "iy")}.get(name, ("xj", "ij"))
-        return Product(left, right, ours + "ix", theirs + axes[0], lead + axes[1])
+        return Product(left, right, left_axes + "ix", right_axes + axes[0], lead + axes[1])
 
     def _einsum(self, factors: list[Tensor]) -> Product | None:
         """The product that an einsum spells out, with letters in place of its dots."""
@@ -124,5 +124,5 @@ class TorchCall:
         free = [letter for letter in LETTERS if letter not in equation]
         more = factors[0].ndim - len(equation.partition(",")[0].replace("...", ""))
         inputs, arrow, out = equation.replace("...", "".join(free[:more])).partition("->")
-        ours, theirs = inputs.split(",")
-        return Product(factors[0], factors[1], ours, theirs, out) if arrow else None
+        left_axes, right_axes = inputs.split(",")
+        return Product(factors[0], factors[1], left_axes, right_axes, out) if arrow else None

@@ -1,8 +1,8 @@
 """The layout of a captured call: for each row its text, head and position, for each slot its key.
 
-First, whether it weighs tokens at all, or things within one position: streams, experts, slots, channels.
+First, whether it attends over tokens at all, or over parts of one position: streams, experts, channels.
 Columns that are positions are tokens, whatever queries them. Columns that are outputs of a layer are gates,
-and what they weigh has one position. Sizes say nothing. Last, calls that are pieces of one are joined.
+and what they multiply has one position. Sizes say nothing. Last, calls that are pieces of one are joined.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST = 2**24  # most rows, or weights, whose labels are computed
 
 
 def classify_weighing(lineage: Lineage, weighing: Weighing, result: Tensor) -> tuple[bool, bool]:
-    """Whether columns of weights are tokens, and queries learned; forgets a product that weighs none."""
+    """Whether columns of weights are tokens, and queries learned; forgets a product of others."""
     origin, weights, trail = lineage.origin_of(weighing.operand), weighing.weights, weighing.trail
     if origin is None or trail.reason or is_mapped(weights):
         return True, False
@@ -82,7 +82,7 @@ def drop_relative_scores(lineage: Lineage, trail: Trail) -> Trail:
 
 
 def _weigh_distances(query: Origin, weighing: Weighing) -> bool:
-    """Whether the rows are texts and heads, since each position weighs its own numbers: of distances."""
+    """Whether the rows are texts and heads, as each position multiplies numbers of its own: of distances."""
     (root, *others), labels = query.node.roots, query.node.labels()
     if others or labels is None or weighing.factor is None or weighing.weights.numel() > MOST:
         return False

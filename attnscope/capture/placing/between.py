@@ -60,14 +60,14 @@ class AcrossTexts(Tracker):
     def on_torch_call(self, call: TorchCall) -> None:
         """The model receives ids."""
         if call.name == "embedding" and isinstance(call.result, Tensor):
-            ids, inputs = call.given("input")["input"], self.recorder.stack.calls[0].tensors
+            ids, inputs = call.arguments("input")["input"], self.recorder.stack.calls[0].tensors
             same = (type(ids) is type(each) and torch.equal(ids, each) for each in inputs)  # no DTensor
             if not is_mapped(ids, *inputs) and any(same):
                 self._begin_at(call.result)
 
     def on_capture(self, capture: CapturedCall) -> bool:
         """Whether a call attends between texts; then it is named."""
-        origin, capture = capture.origin, capture
+        origin = capture.origin
         if origin is None or not self._input_roots or origin.query is None or origin.key is None:
             return False
         if len(capture.queries) * len(capture.keys) * capture.batch > MOST:
@@ -78,11 +78,11 @@ class AcrossTexts(Tracker):
         query_texts, query_positions = split(query[:, 0, :, 0].floor(), roots)  # [batch, query]
         key_texts, _ = split(key[:, 0, 0].floor(), roots)  # [batch, key]
         both_known = (query_texts >= 0)[:, :, None] & (key_texts >= 0)[:, None]
-        foreign = both_known & (query_texts[:, :, None] != key_texts[:, None])
-        if bool(foreign.any()):
-            foreign &= capture.read.allowed(0, len(capture.queries)).any(1)
+        across = both_known & (query_texts[:, :, None] != key_texts[:, None])
+        if bool(across.any()):
+            across &= capture.read.allowed(0, len(capture.queries)).any(1)
         moves = not is_constant(query_positions % ROOT_OFFSET, -1)
-        if not bool(foreign.any()):
+        if not bool(across.any()):
             if moves and bool(both_known.any()):
                 self._along_positions.add(capture.name)
                 for other in self._uncertain:
@@ -138,7 +138,7 @@ class ChannelSoftmaxes(Tracker):
         """Name what is held if its rows are summed over."""
         if not self._waiting or call.name not in PRODUCTS or (product := call.product) is None:
             return
-        gone = set(product.ours) & set(product.theirs) - set(product.out)
+        gone = set(product.left_axes) & set(product.right_axes) - set(product.out)
         for factor, letters, other, _ in product.sides:
             left, right = self._lineage.origin_of(factor), self._lineage.origin_of(other)
             if left is None or right is None or right.right is not None or self._learned.is_fixed(other):

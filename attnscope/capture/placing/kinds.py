@@ -166,9 +166,9 @@ class LayerCall:
     name: str
     rows: int
     module: type | None = None  # its class
-    given: int = 0  # sequences
+    sequences: int = 0  # that it received
     is_cross: bool = False
-    across: bool = False  # whether its layer is known to attend to another sequence
+    in_decoder: bool = False  # whether its layer is known to attend to another sequence
 
     def is_beside(self, other: LayerCall) -> bool:
         """Whether both have as many rows and one parent, or stand in the same entry of a list."""
@@ -179,7 +179,7 @@ class LayerCall:
 
     def has_fewer(self, other: LayerCall) -> bool:
         """Whether it was given fewer sequences than another module of the same class."""
-        return self.module is not None and self.module is other.module and self.given < other.given
+        return self.module is not None and self.module is other.module and self.sequences < other.sequences
 
 
 def sequences_of(call: Call) -> list[Sequence[int]]:
@@ -198,19 +198,25 @@ def will_attend_across(model: nn.Module, name: str, rows: int, calls: Sequence[C
         lengths = {shape[-2] for shape in sequences_of(own)}
         if len(lengths) > 1 and rows in lengths:
             return True
+    layer = layer_around(name)
+    around = [call for call in calls if is_within(layer, call.name) and call.name != name]
+    sequences = sequences_of(around[-1]) if around else []
+    if len(sequences) < 2 or rows not in sequences[0]:
+        return False
+    for part, module in model.get_submodule(layer).named_modules():
+        path = f"{layer}.{part}".strip(".")
+        beside = not is_within(path, name) and not is_within(name, path)
+        alike = own is not None and type(module) is type(own.module)
+        if beside and (alike or ATTENDING.search(type(module).__name__)):
+            return True
+    return False
+
+
+def layer_around(name: str) -> str:
+    """The path of the layer that a module is in: the innermost entry of a list around it, or its parent."""
     parts = name.split(".")[:-1]
     ends = [at for at, part in enumerate(parts, 1) if part.isdigit()]
-    layer = ".".join(parts[: ends[-1]] if ends else parts)
-    around = [call for call in calls if is_within(layer, call.name) and call.name != name]
-    given = sequences_of(around[-1]) if around else []
-    if len(given) < 2 or rows not in given[0]:
-        return False
-    attending = [
-        f"{layer}.{path}".strip(".")
-        for path, module in model.get_submodule(layer).named_modules()
-        if ATTENDING.search(type(module).__name__) or (own and type(module) is type(own.module))
-    ]
-    return any(not is_within(path, name) and not is_within(name, path) for path in attending)
+    return ".".join(parts[: ends[-1]] if ends else parts)
 
 
 def label_axes(
@@ -373,15 +379,15 @@ class Sites:
         name, calls = capture.name, [call for call in capture.modules if is_within(capture.name, call.name)]
         now = LayerCall(name, len(capture.queries))
         if calls and calls[-1].name == name:
-            now.module, now.given = type(calls[-1].module), len(sequences_of(calls[-1]))
+            now.module, now.sequences = type(calls[-1].module), len(sequences_of(calls[-1]))
         last, self._before = self._before, now
         before = last if last is not None and last.is_beside(now) else LayerCall("", 0)
         more = capture.is_cross is None and not before.is_cross and before.has_fewer(now)
         if more or has_other_keys(capture):
-            now.is_cross = now.across = True
+            now.is_cross = now.in_decoder = True
             return True, False
-        now.across = before.across or will_attend_across(self.model, name, now.rows, calls)
-        return False, now.across
+        now.in_decoder = before.in_decoder or will_attend_across(self.model, name, now.rows, calls)
+        return False, now.in_decoder
 
     def close_padding(self, attention: Attention, record: Record) -> Attention:
         """The same, in which rows of padding see nothing; across two sequences, they are known before."""

@@ -106,7 +106,7 @@ class Repeats(Tracker):
     _latest: tuple[Call, AttentionCall, Tensor] | None = None
 
     def on_capture(self, capture: CapturedCall) -> bool:
-        """Whether a module weighed other values with the same weights a second time in one call.
+        """Whether a module applied the same weights to other values a second time in one call.
 
         A few rows are compared, too: the module may have written new numbers into the same tensors.
         """

@@ -45,7 +45,7 @@ class Scores:
     def added(self, given: Tensor) -> Tensor:
         """What all terms together add to the scaled product, which gives what the softmax is given."""
         product = self.product
-        spelled = f"{product.ours},{product.theirs}->{product.out}"
+        spelled = f"{product.left_axes},{product.right_axes}->{product.out}"
         return given - self.scale * torch.einsum(spelled, product.left, product.right)
 
 
@@ -69,7 +69,7 @@ class Trail:
 
 @dataclass(frozen=True, eq=False)
 class Weighing:
-    """Attention weights as they met the values, in the module's own axes."""
+    """Attention weights as they were applied to the values, in the module's own axes."""
 
     trail: Trail
     weights: Tensor  # [..., query, key]
@@ -105,7 +105,7 @@ class Weighing:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether one head weighs the values of all."""
+        """Whether one head's values serve all."""
         values, result = self.values, self.result
         if values is None or result is None or self.weights.shape[1:-2] != (1,):
             return False
@@ -196,8 +196,7 @@ def masked_keys(
 
     Masked is -inf, what has no weight because it lies far below the largest score of its row, and a row of
     such numbers. Scores of queries and keys may be low, too: what was ``added`` to them tells, or else
-    whether another head, on the second of four axes, weighs the key. Inside ``torch.vmap`` one cannot ask for
-    any.
+    whether another head, on the second of four axes, gives the key weight. ``torch.vmap`` tells nothing.
     """
     scores = scores.detach()
     highest = scores.amax(axis, keepdim=True)

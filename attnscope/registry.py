@@ -124,7 +124,7 @@ def docstring(function: Callable[..., Any]) -> str:
 GROUPS: Mapping[str, str] = {
     "measures": "a module that declares measures under @measure",
     "commands": "a function of its name under @command",
-    "hooks": "a Tracker, told of each pass behind our own",
+    "hooks": "a Tracker, notified of each pass after our own",
     "readers": "a function of a path that returns arrays by name; its own name is the suffix, as in .h5",
 }
 """What a package may add, and what each entry point must name."""

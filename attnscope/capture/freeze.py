@@ -78,11 +78,11 @@ def restore(changed: Tensor, now: Tensor, before: Tensor) -> Tensor:
 class Share(NamedTuple):
     """What one pass changed in a module that mixes tokens: places of its inputs, and its output."""
 
-    given: list[list[Tensor]]  # of each input, of each axis, bool
+    inputs: list[list[Tensor]]  # of each input, of each axis, bool
     amount: Tensor  # [...], like the output
 
 
-def places_moved(changed: Tensor) -> list[Tensor]:
+def places_changed(changed: Tensor) -> list[Tensor]:
     """Which places of each axis changed.  [...] -> [place], ..."""
     return [changed.movedim(axis, 0).unsqueeze(-1).flatten(1).any(1) for axis in range(changed.ndim)]
 
@@ -101,11 +101,11 @@ def assign_owners(shares: Mapping[int, Share]) -> Tensor:
         return owners
     passes = torch.tensor(list(shares), device=first.device)
     amount = torch.stack([share.amount for share in shares.values()])  # [pass, ...]
-    for changes in zip(*(share.given for share in shares.values()), strict=True):
+    for changes in zip(*(share.inputs for share in shares.values()), strict=True):
         boxes = _boxes(changes, amount)
         if not bool(boxes.all()):
             return torch.where(boxes.any(0), passes[boxes.int().argmax(0)], -1)
-    changed = [places_moved(each > 0) for each in amount]  # [pass][axis][place]
+    changed = [places_changed(each > 0) for each in amount]  # [pass][axis][place]
     places = [
         axis
         for axis in range(owners.ndim)
@@ -160,14 +160,14 @@ class Moves:
     most: float = inf
     size: int = 0
     before: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
-    moved: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
+    changes: dict[CallEnd, list[Tensor]] = field(default_factory=dict)
     mixed: dict[CallEnd, set[torch.Size]] = field(default_factory=dict)  # of which tensors
     unclear: set[CallEnd] = field(default_factory=set)
     reached: set[CallEnd] = field(default_factory=set)
 
     def forget(self) -> None:
         """Start over: nothing has changed yet."""
-        for group in (self.moved, self.mixed, self.unclear, self.reached):
+        for group in (self.changes, self.mixed, self.unclear, self.reached):
             group.clear()
 
     def compare(self, place: CallEnd, value: Any) -> list[Tensor]:
@@ -186,7 +186,7 @@ class Moves:
         if not any(bool(each.any()) for each in changed):
             return changed
         self.reached.add(place)
-        earlier = self.moved.setdefault(place, [torch.zeros_like(each) for each in changed])
+        earlier = self.changes.setdefault(place, [torch.zeros_like(each) for each in changed])
         for each, by_others in zip(changed, earlier, strict=True):
             if bool((each & by_others).any()):
                 self.mixed.setdefault(place, set()).add(each.shape)
@@ -556,6 +556,6 @@ class Freeze(TorchFunctionMode):
         """Which changed numbers belong to the changed token, in a module that mixes tokens."""
         if key in self.first.owners:
             return (self.first.owners[key] == self.number) & changed
-        share = Share([places_moved(each) for each in inputs_changed], (now - before).abs() * changed)
+        share = Share([places_changed(each) for each in inputs_changed], (now - before).abs() * changed)
         self.first.shares.setdefault(key, {})[self.number] = share
         return torch.zeros_like(changed)

@@ -45,13 +45,13 @@ class Projection:
 
 @dataclass(eq=False)
 class Projections:
-    """An observer that finds the output projection of every call of a pass, in ``found``, by its site.
+    """An observer that finds the output projection of every call of a pass, in ``by_site``, by its site.
 
     >>> with projections.watching(model), recording(model, [projections]):
     ...     model(**inputs)
     """
 
-    found: dict[Site, Projection] = field(default_factory=dict)
+    by_site: dict[Site, Projection] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     _pending: tuple[Attention, list[int], Tensor] | None = None  # a few rows: [batch, head, row, size]
     _running: list[Call] = field(default_factory=list)  # the modules that the pass is inside of
@@ -60,7 +60,7 @@ class Projections:
     @property
     def difference(self) -> float:
         """The largest error of all checks."""
-        return max((each.difference for each in self.found.values()), default=0.0)
+        return max((each.difference for each in self.by_site.values()), default=0.0)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Projections:
         for name, module in [("", call.module), *inside]:
             projection = _prove(self._pending, f"{call.name}.{name}".strip("."), module, result)
             if projection is not None:
-                self.found[attention.site] = projection
+                self.by_site[attention.site] = projection
                 self._pending = None
                 return
 
@@ -164,7 +164,9 @@ def head_gradients(projections: Projections, score: Tensor) -> dict[Site, Tensor
 
     It is the gradient after the projection, multiplied by its weight.  -> [batch, head, query, size]
     """
-    projections_with_edge = {site: each for site, each in projections.found.items() if each.edge is not None}
+    projections_with_edge = {
+        site: each for site, each in projections.by_site.items() if each.edge is not None
+    }
     edges = [each.edge for each in projections_with_edge.values() if each.edge is not None]
     slopes = torch.autograd.grad(score, edges, allow_unused=True) if edges else ()
     before: dict[Site, Tensor] = {}
@@ -197,7 +199,7 @@ _Map: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(eq=False)
 class Circuits(Projections):
-    """Finds what each head reads, in ``reads``, and what it writes, in ``found``."""
+    """Finds what each head reads, in ``reads``, and what it writes, in ``by_site``."""
 
     reads: dict[Site, Reads] = field(default_factory=dict)
 
@@ -338,7 +340,7 @@ class Residuals(Projections):
 
     residuals: dict[Site, Residual] = field(default_factory=dict)  # as each looks alone
     _added: _Added | None = None
-    _given: tuple[Tensor, ...] = ()
+    _inputs_around: tuple[Tensor, ...] = ()
     _own: Tensor | None = None
     _beside: deque[Tensor] = field(default_factory=lambda: deque(maxlen=RECENT))
 
@@ -353,7 +355,7 @@ class Residuals(Projections):
         self._added = None
         self._beside.clear()
         recent = [call for call, _ in self._recent]  # a norm before it may have had the sum so far
-        self._given = tuple(each for call in (*self._running, *recent) for each in call.tensors)
+        self._inputs_around = tuple(each for call in (*self._running, *recent) for each in call.tensors)
         self._own = self._running[-1].first if self._running else None
         super().observe(attention)
 
@@ -367,7 +369,7 @@ class Residuals(Projections):
         super()._compare(call, output)
         result = first_tensor(output)
         if pending is not None and self._pending is None and result is not None:
-            self._added = _Added(pending[0].site, result.detach().clone(), self._own, self._given)
+            self._added = _Added(pending[0].site, result.detach().clone(), self._own, self._inputs_around)
 
     def _find_inner_norm(self, added: _Added, call: Call, output: object) -> None:
         """Whether a norm took the attention's output alone: then the norm's output is added."""

@@ -55,8 +55,10 @@ def is_spread(node: Node, side: int) -> bool:
     """Whether a side of a product is one number per row, such as a norm's standard deviation."""
     if kind(node) not in ("Mul", "Div"):
         return False
-    held = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
-    return not isinstance(held, Tensor) or held.ndim == 0 or held.shape[-1] == 1 or held.stride(-1) == 0
+    factor = getattr(node, "_saved_self" if side == 0 else "_saved_other", None)
+    return (
+        not isinstance(factor, Tensor) or factor.ndim == 0 or factor.shape[-1] == 1 or factor.stride(-1) == 0
+    )
 
 
 def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
@@ -186,7 +188,7 @@ class StreamRows(Projections):
         """Where heads' outputs, or their projections, are in the graph."""
         edges: dict[Edge, Written] = {}
         for site, mixed in self._mixed.items():
-            projection = self.found.get(site)
+            projection = self.by_site.get(site)
             if projection is not None and projection.edge is not None:
                 edge = projection.edge.node, projection.edge.output_nr
                 edges[edge] = Written(site, mixed, projection.weight, projection.bias)

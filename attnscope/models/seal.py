@@ -41,7 +41,7 @@ from attnscope.capture.freeze import (
     find_tensors,
     is_inside,
     mixing_of,
-    places_moved,
+    places_changed,
     sorts,
 )
 from attnscope.capture.hooks.functions import Function, original
@@ -362,7 +362,7 @@ def _same_token(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two changes affect the same single place, along an axis of the first patches."""
     if one is None or other is None or one.shape != other.shape:
         return False
-    both = zip(places_moved(one), places_moved(other), strict=True)
+    both = zip(places_changed(one), places_changed(other), strict=True)
     return any(len(left) > 1 and torch.equal(left, right) and int(left.sum()) == 1 for left, right in both)
 
 

@@ -90,8 +90,8 @@ class WeightedPass:
         record = self.model.run(prepared, [FunctionObserver(show)])
         if prediction:
             record.note_change(prediction)
-        without = {site.layer for site in projections.sites if site not in projections.found}
-        self.without.update({site: site not in projections.found for site in projections.sites})
+        without = {site.layer for site in projections.sites if site not in projections.by_site}
+        self.without.update({site: site not in projections.by_site for site in projections.sites})
         if without:
             layers = ", ".join(map(str, sorted(without)))
             record.note_change(f"no output projection was found in layer {layers}: it is left out there")
@@ -101,7 +101,7 @@ class WeightedPass:
         self, attention: Attention, projections: Projections, slopes: Mapping[Site, Tensor]
     ) -> WeightedRows:
         """The weighted rows of a call. Raises ``ModelError`` if its values are not known."""
-        found, weighting = projections.found.get(attention.site), self.weighting
+        found, weighting = projections.by_site.get(attention.site), self.weighting
         if attention.values is None:
             why = "its weights were seen, and the values that they mix were not; leave out --weighting"
             raise self._refusal(attention, f": {why}")

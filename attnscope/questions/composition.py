@@ -260,7 +260,7 @@ def composition_answer(result: Compositions) -> Answer:
 
 def _layer_weights(circuits: Circuits, site: Site) -> LayerWeights | None:
     """The projections of one call, if its input and output are known."""
-    reads, wrote = circuits.reads[site], circuits.found.get(site)
+    reads, wrote = circuits.reads[site], circuits.by_site.get(site)
     if site.kind == "cross" or wrote is None or reads.value is None:
         return None
     writes = reads.value.cpu(), wrote.weight.mT.cpu()
@@ -496,7 +496,7 @@ def _fold(site: Site, steps: _Steps, final: Norm | None) -> tuple[Tensor, Tensor
 
     -> [head, width, size], [head, size, width]
     """
-    reads, wrote, attends = steps.reads[site].value, steps.found.get(site), steps.first(site.name)
+    reads, wrote, attends = steps.reads[site].value, steps.by_site.get(site), steps.first(site.name)
     if reads is None or wrote is None or attends is None or attends.input is None:
         return None
     layer, writer = _layer_of(site.name), steps.first(wrote.name) or attends

@@ -121,7 +121,7 @@ class Mixing:
         """What is followed instead of the weights. Raises ``ModelError`` if a block cannot be followed."""
         site = attention.site
         if self.residuals is not None:
-            projection, residual = self.residuals.found.get(site), self.residuals.residual_at(site)
+            projection, residual = self.residuals.by_site.get(site), self.residuals.residual_at(site)
             if projection is None or residual is None or attention.values is None:
                 what = "its output projection" if projection is None else "what its output is added to"
                 raise ModelError(

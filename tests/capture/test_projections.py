@@ -56,17 +56,17 @@ def test_projected_heads_sum_to_block_output(name):
     model, given = random_family(name)
     projections, record = find(Projections(), model, **given)
     assert [site.site for site in record.sites] == projections.sites
-    assert set(projections.found) == set(projections.sites)
+    assert set(projections.by_site) == set(projections.sites)
     assert projections.difference <= PROOF
 
     sums, outputs = [], []
-    for path in {each.name for each in projections.found.values()}:
+    for path in {each.name for each in projections.by_site.values()}:
         module = model.get_submodule(path)
         module.register_forward_hook(lambda _, __, output, path=path: outputs.append((path, output)))
 
     def add_up(attention):
         """Weights times values times the projection, for all rows, head by head."""
-        projection, weights, total = projections.found[attention.site], attention.weights(), 0
+        projection, weights, total = projections.by_site[attention.site], attention.weights(), 0
         groups = attention.heads // attention.values.shape[1]
         for head in range(attention.heads):
             vectors = attention.values[:, head // groups] @ projection.weight[head]  # [batch, key, width]
@@ -109,13 +109,13 @@ def test_projection_is_identified_by_its_values(how):
     model = made().eval()
     with projections.watching(model), recording(model, [projections]):  # with gradients: no fast path
         model(torch.randn(2, 7, 16))
-    assert [found.name for found in projections.found.values()] == [name]
+    assert [found.name for found in projections.by_site.values()] == [name]
 
 
 def test_kernel_without_projection_has_none():
     projections, _ = find(Projections(), Kernel(), *torch.randn(3, 1, 1, 5, 8))
     assert len(projections.sites) == 1
-    assert not projections.found
+    assert not projections.by_site
 
 
 HEADS, SIZE = 4, 8
@@ -234,5 +234,5 @@ def test_unrelated_sum_is_not_the_residual_sum():
     ).eval()
     nn.init.normal_(model.mix.weight, std=1e-3)  # so that the sum is nearly the residual alone
     residuals, _ = find(Residuals(), model, 100 * torch.randn(1, 5, 16))
-    assert len(residuals.found) == 1
+    assert len(residuals.by_site) == 1
     assert not residuals.residuals

@@ -168,7 +168,7 @@ def test_zeroing_weighting_equals_change_of_direction_by_hand(name):
     assert len(shown.seen) == len(raw.seen)
     for (site, rows, _), (_, _, values) in zip(shown.seen, raw.seen, strict=True):
         weights = next(own["self" if "self" in own else site.kind])
-        projection = projections.found[site].weight.double()  # [head, size, width]
+        projection = projections.by_site[site].weight.double()  # [head, size, width]
         values = values.repeat_interleave(len(projection) // values.shape[1], 1)
         whole = weights @ values @ projection
         turned = torch.zeros_like(weights)
@@ -258,7 +258,7 @@ def block_vectors(model, text):
     assert len(states) == len(raw.seen)
     for (site, *seen), (norm, state) in zip(raw.seen, states, strict=True):
         weights, values = (each.double().numpy() for each in seen)
-        projection, before = blocks.found[site], blocks.residual_at(site).before.double().numpy()
+        projection, before = blocks.by_site[site], blocks.residual_at(site).before.double().numpy()
         heads, queries = weights.shape[1:3]
         values = values.repeat(heads // values.shape[1], 1)
         weight = projection.weight.double().numpy()

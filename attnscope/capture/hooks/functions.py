@@ -288,12 +288,12 @@ class FusedProducts(TorchDispatchMode):
         if func is TRANSPOSE and torch.is_inference_mode_enabled():  # a product asks how to run it
             result.requires_grad_(args[0].requires_grad)
         if func in PRODUCTS | {BATCHED_PRODUCT} and self.head_outputs is None:
-            given, weight = args[-2:]
+            factor, weight = args[-2:]
             if sum(part.shape[1] for part in self.projected) < 3 * weight.shape[-2]:
                 self.projected.append(result.flatten(0, -2))
                 self.without_bias = len(args) == 2  # a bias would come before the two factors
             elif func in PRODUCTS:
-                self.head_outputs = given
+                self.head_outputs = factor
         return result
 
 

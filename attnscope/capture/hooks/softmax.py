@@ -137,7 +137,7 @@ class Trails(Tracker):
                 self.recorder.path,
                 masked_keys(scores, axis, result.detach(), followed and followed.added),
                 softmax=self._softmaxes,
-                scores=followed and replace(followed, given=scores.detach()),
+                scores=followed and replace(followed, softmax_input=scores.detach()),
             )
 
     def _score(self, call: TorchCall) -> None:

@@ -144,13 +144,13 @@ class Lineage(Tracker):
         (source, *more), result = call.args or (None,), call.result
         origin, several = self.origin_of(source), isinstance(result, (tuple, list))
 
-        def moved(node: Node, part: int) -> Moved:
+        def as_moved(node: Node, part: int) -> Moved:
             return Moved(call.func, call.name, (node, *more), call.kwargs, part if several else None)
 
         for part, tensor in enumerate(result if several else (result,)):
             if origin is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
-                right = None if origin.right is None else moved(origin.right, part)
-                self._set(tensor, Origin(moved(origin.node, part), right, origin.state))
+                right = None if origin.right is None else as_moved(origin.right, part)
+                self._set(tensor, Origin(as_moved(origin.node, part), right, origin.state))
 
     def _join(self, call: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""
@@ -171,7 +171,7 @@ class Lineage(Tracker):
         if not origins:
             return
 
-        def joined(side: str) -> Moved:
+        def as_joined(side: str) -> Moved:
             none = torch.zeros((), dtype=torch.float64, device=call.result.device)  # labels of 0: no origin
             nodes = [
                 getattr(origin, side, None) or Moved(none.expand, "zeros", (tuple(part.shape),), {})
@@ -179,9 +179,9 @@ class Lineage(Tracker):
             ]
             return Moved(call.func if call.name == "stack" else join_labels, call.name, (nodes, axis), {})
 
-        right = joined("right") if scores else None
+        right = as_joined("right") if scores else None
         alike = all(origin.state == origins[0].state for origin in origins)
-        self._set(call.result, Origin(joined("node"), right, origins[0].state if alike else object()))
+        self._set(call.result, Origin(as_joined("node"), right, origins[0].state if alike else object()))
 
     def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""

@@ -325,7 +325,7 @@ def in_order(row: Tensor) -> bool:
 class SplitCalls(Tracker):
     """Holds calls of one attention (chunks, heads, windows) until no more can belong to it; joins them."""
 
-    held: Sequence[Piece] = ()
+    waiting: Sequence[Piece] = ()
 
     def begin(self) -> None:
         """Pass on what is held of the last pass."""
@@ -354,11 +354,11 @@ class SplitCalls(Tracker):
         self.recorder.lineage_uses += origin.axes_known
         if texts and piece.texts not in (1, *texts):  # parts stood where heads do
             self.recorder.record.note_place(PARTS, capture.name, str(piece.texts))
-        first = self.held[0] if self.held else piece
+        first = self.waiting[0] if self.waiting else piece
         alike = capture.name == first.capture.name and piece.state == first.state
-        if piece.complete or not alike or has_duplicate_queries([*self.held, piece]):
+        if piece.complete or not alike or has_duplicate_queries([*self.waiting, piece]):
             self.flush()
-        self.held = [*self.held, piece]
+        self.waiting = [*self.waiting, piece]
         if piece.complete:
             self.flush()
         return True
@@ -376,13 +376,13 @@ class SplitCalls(Tracker):
 
     def leave(self, call: Call, output: object) -> None:
         """A module ends: what ran inside it is complete."""
-        if self.held and is_within(self.held[0].capture.name, call.name):
+        if self.waiting and is_within(self.waiting[0].capture.name, call.name):
             with quietly():
                 self.flush()
 
     def flush(self) -> None:
         """Pass on what is held."""
-        pieces, self.held = self.held, ()
+        pieces, self.waiting = self.waiting, ()
         if not pieces:
             return
         capture, usual, record = pieces[0].capture, len(pieces) == 1 and pieces[0].usual, self.recorder.record

@@ -146,13 +146,13 @@ class Contracted(Node):
         if which == "channel" and self.channels:
             start = 1 + (self.projection or 0) * ROOT_OFFSET
             return numbered(self.shape, self.channels, start, self.roots[0].device)
-        return (self._positions if which == "position" else self._kept(which)).expand(self.shape)
+        return (self._positions if which == "position" else self._contract(which)).expand(self.shape)
 
     @cached_property
     def _positions(self) -> Tensor:  # kept: chains of later layers lead through here
-        return self._kept("position")
+        return self._contract("position")
 
-    def _kept(self, which: Which) -> Tensor:
+    def _contract(self, which: Which) -> Tensor:
         labels = self.args[0].walk(which)
         axes = [axis for axis in self.axes if axis is not None]
         for axis in reversed(range(labels.ndim)):
@@ -217,8 +217,8 @@ def join_labels(parts: Sequence[Tensor], axis: int) -> Tensor:
     shape, axis = parts[0].shape, axis % parts[0].ndim
     alike = [at != axis and all(part.stride(at) == 0 for part in parts) for at in range(len(shape))]
     once = tuple(slice(1) if same else slice(None) for same in alike)
-    joined = torch.cat([part[once] for part in parts], axis)
-    return joined.expand([size if same else -1 for size, same in zip(shape, alike, strict=True)])
+    labels = torch.cat([part[once] for part in parts], axis)
+    return labels.expand([size if same else -1 for size, same in zip(shape, alike, strict=True)])
 
 
 def is_constant(labels: Tensor, axis: int) -> bool:

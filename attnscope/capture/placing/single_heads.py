@@ -29,7 +29,7 @@ class SingleHeads(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         # with the list's entry that each ran in, and its input, copied: something may be added in place
-        self.held: dict[str, list[tuple[CapturedCall, str, Tensor | None]]] = {}
+        self.waiting: dict[str, list[tuple[CapturedCall, str, Tensor | None]]] = {}
 
     def on_capture(self, capture: CapturedCall) -> bool:
         """Hold one head if it ran inside an entry of a module list; returns whether it did."""
@@ -41,45 +41,45 @@ class SingleHeads(Tracker):
                 if not self._have_input(parent, call.first):
                     self._show(parent)  # a layer that was held back itself, and comes after the next began
                 states = None if call.first is None else call.first.clone()
-                self.held.setdefault(parent, []).append((capture, call.name, states))
+                self.waiting.setdefault(parent, []).append((capture, call.name, states))
                 return True
         return False
 
     def enter(self, call: Call) -> None:
         """Lists beside a starting module are over, and entries with another input were layers."""
         parent, _, _ = call.name.rpartition(".")
-        for path in list(self.held):
+        for path in list(self.waiting):
             if not is_within(call.name, path) or (path == parent and not self._have_input(path, call.first)):
                 self._show(path)
 
     def on_torch_call(self, call: TorchCall) -> None:
         """Outputs of all entries of a list are joined around it: it is complete."""
-        for parent in list(self.held) if call.name in JOINING else ():
+        for parent in list(self.waiting) if call.name in JOINING else ():
             entries = self.recorder.stack.root.get_submodule(parent)._modules
             around = parent.rpartition(".")[0] == self.recorder.owner
-            if around and len(self.held[parent]) == len(entries):
+            if around and len(self.waiting[parent]) == len(entries):
                 self._show(parent)
 
     def leave(self, call: Call, output: object) -> None:
         """The lists inside a module are complete when it ends."""
-        for parent in [path for path in self.held if is_within(path, call.name)]:
+        for parent in [path for path in self.waiting if is_within(path, call.name)]:
             self._show(parent)
 
     def finish(self) -> None:
         """Pass on all that is held."""
-        for parent in list(self.held):
+        for parent in list(self.waiting):
             self._show(parent)
 
     def _have_input(self, parent: str, tensor: Tensor | None) -> bool:
         """Whether all held heads of a list received these numbers."""
         return all(
             each is tensor if each is None or tensor is None else torch.equal(each, tensor)
-            for _, _, each in self.held.get(parent, ())
+            for _, _, each in self.waiting.get(parent, ())
         )
 
     def _show(self, parent: str) -> None:
         """Pass the heads of a list on, as one attention if they are."""
-        heads, entries, _ = zip(*self.held.pop(parent), strict=True)
+        heads, entries, _ = zip(*self.waiting.pop(parent), strict=True)
         sizes = {(head.batch, head.queries, head.keys) for head in heads}
         if len(heads) > 1 and len(set(entries)) == len(heads) and len(sizes) == 1:
             heads = (replace(_join(heads), name=parent),)
@@ -135,7 +135,7 @@ class Loops(Tracker):
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
-        self._held: dict[str, list[CapturedCall]] = {}
+        self._steps: dict[str, list[CapturedCall]] = {}
         self._keys: dict[str, Tensor] = {}
 
     def on_capture(self, capture: CapturedCall) -> bool:
@@ -157,12 +157,12 @@ class Loops(Tracker):
         if isinstance(read, ScoredRows):  # the module may overwrite its own
             call = replace(read.call, query=read.call.query.clone(), key=self._keys[name])
             capture = replace(capture, read=ScoredRows(call))
-        self._held.setdefault(name, []).append(capture)
+        self._steps.setdefault(name, []).append(capture)
         return True
 
     def leave(self, call: Call, output: object) -> None:
         """The loops in a module end with it."""
-        for name, steps in list(self._held.items()):
+        for name, steps in list(self._steps.items()):
             modules = steps[0].modules
             outer = [each for each in modules if is_within(name, each.name) and each.name != name]
             if call is (outer or modules)[-1]:
@@ -170,14 +170,14 @@ class Loops(Tracker):
 
     def begin(self) -> None:
         """Pass on all that is held."""
-        for name in list(self._held):
+        for name in list(self._steps):
             self._show(name)
 
     finish = begin
 
     def _show(self, name: str) -> None:
         """Pass the steps on, as one attention if they are several."""
-        steps, _ = self._held.pop(name), self._keys.pop(name)
+        steps, _ = self._steps.pop(name), self._keys.pop(name)
         first, count = steps[0], len(steps)
         if count > 1:
             reads = tuple(step.read for step in steps)

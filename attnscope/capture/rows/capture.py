@@ -40,13 +40,13 @@ class Scores:
     product: Product  # of queries and keys
     scale: float = 1.0
     terms: tuple[Tensor, ...] = ()  # what was added
-    given: Tensor | None = None  # to the softmax
+    softmax_input: Tensor | None = None
 
-    def added(self, given: Tensor) -> Tensor:
-        """What all terms together add to the scaled product, which gives what the softmax is given."""
+    def added(self, softmax_input: Tensor) -> Tensor:
+        """What all terms together add to the scaled product, which gives the softmax's input."""
         product = self.product
         spelled = f"{product.left_axes},{product.right_axes}->{product.out}"
-        return given - self.scale * torch.einsum(spelled, product.left, product.right)
+        return softmax_input - self.scale * torch.einsum(spelled, product.left, product.right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ class Weighing:
     def call(self, batch: int, heads: int | None = None) -> AttentionCall | None:
         """The queries, keys and values as a kernel would receive them, with all else as a bias."""
         scores, both = self.trail.scores, self.product(batch, heads)
-        if scores is None or scores.given is None or both is None:
+        if scores is None or scores.softmax_input is None or both is None:
             return None
         *lead, query, key = (scores.product.out[axis] for axis in self.axes)
         sides = list[Tensor]()
@@ -155,7 +155,9 @@ class Weighing:
             here = here[tuple(slice(None) if axis in axes else None for axis in order)].detach()
             here = self._arrange(here.expand(*self.weights.shape[:-2], -1, -1), batch, heads)
             sides.insert(own == [key] and len(sides), here)
-        scores_in = self._arrange(scores.given.permute(self.axes).expand(self.weights.shape), batch, heads)
+        scores_in = self._arrange(
+            scores.softmax_input.permute(self.axes).expand(self.weights.shape), batch, heads
+        )
         call = AttentionCall(sides[0], sides[1], both[0], scores.scale)
         bias = scores_in - ScoredRows(call).scores(0, scores_in.shape[2], None)
         return replace(call, biases=(bias,))

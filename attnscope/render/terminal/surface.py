@@ -282,11 +282,11 @@ def half_block_lines(tones: Array, palette: Palette) -> list[Line]:
     pairs = (tones[0::2] + 1) * (TONES + 1) + tones[1::2] + 1  # [line, column]
     count, columns = pairs.shape
     begins = np.ones(pairs.shape, bool)
-    begins[:, 1:] = pairs[:, 1:] != pairs[:, :-1]
+    begins[:, 1:] = pairs[:, 1:] != pairs[:, :-1]  # where the pair of tones changes
     starts = np.flatnonzero(begins)
     runs = np.empty_like(starts)
     runs[:-1], runs[-1:] = starts[1:] - starts[:-1], pairs.size - starts[-1:]
-    keys = (pairs.ravel()[starts] * (columns + 1) + runs).tolist()
+    keys = (pairs.ravel()[starts] * (columns + 1) + runs).tolist()  # pair and length in one number
     ready = _half_block_segments(palette, columns)
     for key in set(keys).difference(ready):
         pair, run = divmod(key, columns + 1)

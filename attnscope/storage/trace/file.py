@@ -178,7 +178,7 @@ def _check_steps(rows: layout.TracedSteps, arrays: TraceFile, shape: Shape) -> N
 def _check_scores(rows: layout.TracedScores, arrays: TraceFile, shape: Shape) -> None:
     batch, heads, queries, keys = shape
     query, key = (arrays.shape(name, "f", 4) for name in (rows.query, rows.key))
-    groups = heads // key[1] * key[1] if key[1] else 0
+    groups = heads // key[1] * key[1] if key[1] else 0  # is ``heads`` if key heads divide them
     whole = key[2] == keys if rows.stop is None else 0 < keys == rows.stop <= key[2]
     if query[1:3] != (heads, queries) or groups != heads or query[3] != key[3] or not whole:
         raise ValueError(f"{rows.query} and {rows.key} do not make up {queries} × {keys} in {heads} heads")

@@ -337,7 +337,7 @@ def _softmax_rows(
         scores = np.where(_of_heads(unpack_rows(mask, arrays, start, stop), chosen), scores, -np.inf)
     if rows.diagonal is not None:
         scores = np.where(_causal(rows.diagonal, scores.shape[-1], start, stop), scores, -np.inf)
-    highest = scores.max(-1, keepdims=True, initial=-np.inf)
+    highest = scores.max(-1, keepdims=True, initial=-np.inf)  # subtracted, so that exp stays finite
     sink = None
     if rows.sinks is not None:
         sink = to_float(arrays[rows.sinks]).astype(scores.dtype)
@@ -363,7 +363,7 @@ def _stack(rows: TracedSteps, start: int, stop: int, read: Callable[[TracedRows,
     blocks: list[Array] = []
     for part, shift, begin, end in zip(rows.parts, rows.shifts, rows.starts, rows.starts[1:], strict=False):
         first, last = max(start, begin), min(stop, end)
-        if first < last or not (blocks or end < rows.starts[-1]):
+        if first < last or not (blocks or end < rows.starts[-1]):  # no rows asked: the last step's, empty
             block = read(part, first - begin, max(first, last) - begin)
             low, high = max(0, shift), min(rows.keys, shift + block.shape[-1])
             placed = np.zeros((*block.shape[:-1], rows.keys), block.dtype)

@@ -111,10 +111,10 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(typed: bool) -> None:
     from importlib.metadata import version
 
-    if asked:
+    if typed:
         beside = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
         typer.echo(f"attnscope {__version__} ({beside}, Python {platform.python_version()})")
         raise typer.Exit
@@ -320,8 +320,8 @@ def _fail(sentence: str, usage: Any = None, suggestion: str | None = None) -> No
     line = " ".join(sentence.split()).removesuffix(".")
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shorten(line))
     typed = sys.argv[1:]
-    found = build(typed[0]) if typed and typed[0] in PANELS else None
-    options, _ = split_words(typed, found.valued if found else ())
+    command = build(typed[0]) if typed and typed[0] in PANELS else None
+    options, _ = split_words(typed, command.valued if command else ())
     if ["--json"] in options:  # typed as an option, not as a text or an option's value
         given = suggestion is not None and suggestion not in typed  # no name that was typed
         answer = {"error": shown, "suggestion": suggestion if given else None, "exit_code": 2}

@@ -191,8 +191,8 @@ class Command(TyperCommand):
         refused = list[str]()
         with suppress(*[AttnscopeError] * ctx.resilient_parsing):  # Tab never complains
             settable = getattr(self.callback, "settable", ())
-            given = defaults_of(self.params, read_settings(), has_option, settable)
-            ctx.default_map, ctx.meta[SETTINGS], refused = given
+            defaults = defaults_of(self.params, read_settings(), has_option, settable)
+            ctx.default_map, ctx.meta[SETTINGS], refused = defaults
         options, arguments = split_words(args, self.valued)
         if ["--help-all"] in options:
             with self.showing(None):
@@ -209,13 +209,13 @@ class Command(TyperCommand):
     def refuse_twice(self, typed: Iterable[str]) -> None:
         """Wrong usage for an option that is typed twice and has one value: the first would do nothing."""
         owners = {name: each for each in self.params for name in (*each.opts, *each.secondary_opts)}
-        seen = set()
+        earlier = set()
         for name in typed:
             owner = owners.get(name)
-            twice = owner in seen and owner is not None and not getattr(owner, "multiple", False)
+            twice = owner in earlier and owner is not None and not getattr(owner, "multiple", False)
             several = f"; several: {name} L0H1,L2H3" if name == "--head" else ""
             refuse(twice, name, f"give it once{several}")
-            seen.add(owner)
+            earlier.add(owner)
 
     @property
     def valued(self) -> set[str]:
@@ -384,10 +384,10 @@ def value_of(name: str) -> Any:
 def without_typed_options(group: Any) -> Any:
     """A group with nothing typed: its defaults and the user's settings."""
     context = _running.get()
-    given = {} if context is None else context.params
-    names = [each.name for each in fields(group) if each.name in given and not is_typed(each.name)]
+    values = {} if context is None else context.params
+    names = [each.name for each in fields(group) if each.name in values and not is_typed(each.name)]
     # Typer has an empty tuple for a list that was not typed
-    return group(**{name: None if given[name] == () else given[name] for name in names})
+    return group(**{name: None if values[name] == () else values[name] for name in names})
 
 
 def split_words(typed: list[str], valued: Collection[str]) -> tuple[list[list[str]], list[str]]:

@@ -11,17 +11,8 @@ from attnscope.registry import entry_points_of, package_of, plugins
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": (
-        "show",
-        "browse",
-        "stats",
-        "find",
-        "compare",
-        "flow",
-        "spans",
-        "export",
-        "info",
-        "check",
-        "explain",
+        *("show", "browse", "stats", "find", "compare", "flow"),
+        *("spans", "export", "info", "check", "explain"),
     ),
     "Cause": ("logits", "ablate", "cut", "patch", "circuit", "cachecost"),
     "More": ("align", "loss", "train", "track", "schema", "skill", "mcp", "cache"),
@@ -39,8 +30,8 @@ def find_command(name: str) -> Callable[..., None]:
     """A command's function by its name."""
     if name in ADDED:
         return plugins("commands")[name]  # type: ignore[no-any-return]
-    found: Callable[..., None] = getattr(import_module(f"attnscope.cli.commands.{name}"), name)
-    return found
+    function: Callable[..., None] = getattr(import_module(f"attnscope.cli.commands.{name}"), name)
+    return function
 
 
 def summary(name: str) -> str:
@@ -48,5 +39,5 @@ def summary(name: str) -> str:
     if name in ADDED:
         return f"From {ADDED[name]}."
     source = (Path(__file__).parent / f"{name}.py").read_text("utf-8")
-    found = re.search(rf'^def {name}\(.*?"""(.*?)(?:\n\n|""")', source, re.M | re.S)
-    return " ".join(found[1].split()) if found else ""
+    docstring = re.search(rf'^def {name}\(.*?"""(.*?)(?:\n\n|""")', source, re.M | re.S)
+    return " ".join(docstring[1].split()) if docstring else ""

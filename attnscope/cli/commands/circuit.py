@@ -31,7 +31,7 @@ class CircuitOutput(options.TableOutput):
 
 @command
 def circuit(
-    asked: PairsOptions,
+    contrast: PairsOptions,
     score: ScoreOptions,
     output: CircuitOutput,
     picture: options.SavedOptions,
@@ -54,12 +54,12 @@ def circuit(
     from attnscope.questions.head import one_head
     from attnscope.questions.patching import read_pairs
 
-    table = read_file(asked.pairs)
+    table = read_file(contrast.pairs)
     loaded = load_model(model, predicting=True)
     pairs = read_pairs(table, loaded.prepare, score.target, score.against)
     with spinner(f"{loaded.title} · {len(pairs):,} pairs"):
-        result = find_circuit(loaded, pairs, asked.faithfulness)
+        result = find_circuit(loaded, pairs, contrast.faithfulness)
         paged = result.heads if output.out is not None and output.out.suffix.lower() == ".html" else ()
         maps = {each.head: one_head(loaded, pairs[0].clean, each.head).heatmap for each in paged}
-    about = loaded, asked.pairs, *(text for pair in pairs for text in (pair.clean, pair.corrupt))
+    about = loaded, contrast.pairs, *(text for pair in pairs for text in (pair.clean, pair.corrupt))
     deliver("circuit", circuit_answer(result, maps), output, picture, None, about)

@@ -204,8 +204,8 @@ def answer(options: ServerOptions, tool: str, words: dict[str, Any]) -> tuple[st
         with memory_limited():
             return "", getattr(begin(options), tool)(**words)
     except Exception as error:
-        known = isinstance(error, AttnscopeError)
-        return shorten(clean(str(error))) if known else f"unexpected {type(error).__name__}", None
+        foreseen = isinstance(error, AttnscopeError)
+        return shorten(clean(str(error))) if foreseen else f"unexpected {type(error).__name__}", None
 
 
 class AnsweringProcess:

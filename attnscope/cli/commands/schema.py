@@ -29,6 +29,8 @@ def schema(options: SchemaOptions) -> None:
     """
     from attnscope.questions.answer import printed_records, schema_of
 
-    known = printed_records()
-    refuse(options.of not in known, "COMMAND", f"{options.of!r} has no schema: there are {', '.join(known)}")
+    records = printed_records()
+    refuse(
+        options.of not in records, "COMMAND", f"{options.of!r} has no schema: there are {', '.join(records)}"
+    )
     print_plain(schema_of(options.of), indent=2 if sys.stdout.isatty() else None)

@@ -104,7 +104,7 @@ class TrainOptions(Group):
 
 @command
 def train(
-    given: TrainOptions, shape: ShapeOptions, data: DataOptions, learning: LearningOptions, run: RunOptions
+    paths: TrainOptions, shape: ShapeOptions, data: DataOptions, learning: LearningOptions, run: RunOptions
 ) -> None:
     """Train an encoder on text files.
 
@@ -136,7 +136,7 @@ def train(
     try:
         with _display(settings) as observe:
             outcome = train_on_files(
-                given.files, given.out, recipe, settings, data.validation or (), run.resume, shape.start_from,
+                paths.files, paths.out, recipe, settings, data.validation or (), run.resume, shape.start_from,
                 observe, _say,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -147,9 +147,9 @@ def train(
         _say(f"stopped at step {progress.step:,}; the same command with --resume continues")
         raise SystemExit(EXIT_INTERRUPTED)
     size = sum(parameter.numel() for parameter in outcome.encoder.parameters())
-    made = f"{config.layers} layers × {config.heads} heads, width {config.width}, {size:,} parameters"
+    shape_text = f"{config.layers} layers × {config.heads} heads, width {config.width}, {size:,} parameters"
     lasted = f"{progress.tokens:,} tokens, {progress.seconds / 60:.1f} minutes"
-    print(f"model      {clean(str(given.out))}: {made}")
+    print(f"model      {clean(str(paths.out))}: {shape_text}")
     print(f"trained    {progress.step:,} steps, {lasted}")
     print(f"held out   {clean(', '.join(outcome.held_out))}")
     print(f"loss       {progress.held_out[-1][1]:.3f} nats a predicted token on held-out text")

@@ -1,7 +1,7 @@
 """A circuit: the few heads, and the edges between them, that a prediction depends on.
 
 Nodes are the token embeddings, every head, and the prediction. An edge carries a head's output to a later
-one through the residual stream and the feed-forward layers; attention in between is held constant. Its score
+one through the residual stream and the MLPs; attention in between is held constant. Its score
 is the difference of its source between two texts times the gradient of the prediction's score along the edge,
 averaged over the straight path from one text's embeddings to the other's: edge attribution patching (Syed et
 al. 2023) with integrated gradients (Hanna et al. 2024). The circuit is the fewest edges with the largest

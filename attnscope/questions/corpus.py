@@ -1,4 +1,4 @@
-"""Runs over many texts, shared among threads and processes, with progress; every head's figures over them."""
+"""Runs over many texts, shared among threads and processes, with progress; scores of every head over them."""
 
 from __future__ import annotations
 

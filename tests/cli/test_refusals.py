@@ -222,8 +222,8 @@ REFUSED = {
     "logits 'The {A}' --prompts names.tsv -m own-causal --head L1H2": "--prompts",
     # cachecost, loss, track
     "cachecost -m own-causal": "give the texts that the loss is measured on",
-    "cachecost -m own-causal --texts texts.txt --recent 500": "a window of 504 tokens holds all of the",
-    "cachecost -m own --texts texts.txt": "own predicts masked tokens and keeps no cache: choose a causal",
+    "cachecost -m own-causal --texts texts.txt --recent 500": "no text is longer than the window of 504",
+    "cachecost -m own --texts texts.txt": "own predicts masked tokens and has no cache: choose a causal",
     "cachecost -m ./short --texts texts.txt": "line 2: the text has 22 tokens and ./short reads at most 12",
     "cachecost -m own-causal --texts texts.txt --full-heads half": "write numbers from 0 to 1: 0.25,0.5",
     "cachecost -m own-causal --texts texts.txt --needle 1.5": "write numbers from 0 to 1: 0.25,0.5",

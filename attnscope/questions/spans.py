@@ -149,7 +149,7 @@ def span_maps(
 
 
 def _name(heads: Sequence[Head]) -> str:
-    return heads[0].name if len(heads) == 1 else f"mean of {len(heads)} heads"
+    return heads[0].name if len(heads) == 1 else f"average over {len(heads)} heads"
 
 
 def spans_answer(result: SpanMaps) -> Answer:
@@ -211,7 +211,7 @@ class WrittenAttention:
 
     ``shares`` is ``[head, token, part]``; ``lookback`` is a head's mean over the generated tokens of ``c
     / (c + w)``, with the mean weight ``c`` on a token of the text and ``w`` on a generated one, including
-    the token itself (Chuang et al. 2024, Lookback Lens). Even attention has 0.5.
+    the token itself (Chuang et al. 2024, Lookback Lens). Uniform attention has 0.5.
     """
 
     parts: Annotated[tuple[str, ...], Meaning("the parts of the text, and last what was written")]
@@ -262,10 +262,10 @@ def written_answer(result: WrittenAttention) -> Answer:
     """What each generated token attends to, a line per token: one head, or the mean of several."""
     best = sorted(result.lookback, key=lambda head: -result.lookback[head])
     ends = [f"{head.name} {result.lookback[head]:.2f}" for head in (*best[:3], *best[-3:])]
-    said = f"lookback ratio {fmean(result.lookback.values()):.2f} on average, 0.5 is even"
+    note = f"lookback ratio {fmean(result.lookback.values()):.2f} on average (uniform attention: 0.5)"
     if len(best) > 6:
-        said += f"; most {', '.join(ends[:3])}; least {', '.join(ends[3:])}"
-    title, notes = f"{_name(result.heads)} · what each written token attends to", (said, *result.notes)
+        note += f"; highest {', '.join(ends[:3])}; lowest {', '.join(ends[3:])}"
+    title, notes = f"{_name(result.heads)} · what each written token attends to", (note, *result.notes)
     shares = result.shares.mean(0)
     view = Stack(result.parts, result.tokens, shares, title=title, subtitle=result.title, notes=notes)
     return Answer.from_view("", view, result)

@@ -291,7 +291,7 @@ def one_token(model: Model, prepared: ModelInput, selection: Selection) -> Token
     where = f"{len(seen.sites)} layer{'s' * (len(seen.sites) > 1)}"
     if selection.layers is not None:
         where = sentences.layers_of(seen.sites)
-    return seen.mean(f"mean of {sum(site.heads for site in seen.sites)} heads of {where}")
+    return seen.mean(f"average over {sum(site.heads for site in seen.sites)} heads of {where}")
 
 
 def hold_mass(weights: Array, among: Array, mass: float) -> Array:

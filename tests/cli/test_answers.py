@@ -102,7 +102,7 @@ ANSWERED = {
     "find --gold pairs.txt --alignments links.txt -m ./t5": ("AER", "find its source best"),
     "find --gold pairs.txt --alignments links.txt --rows predicting -m ./t5": "aligned predicting L",
     "spans TWO --head L1H3": "L1H3 · encoder attention",
-    "spans TWO -m own-causal": "mean of 12 heads · decoder attention · 4 parts",
+    "spans TWO -m own-causal": "average over 12 heads · decoder attention · 4 parts",
     "spans TWO --parts paragraph": "the whole text is one part",
     "spans TWO --parts line": "the whole text is one part",
     "spans '[[fact: A cat.]] Rain. [[question: Who?]]' --parts marks --pair 'question -> fact'": (

@@ -116,7 +116,7 @@ def test_token_matches_ignoring_case_and_other_positions_are_noted(minilm, prepa
 def test_token_without_head_is_mean_and_word_averages_pieces(minilm, prepared, eager):
     seen = one_token(minilm, prepared, Selection(token="1"))
     require(seen.looks_at, eager.mean((0, 1))[1])
-    assert "mean of 72 heads of 6 layers" in seen.title
+    assert "average over 72 heads of 6 layers" in seen.title
     word = [number for number, token in enumerate(prepared.tokens) if token.word == 1]
     assert len(word) > 1
     seen = one_token(minilm, prepared, Selection(Head("L0H0"), token="unbelievably", words=True))

@@ -70,7 +70,7 @@ def test_token_overlay_works_for_any_name_of_the_token(seen, head, name, label, 
         np.testing.assert_allclose(over.looks_at, weights[place, 5:].reshape(4, 4), atol=1e-5)
         np.testing.assert_allclose(over.looked_at_by, weights[5:, place].reshape(4, 4), atol=1e-5)
         assert np.array_equal(over.pixels, prepared.picture.pixels)
-        assert ("mean of 4 heads of 2 layers" in focus.title) == (head is None)
+        assert ("average over 4 heads of 2 layers" in focus.title) == (head is None)
 
 
 def test_trace_has_the_model_input_image(seen, tmp_path):
@@ -173,7 +173,7 @@ def test_token_is_looked_up_in_its_own_tower(tmp_path, picture):
         one_token(model, model.prepare_image(picture, *text), Selection(token="0"))
         for text in (["a tired cat"], [])
     )
-    assert "mean of 4 heads of 2 layers" in both.title
+    assert "average over 4 heads of 2 layers" in both.title
     np.testing.assert_allclose(both.overlays[0].looks_at, alone.overlays[0].looks_at, atol=1e-6)
 
 

@@ -72,4 +72,4 @@ def test_weights_before_dropout_are_shown_with_a_note(name):
             assert any("dropout was on" in note for note in run.notes) == trains
     with attnscope.watch(model.train(), every=1) as log:
         model(input_ids=IDS)
-    assert "dropout was on: the weights are those before it" in log.notes
+    assert "dropout was on: the weights are those before dropout" in log.notes

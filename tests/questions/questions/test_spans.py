@@ -282,7 +282,7 @@ def test_chat_is_read_from_messages_or_served_answer(text, messages):
         ('{"prompt": "Who slept?", "response": "A cat."}', "needs a list of messages, it has 'prompt'"),
         ('{"messages": "Who slept?"}', "needs a list of messages"),
         ('{"messages": []}', "each with a role and a content"),
-        ('[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]', "not a text"),
+        ('[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]', "not text"),
     ],
 )
 def test_damaged_chat_log_line_is_refused(text, sentence):

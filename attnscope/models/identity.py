@@ -92,11 +92,11 @@ def _folder_of(name: str, revision: str | None) -> Path | None:
         return None
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    stored = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    repository = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     commit = revision or "main"
     with suppress(OSError, ValueError):
-        commit = (stored / "refs" / commit).read_text("utf-8").strip()
-    snapshot = stored / "snapshots" / commit
+        commit = (repository / "refs" / commit).read_text("utf-8").strip()
+    snapshot = repository / "snapshots" / commit
     return snapshot if (snapshot / "config.json").is_file() else None
 
 

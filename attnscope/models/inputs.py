@@ -168,9 +168,9 @@ class ModelInput:
 
     def with_tensors(self, others: Mapping[str | int, Tensor]) -> ModelInput:
         """The same input with other tensors in place of some."""
-        named = {name: tensor for name, tensor in others.items() if isinstance(name, str)}
+        by_name = {name: tensor for name, tensor in others.items() if isinstance(name, str)}
         arguments = tuple(others.get(at, tensor) for at, tensor in enumerate(self.arguments))
-        return replace(self, inputs={**self.inputs, **named}, arguments=arguments)
+        return replace(self, inputs={**self.inputs, **by_name}, arguments=arguments)
 
     def call(self, module: nn.Module) -> Any:
         """The module's output for this input."""

@@ -209,25 +209,25 @@ class Model:
 
         The ids of a single text become tokens by number, so that repeats are known without a tokenizer.
         """
-        placed = {name: tensor.to(self.device) for name, tensor in tensors.items()}
-        ids = placed.get("input_ids", next(iter(placed.values())) if len(placed) == 1 else None)
+        on_device = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        ids = on_device.get("input_ids", next(iter(on_device.values())) if len(on_device) == 1 else None)
         tokens: tuple[Token, ...] = ()
-        if ids is not None and "decoder_input_ids" not in placed and ids.ndim == 2 and len(ids) == 1:
+        if ids is not None and "decoder_input_ids" not in on_device and ids.ndim == 2 and len(ids) == 1:
             numbers: list[int] = [] if ids.is_floating_point() or ids.is_complex() else ids[0].tolist()
             tokens = tokens_of_spellings(numbers, [None] * len(numbers), ())
         axes = text_axes(tokens) if tokens else {}
-        texts = max((len(tensor) for tensor in placed.values() if tensor.ndim > 1), default=1)
-        if all(name.isdigit() for name in placed):
-            arguments = tuple(placed[name] for name in sorted(placed, key=int))
+        texts = max((len(tensor) for tensor in on_device.values() if tensor.ndim > 1), default=1)
+        if all(name.isdigit() for name in on_device):
+            arguments = tuple(on_device[name] for name in sorted(on_device, key=int))
             return ModelInput({}, axes, tokens, arguments=arguments, batch_texts=texts)
         parameters = inspect.signature(self.module.forward).parameters
-        unknown = [name for name in placed if name not in parameters]
+        unknown = [name for name in on_device if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise InputError(
                 f"{self.name} has no input {unknown[0]!r}: its forward takes {', '.join(parameters)}; "
                 "name the tensors so, or number them 0, 1, ..."
             )
-        return ModelInput(placed, axes, tokens, batch_texts=texts)
+        return ModelInput(on_device, axes, tokens, batch_texts=texts)
 
     def prepare_any(self) -> ModelInput:
         """Any valid input, for finding out which weights belong to what."""

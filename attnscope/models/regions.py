@@ -205,8 +205,8 @@ def find_entry(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Input
     Attention outputs are held constant: then a token depends on its own pixels alone. ``None`` if nothing
     that enters the language model depends on them.
     """
-    given = inputs[name].detach().clone().requires_grad_(True)
-    entry = InputEntry(given, inputs.get("input_ids"))
+    source = inputs[name].detach().clone().requires_grad_(True)
+    entry = InputEntry(source, inputs.get("input_ids"))
     with torch.enable_grad(), ExitStack() as stack:
         record = stack.enter_context(recording(module, [], warn=False))
         stack.callback(module.get_input_embeddings().register_forward_hook(entry.after_embedding).remove)  # type: ignore[operator]
@@ -217,7 +217,7 @@ def find_entry(module: nn.Module, inputs: Mapping[str, Any], name: str) -> Input
                 stop = partial(_stop_gradient, path, record)
                 stack.callback(child.register_forward_hook(stop).remove)
         try:
-            module(**{**inputs, name: given})
+            module(**{**inputs, name: source})
         except _EntryFound:
             pass
         except Exception as error:  # a folder's model and processor may not fit together
@@ -280,8 +280,8 @@ class InputEntry:
             values = [
                 each for each in values if _may_be_states(each) and not _depends_on(each, self.embedded)
             ]
-        seen = [each for each in values if each is not text and _depends_on(each, self.given)]
-        return [each for each in seen if not torch.equal(each, self.given)]
+        dependent = [each for each in values if each is not text and _depends_on(each, self.given)]
+        return [each for each in dependent if not torch.equal(each, self.given)]
 
     def token_owners(self) -> Tensor:
         """The number of the token that each number of ``given`` ends in; ``NONE``, or ``SEVERAL``.

@@ -152,8 +152,8 @@ def _sizes_in(layout: str, sizes: Sequence[int], heads: int | None) -> tuple[int
     if layout == "token width":
         tokens, width = sizes[-2:]
         return (heads, tokens, width // heads) if heads and not width % heads else None
-    found = tuple(sizes[-3:][axis] for axis in LAYOUTS[layout])
-    return (found[0], found[1], found[2]) if heads in (None, found[0]) else None
+    shape = tuple(sizes[-3:][axis] for axis in LAYOUTS[layout])
+    return (shape[0], shape[1], shape[2]) if heads in (None, shape[0]) else None
 
 
 class ServedModel(TracedModel):
@@ -321,10 +321,10 @@ class ServedReader:
         layout = self._choose("layout", next(iter(fitting), "token head size"), LAYOUTS)
         if layout not in fitting:
             shapes = " and ".join(f"{part} {list(size)}" for part, size in sizes.items())
-            known = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
+            of_heads = f"{heads['q'] or 'unknown'} heads, {heads['k'] or 'unknown'} of keys"
             has_heads = getattr(self.config, "num_attention_heads", None)
             advice = "" if has_heads else "; name the model (-m MODEL), whose config has the heads"
-            raise ValueError(f"its shapes {shapes} are not queries and keys of {known}{advice}")
+            raise ValueError(f"its shapes {shapes} are not queries and keys of {of_heads}{advice}")
         return layout
 
     def _slices(self, layout: str) -> tuple[dict[str, Slice], int, int]:
@@ -357,8 +357,8 @@ class ServedReader:
         scalar = getattr(self.config, "query_pre_attn_scalar", None)
         scale = getattr(self.config, "attention_multiplier", None) if scalar is None else scalar**-0.5
         if "scale" in self.file.metadata or scale is None:
-            named = self._read("scale", f"1/√{size}")
-            scale = float(named) if "scale" in self.file.metadata else size**-0.5
+            entry = self._read("scale", f"1/√{size}")
+            scale = float(entry) if "scale" in self.file.metadata else size**-0.5
         if not 0 < scale < math.inf:
             raise ValueError(f"its scale is {scale}, not a number above 0")
         return float(scale)

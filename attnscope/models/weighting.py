@@ -60,11 +60,11 @@ class WeightedPass:
     forms: dict[str, None] = field(default_factory=dict)  # where norms were found, over all calls
 
     def __str__(self) -> str:
-        found = [f"weighted by {self.weighting}", *self.forms]
+        parts = [f"weighted by {self.weighting}", *self.forms]
         if any(self.without.values()):
             some = "" if all(self.without.values()) else " in some layers"
-            found.append(f"without output projection{some}")
-        return ", ".join(found)
+            parts.append(f"without output projection{some}")
+        return ", ".join(parts)
 
     def run(self, prepared: ModelInput, observers: Sequence[Observer]) -> Record:
         """One pass to prepare, and one for the observers. The fused pass measures plain weights only: off.
@@ -101,22 +101,22 @@ class WeightedPass:
         self, attention: Attention, projections: Projections, slopes: Mapping[Site, Tensor]
     ) -> WeightedRows:
         """The weighted rows of a call. Raises ``ModelError`` if its values are not known."""
-        found, weighting = projections.by_site.get(attention.site), self.weighting
+        projection, weighting = projections.by_site.get(attention.site), self.weighting
         if attention.values is None:
             why = "its weights were seen, and the values that they mix were not; leave out --weighting"
             raise self._refusal(attention, f": {why}")
         if weighting == "norm-residual":
             assert isinstance(projections, Residuals)
             return self._with_residual(
-                attention, attention.values, found, projections.residual_at(attention.site)
+                attention, attention.values, projection, projections.residual_at(attention.site)
             )
-        weight = None if found is None else found.weight
+        weight = None if projection is None else projection.weight
         values = Values.from_projection(attention.values, attention.heads, weight)
         if weighting == "norm":
             return WeightedRows(attention.read, by_norm(values))
         if weighting == "zeroing":
             return WeightedRows(attention.read, by_zeroing(values), may_be_none=True)
-        if found is None:
+        if projection is None:
             why = "no output projection was found to take it through; --weighting norm needs none"
             raise self._refusal(attention, f" by gradient: {why}")
         slope = slopes.get(attention.site)
@@ -126,11 +126,11 @@ class WeightedPass:
         return WeightedRows(attention.read, by_gradient(values, slope), may_be_none=True)
 
     def _with_residual(
-        self, attention: Attention, values: Tensor, found: Projection | None, residual: Residual | None
+        self, attention: Attention, values: Tensor, projection: Projection | None, residual: Residual | None
     ) -> WeightedRows:
         """Raises ``ModelError`` if the block around the attention cannot be followed."""
         site, why = attention.site, ""
-        if found is None:
+        if projection is None:
             why = "its output projection was not found"
         elif residual is None:
             why = "what its output is added to was not found"
@@ -138,16 +138,16 @@ class WeightedPass:
             why = f"it attends in {attention.batch:,} parts"
         elif site.kind != "cross" and len(attention.queries) != len(attention.keys):
             why = f"its {len(attention.queries):,} queries are not its {len(attention.keys):,} keys"
-        if found is None or residual is None or why:
+        if projection is None or residual is None or why:
             raise self._refusal(attention, f" by norm-residual, as {why}: --weighting norm does without")
         self.forms[residual.form] = None
-        weight = normed(found.weight.double(), residual)
+        weight = normed(projection.weight.double(), residual)
         part = residual_part(residual, attention.heads)
-        known = Values.from_projection(values, attention.heads, weight)
+        weighted = Values.from_projection(values, attention.heads, weight)
         if attention.site.kind == "cross":  # the residual belongs to no token that is attended to
-            amounts, beside = by_norm(known), part.norm(dim=-1)[:, None, :, None]
+            amounts, beside = by_norm(weighted), part.norm(dim=-1)[:, None, :, None]
         else:
-            amounts, beside = by_block_norm(known, weight, part), None
+            amounts, beside = by_block_norm(weighted, weight, part), None
         if residual.inner is not None:
             amounts = spread_rows(amounts, residual.inner)
         return WeightedRows(attention.read, amounts, beside=beside)

@@ -45,9 +45,9 @@ PLACEHOLDERS = {
 
 def reads_pictures_in_texts(module: nn.Module) -> bool:
     """Whether a model has an image token in its text, or cross-attends from its text to a picture."""
-    named = any(getattr(module.config, name, None) is not None for name in IDS["image"])
+    has_image_token = any(getattr(module.config, name, None) is not None for name in IDS["image"])
     one_tower = hasattr(module, "get_image_features") and not hasattr(module, "get_text_features")
-    return named or one_tower or accepts(module, "image_attention_mask")
+    return has_image_token or one_tower or accepts(module, "image_attention_mask")
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ class PictureText:
             return [find_regions(owners, each, *shape) or {} for each, shape in sized]
 
         arguments, axis, token_set = {**inputs, **settings}, None, set[int]()
-        read, placed = list[str](), list[FieldOrigins]()
+        read, field_origins = list[str](), list[FieldOrigins]()
         for field, entry in self._enter_fields(inputs, arguments):
             axis = entry.kind, len(entry.states)
             read.append(field)
@@ -368,17 +368,17 @@ class PictureText:
                 continue
             tokens = {*np.unique(origins.owners[origins.owners >= 0]).tolist()}
             if token_set.isdisjoint(tokens) and any(place(*origins)):
-                placed.append(origins)
+                field_origins.append(origins)
                 token_set |= tokens
         kind, length = axis or ("decoder", 0)
-        if not placed:
+        if not field_origins:
             return PictureTokens(word, kind, length, [{} for _ in shapes])
-        by_picture = zip(*(each.origins for each in placed), strict=True)
-        owners = np.concatenate([each.owners for each in placed])
+        by_picture = zip(*(each.origins for each in field_origins), strict=True)
+        owners = np.concatenate([each.owners for each in field_origins])
         regions = place(owners, [np.concatenate(each, axis=1) for each in by_picture])
         padding = token_set.difference(*regions)
-        mixed = find_dependents(self.module, arguments, read) - padding if kind == "decoder" else set()
-        return PictureTokens(word, kind, length, regions, padding, mixed.difference(*regions))
+        unplaced = find_dependents(self.module, arguments, read) - padding if kind == "decoder" else set()
+        return PictureTokens(word, kind, length, regions, padding, unplaced.difference(*regions))
 
     def _enter_fields(
         self, inputs: Mapping[str, Tensor], arguments: Mapping[str, Any]

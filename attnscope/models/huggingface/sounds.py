@@ -234,7 +234,7 @@ class SpeechModel(HuggingFaceModel):
             notes = self._note_cut(path, sound, self.most_seconds, part)
             sound = replace(sound, samples=sound.samples[: round(self.most_seconds * sound.rate)])
         name = find_sound_input(self.module) or ""
-        values, heard, beside = self._extract(path, sound, name)
+        values, sound_steps, beside = self._extract(path, sound, name)
         inputs, axes = {name: values, **beside}, dict[Kind, tuple[Axis, Axis]]()
         written: tuple[Token, ...] | None = None
         if self.encoder_decoder:
@@ -242,8 +242,8 @@ class SpeechModel(HuggingFaceModel):
             notes += more
             inputs["decoder_input_ids"] = self._tensor([token.id for token in written])
             axes["decoder"] = written, written
-        found = find_frames(self.name, self.module, values, heard, sound, self._extractor)
-        if found is None:
+        reading = find_frames(self.name, self.module, values, sound_steps, sound, self._extractor)
+        if reading is None:
             notes += (
                 f"sound positions are numbered, without times: {self.name} does not say how long a frame is",
             )
@@ -253,18 +253,18 @@ class SpeechModel(HuggingFaceModel):
             if (samples != sound.samples).any() and torch.equal(values, silenced):
                 notes += (f"the end of the sound is not read: {self.name}'s feature extractor cuts it off",)
             return ModelInput(inputs, axes, (), notes, self.settings)
-        known, tokens = found
+        frames, tokens = reading
         axes["encoder"] = tokens, tokens
         if written is not None:
             axes["cross"] = written, tokens
             notes += (CROSS_ATTENTION_NOTE,)
-        end = len(tokens) * known.seconds
-        if sound.seconds > end + FRAMES_CUT * known.seconds:  # the extractor cut it without saying so
+        end = len(tokens) * frames.seconds
+        if sound.seconds > end + FRAMES_CUT * frames.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)
-        bands = find_bands(values, len(tokens), known.seconds, sound.rate, self._extractor)
-        known = replace(known, bands=bands)
-        prepared = ModelInput(inputs, axes, tokens, notes, self.settings, sound=known)
-        return self._read_letters(prepared, known) if is_ctc(self.module.config) else prepared
+        bands = find_bands(values, len(tokens), frames.seconds, sound.rate, self._extractor)
+        frames = replace(frames, bands=bands)
+        prepared = ModelInput(inputs, axes, tokens, notes, self.settings, sound=frames)
+        return self._read_letters(prepared, frames) if is_ctc(self.module.config) else prepared
 
     def spell_transcript(self, text: str, letters: Letters) -> Letters:
         """A transcript spelled as the CTC head would write it. Raises ``InputError`` for letters it lacks."""
@@ -300,9 +300,9 @@ class SpeechModel(HuggingFaceModel):
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
         """The heads that align words with the sound, as the folder names them; empty if it does not."""
-        named = getattr(self.preferred, "alignment_heads", None)
-        listed = named if isinstance(named, list | tuple) else ()
-        pairs = [pair for pair in listed if isinstance(pair, list | tuple)]
+        value = getattr(self.preferred, "alignment_heads", None)
+        entries = value if isinstance(value, list | tuple) else ()
+        pairs = [pair for pair in entries if isinstance(pair, list | tuple)]
         return tuple(Head(*pair) for pair in pairs if list(map(type, pair)) == [int, int])
 
     @cached_property
@@ -469,15 +469,15 @@ class SoundTextModel(HuggingFaceModel):
         tokens = list(tokens_of_ids(self.reader.tokenizer, ids, self.reader.special_ids))
         for number, position in enumerate(stand):
             begin = 0.0 if begins is None else begins[number]
-            spelled = f"sound · {number}" if begins is None else name_moment(sound.begin + begin, *begins)
+            spelling = f"sound · {number}" if begins is None else name_moment(sound.begin + begin, *begins)
             padding, segment = begin >= sound.seconds, tokens[position].segment
-            tokens[position] = Token(spelled, SOUND_ID + number, special=padding, segment=segment)
-        heard = None
+            tokens[position] = Token(spelling, SOUND_ID + number, special=padding, segment=segment)
+        frames = None
         if begins is not None:
             pace = begins[-1] / (len(begins) - 1) if len(begins) > 1 else sound.seconds
-            heard = SoundFrames(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
-        labelled = tuple(tokens)
-        return ModelInput(inputs, text_axes(labelled), labelled, notes, self.settings, sound=heard)
+            frames = SoundFrames(pace, sum(begin < sound.seconds for begin in begins), None, sound.begin)
+        sequence = tuple(tokens)
+        return ModelInput(inputs, text_axes(sequence), sequence, notes, self.settings, sound=frames)
 
     @cached_property
     def _processor(self) -> Any:

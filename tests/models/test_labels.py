@@ -92,7 +92,7 @@ def test_label_group_is_a_part_for_find_and_spans(genes):
 
 
 def test_labels_of_wrong_count_or_axis_are_refused(table):
-    with pytest.raises(InputError, match="there are 5 labels, and 7 positions"):
+    with pytest.raises(InputError, match="there are 5 labels for 7 positions"):
         attnscope.wrap(Letters()).read({"0": torch.arange(7)[None]}, labels=table)
     recorded = attnscope.record(Genes(), tokens={"camera": ["a"]})
     with pytest.raises(InputError, match="name those of encoder and decoder"), recorded:

@@ -169,7 +169,7 @@ def save_pictures(answer: Answer, out: Path, picture: SavedOptions) -> None:
 
 
 def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
-    """A view with the requested title, or without title, figures or notes."""
+    """A view with the requested title, or without title, scores or notes."""
     from attnscope.views import Heatmap, Panels
 
     changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}

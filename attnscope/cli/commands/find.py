@@ -53,9 +53,7 @@ MAX_QUESTIONS = 500  # each is a table; more belong in a file for --gold
 class QuestionOptions(Group):
     """The questions, and the text."""
 
-    questions: Annotated[
-        list[str] | None, Argument(help='Questions, like "it -> cat" or "it <-> cat", and the text.')
-    ] = None
+    questions: Annotated[list[str] | None, Argument(help='Questions, like "it -> cat", and the text.')] = None
 
 
 class FindOutput(options.TableOutput):
@@ -115,8 +113,8 @@ def find(
     special, punctuation, image, /regex/, or * for every word. One of the two may be a distance from the
     other: * -> -2 is two tokens back. Quote what contains an arrow.
 
-    A score is the share of the left part's attention that goes to the right part. Next to it: the same
-    for uniform attention, and the right part's rank among all words.
+    A score is the share of the left part's attention that goes to the right part. Beside it
+    stand its baseline, uniform attention, and the right part's rank.
 
     With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
     "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is

@@ -153,7 +153,7 @@ function tokenAt(event) {
 function leastLine() {
   const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
   const few = showsFew(focus) ? "; the five strongest of each token" : "";
-  const bars = state.token === null ? "" : `; a full bar is ${current.scale === "fixed" ? "1" : "the largest"}`;
+  const bars = state.token === null ? "" : `; full bar = ${current.scale === "fixed" ? "1" : "the largest"}`;
   return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + few + bars;
 }
 

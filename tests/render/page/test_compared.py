@@ -98,10 +98,10 @@ def test_page_legend_matches_the_drawing(opened) -> None:
     assert seen == {"map": [True, False, True], "lines": [False, True, False], "both": [True, True, True]}
     for act, said in (
         ("pin(null)", "below 0.1 no line"),
-        ("pin(2)", "below 0.02 no line; a full bar is 1"),
+        ("pin(2)", "below 0.02 no line; full bar = 1"),
         ("pin(null), tickLayer()", "below 0.1 no line; the five strongest of each token"),
-        ("pin(2)", "below 0.05 no line; a full bar is 1"),
-        ("restyle({ scale: 'row' })", "of the largest; below 0.05 of it no line; a full bar is the largest"),
+        ("pin(2)", "below 0.05 no line; full bar = 1"),
+        ("restyle({ scale: 'row' })", "of the largest; below 0.05 of it no line; full bar = the largest"),
     ):
         opened.run(act)
         assert opened.text("least") == said

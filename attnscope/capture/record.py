@@ -69,7 +69,7 @@ class SiteRecord:
         Parts(
             name="the module's path",
             call="which call of the module in this pass, from 0",
-            kind="which sequence looks at which",
+            kind="which sequence attends to which",
             layer="the layer's number within its kind, from 0",
         ),
     ]

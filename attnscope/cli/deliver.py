@@ -102,8 +102,7 @@ def latex_of(answer: Answer) -> str:
     if not tables and answer.table is not None:
         tables = [latex_of_rows(answer.table())]
     if not tables:
-        words = "--latex prints those of stats, find, compare and ablate"
-        raise OutputError(f"this answer is not a table: {words}")
+        raise OutputError("this answer has no table: --latex does not apply")
     return "\n\n".join(tables)
 
 

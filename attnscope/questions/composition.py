@@ -3,7 +3,7 @@
 Elhage et al. 2021, A Mathematical Framework for Transformer Circuits; the formulas of composition are in
 ``measures/README.md``, with states as rows, ``W_OV = W_V W_O``, ``W_QK = W_Q W_Kᵀ``, and Frobenius norms.
 
-A head that looks at a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the
+A head that attends to a token adds the token's row of ``W_E W_V W_O W_U`` to the logits. It copies if the
 token's own logit rises most, and if the eigenvalues of that matrix, as many as the head size, are positive.
 Norms on the way are folded in: weights and centring; division by the standard deviation, a positive factor,
 changes nothing.
@@ -291,7 +291,7 @@ LISTED_COPYING = 8  # heads that are listed; the map and the numbers have all of
 
 @record("a head, and how it copies")
 class HeadCopying:
-    """A head's OV circuit on the tokens that it looks at."""
+    """A head's OV circuit on the tokens that it attends to."""
 
     head: Address
     copies: Annotated[float, Meaning("the share of tokens whose own logit rises most")]

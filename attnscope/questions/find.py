@@ -1,4 +1,4 @@
-"""Which heads look from one part of a text to another: ``it -> cat``. Parsed, never run as code."""
+"""Which heads attend from one part of a text to another: ``it -> cat``. Parsed, never run as code."""
 
 from __future__ import annotations
 

@@ -414,7 +414,7 @@ def _rows_of_flow(own: Axis, other: Axis, selection: Selection, token: str | Non
 
 TOP = 10  # tokens that are listed
 
-VERBS = "is made of", "goes into"
+VERBS = "draws on", "contributes to"
 
 
 def focus_token(

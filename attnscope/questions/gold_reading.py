@@ -39,7 +39,7 @@ Scored: TypeAlias = tuple[list[list[Figure | None]], Tensor]
 class SiteSums:
     """The sums of one site's ``heads``, a row per slot.
 
-    A row holds the questions, their squared number by text, the texts, and what even attention gives the
+    A row holds the questions, their squared number by text, the texts, and what uniform attention gives the
     answers; the answers at each distance; and of right rows and of the answers' weight, by head, sums over
     texts of each text's sum, its square, and its product with the text's count.
     """

@@ -74,7 +74,7 @@ def pick_figures(
 
 MAX_TOKENS = 1024  # rows and columns of a head that is shown; a longer text is pooled
 
-READINGS = (
+SHOWN_MEASURES = (
     "entropy", "effective_keys", "confidence",
     "distance", "previous", "self", "next", "first", "special", "no_key",
 )  # fmt: skip
@@ -289,7 +289,7 @@ def pick_head(weights: Weights, head: int) -> Weights:
 
 def readings_of(head: HeadFigures) -> Iterator[Score]:
     """The scores next to a head's picture."""
-    for name in READINGS:
+    for name in SHOWN_MEASURES:
         figure = head.figures.get(name)
         if figure is not None and not (name == "no_key" and abs(figure.value) < 1e-4):
             measure = MEASURES[name]

@@ -44,7 +44,7 @@ class CommandCost:
     seconds: Annotated[float, Meaning("how long it takes on this machine")]
 
 
-@record("what a look at a model costs (--cost), estimated from its config", "info")
+@record("what reading a model costs (--cost), estimated from its config", "info")
 class LookCost:
     """The size of a model, and the cost of a pass over a number of tokens."""
 

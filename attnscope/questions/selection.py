@@ -1,4 +1,4 @@
-"""Which attention to look at, and how its axes are coarsened."""
+"""Which attention is selected, and how its axes are coarsened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnscope.views import Scale
 
 @dataclass(frozen=True)
 class Selection:
-    """Which attention to look at, and how. ``None`` means: not given.
+    """Which attention, and how it is shown. ``None`` means: not given.
 
     ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,

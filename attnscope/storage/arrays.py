@@ -209,7 +209,7 @@ def _foreign_layers(arrays: Mapping[str, Array]) -> list[Array]:
         return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", name)]
 
     weights = {
-        name: _without_padding(name, arrays[name])
+        name: _without_cache_padding(name, arrays[name])
         for name in sorted(arrays, key=in_order)
         if arrays[name].dtype.kind == "f" and arrays[name].ndim >= 2 and arrays[name].size
     }
@@ -237,7 +237,7 @@ def _guess_kind(layers: Sequence[Array]) -> tuple[str, str]:
     return "encoder", "and which cells were masked is not known"
 
 
-def _without_padding(name: str, values: Array) -> Array:
+def _without_cache_padding(name: str, values: Array) -> Array:
     """Weights dumped by llama.cpp, without the padding keys of its cache, which have no weight."""
     if not re.fullmatch(r"kq_soft_max(?:_ext)?-\d+", name):
         return values

@@ -23,7 +23,7 @@ Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one 
 
 
 class GoldPair(NamedTuple):
-    """Words that should look at words, by number; any of ``right`` is a right answer.
+    """Words that should attend to words, by number; any of ``right`` is a right answer.
 
     ``sure`` is False for a link between translations that annotators marked as possible.
     """

@@ -160,7 +160,7 @@ class TensorFile(Mapping[str, Array]):
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file and its metadata. Raises ``ValueError`` for a damaged one."""
-    _require(path.stat().st_size, path)
+    _require_plausible_size(path.stat().st_size, path)
     try:
         file = TensorFile(path)
     except (LookupError, TypeError) as error:
@@ -171,13 +171,13 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _read_torch(path: Path) -> dict[str, Tensor]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            _require(sum(member.file_size for member in archive.infolist()), path)
+            _require_plausible_size(sum(member.file_size for member in archive.infolist()), path)
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     entries = loaded if isinstance(loaded, (tuple, list)) else [loaded]
     named = loaded if isinstance(loaded, dict) else dict(enumerate(entries))
     if not all(isinstance(tensor, torch.Tensor) for tensor in named.values()):
         raise InputError(f"{path} holds something else than tensors: save a dictionary of tensors")
-    _require(sum(tensor.numel() * tensor.element_size() for tensor in named.values()), path)
+    _require_plausible_size(sum(tensor.numel() * tensor.element_size() for tensor in named.values()), path)
     return {str(name): tensor for name, tensor in named.items()}
 
 
@@ -187,7 +187,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
         for member in archive.infolist():
             with archive.open(member) as file:
                 sizes += _claimed_size(file, member.filename, member.file_size)
-    _require(sizes, path)
+    _require_plausible_size(sizes, path)
     with np.load(path, allow_pickle=False) as members:
         arrays = {name: members[name] for name in members.files}
     text = arrays.pop(DESCRIPTION, None)
@@ -196,7 +196,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Array], Any]:
 
 def _read_npy(path: Path) -> tuple[dict[str, Array], None]:
     with path.open("rb") as file:
-        _require(_claimed_size(file, path.name, path.stat().st_size), path)
+        _require_plausible_size(_claimed_size(file, path.name, path.stat().st_size), path)
     return {path.stem: np.load(path, allow_pickle=False)}, None
 
 
@@ -222,7 +222,7 @@ def _claimed_size(file: IO[bytes], name: str, size: int) -> int:
     return claimed
 
 
-def _require(size: int, path: Path) -> None:
+def _require_plausible_size(size: int, path: Path) -> None:
     """Refuse a file packed to exhaust memory: weights pack 20 to 1 at most, a zip bomb 1,000 to 1.
 
     A sparse file has few blocks on the disk; some systems do not count them.

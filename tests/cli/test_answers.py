@@ -117,10 +117,10 @@ ANSWERED = {
     ),
     "flow TEXT --layer 0-3 -o made/layers.png --dpi 50": "saved made/layers.png",
     **{
-        f"flow TEXT --token it --method {method}": "it (token 8) is made of"
+        f"flow TEXT --token it --method {method}": "it (token 8) draws on"
         for method in ("rollout", "flow", "relevance", "alti")
     },
-    "flow --image a.png -m ./vit --token CLS": "[CLS] is made of",
+    "flow --image a.png -m ./vit --token CLS": "[CLS] draws on",
     "flow --image a.png -m ./vit --token CLS -o made/lit.png": "saved made/lit.png",
     # cut, info, align, check, export, browse
     "cut 'cat -> -1' TEXT -m own-causal --how mean --texts texts.jsonl": (

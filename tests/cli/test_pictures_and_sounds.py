@@ -108,7 +108,7 @@ def test_compare_and_flow_default_to_the_text_decoder(run, llava, drawing):
     assert "decoder attention" in run("compare", *given).out
     ran = run("flow", *given, "--token", "mat")
     assert "decoder attention" in ran.out
-    assert "mat is made of" not in ran.err
+    assert "mat draws on" not in ran.err
     assert "│" in ran.out  # the picture is lit
 
 

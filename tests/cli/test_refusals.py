@@ -35,7 +35,7 @@ REFUSED = {
     "compare L1H0 --composition -m own-causal -o a.npz": "its name must end in .png, .svg, .pdf",
     "show TEXT --cmap embre": "no colour map 'embre': did you mean 'ember'?",
     "show TEXT --dtype float8": "no dtype 'float8': there are auto, float32, float16, bfloat16",
-    "show TEXT --latex": "this answer is not a table",
+    "show TEXT --latex": "this answer has no table: --latex does not apply",
     "show TEXT -o nowhere/heads.png": "cannot write nowhere/heads.png: there is no folder nowhere",
     "show TEXT -o heads.gif": "cannot write heads.gif: its name must end in .png, .svg, .pdf, .html",
     "show TEXT --head 0.0 -o a.npz": "a .npz file holds whole layers: leave out --head",

@@ -288,7 +288,7 @@ def test_flow_of_one_token_is_a_row_and_a_column(own):
     seen = _follow(own)
     values = seen.map(None, None)[2].values
     focus = focus_token(seen, None, None, "it")
-    assert focus.verbs == ("is made of", "goes into")
+    assert focus.verbs == ("draws on", "contributes to")
     assert focus.looks_at.bars[0].weight == pytest.approx(values[8].max())
     assert focus.looked_at_by.bars[0].weight == pytest.approx(values[:, 8].max())
 

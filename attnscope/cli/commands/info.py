@@ -65,7 +65,7 @@ def info(
     With --audit one token changes at a time, while all attention that is shown answers as before. A module
     whose numbers move with more than that token mixes tokens by itself, and is named.
 
-    With --copying: the share of tokens whose own logit rises most when a head looks at them, and the signs
+    With --copying: the share of tokens whose own logit rises most when a head attends to them, and the signs
     of the eigenvalues of its OV circuit (Elhage et al. 2021).
 
     Examples:

@@ -75,15 +75,15 @@ def show(
     attnscope show "The king said that" -m own-causal --generate 12 --token king
     attnscope show --image sample_inputs/cat.png -m facebook/dinov2-base
     """
-    heads, whole = options.parse_heads(attention.head, attention), output.suffix in options.WHOLE
-    pictured = bool(heads) or attention.token is not None
+    heads, saves_layers = options.parse_heads(attention.head, attention), output.suffix in options.WHOLE
+    one_picture = bool(heads) or attention.token is not None
     _refuse_conflicts(heads, output)
     if score.neurons is None:
         options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
     elif output.out is not None:
         options.check_place(output.out, options.PICTURES)
     source_of_pass = read_source(source, model)
-    if pictured:
+    if one_picture:
         options.refuse_whole(output.out)
     zoom, head = options.parse_rows(output.zoom, "--zoom"), heads[0] if len(heads) == 1 else None
     shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom}
@@ -101,7 +101,7 @@ def show(
     from attnscope.questions.token import one_token
 
     exact, saving = kernel.exact_kernel, output.out is not None
-    kind = "kernel" if pictured or whole or exact else "fused"
+    kind = "kernel" if one_picture or saves_layers or exact else "fused"
     opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind, saving=saving)
     with opened as text:
         losses: Any = None
@@ -117,17 +117,17 @@ def show(
             return overview_answer(replace(result, losses=losses), opening)
 
         modes: tuple[tuple[object, Callable[[], Answer]], ...] = (
-            (whole and not output.as_json, lambda: Answer((), {}, dict)),
+            (saves_layers and not output.as_json, lambda: Answer((), {}, dict)),
             (attention.token, lambda: Answer.from_view("token", one_token(*text, selection))),
             (len(heads) > 1, lambda: heads_answer(several_heads(*text, selection, heads))),
             (heads, lambda: head_answer(one_head(*text, selection, losses))),
             (True, every_head),
         )
         layers: Any = None
-        if whole:
+        if saves_layers:
             layers = (all_heads if output.suffix == ".html" else whole_layers)(*text, selection)
         answer = next(answer_of() for applies, answer_of in modes if applies)
-    if whole:
+    if saves_layers:
         answer = replace(answer, pictures={}, layers=lambda: layers.data, heads=lambda: layers)
     if not (output.as_json or saving):
         print_written(text[1])
@@ -154,9 +154,9 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
     )
     if not (heads or output.out or is_given("token")):
         refuse_combined(("words large", "as_json", "the numbers of all heads do not depend on it"))
-    mapped = output.suffix == ".html" or (heads and not (is_given("token") or is_given("neurons")))
+    has_map = output.suffix == ".html" or (heads and not (is_given("token") or is_given("neurons")))
     refuse_first(
-        (is_given("min_weight") and not mapped, "--min-weight", "requires a map: --head, or -o PAGE.html"),
+        (is_given("min_weight") and not has_map, "--min-weight", "requires a map: --head, or -o PAGE.html"),
         (output.loss and output.suffix and not heads, "--loss", "requires --head in a saved picture"),
         (output.zoom and output.suffix in options.WHOLE, "--zoom", f"cannot be saved to {output.suffix}"),
     )

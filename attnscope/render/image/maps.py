@@ -39,7 +39,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
             cell = max(style.width - left - right, 1.0) / columns
     tall = cell if view.bands is None else max(cell, LEAST_ROW)
     strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
-    below = 0.1 if view.strip is None else LOSS_HEIGHT + 0.16
+    below = 0.1 if view.column_losses is None else LOSS_HEIGHT + 0.16
     margins = (paper.label_room(queries, tall), right, paper.label_room(keys, cell) + strip, below)
     notes = notes_below(view)
     drawn = paper.sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
@@ -55,18 +55,18 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     paper.frame(axes)
     paper.draw_colour_bar(axes, style, ticks)
-    if view.strip is not None:
-        _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSS_HEIGHT), view, view.strip, style)
+    if view.column_losses is not None:
+        _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSS_HEIGHT), view, view.column_losses, style)
     return drawn.figure
 
 
 def _draw_losses(axes: Axes, view: Heatmap, strip: Sequence[float | None], style: Style) -> None:
     axes.bar(range(len(strip)), [each or 0.0 for each in strip], width=0.9, color=style.bar)
     axes.set_xlim(-0.5, len(strip) - 0.5)
-    axes.set_ylim(0, view.most)
+    axes.set_ylim(0, view.largest_loss)
     paper.frame(axes, ("bottom",), "#bbbbbb")
-    paper.beside(axes, [view.most / 2], ["loss"], SMALL)
-    paper.beside(axes, [0, view.most], ["0", f"{view.most:.1f} nats"], SMALL, right=True)
+    paper.beside(axes, [view.largest_loss / 2], ["loss"], SMALL)
+    paper.beside(axes, [0, view.largest_loss], ["0", f"{view.largest_loss:.1f} nats"], SMALL, right=True)
 
 
 def notes_below(view: Heatmap) -> tuple[str, ...]:

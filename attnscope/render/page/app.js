@@ -111,7 +111,7 @@ function restyle(change) {
   drawAll();
 }
 
-// Of a pair of texts, show one that looks at one alone; what is ticked stays.
+// Of a pair of texts, show one that attends to one alone; what is ticked stays.
 async function lookBetween(between) {
   const ticked = compared.splice(0);
   Object.assign(state, { between, token: null });

@@ -27,7 +27,7 @@ function bytesOf(base64) {
   return bytes;
 }
 
-// Of a pair of texts, which one looks at which: the axes with the rows and the columns of the others left out, and
+// Of a pair of texts, which one attends to which: the axes with the rows and the columns of the others left out, and
 // where these begin and end.
 const BETWEEN = { AA: [0, 0], AB: [0, 1], BA: [1, 0], BB: [1, 1] };
 const axesBetween = remembered((number, between) => {

@@ -1,5 +1,5 @@
 "use strict";
-// Two columns of tokens, and a line for every weight: queries on the left look at keys on the right. Of one
+// Two columns of tokens, and a line for every weight: queries on the left attend to keys on the right. Of one
 // token each head has a lane of its own, so that none hides another, and bars beside the tokens at the other end.
 
 const LINE = 20, BAR = 9;

@@ -15,7 +15,7 @@ function placedSide({ queries, keys } = current.axes) {
 
 const placed = () => current.axes[{ key: "keys", query: "queries" }[placedSide()]] ?? [];
 
-// Whether there are words too, that may look at the picture: then a part of it is looked at, and a word looks.
+// Whether there are words too, that may attend to the picture: then a part of it is a key, and a word a query.
 const amongWords = ({ axes } = current) => axes.square && axes.words && hasParts(axes.keys);
 
 // On which side a token is chosen in a list or in the picture.

@@ -73,7 +73,7 @@ function newText(title, places, side) {
   return made("div", list.firstChild ? {} : { hidden: "" }, made("h2", {}, title), list);
 }
 
-// What the pinned token looks at, and who looks at it, ranked.
+// What the pinned token attends to, and what attends to it, ranked.
 function drawLists() {
   const title = element("token"), lists = element("lists");
   if (state.token === null) {

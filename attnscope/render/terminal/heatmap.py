@@ -59,8 +59,8 @@ def _cells_of(
         for at, cells in enumerate(screen.half_block_lines(drawn, palette)):
             shown = row if row == 2 * at + 1 else 2 * at
             yield [_row_label(view, shown, layout, row), Segment(" "), *cells]
-    if view.strip is not None:
-        yield _loss_line(view, view.strip, layout, surface)
+    if view.column_losses is not None:
+        yield _loss_line(view, view.column_losses, layout, surface)
 
 
 def token_at(view: Heatmap, surface: Surface, pinned: int | None, y: int) -> int | None:
@@ -162,7 +162,7 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
         if loss is None:
             line.append(Segment(screen.centre("·", layout.cell), DIM))
         else:
-            mark, number = surface.spark(loss / view.most), f"{loss:.{int(loss < 9.95)}f}"
+            mark, number = surface.spark(loss / view.largest_loss), f"{loss:.{int(loss < 9.95)}f}"
             text = (mark + number).ljust(layout.cell) if layout.cell >= NUMBER_COLUMNS else mark * layout.cell
             line.append(Segment(text, surface.bar_style()))
     return list(Segment.simplify(line))

@@ -176,7 +176,7 @@ def test_flow_covers_encoder_and_decoder_of_a_policy(steps):
 def test_flow_of_a_token_selects_its_own_kind():
     run = _recorded(Policy().eval())
     named = run.flow(token="proprio", kind="encoder", layer=1)
-    assert "proprio (token 1) is made of" in repr(named)
+    assert "proprio (token 1) draws on" in repr(named)
     assert "layers 0-1" in repr(named)
     assert "encoder attention" in repr(run.flow(token="proprio"))
     assert "decoder attention" in repr(run.flow(token="step3"))

@@ -68,7 +68,7 @@ def test_every_score_and_baseline_equals_the_reference(name):
             across = name == "cross" and measure_name not in (*CROSS, "max_logit")
             value = None if across else known(measure_name, head.head)
             if value is None:
-                reason = "two sequences" if across else "there are none"
+                reason = "here there are two" if across else "there are none"
                 reason = "only weights are known" if measure_name == "max_logit" else reason
                 assert reason in head.absent[measure_name]
                 assert measure_name not in head.figures

@@ -111,7 +111,7 @@ WRONG += [
 @pytest.mark.parametrize(("name", "wrong"), WRONG)
 def test_chunked_weights_at_wrong_keys_are_reported(name, wrong, monkeypatch):
     make, given = CASES[name]
-    monkeypatch.setattr(chunked, "put", wrong(chunked.put))
+    monkeypatch.setattr(chunked, "place_part", wrong(chunked.place_part))
     assert all(site.differs for site in in_windows(observe(make(), **given)[0]))
 
 

@@ -88,6 +88,8 @@ class Block:
     keys: TokenFacts | None = None  # likewise
     before: Block | None = None  # the row before the first; None if it was not read
     top: Tensor | None = None  # the largest score of each row before the softmax, if requested and known
+    columns: Tensor | None = None  # the keys of rows that hold few, -1 for none, [row, key]
+    all_keys: int | None = None  # the number of all keys, where rows hold few
 
     @cached_property
     def open_keys(self) -> Tensor:
@@ -104,7 +106,26 @@ class Block:
     @cached_property
     def gaps(self) -> Tensor:
         """Position of each key minus that of each row.  -> [row, key]"""
-        return torch.arange(self.rows.shape[-1], device=self.rows.device) - self.positions[:, None]
+        keys = self.columns
+        if keys is None:
+            keys = torch.arange(self.rows.shape[-1], device=self.rows.device)
+        return keys - self.positions[:, None]
+
+    @property
+    def key_count(self) -> int:
+        """Length of the key axis."""
+        return self.all_keys or self.rows.shape[-1]
+
+    def of_keys(self, facts: Tensor) -> Tensor:
+        """Facts of all keys, for the keys that each row holds.  [text, key] -> [text, row or 1, key]"""
+        return facts[:, None] if self.columns is None else facts[:, self.columns]
+
+    def find_key(self, key: Tensor) -> Tensor:
+        """Where in its row a key of each row stands, -1 for nowhere.  [row] -> [row]"""
+        if self.columns is None:
+            return key
+        is_it = (self.columns == key[:, None]) & (key >= 0)[:, None]  # [row, key]
+        return torch.where(is_it.any(-1), is_it.int().argmax(-1), -1)
 
     @property
     def every_row(self) -> Tensor:
@@ -143,7 +164,8 @@ class Block:
         share = self.allowed.to(finest(self.rows.device)) / self.open_keys.clamp_min(1)[..., None]
         before = None if self.before is None else self.before.baseline()
         top = 0 * self.open_keys
-        return EvenBlock(share, self.allowed, self.start, self.queries, self.keys, before, top)
+        known = self.start, self.queries, self.keys, before, top, self.columns, self.all_keys
+        return EvenBlock(share, self.allowed, *known)
 
     def last(self) -> Block:
         """The last row, as the next block's ``before``."""

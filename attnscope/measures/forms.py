@@ -213,8 +213,8 @@ class AtKey(Form):
 
     def measure_block(self, block: Block) -> PerRow | KeyWeight:
         key = self.function(block.positions)  # [row]
-        there = (key >= 0) & (key < block.rows.shape[-1])
-        return KeyWeight(key.where(there, -1), there.expand(block.open_keys.shape))
+        there = (key >= 0) & (key < block.key_count)
+        return KeyWeight(block.find_key(key.where(there, -1)), there.expand(block.open_keys.shape))
 
     def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
         if name not in statistics.at:
@@ -255,6 +255,7 @@ class IsPeak(AtKey):
     def measure_block(self, block: Block) -> PerRow:
         key, counts = super().measure_block(block)
         weight = block.rows.gather(-1, key.clamp_min(0)[:, None].expand(*block.rows.shape[:-1], 1))[..., 0]
+        weight = weight.masked_fill(key < 0, 0)
         return PerRow(self._is_peak(weight, block.largest).to(weight.dtype), counts)
 
     def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total | None:
@@ -314,7 +315,7 @@ class OnKeys(Form):
     needs = ("keys",)
 
     def measure_block(self, block: Block) -> KeySum:
-        return KeySum(self.function(block.keys)[:, None], block.every_row)
+        return KeySum(block.of_keys(self.function(block.keys)), block.every_row)
 
     def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         number = self.function(facts).double()  # [text, key]
@@ -329,7 +330,7 @@ class OnTokens(OnKeys):
 
     def measure_block(self, block: Block) -> KeySum:
         sums = super().measure_block(block)
-        return KeySum(sums.number, sums.counts & sums.number.any(-1)[:, None])
+        return KeySum(sums.number, sums.counts & self.function(block.keys).any(-1)[:, None, None])
 
     def measure_statistics(self, name: str, statistics: Statistics, facts: TokenFacts | None) -> Total:
         total = super().measure_statistics(name, statistics, facts)
@@ -346,7 +347,7 @@ class OnPairs(Form):
 
     def measure_block(self, block: Block) -> KeySum:
         pairs: Pairs = self.function(block.queries, block.keys)
-        match = (pairs.rows[:, :, None] == pairs.keys[:, None]) == self.alike  # [text, row, key]
+        match = (pairs.rows[:, :, None] == block.of_keys(pairs.keys)) == self.alike  # [text, row, key]
         match = match & ((block.gaps != 0) | pairs.itself) & ((block.gaps <= 0) | pairs.ahead)
         return KeySum(match, (match[:, None] & block.allowed).any(-1))
 

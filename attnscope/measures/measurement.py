@@ -153,6 +153,7 @@ class Setting:
             and list(self.measures) == list(measures)
             and _same(own.queries, block.queries)
             and _same(own.keys, block.keys)
+            and _same(*([each.columns] if each.columns is not None else None for each in (own, block)))
             and own.allowed.equal(block.allowed)
             and _same(*([each.before.allowed] if each.before else None for each in (own, block)))
         )
@@ -256,7 +257,8 @@ class Measurement(RowObserver):
                 top = None if scores is None else statistics.top.double().amax((0, 2))
                 self._add_sums(attention.site, sums, absent, top)
                 return None
-        return _Reading(self, attention, present, absent, queries, keys, scores)
+        reading = _Reading(self, attention, present, absent, queries, keys, scores)
+        return None if reading.add_windows() else reading
 
     def _add_sums(
         self, site: Site, sums: Tensor, absent: Mapping[str, str], top: Tensor | None = None
@@ -396,8 +398,31 @@ class _Reading:
                 part = slice(first - start, last - start)
                 self._measure(rows[:, :, part], allowed[:, :, part], first, span, texts)
 
+    def add_windows(self) -> bool:
+        """Measure all rows with the keys of their windows alone; False if that is impossible."""
+        windows, count = getattr(self.attention.read, "windows", None), len(self.attention.queries)
+        if windows is None or len(windows.order) != count or self.shown != range(count):
+            return False
+        able = all(measure.form.fused for measure in self.measures)  # others may read any key
+        if not self.measures or not able or self.scores or list(self.spans) != [(0, count)]:
+            return False
+        rows, allowed, columns = windows.weights(), windows.allowed, windows.columns
+        ((span, texts),) = self.spans.items()
+        step = self.step * len(self.attention.keys) // columns.shape[-1]
+        for start in range(0, count, step):
+            block = slice(start, start + step)
+            self._measure(rows[:, :, block], allowed[:, :, block], start, span, texts, columns[block])
+        self.end()
+        return True
+
     def _measure(
-        self, rows: Tensor, allowed: Tensor, start: int, span: tuple[int, int], texts: Sequence[int]
+        self,
+        rows: Tensor,
+        allowed: Tensor,
+        start: int,
+        span: tuple[int, int],
+        texts: Sequence[int],
+        columns: Tensor | None = None,
     ) -> None:
         """Measure the rows of some texts, all within their span, as if it were all there is."""
         stop, offset, batch = start + rows.shape[2], self.attention.offset, self.attention.batch
@@ -420,6 +445,8 @@ class _Reading:
             keys=facts(self.keys, *keys),
             before=self.last.get(span),
             top=None if self.scores is None else of(self.scores(start, stop, None).amax(-1)),
+            columns=columns,
+            all_keys=None if columns is None else len(self.attention.keys),
         )
         with torch.no_grad():
             self.last[span] = block.last()

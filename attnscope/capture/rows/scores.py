@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -18,6 +19,9 @@ MadeRows: TypeAlias = Callable[[int, int], Tensor]  # a mask computed on demand,
 
 SHORT = 1 << 21
 """Weights of a call whose rows are computed once, for the check and for observers: 8 MB of float32."""
+
+MOST_IN_WINDOWS = 1 << 24
+"""Weights in windows that are read at once: 64 MB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,11 +258,58 @@ class Part:
     key: Tensor  # [batch, head, query or 1, slot]
 
     def is_alike(self, heads: int) -> bool:
-        """Whether all heads have the same rows, slots and masks."""
-        if self.head.shape[1] != heads or self.read.allowed(0, 1).shape[1] > 1:
-            return False
+        """Whether all heads have the same rows and slots."""
         alike = all(bool((of == of[:, :1]).all()) for of in (self.text, self.row, self.key))
-        return alike and bool((self.head == self.head[:1, :, :1]).all())
+        return alike and self.head.shape[1] == heads and bool((self.head == self.head[:1, :, :1]).all())
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Rows with the keys of their own window alone, which are the same in all heads and texts."""
+
+    part: Part
+    texts: int
+    columns: Tensor  # the key of each slot, -1 for none, [row, slot]
+    order: Tensor  # where each row stands among those of the windows, [row]
+
+    @classmethod
+    def from_part(cls, part: Part, texts: int, heads: int, keys: int) -> WindowRows | None:
+        """Put the rows of windows in order; ``None`` if a row or a key of it is double, or heads differ."""
+        count, slots, device = len(part.text), part.key.shape[-1], part.row.device
+        if slots >= keys or count % texts or part.row.numel() * slots > MOST_IN_WINDOWS:
+            return None
+        text = torch.arange(texts, device=device).repeat_interleave(count // texts)
+        row = part.row[:, 0].reshape(texts, -1)  # [text, window·query]
+        columns = part.key[:, 0].expand(-1, part.row.shape[2], -1).reshape(texts, -1, slots)
+        order = row[0].argsort()[int((row[0] < 0).sum()) :]  # without the rows of padding
+        ascending = part.key[:, 0].sort(-1).values  # [text·window, query or 1, slot]
+        if not (part.is_alike(heads) and torch.equal(part.head[0, :, 0], torch.arange(heads, device=device))):
+            return None
+        plain = (
+            (part.text[:, 0] == text[:, None]).all()
+            & (row == row[:1]).all()
+            & (columns == columns[:1]).all()
+            & (row[0, order] == torch.arange(len(order), device=device)).all()
+            & ((ascending.diff() > 0) | (ascending[..., 1:] < 0)).all()
+        )
+        return cls(part, texts, columns[0, order], order) if bool(plain) else None
+
+    def weights(self) -> Tensor:
+        """All rows.  -> [text, head, row, slot]"""
+        rows = self._in_order(self.part.read.rows(0, self.part.row.shape[2], None))
+        return rows.masked_fill_(self.columns < 0, 0.0)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """Unmasked slots, bool.  -> [text, head or 1, row, slot]"""
+        allowed = self.part.read.allowed(0, self.part.row.shape[2])
+        allowed = self._in_order(allowed.expand(len(self.part.text), -1, -1, -1)) & (self.columns >= 0)
+        return allowed[:, :1] if bool((allowed == allowed[:, :1]).all()) else allowed
+
+    def _in_order(self, values: Tensor) -> Tensor:
+        """[text·window, head, query, slot] -> [text, head, row, slot]"""
+        of_texts = values.reshape(self.texts, -1, *values.shape[1:])  # [text, window, head, query, slot]
+        return of_texts.transpose(1, 2).flatten(2, 3)[:, :, self.order]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,9 +328,22 @@ class PlacedRows:
         rows = self._gathered(start, stop, capture, of_mask=False)
         return rows if list(chosen) == capture else rows[:, [capture.index(head) for head in chosen]]
 
+    @cached_property
+    def windows(self) -> WindowRows | None:
+        """The same rows with the keys of their own windows alone; ``None`` if they have others."""
+        if len(self.parts) > 1:
+            return None
+        return WindowRows.from_part(self.parts[0], self.texts, self.heads, self.keys)
+
     def allowed(self, start: int, stop: int) -> Tensor:
         """Unmasked keys that a part had, bool.  -> [batch, head or 1, row, key]"""
-        alike = all(part.is_alike(self.heads) for part in self.parts)
+        if self.windows is not None and stop <= len(self.windows.order):
+            opened, column = self.windows.allowed[:, :, start:stop], self.windows.columns[start:stop]
+            column = column.where(column >= 0, self.keys).expand(opened.shape)
+            return opened.new_zeros(*opened.shape[:3], self.keys + 1).scatter_(-1, column, opened)[..., :-1]
+        alike = all(
+            part.is_alike(self.heads) and part.read.allowed(0, 1).shape[1] == 1 for part in self.parts
+        )
         return self._gathered(start, stop, range(1 if alike else self.heads), of_mask=True) > 0
 
     def _gathered(self, start: int, stop: int, heads: Sequence[int], of_mask: bool) -> Tensor:

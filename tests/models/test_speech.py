@@ -79,6 +79,7 @@ def moments(prepared):
     return {place: float(text.removesuffix(" s")) for place, text in texts if text.endswith(" s")}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", speech.ENCODERS)
 def test_encoder_frames_are_named_by_time(folder_of, model_of, tone, name):
     folder, model = folder_of(name), model_of(name)
@@ -295,6 +296,7 @@ def test_incompatible_sound_and_text_inputs_are_refused(folder_of, model_of, ton
         model_of("voxtral").prepare_audio(tone, "the cat")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "frames", "second"),
     [("speecht5", 99, "0.02 s"), ("speech-encoder-decoder", 99, "0.02 s"), ("cohere_asr", 26, "0.08 s")],
@@ -311,6 +313,7 @@ def test_speech_encoder_decoder_weights_equal_eager(folder_of, model_of, longer_
     assert heard == prepared.tokens or heard[1].text == "0.16 s"  # eight neighbours are joined
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["seamless_m4t", "mimi", "audio-spectrogram-transformer"])
 def test_frames_without_duration_are_numbered_with_a_note(model_of, longer_tone, name):
     """Mimi's feature extractor makes no mask, and refuses to be asked for one."""

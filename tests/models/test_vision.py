@@ -186,6 +186,7 @@ def test_huge_image_size_in_folder_is_refused(size, tmp_path, little_memory):
 DETECTORS = ("Detr", "TableTransformer", "ConditionalDetr", "DabDetr")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", DETECTORS)
 def test_detector_queries_are_numbered_and_keys_have_places(name, tmp_path, picture):
     body = transformers.ResNetConfig(

@@ -115,6 +115,7 @@ def skip_if_it_cannot_run(module, prepared) -> None:
         pytest.skip(f"this release of transformers cannot run the model: {error}")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", families("instructblip"))  # its queries with the text are as many
 def test_vision_language_weights_equal_eager(name, model_of, picture):
     model = model_of(name)
@@ -153,6 +154,7 @@ def test_whole_picture_token_does_not_end_a_patch_row(tmp_path, picture):
     assert names(prepared.tokens) == ["image 1 · 0 of no place", *patches, *TEXT.split()]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["idefics2", *NUMBERED])
 def test_image_tokens_without_one_region_are_numbered(name, model_of, picture):
     model = model_of(name)

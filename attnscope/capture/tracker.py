@@ -46,7 +46,7 @@ class Pass(ABC):
         self.ran: set[str] = set()  # the modules that were called
         self.frames: list[Frame] = []  # the attention functions of transformers that run
         self.lineage_paused = False  # whether the running code needs no lineage
-        self.batch_first = bool(axes)  # whether texts are known to be the first axis of the model's input
+        self.label_lengths = {len(axis) for pair in axes.values() for axis in pair}
         self.events = 0  # attention calls, gates, and modules that were named
         self.captures = self.lineage_uses = 0  # attention calls, and those that needed their lineage
         self._sites, self._step = Sites(model, axes), -1

@@ -46,6 +46,7 @@ from attnscope.capture.freeze import (
 )
 from attnscope.capture.hooks.functions import Function, original
 from attnscope.capture.hooks.modules import CACHES
+from attnscope.capture.placing.between import ACROSS
 from attnscope.capture.placing.without_attention import describe, is_training, why_opaque
 from attnscope.capture.record import NUMBER, Record, SiteRecord, is_within, module_lists, name_mixers, pattern
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line
@@ -403,7 +404,8 @@ class Seal:
         record.without_attention = [
             layer
             for layer in record.without_attention
-            if any(is_within(path, layer.name) or is_within(layer.name, path) for path in mixers)
+            if layer.reason == ACROSS
+            or any(is_within(path, layer.name) or is_within(layer.name, path) for path in mixers)
         ]  # what else does not attend from token to token mixes none in any other way
         shown = [each.site.name for each in record.sites]
         covered = shown + [each.name for each in record.without_attention]

@@ -31,7 +31,7 @@ class AcrossTexts(Tracker):
     """Names attention between the texts of a batch.
 
     A model's input may have positions first, so a single direction says nothing unless the batch is known
-    to come first: from ``axes``, or from attention in the other direction.
+    to come first: from labels of its positions, or from attention in the other direction.
     """
 
     def __init__(self, recorder: Pass) -> None:
@@ -89,11 +89,17 @@ class AcrossTexts(Tracker):
                     self.recorder.record.note_place(PERHAPS, other)
                 self._uncertain.clear()
             return False
-        if moves or self._along_positions or self.recorder.batch_first:
+        if moves or self._along_positions or self._batch_is_first():
             self.recorder.name(capture.name, ACROSS)
             return True
         self._uncertain.append(capture.name)
         return False
+
+    def _batch_is_first(self) -> bool:
+        """Whether labels are given, and they do not fit the first axis of the model's input alone."""
+        lengths = self.recorder.label_lengths
+        shapes = [root.shape for root in self._input_roots.values()]
+        return bool(lengths) and all(shape[0] not in lengths or shape[1] in lengths for shape in shapes)
 
 
 class ChannelSoftmaxes(Tracker):

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +10,11 @@ from torch import nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 
+from attnscope import record as record_block
 from attnscope.capture import recording
 from attnscope.capture.placing.between import ACROSS, PERHAPS
+from attnscope.capture.record import Record
+from attnscope.models.seal import Seal
 from tests.capture.modules import FunctionModule
 from tests.capture.observing import observe
 from tests.capture.placing.mixing_modules import COUNT, SIZE, STATES
@@ -93,6 +97,28 @@ def test_attention_between_texts_is_named_with_batch_first(way, run, labelled):
     assert doubted == record.changes
     followed = way != "function of transformers"  # behind whose first call none is followed, in this order
     assert len(doubted) == (not labelled and followed and run is rows_before_cells)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_labels_that_fit_the_first_axis_alone_put_positions_first(texts):
+    torch.manual_seed(0)
+    model, states = nn.MultiheadAttention(8, 2), torch.randn(5, texts, 8)
+    block = FunctionModule(lambda m, x: m.inner(x, x, x)[0], inner=model).eval()
+    with record_block(block, list("abcde")) as run, torch.inference_mode():
+        block(states)
+    shown = run.head("L0H1") if texts == 1 else run.part(2).head("L0H1")
+    with torch.inference_mode():
+        _, expected = model(*[states] * 3, average_attn_weights=False)  # [text, head, query, key]
+    np.testing.assert_allclose(shown.weights, expected[-1, 1].numpy(), atol=1e-6)
+    assert list(shown.keys) == list("abcde")
+
+
+def test_sealed_model_still_names_attention_between_texts():
+    record = Record()
+    record.name("rows", ACROSS)
+    record.name("other", "it takes no part")
+    Seal().note(record, nn.Identity())
+    assert [layer.reason for layer in record.without_attention] == [ACROSS]
 
 
 def in_two_orders(run, make):

@@ -166,8 +166,13 @@ class Pass(ABC):
         if self.trace is not None:
             self.trace.captured, self.trace.last = self.trace.captured + 1, capture.read
         self.captures += 1
-        self.lineage_uses += origin is not None and not origin.axes_known
-        self.emit(replace(capture, name=name, modules=tuple(self.stack.calls), origin=origin))
+        capture = replace(capture, name=name, modules=tuple(self.stack.calls), origin=origin)
+        learned = sum(self._sites.learned_keys(capture))
+        if learned:
+            self.record.own_lengths.add(len(capture.keys) - learned)
+            self.mark_unrepeatable()  # a trace does not hold their names
+        self.lineage_uses += origin is not None and (learned > 0 or not origin.axes_known)
+        self.emit(capture)
 
     def emit(self, capture: CapturedCall, after: Tracker | None = None) -> None:
         """Pass a call to the remaining trackers, then to the observers unless a tracker holds it."""

@@ -277,8 +277,10 @@ class Model:
         ):
             prepared.call(self.module)
         if prepared.request is not None and prepared.request.labels is not None:
-            lengths = {length for site in record.sites for length in (site.queries, site.keys)}
-            for sentence in note_unplaced(prepared.axes, lengths):
+            lengths = {
+                length for site in record.sites for length in (site.queries, site.keys)
+            } | record.own_lengths
+            for sentence in note_unplaced(prepared.axes, lengths | record.own_lengths):
                 record.note_change(sentence)
         return self.note_seal(prepared, require_attention(self.name, self.module, record))
 

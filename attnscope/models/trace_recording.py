@@ -325,7 +325,7 @@ class RecordedPasses:
             texts, batches = replace(record, sites=sites).texts, {site.batch for site in sites} - {1}
             steps = self.steps[number]
             lengths = {length for site in sites for length in (site.queries, site.keys)}
-            unplaced = inputs.note_unplaced(axes, lengths)
+            unplaced = inputs.note_unplaced(axes, lengths | record.own_lengths)
             pass_images = inputs.images_of_pass(images, number + self.dropped, count)
             placed, pictures = inputs.place_images(axes, pass_images)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())

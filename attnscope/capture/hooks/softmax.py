@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from attnscope.capture.lineage.functions import ELEMENTWISE, PRODUCTS, RESHAPING, SOFTMAX, TorchCall
+from attnscope.capture.lineage.functions import ELEMENTWISE, JOINING, PRODUCTS, RESHAPING, SOFTMAX, TorchCall
 from attnscope.capture.rows.capture import (
     FACTORS,
     ROUNDING,
@@ -55,10 +55,17 @@ class Learned(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._fixed: Any = WeakTensorKeyDictionary()
+        self.fills_cache = False  # whether a cache began with learned keys, which any layer may have
 
     def on_torch_call(self, call: TorchCall) -> None:
         """Whether all arguments of a function are learned."""
         args, result = call.args, call.result
+        if call.name in JOINING:  # an empty part, where a cache begins, adds nothing
+            args = [part for part in call.tensors if part.numel()]
+            self.fills_cache |= len(args) < len(call.tensors) and all(map(self.is_fixed, args))
+        elif call.name == "embedding" and _reads_whole_table(call):
+            self._fixed[result] = False
+            return
         if not args or not isinstance(args[0], Tensor) or not self.is_fixed(args[0]):
             return
         if all(self.is_fixed(arg) for arg in args[1:] if isinstance(arg, Tensor)):
@@ -74,6 +81,14 @@ class Learned(Tracker):
     def is_fixed(self, tensor: Tensor) -> bool:
         """Whether a tensor is computed from parameters alone."""
         return is_parameter(tensor) or bool(self._fixed and tensor in self._fixed)
+
+
+def _reads_whole_table(call: TorchCall) -> bool:
+    """Whether an embedding gives its whole table in order, as learned prompts are read, not a text."""
+    index, table = (call.arguments("input", "weight")[name] for name in ("input", "weight"))
+    if not index.ndim or index.shape[-1] != len(table) or is_mapped(index) or not is_parameter(table):
+        return False
+    return bool((index == torch.arange(len(table), device=index.device)).all())
 
 
 class Trails(Tracker):

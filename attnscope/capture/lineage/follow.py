@@ -7,6 +7,7 @@ whose result has its argument's shape leaves the entries in place, or a new root
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -41,6 +42,7 @@ class Lineage(Tracker):
         super().__init__(recorder)
         self._learned = recorder.tracker(Learned)
         self._needless: set[tuple[type, ...]] = set()  # the classes inside modules that need not be followed
+        self._needed: set[tuple[type, ...]] = set()  # those that once had to be
         self.begin()
 
     def begin(self) -> None:
@@ -57,19 +59,25 @@ class Lineage(Tracker):
         """Where a tensor comes from, if it is known."""
         return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
 
-    def start(self, tensor: Tensor, channels: int | None = None) -> Origin | None:
-        """A new root for a tensor without one; states of two or three axes have their channels last."""
+    def start(
+        self, tensor: Tensor, channels: int | None = None, learned: tuple[int, int] = (0, 0)
+    ) -> Origin | None:
+        """A new root for a tensor without one; states of two or three axes have their channels last.
+
+        Of its positions, so many before and behind the others are ``learned``.
+        """
         origin, has_channels = self.origin_of(tensor), tensor.ndim in (2, 3) or channels is not None
         if origin is None and has_channels and tensor.is_floating_point() and not is_parameter(tensor):
             channels = -1 if channels is None else channels
-            origin = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device))
+            origin = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device, *learned))
             self._origins[tensor] = origin
         return origin
 
     def enter(self, call: Call) -> None:
         """A module's input is a root if its origin is unknown."""
         self._before[call] = self.recorder.captures, self.recorder.lineage_uses
-        if self._paused_in is None and self._needless and _classes(call.module) in self._needless:
+        needless = set() if self._learned.fills_cache else self._needless - self._needed
+        if self._paused_in is None and needless and _classes(call.module) in needless:
             origins = [self.origin_of(tensor) for tensor in call.tensors]
             if all(origin is None or isinstance(origin.node, Root) for origin in origins):  # in their order
                 self._paused_in, self.recorder.lineage_paused = call, True
@@ -86,8 +94,9 @@ class Lineage(Tracker):
         captures, uses = self._before.pop(call, (self.recorder.captures, 0))
         if self._paused_in is call:
             self._paused_in, self.recorder.lineage_paused = None, False
-        if self.recorder.captures > captures and self.recorder.lineage_uses == uses:
-            self._needless.add(_classes(call.module))
+        if self.recorder.captures > captures:
+            group = self._needless if self.recorder.lineage_uses == uses else self._needed
+            group.add(_classes(call.module))
 
     def on_torch_call(self, call: TorchCall) -> None:
         """Follow one call, with everything that has a shape."""
@@ -156,17 +165,17 @@ class Lineage(Tracker):
         """Concatenated tensors; a new root of states that others join before they are projected."""
         arguments = call.arguments("tensors", "dim")
         parts, axis = arguments["tensors"], arguments.get("dim", 0)
-        per_part = [self.origin_of(part) for part in parts]
+        if call.name != "stack":
+            parts = [part for part in parts if part.numel()]  # a cache begins with an empty one
+        fixed = [part.shape[axis] if self._learned.is_fixed(part) else 0 for part in parts]
+        per_part = [
+            None if size and 0 in fixed else self.origin_of(part)
+            for part, size in zip(parts, fixed, strict=True)
+        ]
         origins = [origin for origin in per_part if origin is not None]
         scores = all(origin.right is not None for origin in origins)
         if len(origins) < len(parts) and not scores and call.name != "stack":
-            if all(origin.node.outputs for origin in origins):  # keys beside others, of a memory or a cache
-                fixed = [part.shape[axis] if self._is_fixed(part) else 0 for part in parts]
-                one = len(origins) == 1 and fixed.count(0) == 1
-                at = fixed.index(0) if one else 0
-                self._set(call.result, Origin(Beside(sum(fixed[:at]) * one, sum(fixed[at:]) * one)))
-            else:
-                self.start(call.result)
+            self._start_beside(call.result, origins, fixed)
             return
         if not origins:
             return
@@ -182,6 +191,16 @@ class Lineage(Tracker):
         right = as_joined("right") if scores else None
         alike = all(origin.state == origins[0].state for origin in origins)
         self._set(call.result, Origin(as_joined("node"), right, origins[0].state if alike else object()))
+
+    def _start_beside(self, result: Tensor, origins: Sequence[Origin], fixed: Sequence[int]) -> None:
+        """States beside others that are not followed; ``fixed`` has the learned positions of each part."""
+        one = len(origins) == 1 and fixed.count(0) == 1
+        at = fixed.index(0) if one else 0
+        learned = (sum(fixed[:at]), sum(fixed[at:])) if one else (0, 0)
+        if all(origin.node.outputs for origin in origins):  # keys beside others, of a memory or a cache
+            self._set(result, Origin(Beside(*learned)))
+        else:
+            self.start(result, learned=learned)
 
     def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""

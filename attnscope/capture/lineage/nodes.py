@@ -79,6 +79,8 @@ class Root(Node):
     shape: torch.Size
     channel_axis: int
     device: torch.device
+    before: int = 0  # positions that are learned, before and behind the others
+    behind: int = 0
     args = ()
 
     @property
@@ -186,12 +188,12 @@ class CallOrigin:
         return tuple(side for side in (self.query, self.key) if side is not None)
 
     @property
-    def learned(self) -> tuple[int, int]:
-        """How many keys before and behind those of the input are learned, the same for every input."""
+    def key_start(self) -> Node | None:
+        """Where the chain of the keys begins, if it is one without branches."""
         node = self.key
         while isinstance(node, (Moved, Contracted)) and len(node.parents) == 1:
             node = node.parents[0]
-        return (node.before, node.behind) if isinstance(node, Beside) else (0, 0)
+        return node
 
 
 def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch.device) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
 from attnscope.axes import SEPARATOR_ID
 from attnscope.capture.hooks.modules import CACHES, Call
+from attnscope.capture.lineage.nodes import Beside, Root
 from attnscope.capture.record import Record, is_within, pattern
 from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import RealRows, ScoredRows
@@ -346,7 +347,7 @@ class Sites:
     def place(self, capture: CapturedCall) -> Attention:
         """The attention of a captured call, with its site and its labels; it holds no modules any more."""
         name, modules = capture.name, capture.modules
-        learned = (0, 0) if capture.origin is None else capture.origin.learned  # keys before and behind
+        learned = self.learned_keys(capture)
         site = Site(name, self._calls[name], "cross", 0)
         attention: Attention = replace(capture, site=site, offset=None, modules=(), origin=None)
         call = next((call for call in reversed(modules) if call.name == name), None)
@@ -370,6 +371,20 @@ class Sites:
         queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
         names = name_learned(None if call is None else call.module, *learned)
         return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
+
+    def learned_keys(self, capture: CapturedCall) -> tuple[int, int]:
+        """How many keys before and behind those of the input are learned, and named so.
+
+        Learned states before the first layer (prompts, class tokens) are named if labels fit the others.
+        """
+        start = None if capture.origin is None else capture.origin.key_start
+        if not isinstance(start, (Beside, Root)):
+            return 0, 0
+        learned, count = (start.before, start.behind), len(capture.keys)
+        if any(learned) and isinstance(start, Root):
+            lengths = {len(axis) for both in self.axes.values() for axis in both if isinstance(axis, tuple)}
+            return learned if count not in lengths and count - sum(learned) in lengths else (0, 0)
+        return learned
 
     def _look_around(self, capture: CapturedCall) -> tuple[bool, bool]:
         """Whether a call attends across, and if not, whether its layer does so before or behind it.

@@ -1,5 +1,7 @@
 """Labels apply to each axis that they fit; keys that are the same for every input have their own names."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import attnscope
+from attnscope.capture import KnownPasses, recording
+from attnscope.capture.record import FunctionObserver
 
 LABELS = ["a", "b", "c", "d", "ef", "g"]
 
@@ -90,3 +94,131 @@ def test_labels_apply_only_to_axes_of_their_length():
         model(torch.randn(1, 6, 16))
     assert run.head(run.heads[0]).keys == tuple(map(str, range(6)))
     assert "the 4 labels fit no axis: there are 3 or 6 positions" in run.notes
+
+
+class Prefixed(nn.Module):
+    """A decoder whose cache begins with three learned keys and values in each layer, as in prefix tuning."""
+
+    def __init__(self, model, heads):
+        super().__init__()
+        config, torch_seed = model.config, torch.manual_seed(0)
+        self.model = model
+        size = config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, heads, 3, size)
+        self.prefix = nn.Parameter(torch.randn(shape, generator=torch_seed))
+
+    def forward(self, ids):
+        from transformers import DynamicCache
+
+        pairs = self.prefix[:, :, None].expand(-1, -1, len(ids), -1, -1, -1)
+        self.cache = DynamicCache([tuple(pair) for pair in pairs])
+        return self.model(input_ids=ids, past_key_values=self.cache)
+
+
+class Prompted(nn.Module):
+    """A model that reads three learned states before those of the text, as in prompt tuning."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.prompt = model, nn.Embedding(3, model.config.hidden_size)
+
+    def forward(self, ids):
+        prompt = self.prompt(torch.arange(3)[None].expand(len(ids), -1))
+        states = torch.cat([prompt, self.model.get_input_embeddings()(ids)], 1)
+        return self.model(inputs_embeds=states)
+
+
+GPT2 = {"n_layer": 3, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 32, "eos_token_id": 0}
+
+
+def small_gpt2():
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(**GPT2)).eval()
+
+
+def small_llama():
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaModel(LlamaConfig(hidden_size=16, intermediate_size=32, vocab_size=50, **sizes)).eval()
+
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
+MEMORY = tuple(f"[memory {number}]" for number in range(3))
+
+
+def axes_of_layers(model, labels, **given):
+    with torch.inference_mode(), attnscope.record(model, labels) as run:
+        model(**given)
+    heads = [run.head(each) for each in run.heads if str(each).endswith("H1")]
+    return [(head.queries, head.keys) for head in heads], run
+
+
+@pytest.mark.parametrize(("make", "heads"), [(small_gpt2, 2), (small_llama, 2)])
+def test_learned_keys_of_a_cache_are_named_in_each_layer(make, heads):
+    model = Prefixed(make(), heads).eval()
+    axes, run = axes_of_layers(model, LABELS, ids=IDS)
+    held = [layer.keys for layer in model.cache.layers]
+    model(IDS.flip(1) + 9)  # the oracle: keys that are the same for another text
+    layers = zip(held, model.cache.layers, strict=True)
+    fixed = [(keys == layer.keys).all(-1)[0, 0].tolist() for keys, layer in layers]
+    assert fixed == [[True] * 3 + [False] * 6] * 3
+    assert axes == [(tuple(LABELS), (*MEMORY, *LABELS))] * 3
+    assert not [note for note in run.notes if "cache" in note or "fit no axis" in note]
+
+
+def test_learned_keys_keep_their_names_over_a_corpus():
+    model, known, seen = Prefixed(small_gpt2(), 2).eval(), KnownPasses(), list[tuple[str, ...]]()
+
+    def run(ids):
+        observer = FunctionObserver(lambda each: seen.append(tuple(str(key) for key in each.keys)))
+        with torch.inference_mode(), recording(model, [observer]):
+            model(ids)
+
+    for number in range(4):
+        known.run(partial(run, IDS + number))
+    assert len(seen) == 4 * 3
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("make", [small_gpt2, small_llama])
+def test_learned_prompt_has_names_of_its_own_in_each_layer(make):
+    model = Prompted(make()).eval()
+    axes, run = axes_of_layers(model, LABELS, ids=IDS)
+    assert axes == [((*MEMORY, *LABELS),) * 2] * 3
+    assert not [note for note in run.notes if "fit no axis" in note]
+    whole = [*"xyz", *LABELS]  # labels of all positions are those of the prompt, too
+    assert axes_of_layers(model, whole, ids=IDS)[0] == [(tuple(whole),) * 2] * 3
+    numbers = tuple(map(str, range(9)))  # and without labels all are positions
+    assert axes_of_layers(model, None, ids=IDS)[0] == [(numbers,) * 2] * 3
+
+
+@pytest.mark.parametrize("way", ["prefix", "projected prefix", "prompt"])
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_keys_of_peft_prefix_and_prompt_are_named(family, way):
+    peft = pytest.importorskip("peft")
+    from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+
+    if family == "gpt2":
+        base = GPT2LMHeadModel(GPT2Config(**GPT2))
+    else:
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+        base = T5ForConditionalGeneration(T5Config(vocab_size=50, decoder_start_token_id=0, **sizes))
+    given = {"task_type": "CAUSAL_LM" if family == "gpt2" else "SEQ_2_SEQ_LM", "num_virtual_tokens": 3}
+    if way == "prompt":
+        config = peft.PromptTuningConfig(**given)
+    else:
+        config = peft.PrefixTuningConfig(**given, prefix_projection=way != "prefix", encoder_hidden_size=8)
+    model = peft.get_peft_model(base, config).eval()
+    labels = LABELS if family == "gpt2" else {"encoder": LABELS, "decoder": list("uvwx")}
+    inputs = {"input_ids": IDS} | ({} if family == "gpt2" else {"decoder_input_ids": IDS[:, :4]})
+    axes, _ = axes_of_layers(model, labels, **inputs)
+    text, target, both = tuple(LABELS), tuple("uvwx"), (*MEMORY, *LABELS)
+    if family == "gpt2":
+        expected = [(both if way == "prompt" else text, both)] * 3
+    elif way == "prompt":
+        expected = [(both, both)] * 3 + [(target, target)] * 3 + [(target, both)] * 3
+    else:
+        expected = [(text, text)] * 3 + [(target, (*MEMORY, *target))] * 3 + [(target, text)] * 3
+    assert sorted(axes) == sorted(expected)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, OpenKeys, RowSource
-from attnscope.capture.placing.kinds import label_axes
+from attnscope.attention import Attention, Axis, HeldRows, Kind, OpenKeys, RowSource, Token
+from attnscope.capture.placing.kinds import Learned, label_axes
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.runs import digest
@@ -71,7 +71,7 @@ class Steps:
         sites = self._sites.values()
         changes = {each.counts: each.changes for each in sites if each.calls[0].offset is not None}
         joined = (each.joined(changes.get(each.counts, each.changes)) for each in sites)
-        return tuple(label_axes(each, axes or {}) for each in joined)
+        return tuple(label_axes(each, axes or {}, _learned_in(each.keys)) for each in joined)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -383,3 +383,12 @@ class SteppedRows:
         placed = block.new_zeros(*block.shape[:-1], self.keys)
         placed[..., start:stop] = block[..., start - shift : stop - shift]
         return placed
+
+
+def _learned_in(keys: Axis) -> Learned:
+    """The learned keys before and behind the others, by their names."""
+    flags = [isinstance(key, Token) and key.special and key.text.startswith("[memory") for key in keys]
+    named = () if isinstance(keys, range) else keys
+    before = flags.index(False) if False in flags else 0
+    behind = flags[::-1].index(False) if False in flags else 0
+    return named[:before], named[len(named) - behind :]

@@ -222,3 +222,24 @@ def test_keys_of_peft_prefix_and_prompt_are_named(family, way):
     else:
         expected = [(text, text)] * 3 + [(target, (*MEMORY, *target))] * 3 + [(target, text)] * 3
     assert sorted(axes) == sorted(expected)
+
+
+class Patches(nn.Module):
+    """Attention over a learned state and the patches of a picture, as in a ViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.first = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+
+    def forward(self, picture):
+        return self.layer(torch.cat([self.first, self.cut(picture).flatten(2).mT], 1))
+
+
+def test_patches_beside_a_learned_state_lie_on_the_picture():
+    picture, model = torch.rand(1, 3, 8, 12), Patches().eval()
+    with torch.inference_mode(), attnscope.record(model, ["p"] * 6, images={"p": picture[0]}) as run:
+        model(picture)
+    head = run.head("L0H0")
+    places = [f"p · {row},{column}" for row in range(2) for column in range(3)]
+    assert head.keys == head.queries == ("[memory]", *places)

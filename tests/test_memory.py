@@ -152,7 +152,7 @@ def swallow():
 
 
 class Entered:
-    """Works while it is entered, for a fifth of a second, or with ``limited`` until its time is over."""
+    """Works while it is entered: for a fifth of a second, or with ``limited`` until its time is over."""
 
     whole = False
 
@@ -161,7 +161,7 @@ class Entered:
 
     def __enter__(self):
         with deadline() if self.limited else nullcontext():
-            end = thread_time() + 0.2
+            end = thread_time() + (60 if self.limited else 0.2)
             while thread_time() < end:
                 pass
         self.whole = True

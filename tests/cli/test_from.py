@@ -23,7 +23,7 @@ def heads(run, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--head", "L1H3"], ["--layer", "0"], ["--token", "cat"]])
 def test_show_from_file_equals_show_of_model(run, heads, arguments):
-    told = "weights from the file|its inputs|attnscope show|… --head"
+    told = "13 tokens|its inputs|attnscope show|… --head"
     there, live = (
         [line for line in run("show", *words, *arguments).out.splitlines() if not re.search(told, line)]
         for words in (("--from", heads), (TEXT,))

@@ -207,9 +207,9 @@ def slow(tmp_path):
 @pytest.mark.subprocess
 def test_endless_question_is_stopped_and_others_refused_meanwhile(worker, slow):
     async def talk(client):
-        worker.asked = replace(worker.asked, seconds=1.0)
+        worker.options = replace(worker.options, seconds=1.0)
         both = await asyncio.gather(client.call_tool("show", SLOW), client.call_tool("load", {}))
-        worker.asked = replace(worker.asked, seconds=600)
+        worker.options = replace(worker.options, seconds=600)
         return *both, await client.call_tool("load", {})
 
     stopped, meanwhile, later = ask(make_server(worker), talk)

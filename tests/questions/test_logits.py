@@ -126,7 +126,7 @@ def test_logit_contributions_sum_to_model_score(name, made):
     assert set(effects.feed_forward) == ({0} if name == "albert" else {0, 1})  # one for both layers
     assert not effects.mixers
     assert sum(parts) == pytest.approx(score, abs=1e-4 * max(1, sum(map(abs, parts))))
-    assert ("the slope of the gelu of the output head" in seen.notes[0]) == (name == "bert")
+    assert ("the output head's gelu" in seen.notes[0]) == (name == "bert")
     _, last = logit_lens(model, prepared, "mat", "cat").layers
     assert last.log_probability == pytest.approx(float(logits.log_softmax(-1)[mat]), abs=1e-5)
     assert last.difference == pytest.approx(score, abs=1e-4)
@@ -379,12 +379,12 @@ def test_loss_strip_averages_tokens_of_a_word(causal):
     view = one_head(causal, prepared, Selection(words=True).of("L1H0"), losses).heatmap
     places = [place for place in view.weights.keys if place.stop - place.start > 1]
     assert places
-    for place, shown in zip(view.weights.keys, view.strip, strict=True):
+    for place, shown in zip(view.weights.keys, view.column_losses, strict=True):
         mine = [each.loss for each in losses[place.start : place.stop] if each.loss is not None]
         assert shown == (pytest.approx(np.mean(mine)) if mine else None)
     with drawing(view) as (figure, _):
         heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
-        assert heights == pytest.approx([each or 0 for each in view.strip])
+        assert heights == pytest.approx([each or 0 for each in view.column_losses])
 
 
 def test_loss_strip_needs_the_predicted_axis(made):
@@ -392,5 +392,5 @@ def test_loss_strip_needs_the_predicted_axis(made):
     prepared = model.prepare(LONGER, "A dog")
     losses = token_losses(model, prepared)
     for kind in ("encoder", "cross"):
-        with pytest.raises(SelectionError, match="name --kind decoder"):
+        with pytest.raises(SelectionError, match="add --kind decoder"):
             one_head(model, prepared, Selection(kind=kind).of("L0H0"), losses)

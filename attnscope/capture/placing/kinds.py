@@ -382,7 +382,7 @@ class Sites:
             return 0, 0
         learned, count = (start.before, start.behind), len(capture.keys)
         if any(learned) and isinstance(start, Root):
-            lengths = {len(axis) for both in self.axes.values() for axis in both if isinstance(axis, tuple)}
+            lengths = _labels_by_length(self.axes)
             return learned if count not in lengths and count - sum(learned) in lengths else (0, 0)
         return learned
 

@@ -324,9 +324,9 @@ class PlacedRows:
     def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``.  -> [batch, head, row, key]"""
         chosen = range(self.heads) if heads is None else heads
-        capture = sorted(set(chosen))
-        rows = self._gathered(start, stop, capture, of_mask=False)
-        return rows if list(chosen) == capture else rows[:, [capture.index(head) for head in chosen]]
+        distinct = sorted(set(chosen))
+        rows = self._gathered(start, stop, distinct, of_mask=False)
+        return rows if list(chosen) == distinct else rows[:, [distinct.index(head) for head in chosen]]
 
     @cached_property
     def windows(self) -> WindowRows | None:
@@ -471,8 +471,5 @@ def find_scores(read: RowSource) -> ReadScores | None:
         return None
     computed, count = ScoredRows(call), call.query.shape[2]
     (_, computed_weights), (_, weights) = sampled(computed, count), sampled(read, count)
-    return (
-        computed.scores
-        if float((computed_weights - weights).abs().amax()) <= tolerance(weights.dtype)
-        else None
-    )
+    gap = float((computed_weights - weights).abs().amax())
+    return computed.scores if gap <= tolerance(weights.dtype) else None

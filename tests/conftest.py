@@ -93,6 +93,15 @@ def asked_once():
     seal.measure_seal = look
 
 
+@pytest.fixture(autouse=True)
+def unasked(request, monkeypatch):
+    """Tests marked ``unsealed`` are about weights; only ``--whole`` asks whether tokens mix elsewhere."""
+    if request.node.get_closest_marker("unsealed") and not request.config.getoption("whole"):
+        from attnscope.models import seal
+
+        monkeypatch.setattr(seal, "measure_seal", lambda *_: seal.Seal())
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     """``attnscope`` in this very process, in 80 columns and without a user's settings."""

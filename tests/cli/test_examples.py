@@ -126,8 +126,10 @@ def words_of(line: str) -> list[str]:
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A folder with what a clone has, and an ``attnscope`` for shells."""
+    """A folder with what a clone has, whose training is shortened, and an ``attnscope`` for shells."""
     shutil.copytree(ROOT / "sample_inputs", tmp_path / "sample_inputs")
+    script = tmp_path / "sample_inputs" / "tutorial_models.py"
+    script.write_text(re.sub(r"steps=\d+", "steps=2", script.read_text()))
     (tmp_path / "attnscope").symlink_to(ROOT / "attnscope")
     program = tmp_path / ".bin" / "attnscope"
     program.parent.mkdir()

@@ -61,7 +61,7 @@ def export(
     Examples:
 
     attnscope export "The cat sat on the mat." -o pictures
-    attnscope export "The cat sat." -o paper --layer 0-2 --format pdf,svg
+    attnscope export "The cat sat." -o paper --layer 1 --format pdf,svg
     attnscope export -f sample_inputs/article.txt --truncate -o data --format npz
     attnscope export --image sample_inputs/cat.png -m facebook/dinov2-base -o cat
     """

@@ -245,6 +245,7 @@ class Command(TyperCommand):
         for each in self.params:
             vars(each)["help"] = escape(getattr(each, "help", None) or "")
             each.secondary_opts = []
+            each.opts = [name for name in each.opts if name[:-1] not in each.opts]  # no plural beside --layer
             if panel is not None and getattr(each, "rich_help_panel", None) not in (None, panel):
                 vars(each)["hidden"] = True
         try:
@@ -347,7 +348,9 @@ def option_of(spelled: str) -> str:
     parameter = _parameter(name)
     if parameter is None:
         return name
-    typed = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
+    typed = parameter.metavar
+    if parameter.param_type_name == "option":
+        typed = next((each for each in parameter.opts if each.startswith("--")), parameter.opts[0])
     typed = typed or name.upper()
     return f"{typed} {value}".strip()
 

@@ -104,7 +104,9 @@ class LayerOptions(Group):
 
     panel = WHERE
     settable = "layers kind"
-    layers: Annotated[str | None, Often("--layer", help="Layers, from 0: 5, or several: 0-3,7.")] = None
+    layers: Annotated[
+        str | None, Often("--layer", "--layers", help="Layers, from 0: 5, or several: 0-3,7.")
+    ] = None
     kind: Annotated[
         str | None,
         Option(

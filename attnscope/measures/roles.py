@@ -74,7 +74,8 @@ ROLE_MEASURES = (*PATTERNS, "normalized_entropy")  # the measures that make up r
 SINK_PATTERNS = tuple(name for name, pattern in PATTERNS.items() if pattern.threshold == SINK_BAR)
 """The patterns of an attention sink: all rows attend to one place."""
 
-WORTH_COUNT = 5  # how many heads are recommended
+WORTH_COUNT, WORTH_OF_MANY = 5, 10  # how many heads are recommended, of few and of many
+MANY_HEADS = 100
 
 
 def role(figures: Mapping[str, Figure]) -> Role | None:
@@ -163,7 +164,9 @@ def score(figure: Figure) -> str:
 
 
 def worth_a_look(
-    heads: Iterable[HeadFigures], count: int = WORTH_COUNT, apart: Callable[[Head], float] = lambda head: 0.0
+    heads: Iterable[HeadFigures],
+    count: int | None = None,
+    apart: Callable[[Head], float] = lambda head: 0.0,
 ) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
@@ -180,6 +183,9 @@ def worth_a_look(
         far = 1 - head.role.score
         return False, far * apart(head.address), far
 
+    heads = list(heads)
+    if count is None:
+        count = WORTH_COUNT if len(heads) < MANY_HEADS else WORTH_OF_MANY
     by_role: dict[str, list[HeadFigures]] = {}
     for head in heads:
         if head.role is not None and head.role.name != "broad":

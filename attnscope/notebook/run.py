@@ -316,10 +316,15 @@ class Run(Display):
         return tuple(Head(each.site.layer, n, each.site.kind) for each in sites for n in range(each.heads))
 
     def overview(
-        self, *, words: bool = False, hide_special: bool = False, cmap: str | None = None
+        self,
+        *,
+        words: bool = False,
+        hide_special: bool = False,
+        by: str | None = None,
+        cmap: str | None = None,
     ) -> Drawing:
-        """Every head as a thumbnail, and a few worth a look."""
-        result = overview(*self._inputs, _select(words=words, hide_special=hide_special))
+        """Every head as a thumbnail, and a few worth a look; ``by="role"``, or a measure: as one cell."""
+        result = overview(*self._inputs, _select(words=words, hide_special=hide_special), by=by)
         return Drawing(overview_answer(result, None, lambda head: f'run.head("{head}")'), cmap)
 
     def head(

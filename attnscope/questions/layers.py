@@ -130,6 +130,7 @@ class AllHeads:
     name: str
     scene: Scene | None = None
     pictures: tuple[Picture, ...] = ()
+    by: str | None = None  # what a page's overview is coloured by: ``role`` or one of ``SHOWN_MEASURES``
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its scores, as ``one_head`` shows it."""
@@ -206,11 +207,12 @@ def _describe(head: HeadFigures) -> HeadDescription:
     return HeadDescription(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
 
 
-def all_heads(model: Model, prepared: ModelInput, selection: Selection) -> AllHeads:
-    """Run the model once, and keep and measure all heads of the selected layers."""
+def all_heads(model: Model, prepared: ModelInput, selection: Selection, by: str | None = None) -> AllHeads:
+    """Run the model once, and keep and measure all heads of the selected layers; ``by`` colours a page."""
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    made = heads_of_layers(layers, settle_roles(measured.figures()), model, prepared, selection)
+    heads = settle_roles(measured.figures())
+    made = replace(heads_of_layers(layers, heads, model, prepared, selection), by=by)
     if selection.as_read:
         return made
     spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}

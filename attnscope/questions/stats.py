@@ -30,7 +30,19 @@ from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
-from attnscope.views import Column, Curve, Curves, Grid, HeadMap, HeadRank, Ranking, Table, grid, maps_by_kind
+from attnscope.views import (
+    Column,
+    Curve,
+    Curves,
+    Grid,
+    HeadMap,
+    HeadRank,
+    Ranking,
+    RoleMap,
+    Table,
+    grid,
+    maps_by_kind,
+)
 from attnscope.views.charts import Cell
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
@@ -440,6 +452,7 @@ class Overview:
     notes: Notes
     losses: Losses = None
     apart: Callable[[Head], float] = lambda head: 0.0
+    by: str | None = None  # ``role`` or a measure, by which each head is one coloured cell
 
 
 def overview(
@@ -449,13 +462,16 @@ def overview(
     *,
     large: bool = False,
     exact_kernel: bool = False,
+    by: str | None = None,
 ) -> Overview:
     """Run the model once, and pool and measure every selected head; a long text in the fused pass.
 
-    Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass.
+    Its grids fit a screen; ``large`` ones do not. ``exact_kernel`` never runs the fused pass; ``by`` is
+    ``role`` or a measure, for one cell a head.
     """
-    coarse, measured = selection.coarsen(GRID_CELLS, even=True), Measurement()
-    cached = find_figures(prepared, DEFAULT)
+    names = DEFAULT if by in (None, "role", *DEFAULT) else (*DEFAULT, MEASURES[str(by)].name)
+    coarse, measured = selection.coarsen(GRID_CELLS, even=True), Measurement(names)
+    cached = find_figures(prepared, names)
     as_read = selection.as_read and not prepared.picture  # neighbours are tokens
     if cached is None:
         exact_kernel |= selection.words or selection.hide_special or not (as_read or selection.zoom)
@@ -477,18 +493,52 @@ def overview(
             whole=selection.every_layer,
             written=prepared.written if as_read and kind == "decoder" else None,
         )
-    heads = measured.figures() if cached is None else pick_figures(cached, record, selection)
-    return Overview(grids, settle_roles(heads), record, layers.notes, apart=layers.apart)
+    measures = measured.figures() if cached is None else pick_figures(cached, record, selection)
+    heads = settle_roles(measures)
+    grids = {kind: replace(grid, roles=role_map(heads, kind, grid)) for kind, grid in grids.items()}
+    return Overview(grids, heads, record, layers.notes, apart=layers.apart, by=by)
+
+
+def role_map(heads: Sequence[HeadFigures], kind: str, view: Grid) -> RoleMap:
+    """The roles of the heads of a kind of attention, with the title of their thumbnails."""
+    layers: dict[int, dict[int, str]] = {layer.layer: {} for layer in view.layers}
+    for head in heads:
+        if head.site.kind == kind and head.role is not None:
+            layers[head.site.layer][head.head] = head.role.name
+    rows = tuple(
+        tuple(roles.get(head, "") for head in range(1 + max(roles, default=-1))) for roles in layers.values()
+    )
+    return RoleMap(tuple(layers), rows, title=view.title, subtitle=view.subtitle)
 
 
 def overview_answer(
     result: Overview, command: str | None, opening: Callable[[Head], str] | None = None
 ) -> Answer:
-    """Every head as a thumbnail, and those most worth a look, each with a command, or ``opening`` of it."""
-    several = len(result.grids) > 1
-    ranked = []
+    """Every head as a thumbnail, or as one cell, and those most worth a look, each with a command, or
+    ``opening`` of it.
+    """
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
-    for head in () if short else worth_a_look(result.heads, apart=result.apart):
+    ranked = () if short else tuple(_heads_worth_a_look(result, command, opening))
+    notes = result.notes
+    if short:
+        notes = ("too few tokens to name patterns: try a sentence", *notes)
+    elif not ranked:
+        notes = ("no head shows a clear pattern on this text", *notes)
+    elif not command and not opening:
+        notes = (*notes, "... stands for the command that you gave")
+    ranking = Ranking(ranked, title="Worth a look" if ranked else "", notes=notes)
+    strips = [] if result.losses is None else [token_losses_table(result.losses)]
+    views: Mapping[str, Any] = result.grids if result.by is None else _one_cell_a_head(result, result.by)
+    named = [f"worth a look: {', '.join(each.head for each in ranked)}"] if ranked and result.by else []
+    pictures = {kind: replace(view, notes=(*named, *result.notes)) for kind, view in views.items()}
+    return Answer((*views.values(), *strips, ranking), pictures, lambda: result)
+
+
+def _heads_worth_a_look(
+    result: Overview, command: str | None, opening: Callable[[Head], str] | None
+) -> Iterator[HeadRank]:
+    several = len(result.grids) > 1
+    for head in worth_a_look(result.heads, apart=result.apart):
         kind, extra = (f" {head.site.kind}", f" --kind {head.site.kind}") if several else ("", "")
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
@@ -497,15 +547,16 @@ def overview_answer(
         if head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
             reason += f"; {far:.0%} of the way from uniform attention to one key, rows {apart:.2f} nats apart"
-        ranked.append(HeadRank(head.name + kind, reason, words))
-    notes = result.notes
-    if short:
-        notes = ("too few tokens to name patterns: try a sentence", *notes)
-    elif not ranked:
-        notes = ("no head shows a clear pattern on this text", *notes)
-    elif not command and not opening:
-        notes = (*notes, "... stands for the command that you gave")
-    ranking = Ranking(tuple(ranked), title="Worth a look" if ranked else "", notes=notes)
-    strips = [] if result.losses is None else [token_losses_table(result.losses)]
-    pictures = {kind: replace(grid, notes=result.notes) for kind, grid in result.grids.items()}
-    return Answer((*result.grids.values(), *strips, ranking), pictures, lambda: result)
+        yield HeadRank(head.name + kind, reason, words)
+
+
+def _one_cell_a_head(result: Overview, by: str) -> Mapping[str, RoleMap | HeadMap]:
+    """The roles, or one measure, of every head, for each kind of attention."""
+    if by == "role":
+        return {kind: grid.roles for kind, grid in result.grids.items() if grid.roles is not None}
+    maps = measure_maps(Stats(result.heads, "", OWN_KERNELS, ()), by)
+    titles = {kind: grid.title for kind, grid in result.grids.items()}
+    return {
+        kind: replace(view, title=f"{by} · {titles[kind]}", compact=True, by_layer=False)
+        for kind, view in maps.items()
+    }

@@ -74,6 +74,19 @@ def table(name: str) -> Array:
     return np.asarray(np.round(255 * srgb).astype(np.uint8))
 
 
+ROLE_COLOURS = {
+    "previous": "#0072b2", "next": "#56b4e9", "self": "#009e73", "positional": "#4040c0",
+    "induction": "#d55e00", "duplicate": "#cc79a7", "first": "#e69f00", "special": "#f0e442",
+    "punctuation": "#8c6d1f", "sharp": "#8e3b8e", "broad": "#b8b8b8",
+}  # fmt: skip
+"""The ground of a role's letter, most of them of Okabe and Ito; a head without a pattern has none."""
+
+
+def role_colour(role: str) -> tuple[int, int, int] | None:
+    """The colour of a role, sRGB; ``None`` without a pattern."""
+    return tuple(bytes.fromhex(ROLE_COLOURS[role][1:])) if role in ROLE_COLOURS else None  # type: ignore[return-value]
+
+
 @cache
 def terminal_colours(name: str) -> Array:
     """The nearest of a terminal's 256 colours, in perception, to each entry of a map.  -> [256]

@@ -13,13 +13,13 @@ from attnscope.views.heads import *
 from attnscope.views.maps import *
 
 View: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"
+    "Heatmap | Grid | RoleMap | TokenView | HeadMap | Ranking | DistanceMap | HeadPair"
     " | HeadRow | AlignedTexts | Curves | Stack | Terms | Table"
 )
 """What can be printed in a terminal."""
 
 Drawable: TypeAlias = (
-    "Heatmap | Grid | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
+    "Heatmap | Grid | RoleMap | TokenView | HeadMap | DistanceMap | HeadDistances | HeadPair"
     " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph | Panels"
 )
 """What can be saved as a picture."""

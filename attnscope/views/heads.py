@@ -27,6 +27,7 @@ class HeadMap(Titled):
     marks: tuple[str, str] = ("L", "H")  # before the numbers of rows and columns
     labels: tuple[str, ...] = ()  # of the rows, in place of mark and number
     by_layer: bool = False  # adds the mean of each layer, and in a picture every head over its layer
+    compact: bool = False  # fits a screen: numbers only if they do
 
     @property
     def means(self) -> Array:

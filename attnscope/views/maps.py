@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from attnscope.axes import Array, Weights, fit, shrink
+from attnscope.figures import WEAK
 from attnscope.records import Meaning, record
 from attnscope.text import round_short
 
@@ -289,6 +291,48 @@ def head_pair(
     return HeadPair(names, maps, difference, partings, **words)
 
 
+ROLE_LETTERS: Mapping[str, str] = {
+    "previous": "p", "next": "n", "self": "s", "positional": "o", "induction": "i", "duplicate": "d",
+    "first": "f", "special": "x", "punctuation": ",", "sharp": "c", "broad": "b", "none": "·", "": "?",
+}  # fmt: skip
+"""The letter of each role, in the order of legends; a weak role has that of its pattern."""
+
+ROLE_WORDS = {"positional": "other offset", "sharp": "content (sharp)", "none": "no pattern", "": "no scores"}
+"""What a legend calls a role, if not by its name."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoleMap(Titled):
+    """The role of every head, one cell per head: layers down, heads across."""
+
+    layers: tuple[int, ...]  # the number of each row
+    roles: tuple[tuple[str, ...], ...]  # [layer, head]; empty for a head without scores
+
+    @property
+    def heads(self) -> int:
+        """The largest number of heads in a layer."""
+        return max(map(len, self.roles), default=0)
+
+    @property
+    def patterns(self) -> tuple[tuple[str, ...], ...]:
+        """The role of each head, weak ones as their pattern.  [layer, head]"""
+        return tuple(tuple(role.removeprefix(WEAK) for role in row) for row in self.roles)
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """For each role that occurs: what it is called, how many heads have it, and how many only weakly."""
+        counts = Counter(role for row in self.roles for role in row)
+        words = {}
+        for role in ROLE_LETTERS:
+            weak = counts[WEAK + role]
+            if count := counts[role] + weak:
+                words[role] = f"{ROLE_WORDS.get(role, role)} {count:,}" + f" ({weak:,} weak)" * bool(weak)
+        return words
+
+
+CLEAR_CELLS = 6  # rows and columns below which a map is no picture, unless the text is as short
+
+
 @dataclass(frozen=True, eq=False)
 class GridLayer:
     """The thumbnails of one layer; ``sizes`` is how many tokens rows and columns stand for."""
@@ -315,6 +359,12 @@ class Grid(Titled):
     written: int | None = None  # the number of the first generated key
     each: str = "head"  # what a thumbnail is
     large: bool = False  # may exceed one screen
+    roles: RoleMap | None = None  # shown where a thumbnail has too few cells
+
+    def is_clear(self, rows: int, columns: int) -> bool:
+        """Whether thumbnails of this size are pictures; so are all, where no roles can stand for them."""
+        queries, keys = (min(size, CLEAR_CELLS) for size in self.size)
+        return self.roles is None or (rows >= queries and columns >= keys)
 
     def written_from(self, columns: int) -> int:
         """The first generated column in a thumbnail of ``columns``; ``columns`` if there is none."""

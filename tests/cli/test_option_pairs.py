@@ -133,6 +133,9 @@ VALUES = {
 }
 """A value that matters, by the field of an option."""
 
+OWN_VALUES = {"show": {"by": "entropy"}}
+"""Those of one command."""
+
 KEYS = {
     "out",
     "as_json",
@@ -234,10 +237,10 @@ def answer(run, folder, monkeypatch):
     return answer
 
 
-def typed(option) -> list:
+def typed(command, option) -> list:
     """The words of an option with its value."""
     name = max(option.opts, key=len)
-    return [name] if option.is_flag else [name, VALUES[option.name]]
+    return [name] if option.is_flag else [name, (VALUES | OWN_VALUES.get(command, {}))[option.name]]
 
 
 @pytest.mark.parametrize("command", BASES)
@@ -255,19 +258,19 @@ def test_every_accepted_option_changes_the_output(answer, command, request):
     code, *plain = answer(base)
     assert code in (0, 1), plain
     for one in options:
-        alone = answer([*base, *typed(one)])
+        alone = answer([*base, *typed(command, one)])
         if alone[0] != 2 and alone[:3] == (code, *plain[:2]):
             silent.append((one.opts[0],))
     for one, other in combinations(options, 2):
         if not (request.config.getoption("whole") or {one.name, other.name} & KEYS):
             continue
-        both = answer([*base, *typed(one), *typed(other)])
+        both = answer([*base, *typed(command, one), *typed(command, other)])
         if "unexpected" in both[3]:
             raised.append((one.opts[0], other.opts[0], both[3]))
         if both[0] == 2 or {(command, one.name), (command, other.name)} & ALIKE:
             continue
         for each, left in ((one, other), (other, one)):
-            if both[:3] == answer([*base, *typed(left)])[:3]:
+            if both[:3] == answer([*base, *typed(command, left)])[:3]:
                 silent.append((left.opts[0], each.opts[0]))
     pairs = [pair for pair in silent if len(pair) == 1 or (pair[1],) not in silent]
     assert not raised

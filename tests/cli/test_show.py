@@ -9,7 +9,9 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from attnscope.cli import build
 from tests.models import folders
+from tests.questions.roles import plant_roles
 
 TEXT = "The cat sat on the mat because it was tired."
 LONG = f"{TEXT} " * 8
@@ -169,3 +171,39 @@ def test_browse_passes_its_options_to_the_browser(run, terminal, monkeypatch, tm
     (browser,) = seen
     assert (browser.folder, browser.cmap, browser.heads.selection.scale) == (tmp_path, "viridis", "row")
     assert browser.heads.selection.words
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A file of 12 × 12 heads with planted roles, and their letters."""
+    files, letters = plant_roles(12, 12)
+    path = tmp_path_factory.mktemp("planted") / "heads.npz"
+    np.savez(path, **files)
+    return path, letters
+
+
+def test_planted_roles_are_shown_as_their_letters(run, planted):
+    path, letters = planted
+    for options in (("--by", "role"), ()):  # by choice, and because thumbnails are too small
+        lines = run("show", "--from", path, *options).out.splitlines()
+        shown = ["".join(line.split()[1:]) for line in lines if re.match(r"L\d+ +[a-z]", line)]
+        assert shown[:12] == letters
+    assert len(re.findall(r"--head L\d+H\d+", "\n".join(lines))) == 10
+
+
+def test_cells_by_a_measure_are_those_of_stats(run, planted):
+    path, _ = planted
+    heads = run.json("stats", "--from", path, "--sort", "offset=-2")["heads"]
+    wanted = {(each["layer"], each["head"]): each["figures"]["offset=-2"]["value"] for each in heads}
+    lines = run("show", "--from", path, "--by", "offset=-2").out.splitlines()
+    rows = [re.findall(r"\d\.\d\d", line) for line in lines if re.match(r"L\d+ +\d", line)]
+    assert rows == [[f"{wanted[layer, head]:.2f}" for head in range(12)] for layer in range(12)]
+    picture = path.with_name("cells.png")
+    assert run("show", "--from", path, "--by", "entropy", "-o", picture).code == 0
+    assert picture.stat().st_size
+
+
+@pytest.mark.parametrize("command", ["show", "stats", "compare", "flow", "browse", "export", "find", "check"])
+def test_layers_may_be_named_in_the_plural(command):
+    (option,) = [each for each in build(command).params if each.name == "layers"]
+    assert {"--layer", "--layers"} <= {*option.opts}

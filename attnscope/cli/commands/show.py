@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, is_given, refuse, refuse_combined, refuse_first, repeat
+from attnscope.cli.command import (
+    Group,
+    command,
+    is_given,
+    offering,
+    refuse,
+    refuse_combined,
+    refuse_first,
+    repeat,
+)
 from attnscope.cli.deliver import deliver, print_written
 from attnscope.cli.source import PassSource, list_prompts, model_progress, read_source, reopen
 
@@ -44,6 +54,13 @@ class ShowOutput(options.FileOutput):
     loss: Annotated[
         bool, Option(help="Show each token's loss, in nats, below the map.", rich_help_panel=options.PICTURE)
     ] = False
+    by: Annotated[
+        str | None,
+        Option(
+            help="Show each head as one cell, coloured by role or by a measure.",
+            autocompletion=offering(lambda: ("role", *options.measure_names())),
+        ),
+    ] = None
     large: Annotated[
         bool, Option(help="Show every head large, over several screens.", rich_help_panel=options.PICTURE)
     ] = False
@@ -71,7 +88,7 @@ def show(
     attnscope show "The cat sat on the mat because it was tired."
     attnscope show "The cat sat on the mat because it was tired." --head L2H1
     attnscope show "The cat sat on the mat." --head L2H1,L1H3 -o heads.png
-    attnscope show -f sample_inputs/article.txt --truncate -o heads.html
+    attnscope show -f sample_inputs/article.txt --truncate --by role -o heads.html
     attnscope show "The king said that" -m own-causal --generate 12 --token king
     attnscope show --image sample_inputs/cat.png -m facebook/dinov2-base
     """
@@ -101,7 +118,8 @@ def show(
     from attnscope.questions.token import one_token
 
     exact, saving = kernel.exact_kernel, output.out is not None
-    kind = "kernel" if one_picture or saves_layers or exact else "fused"
+    measured = _pass_kind(output.by, saves_layers)
+    kind = "kernel" if one_picture or saves_layers or exact else measured
     opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind, saving=saving)
     with opened as text:
         losses: Any = None
@@ -113,7 +131,7 @@ def show(
         def every_head() -> Answer:
             again, same_model = reopen(source, model)
             opening = repeat("show", again, axes, picture, same_model)
-            result = overview(*text, selection, large=output.large, exact_kernel=exact)
+            result = overview(*text, selection, large=output.large, exact_kernel=exact, by=output.by)
             return overview_answer(replace(result, losses=losses), opening)
 
         modes: tuple[tuple[object, Callable[[], Answer]], ...] = (
@@ -125,13 +143,26 @@ def show(
         )
         layers: Any = None
         if saves_layers:
-            layers = (all_heads if output.suffix == ".html" else whole_layers)(*text, selection)
+            keep = partial(all_heads, by=output.by) if output.suffix == ".html" else whole_layers
+            layers = keep(*text, selection)
         answer = next(answer_of() for applies, answer_of in modes if applies)
     if saves_layers:
         answer = replace(answer, pictures={}, layers=lambda: layers.data, heads=lambda: layers)
     if not (output.as_json or saving):
         print_written(text[1])
     deliver("show", answer, output, picture, model.metadata, text)
+
+
+def _pass_kind(by: str | None, paged: bool) -> Literal["fused", "other"]:
+    """The pass that measures what colours the heads; refuses what is unknown, or not on a page."""
+    from attnscope.measures import DEFAULT, MEASURES
+    from attnscope.questions.head import SHOWN_MEASURES
+
+    if by is None or by == "role":
+        return "fused"
+    listed = ", ".join(("role", *SHOWN_MEASURES))
+    refuse(paged and by not in SHOWN_MEASURES, "--by", f"a page has {listed}")
+    return "fused" if MEASURES[by].name in DEFAULT else "other"
 
 
 def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
@@ -150,14 +181,17 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
         ("scale", "token", "its bars have a scale of their own"),
         ("large", "head token", "it shows all heads"),
         ("large", "out", "a picture is as large as it needs to be"),
+        ("by", "head token large words hide_special zoom scale", "a cell stands for all of a head"),
+        ("by=role", "cmap", "a role has a colour of its own"),
         ("exact_kernel", "head token out", "the model's own kernel runs anyway"),
     )
     if not (heads or output.out or is_given("token")):
-        refuse_combined(("words large", "as_json", "the numbers of all heads do not depend on it"))
+        refuse_combined(("words large by", "as_json", "the numbers of all heads do not depend on it"))
     has_map = output.suffix == ".html" or (heads and not (is_given("token") or is_given("neurons")))
     refuse_first(
         (is_given("min_weight") and not has_map, "--min-weight", "requires a map: --head, or -o PAGE.html"),
         (output.loss and output.suffix and not heads, "--loss", "requires --head in a saved picture"),
+        (output.by and output.suffix in options.WHOLE[1:], "--by", f"cannot be saved to {output.suffix}"),
         (output.zoom and output.suffix in options.WHOLE, "--zoom", f"cannot be saved to {output.suffix}"),
     )
 

@@ -41,7 +41,7 @@ from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
-from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, TokenView
+from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, RoleMap, TokenView
 from attnscope.views.charts import Curves, LayerGraph, Panels, SoundMap, Stack, Terms
 from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
 
@@ -103,6 +103,7 @@ def panels_figure(view: Panels, style: Style) -> Figure:
 FIGURE_FUNCTIONS: dict[type, Callable[[Any, Style], Figure]] = {
     Heatmap: maps.heatmap_figure,
     Grid: maps.grid_figure,
+    RoleMap: maps.role_figure,
     TokenView: charts.token_figure,
     HeadMap: maps.head_map_figure,
     DistanceMap: maps.distance_figure,

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from attnscope.axes import Array
-from attnscope.render.colour import DIVERGING, choose_map, is_light, steps, table
+from attnscope.render.colour import DIVERGING, choose_map, is_light, role_colour, steps, table
 from attnscope.render.image import sheet as paper
-from attnscope.render.image.sheet import BAR_ROOM, GREY, NORMAL, POINT, QUIET, SMALL, Style
+from attnscope.render.image.sheet import BAR_ROOM, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
-from attnscope.views.maps import Grid, thumbnail_levels
+from attnscope.views.maps import CLEAR_CELLS, ROLE_LETTERS, Grid, RoleMap, thumbnail_levels
 
 LEAST_ROW = 0.16  # least inches of a row under a spectrogram, for its token
 LOSS_HEIGHT = 0.4  # inches of the losses below it
@@ -240,15 +240,18 @@ MASKED_COLOUR = (226, 226, 226)
 
 
 def grid_figure(view: Grid, style: Style) -> Figure:
-    """Every head in one image of colours on one axes, so that gaps and masked cells have their own."""
+    """Every head in one image of colours on one axes, so that gaps and masked cells have their own.
+
+    Where that leaves thumbnails too small, each head is one cell.
+    """
+    if view.roles is not None and _thumbnail_side(view, style) < CLEAR_SIDE:
+        return role_figure(replace(view.roles, title=view.title, notes=view.notes), style)
     masked = any(layer.masked.any() for layer in view.layers)
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, view.numbers
     low, high = view.scale_ends(minus="−")
     left, right = 0.33 if style.narrow else 0.45, style.room(high)
-    head = min(0.85, 11.0 / max(heads, 1))  # inches from thumbnail to thumbnail
-    if style.width:
-        head = max(style.width - left - right, 1.0) / heads
+    head = _thumbnail_side(view, style)
     layer = head * (tall + gap) / (wide + gap)
     notes = ("; ".join(view.legend(masked="grey: masked" if masked else "")), *view.notes)
     drawn = paper.sheet(view, head * heads, layer * len(layers), (left, right, 0.25, 0.16), notes=notes)
@@ -264,6 +267,67 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     paper.frame(axes, ())
     paper.draw_colour_bar(axes, style, [(0, low), (1, paper.stacked(high))])
     return drawn.figure
+
+
+CLEAR_SIDE = CLEAR_CELLS * 1.25 * POINT  # least inches of a thumbnail
+
+
+def _thumbnail_side(view: Grid, style: Style) -> float:
+    """Inches from thumbnail to thumbnail."""
+    left, right = 0.33 if style.narrow else 0.45, style.room(view.scale_ends()[1])
+    if style.width:
+        return max(style.width - left - right, 1.0) / view.heads
+    return min(0.85, 11.0 / max(view.heads, 1))
+
+
+def role_figure(view: RoleMap, style: Style) -> Figure:
+    """The letter of each head's role on its colour; below, what the letters mean."""
+    layers, heads = len(view.layers), max(view.heads, 1)
+    cell = min(0.22, 11.0 / heads)  # inches
+    if style.width:
+        cell = max(style.width - 0.45 - GAP, 1.0) / heads
+    entries = [(role, f"{words}") for role, words in view.legend.items()]
+    size = min(NORMAL, cell * 72 * 0.72)
+    beside = max(int((cell * heads + 0.45) / ENTRY_WIDTH), 1)
+    below = 0.1 + ENTRY_HEIGHT * -(-len(entries) // beside)
+    drawn = paper.sheet(view, cell * heads, cell * layers, (0.45, GAP, 0.25, below))
+    axes = drawn.part()
+    white = (255, 255, 255)
+    ground = np.full((layers, heads, 3), 255, np.uint8)
+    for row, roles in enumerate(view.patterns):
+        ground[row, : len(roles)] = [role_colour(role) or white for role in roles]
+    axes.imshow(ground, interpolation="nearest", aspect="auto")
+    for row, roles in enumerate(view.patterns):
+        for head, role in enumerate(roles):
+            _write_letter(axes, head, row, role, size)
+    every = max(1, round(LABEL_STEP / cell))
+    named = range(0, heads, every)
+    paper.above(axes, named, [f"H{head}" for head in named], SMALL)
+    down = range(0, layers, max(1, round(paper.LABEL_PITCH * POINT / cell)))
+    paper.beside(axes, down, [f"L{view.layers[row]}" for row in down], SMALL)
+    paper.frame(axes)
+    key = drawn.part(-0.3, cell * layers + 0.1, ENTRY_WIDTH * beside, below - 0.1)
+    key.set(xlim=(0, beside), ylim=(-(-len(entries) // beside), 0))
+    paper.frame(key, ())
+    for number, (role, words) in enumerate(entries):
+        line, column = divmod(number, beside)
+        colour = np.array(role_colour(role) or white) / 255
+        side = ENTRY_HEIGHT * 0.8 / ENTRY_WIDTH
+        key.add_patch(Rectangle((column, line + 0.1), side, 0.8, facecolor=colour, ec="#bbbbbb", lw=0.4))
+        _write_letter(key, column + side / 2, line + 0.5, role, SMALL)
+        key.text(column + side + 0.04, line + 0.5, words, size=SMALL, va="center_baseline")
+    return drawn.figure
+
+
+ENTRY_WIDTH, ENTRY_HEIGHT = 1.35, 0.17  # inches of a legend's entry
+LABEL_STEP = 0.3  # inches from the name of a head to the next
+
+
+def _write_letter(axes: Axes, x: float, y: float, role: str, size: float) -> None:
+    """A role's letter, in black or white on its colour, or grey without one."""
+    ground = role_colour(role)
+    ink = GREY if ground is None else "black" if is_light(np.array(ground) / 255) else "white"
+    axes.text(x, y, ROLE_LETTERS[role], color=ink, size=size, ha="center", va="center_baseline")
 
 
 def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:

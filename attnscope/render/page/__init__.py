@@ -20,10 +20,28 @@ import numpy as np
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, continue_text, shrink
 from attnscope.errors import OutputError
-from attnscope.render.colour import DARKEST_SHARE, GLOW, OFFERED, choose_map, table
+from attnscope.render.colour import (
+    DARKEST_SHARE,
+    GLOW,
+    OFFERED,
+    ROLE_COLOURS,
+    choose_map,
+    is_light,
+    role_colour,
+    table,
+)
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
-from attnscope.views import FAINT, FAINT_ROWS, Drawable, HeadDescription, LayerGraph, Scene
+from attnscope.views import (
+    FAINT,
+    FAINT_ROWS,
+    ROLE_LETTERS,
+    Drawable,
+    HeadDescription,
+    LayerGraph,
+    RoleMap,
+    Scene,
+)
 
 if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads
@@ -140,6 +158,9 @@ class Page:
     written: int | None = None  # the number of the first generated token
     scene: Scene | None = None  # the picture or sound behind tokens
     min_weight: float = 0.0  # cells of a head's map below it are hidden
+    by: str | None = (
+        None  # what colours the overview: ``role`` or a score; else maps if these are large enough
+    )
     _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
@@ -148,7 +169,11 @@ class Page:
         chosen, top = choose_map(self.cmap, signed=False), max(self.top, 1.0)
         code = Code(top, self.min_weight)
         kinds = [
-            {"kind": kind, "layers": list(self._layers(kind, number, layers, code))}
+            {
+                "kind": kind,
+                "layers": list(self._layers(kind, number, layers, code)),
+                "roles": self._roles(kind),
+            }
             for number, (kind, layers) in enumerate(self.kinds.items())
         ]
         names = list(self.kinds)
@@ -172,6 +197,8 @@ class Page:
             "kinds": kinds,
             "worth": worth_a_look,
             "written": self.written,
+            "by": self.by or "auto",
+            "letters": {role: [letter, *_colours_of(role)] for role, letter in ROLE_LETTERS.items()},
             "meanings": {each.name: clean(each.meaning) for each in read},
             "cmap": chosen,
             "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
@@ -214,6 +241,11 @@ class Page:
                 labels[-1].append([numbers[each] for each in ids] if has_part else None)
         return labels
 
+    def _roles(self, kind: str) -> dict[str, str]:
+        """What the letters of a kind's roles mean, in words."""
+        rows = [[head.role for head in heads] for (own, _), heads in self.described.items() if own == kind]
+        return RoleMap((), tuple(map(tuple, rows))).legend
+
     def _picture(self) -> dict[str, Any] | None:
         """The scene as plain data: left, top, right and bottom of each part, and whether it is fine."""
         if self.scene is None:
@@ -244,6 +276,14 @@ class Page:
             }
 
 
+def _colours_of(role: str) -> list[str | None]:
+    """The ground and the ink of a role's letter; nothing without a pattern."""
+    ground = role_colour(role)
+    if ground is None:
+        return [None, None]
+    return [ROLE_COLOURS[role], "#000000" if is_light(np.array(ground) / 255) else "#ffffff"]
+
+
 def _describe(head: HeadDescription) -> list[Any]:
     readings = []
     for each in head.readings:
@@ -253,7 +293,7 @@ def _describe(head: HeadDescription) -> list[Any]:
 
 
 SCRIPTS = (
-    "data.js", "canvas.js", "overview.js", "heatmap.js", "compared.js", "lines.js", "side.js",
+    "data.js", "canvas.js", "overview.js", "roles.js", "heatmap.js", "compared.js", "lines.js", "side.js",
     "columns.js", "scene.js", "vector.js", "save.js", "app.js", "listen.js",
 )  # fmt: skip
 
@@ -273,7 +313,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
         raise OutputError("a page cannot show negative weights: save a picture or .npz")
     page = Page(
         layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, top, layers.proofs,
-        heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
+        heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight, heads.by,
     )  # fmt: skip
     return page.text()
 

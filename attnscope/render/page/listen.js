@@ -165,6 +165,7 @@ function listen() {
   on("between", "change", (event) => lookBetween(event.target.value));
   on("few", "change", (event) => showFew(event.target.checked));
   on("mode", "change", (event) => changeMode(event.target.value));
+  on("by", "change", drawThumbnails);
   on("scale", "change", (event) => restyle({ scale: event.target.value }));
   on("cmap", "change", (event) => restyle({ cmap: event.target.value }));
   on("theme", "click", flip);
@@ -191,6 +192,9 @@ function start() {
   options("kind", PAGE.kinds.map(({ kind }, i) => [kind, i]));
   options("cmap", Object.keys(PAGE.cmaps).map((name) => [name, name]));
   element("cmap").value = state.cmap;
+  const [described] = PAGE.kinds[0].layers.flatMap(({ about }) => about);
+  options("by", (described?.[2] ?? []).map(([name]) => [name, name]));
+  element("by").value = PAGE.by;
   element("kinds").hidden = PAGE.kinds.length === 1;
   buildWorth();
   listen();

@@ -105,6 +105,12 @@ function drawOverview() {
   Object.assign(overview, { pitch, gap });
   const canvas = element("grid");
   const context = sized(canvas, overview.left + pitch * overview.heads, overview.top + pitch * overview.layers.length);
+  const by = cellsBy(side);
+  if (by) {
+    settleOverview();
+    drawCells(context, by, pitch, side);
+    return placeCells(pitch, side);
+  }
   const hatch = hatching(context), most = Math.max(1, Math.floor(side * (window.devicePixelRatio || 1)));
   if (!overview.pictures.length || overview.most !== most) colourOverview(most);
   context.imageSmoothingEnabled = false;

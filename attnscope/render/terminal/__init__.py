@@ -27,7 +27,19 @@ from rich.segment import Segment, Segments
 from attnscope.errors import OutputError
 from attnscope.render.terminal import charts, grid, heatmap
 from attnscope.render.terminal.surface import ASCII, CONTROLS, Line, Surface, strip_end
-from attnscope.views import Curves, Grid, HeadPair, HeadRow, Heatmap, Stack, Table, Terms, TokenView, View
+from attnscope.views import (
+    Curves,
+    Grid,
+    HeadPair,
+    HeadRow,
+    Heatmap,
+    RoleMap,
+    Stack,
+    Table,
+    Terms,
+    TokenView,
+    View,
+)
 from attnscope.views.heads import AlignedTexts, DistanceMap, HeadMap, Ranking
 
 TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
@@ -36,6 +48,7 @@ TEXT_OF = itemgetter(0)  # a segment's text; called ten thousand times per frame
 LINE_FUNCTIONS: dict[type, Callable[..., Iterator[Line]]] = {
     Heatmap: heatmap.heatmap_lines,
     Grid: grid.grid_lines,
+    RoleMap: grid.role_lines,
     TokenView: charts.token_lines,
     HeadMap: heatmap.head_map_lines,
     Ranking: charts.ranking_lines,
@@ -88,6 +101,8 @@ def lines(view: View, surface: Surface, marked: tuple[int, int] | int | None = N
         return
     title = (view.title or view.name) if isinstance(view, HeadMap) else view.title
     tight = isinstance(view, Grid) and grid.layout_of(view, surface, marked is not None).tight
+    if isinstance(view, RoleMap) or (isinstance(view, HeadMap) and view.compact):
+        tight = surface.height is not None
     yield from surface.heading(title, view.subtitle, tight=tight)
     yield from LINE_FUNCTIONS[type(view)](view, surface, *(() if marked is None else (marked,)))
     if not isinstance(view, (Heatmap, DistanceMap)):  # these are fitted to a size, and say so themselves
@@ -156,7 +171,7 @@ def print_views(
     if method != "cells":
         from attnscope.render.image import FIGURE_FUNCTIONS as drawable
     views = list(views)
-    grids = [view for view in views if isinstance(view, Grid) and not view.large]
+    grids = [view for view in views if _fits_screen(view)]
     fits = console.is_terminal and method == "cells" and bool(grids)
     left = console.height - 1  # the prompt takes a line
     for number, view in enumerate(views):
@@ -164,7 +179,7 @@ def print_views(
             console.print()
             left -= 1
         height = None
-        if fits and isinstance(view, Grid):
+        if fits and _fits_screen(view):
             height = (left - 1) // len(grids)  # a line at least is for the heads worth a look
             grids = grids[1:]
         elif fits and isinstance(view, Ranking):
@@ -173,6 +188,13 @@ def print_views(
             print_pixels(view, console, method, cmap)
         else:
             left -= print_view(view, console, cmap=cmap, plain=plain, height=height)
+
+
+def _fits_screen(view: View) -> bool:
+    """Whether a view has every head on one screen."""
+    if isinstance(view, HeadMap):
+        return view.compact
+    return isinstance(view, RoleMap) or (isinstance(view, Grid) and not view.large)
 
 
 def print_pixels(view: Any, console: Console, method: Graphics, cmap: str | None) -> None:

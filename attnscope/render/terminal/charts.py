@@ -85,29 +85,43 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     """The same in the remaining lines of a screen: one line per head, or the names alone; one command."""
     notes = list(surface.footing(view.notes))
+    if len(notes) + 2 > (surface.height or 0):
+        notes = list(surface.footing(screen.cut(note, surface.width - 2) for note in view.notes))
     full = [*surface.heading(view.title, view.subtitle), *ranking_lines(view, surface), *notes]
     left = (surface.height or 0) - len(notes)
     if not view.heads or len(full) <= (surface.height or 0):
         yield from full if view.heads else notes
         return
     command = view.heads[0].command
-    names = f"{view.title}: {' '.join(each.head for each in view.heads)}"
-    if left <= 2 + bool(command):  # title, a head, and the command
-        fits = cell_len(names) + 3 + cell_len(command) <= surface.width
-        beside = "" if left > 1 else f"--head {view.heads[0].head.split()[0]} opens one"
-        beside = command if fits or not command else beside
-        yield [Segment(names, BOLD), Segment(f"   {beside}", DIM)]
-        if not fits and left > 1:
-            yield [Segment(command, DIM)]
+    fitting = left - 1 - -(-cell_len(command) // surface.width)  # under the title, and over the command
+    if fitting < 2:
+        yield from _names_alone(view, surface, left)
     else:
         label = max(len(each.head) for each in view.heads) + 2
         yield [Segment(view.title, BOLD)]
-        for each in view.heads[: left - 1 - bool(command)]:
+        first = view.heads if len(view.heads) <= fitting else view.heads[: fitting - 1]
+        for each in first:
             reason = screen.cut(each.reason, surface.width - label)
             yield [Segment(each.head.ljust(label), BOLD), Segment(isolate(reason))]
+        if others := " ".join(each.head for each in view.heads[len(first) :]):
+            yield [Segment(screen.cut(f"also {others}", surface.width), BOLD)]
         if command:
             yield [Segment(command, DIM)]
     yield from notes
+
+
+def _names_alone(view: Ranking, surface: Surface, left: int) -> Iterator[Line]:
+    """The names of all heads, and a command if so many lines have room for it."""
+    command = view.heads[0].command
+    names = f"{view.title}: {' '.join(each.head for each in view.heads)}"
+    for shown in (command, f"--head {view.heads[0].head.split()[0]} opens one"):
+        if command and cell_len(names) + 3 + cell_len(shown) <= surface.width:
+            yield [Segment(names, BOLD), Segment(f"   {shown}", DIM)]
+            return
+        if command and -(-cell_len(shown) // surface.width) < left:
+            yield from ([Segment(names, BOLD)], [Segment(shown, DIM)])
+            return
+    yield [Segment(names, BOLD)]
 
 
 def _commands(commands: list[str], room: int) -> list[str]:

@@ -1,22 +1,33 @@
-"""Every head as a thumbnail: layers down, heads across.
+"""Every head as a thumbnail, or as one cell: layers down, heads across.
 
-All heads fit on one screen, one plain map each, as large as its lines and columns allow. A large grid has
-a column for each key if the width allows.
+All heads fit on one screen, one plain map each, as large as its lines and columns allow; if these are too
+small for maps, one letter each. A large grid has a column for each key if the width allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+from rich.color import Color
 from rich.segment import Segment
+from rich.style import Style
 
 from attnscope.axes import Array
+from attnscope.render.colour import is_light, role_colour
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
-from attnscope.views import THUMBNAIL_CELLS, Grid, thumbnail_levels
+from attnscope.views import (
+    CLEAR_CELLS,
+    ROLE_LETTERS,
+    THUMBNAIL_CELLS,
+    Grid,
+    HeadMap,
+    RoleMap,
+    thumbnail_levels,
+)
 
 CLEAR_COLUMNS = 5  # columns and half-lines at which a thumbnail shows most of its detail
 TIGHT_LINES, LOOSE_LINES = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
@@ -52,13 +63,26 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
         most = room // max(-(-view.heads // bands), 1) - 1
         width = columns_of(view, max(min(most, max(LARGE_COLUMNS, width)), 1))
         return in_bands(view, surface, width, half_lines(view, width), 1)
-    step = max(room // max(view.heads, 1), 2)  # columns from one head to the next
-    layers = max(len(view.numbers), 1)
+    shapes = (_fill_screen(view, surface, bands) for bands in range(1, 1 + view.heads // 4))
+    whole = _fill_screen(view, surface, 1)
+    return next((shape for shape in shapes if is_clear(view, shape, surface)), whole)
+
+
+def is_clear(view: Grid, shape: GridLayout, surface: Surface) -> bool:
+    """Whether its thumbnails are pictures."""
+    return view.is_clear(shape.height * (1 if surface.colour else 2), shape.width)
+
+
+def _fill_screen(view: Grid, surface: Surface, bands: int) -> GridLayout:
+    """The largest thumbnails in so many bands of heads that a screen holds."""
+    room = surface.width - _label(view) - 1
+    step = max(room // max(-(-view.heads // bands), 1), 2)  # columns from one head to the next
+    layers = max(len(view.numbers), 1) * bands
     pitch, tight = 0, True
     for tight in (False, True):
-        around = TIGHT_LINES if tight else LOOSE_LINES
+        around = (TIGHT_LINES if tight else LOOSE_LINES) + 2 * (bands - 1)
         pitch = 2 * ((surface.height or 48) - around) // layers  # half-lines from one layer to the next
-        if pitch > CLEAR_COLUMNS:
+        if pitch - pitch % 2 > CLEAR_CELLS:
             pitch -= pitch % 2  # each layer begins a line
             break
     height, gap = max(pitch - 1, 2), int(step > 2)
@@ -102,6 +126,9 @@ def half_lines(view: Grid, width: int) -> int:
 def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``chosen`` (layer, head) gets brackets and reversed names."""
     shape = layout_of(view, surface, chosen is not None)
+    if view.roles is not None and chosen is None and not is_clear(view, shape, surface):
+        yield from role_lines(view.roles, surface, _remedy(view, surface))
+        return
     small, count = view.fit(shape.height, shape.width), 0
     for start in range(0, view.heads, shape.beside):
         heads = range(start, min(start + shape.beside, view.heads))
@@ -199,3 +226,110 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
         return
     for at, line in enumerate(screen.wrap_text(words, surface.width - left)):
         yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]
+
+
+def _remedy(view: Grid, surface: Surface) -> str:
+    """How to see maps: of as many layers as have room, or over several screens."""
+    for count in (16, 8, 4, 2, 1):
+        part = replace(view, layers=view.layers[:count], whole=False)
+        if count < len(view.layers) and is_clear(view, layout_of(part, surface), surface):
+            layers = "-".join(dict.fromkeys(str(part.layers[at].layer) for at in (0, -1)))
+            return f"maps instead: --layers {layers}, or --large"
+    return "maps instead: --large"
+
+
+WIDEST_LETTER = 3  # columns of a cell without a number
+BLOCK_GAP = 2  # columns between blocks of layers
+
+
+def role_lines(view: RoleMap, surface: Surface, remedy: str = "") -> Iterator[Line]:
+    """The letter of each head's role on its colour, and what the letters mean."""
+
+    def cell(row: int, head: int, width: int) -> Segment:
+        roles = view.patterns[row]
+        return _letter(roles[head], width, surface) if head < len(roles) else Segment(" " * width)
+
+    yield from _cell_blocks([f"L{layer}" for layer in view.layers], view.heads, WIDEST_LETTER, cell, surface)
+    line: Line = []
+    for role, words in view.legend.items():
+        entry = [_letter(role, 1, surface), Segment(f" {words}")]
+        if line and Segment.get_line_length([*line, *entry]) + 2 > surface.width:
+            yield line
+            line = []
+        line = [*line, Segment("  "), *entry] if line else entry
+    if remedy and Segment.get_line_length(line) + len(remedy) + 3 > surface.width:
+        yield line
+        line = []
+    yield [*line, Segment("   " * bool(line) + remedy, DIM)]
+
+
+def _letter(role: str, width: int, surface: Surface) -> Segment:
+    """The letter of a role in a cell of its colour."""
+    ground, text = role_colour(role), ROLE_LETTERS[role].center(width)
+    if ground is None or not surface.colour:
+        return Segment(text, DIM if ground is None else None)
+    ink = Color.from_rgb(*([0] * 3 if is_light(np.array(ground) / 255) else [255] * 3))
+    return Segment(text, Style.from_color(ink, Color.from_rgb(*ground)))
+
+
+def compact_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
+    """The number of each head as a colour, and as text where all have room."""
+    palette, texts, levels = surface.palette(signed=view.signed), view.texts, view.levels()
+    numbered = max((len(text) for row in texts for text in row), default=0) + 2
+
+    def cell(row: int, head: int, width: int) -> Segment:
+        level = levels[row, head]
+        if not np.isfinite(level):
+            return Segment("·".center(width), DIM)
+        blank = " " if surface.colour or width >= numbered else surface.shade(level)
+        text = f"{texts[row][head]} ".rjust(width) if width >= numbered else blank * width
+        return Segment(text, screen.style_on(palette, round(level * (TONES - 1))) if surface.colour else None)
+
+    yield from _cell_blocks(view.rows, len(view.columns), numbered, cell, surface)
+    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()
+    yield surface.colour_bar(low, high, palette)
+
+
+def _cell_blocks(
+    names: Sequence[str],
+    heads: int,
+    widest: int,
+    cell: Callable[[int, int, int], Segment],
+    surface: Surface,
+) -> Iterator[Line]:
+    """A cell for each head: layers in as few blocks side by side as the height allows, then wide cells.
+
+    ``cell`` draws one of a row and head in so many columns; cells narrower than ``widest``, which has a
+    number, have at most the columns of a letter.
+    """
+    label = max(map(len, names), default=0) + 1
+    lines = (surface.height or len(names) + TIGHT_LINES) - TIGHT_LINES
+    beside = min(heads, surface.width - label)  # heads of a block
+    blocks, width = 1, 1
+    for count in range(1, max(len(names), 1) + 1):
+        room = (surface.width - BLOCK_GAP * (count - 1)) // count - label
+        if room < beside:
+            break
+        blocks, width = count, min(room // max(beside, 1), widest)
+        if -(-len(names) // count) <= lines:
+            break
+    width = width if width == widest else min(width, WIDEST_LETTER)
+    rows = -(-len(names) // blocks)
+    for start in range(0, heads, max(beside, 1)):
+        shown = range(start, min(start + beside, heads))
+        step = BLOCK_GAP + label + len(shown) * width
+        parts = []
+        for first in range(0, len(names), rows):
+            block: list[Line] = [[Segment(" " * label + _head_names(shown, width), DIM)]]
+            for row in range(first, min(first + rows, len(names))):
+                line = [Segment(names[row].ljust(label), DIM), *(cell(row, head, width) for head in shown)]
+                block.append(list(Segment.simplify(line)))
+            parts.append(block)
+        yield from screen.side_by_side(parts, step)
+
+
+def _head_names(heads: range, width: int) -> str:
+    """The names of as many heads as there is room for, each over its cell."""
+    every = next(step for step in (1, 2, 4, 8, 16) if step * width > len(f"H{heads[-1]}"))
+    names = (f"H{head}".ljust(every * width) for head in heads[::every])
+    return "".join(names)[: len(heads) * width].rstrip()

@@ -15,6 +15,7 @@ from rich.segment import Segment
 
 from attnscope.axes import Array, Place
 from attnscope.render.terminal import surface as screen
+from attnscope.render.terminal.grid import compact_lines
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import isolate
 from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
@@ -246,6 +247,9 @@ def _partings(view: HeadPair, surface: Surface) -> Iterator[Line]:
 
 def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
     """The whole table; if it is too wide, further heads follow below in a second one."""
+    if view.compact:
+        yield from compact_lines(view, surface)
+        return
     palette = surface.palette(signed=view.signed)
     texts, rows, columns = view.texts, view.rows, view.columns
     column = replace(view, values=view.means[:, None])

@@ -16,12 +16,23 @@ from PIL import Image
 
 from attnscope.axes import places, weights
 from attnscope.errors import OutputError, SelectionError
-from attnscope.render.colour import steps, table
+from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.image import FORMATS, drawing, encode, encode_png, save_image
 from attnscope.render.image import sheet as fonts
 from attnscope.render.image.maps import MASKED_COLOUR, mosaic
 from attnscope.render.image.sheet import LABEL_COLUMN, LABEL_PITCH, ROW, labels
-from attnscope.views import Curve, Curves, Score, Stack, grid, head_map, head_row, heatmap, token_view
+from attnscope.views import (
+    Curve,
+    Curves,
+    RoleMap,
+    Score,
+    Stack,
+    grid,
+    head_map,
+    head_row,
+    heatmap,
+    token_view,
+)
 from attnscope.views.charts import GraphEdge, GraphNode, LayerGraph
 from tests.render.screen import all_heads, bare, distance_table, pair, random_head, tokens
 
@@ -384,3 +395,22 @@ def test_graph_edges_avoid_other_nodes():
             near = letter.get_window_extent().padded(2)
             assert path.intersects_bbox(near, filled=False)
     assert straight >= 3
+
+
+def test_roles_have_their_colours_and_letters_and_replace_tiny_thumbnails():
+    roles = (("previous", "weak self", "none"), ("first", "broad"))
+    view = RoleMap((0, 3), roles, title="a model")
+    with drawing(view) as (figure, _):
+        (cells,) = images(figure)
+        white = (255, 255, 255)
+        colours = [[role_colour(role) or white for role in row] for row in view.patterns]
+        assert cells.get_array().tolist()[0] == [list(colour) for colour in colours[0]]
+        assert cells.get_array().tolist()[1] == [*(list(colour) for colour in colours[1]), list(white)]
+        letters = [text.get_text() for text in figure.axes[0].texts]
+        assert letters == ["p", "s", "·", "f", "b", "H0", "H1", "H2", "L0", "L3"]
+        legend = [text.get_text() for text in figure.axes[1].texts]
+        assert {"previous 1", "self 1 (1 weak)", "first 1", "broad 1", "no pattern 1"} <= {*legend}
+    thumbnails = grid([(0, bare(np.stack([random_head(13).values] * 40)))], title="a model", roles=view)
+    for width, tiny in ((3.0, True), (8.0, False)):
+        with drawing(thumbnails, width=width) as (figure, _):
+            assert (len(images(figure)[0].get_array()[0]) == 3) == tiny

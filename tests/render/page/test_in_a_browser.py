@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from attnscope.axes import shrink, weights
-from attnscope.render.colour import steps, table
+from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.page import UP, Code, pack
+from attnscope.views import ROLE_LETTERS, HeadDescription, Score
+from tests.questions.roles import plant_roles
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
@@ -234,3 +236,73 @@ def test_page_pooling_equals_python_pooling(chromium, tmp_path) -> None:
     expected = shrink(*small, 7, 7)[0]
     bytes_off = 32 / 7 * Code().error(small[0].max()) + Code().error(expected.max())  # of keys, of the sum
     np.testing.assert_allclose(np.reshape(found, (7, 7)), expected, atol=bytes_off)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """A page of 32 × 32 heads with planted roles, and the letters of each layer."""
+    files, letters = plant_roles(32, 32)
+    layers = [
+        (at, weights(maps, *map(range, maps.shape[1:]), np.tril(np.ones((13, 13), bool))))
+        for at, maps in enumerate(files.values())
+    ]
+    names = {letter: role for role, letter in ROLE_LETTERS.items()}
+    scores = {letter: (Score("entropy", at / 4, 1.0, "nats"),) for at, letter in enumerate("psfocb")}
+    about = {
+        ("decoder", at): tuple(HeadDescription(names[each], "", scores[each]) for each in row)
+        for at, row in enumerate(letters)
+    }
+    path = tmp_path_factory.mktemp("many") / "page.html"
+    return write_page(path, {"decoder": layers}, described=about), letters
+
+
+def overview_colours(page, letters) -> np.ndarray:
+    """The pixels near the upper left corner of each head's cell.  [layer, head, channel]"""
+    spot = "[overview.left + overview.pitch * {} + 1.5, overview.top + overview.pitch * {} + 1.5]"
+    left, top, *_ = page.box("element('grid')")
+    picture, spots = page.pixels(), []
+    (x0, y0), (x1, y1) = (page.run(spot.format(at, at)) for at in (0, 1))
+    for row in range(len(letters)):
+        spots.append(
+            [picture[int(top + y0 + row * (y1 - y0)), int(left + x0 + at * (x1 - x0))] for at in range(32)]
+        )
+    return np.array(spots)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_many_heads_have_the_colours_of_roles_and_open_by_a_click(chromium, many, dark) -> None:
+    path, letters = many
+    chromium.open_anew(path, dark=dark)
+    chromium.until("overview.pitch > 0 && overview.cells.length === 32")
+    chromium.run("element('shelf').style.maxHeight = 'none'")
+    names = {letter: role for role, letter in ROLE_LETTERS.items()}
+    wanted = np.array([[role_colour(names[letter]) for letter in row] for row in letters])
+    drawn = overview_colours(chromium, letters)
+    drawn[:2, :2] = wanted[:2, :2]  # the open head has a frame
+    np.testing.assert_allclose(drawn, wanted, atol=3)
+    counts = f"previous {sum(row.count('p') for row in letters)}"
+    assert counts in chromium.text("shades")
+    chromium.click(
+        *chromium.inside(
+            "grid", "overview.left + overview.pitch * 20.5", "overview.top + overview.pitch * 9.5"
+        )
+    )
+    chromium.until("headName() === 'L9H20'")
+    assert chromium.troubles == []
+
+
+def test_overview_shows_maps_roles_or_a_score_as_chosen(chromium, many) -> None:
+    path, letters = many
+    chromium.open_anew(path)
+    chromium.until("overview.cells.length === 32")
+    choose = "element('by').value = '{}'; element('by').dispatchEvent(new Event('change'))"
+    chromium.run(choose.format("entropy"), "element('shelf').style.maxHeight = 'none'")
+    values = np.array([["psfocb".index(letter) / 4 for letter in row] for row in letters])
+    drawn, wanted = overview_colours(chromium, letters), table("ember")[steps(values / values.max())]
+    drawn[:2, :2] = wanted[:2, :2]
+    np.testing.assert_allclose(drawn, wanted, atol=3)
+    assert "entropy, 0 to 1.25 nats" in chromium.text("shades")
+    chromium.run(choose.format("map"))
+    assert "Colour scale: 0 to 1" in chromium.text("shades")
+    chromium.run(choose.format("auto"))
+    assert "previous" in chromium.text("shades")

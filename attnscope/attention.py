@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # pictures read tokens without loading torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-Kind: TypeAlias = Literal["encoder", "decoder", "cross"]
-"""Which attention it is: encoder or decoder self-attention, or cross-attention."""
+Kind: TypeAlias = Literal["encoder", "decoder", "cross", "mixer"]
+"""Encoder or decoder self-attention, cross-attention, or a token mixer that has no softmax."""
 
-Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served"]
+Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served", "probe"]
 """Where the weights come from.
 
 ``kernel``      the model's own kernel returned them
@@ -30,6 +30,7 @@ Source: TypeAlias = Literal["kernel", "recomputed", "softmax", "file", "served"]
 ``softmax``     a softmax inside the forward pass returned them
 ``file``        they were read from a file, without any model
 ``served``      from the queries and keys that a server wrote into a file
+``probe``       from identity values that the model's own kernel was given: signed, of a mixer
 """
 
 

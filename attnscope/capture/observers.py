@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+TINIEST = 1e-30  # a row without weights has no shares
 NEAR = 8  # unwanted rows between two wanted ones that are computed too: cheaper than another call
 
 
@@ -44,7 +45,12 @@ class Reading(Protocol):
 
 
 class RowObserver(ABC):
-    """Reads rows in order, alone or together with other observers."""
+    """Reads rows in order, alone or together with other observers.
+
+    Signed rows, of a mixer without softmax, come as shares: |A| over its row's sum; ``signed``: as they are.
+    """
+
+    signed = False
 
     @abstractmethod
     def begin(self, attention: Attention) -> Reading | None:
@@ -74,14 +80,19 @@ class SharedRows:
                 return
             if list(heads) != list(range(attention.heads)):  # indexing copies
                 attention = attention.only(heads)
-        readings = [reading for each in self.observers if (reading := each.begin(attention)) is not None]
-        every, step = range(len(attention.queries)), min((reading.step for reading in readings), default=1)
-        wanted = set[int]().union(*(every if each.wanted is None else each.wanted for each in readings))
+        pairs = [(each.begin(attention), each.signed) for each in self.observers]
+        readings = [(reading, signed) for reading, signed in pairs if reading is not None]
+        every, step = range(len(attention.queries)), min((each.step for each, _ in readings), default=1)
+        wanted = set[int]().union(*(every if each.wanted is None else each.wanted for each, _ in readings))
         for start, stop in _blocks(sorted(wanted), max(1, step)):
             rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
-            for reading in readings:
-                reading.add(rows, allowed, start)
-        for reading in readings:
+            shares = rows
+            if attention.site.kind == "mixer":
+                sizes = rows.abs()
+                shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=TINIEST)
+            for reading, signed in readings:
+                reading.add(rows if signed else shares, allowed, start)
+        for reading, _ in readings:
             reading.end()
 
 
@@ -169,6 +180,7 @@ class Coarsen(RowObserver):
     axes: Callable[[Attention], Axes | None]  # how to coarsen a call; None to skip it
     how: How = "share"
     maps: list[CoarseMap] = field(default_factory=list)
+    signed: bool = False
 
     def begin(self, attention: Attention) -> Reading | None:
         """Begin to read a call; ``None`` if its map exists already, or is not wanted."""

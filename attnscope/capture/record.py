@@ -25,6 +25,7 @@ UNPROVED = {
     "query axes, was seen",
     "file": "a file holds no values",
     "served": "a file holds no values",
+    "probe": "none of its rows was read",
 }
 """Why nothing was compared, by the source of the weights."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from attnscope.capture.hooks.functions import (
     quietly,
     uncompiled,
 )
+from attnscope.capture.hooks.mixers import Mixers
 from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
@@ -80,8 +81,10 @@ class Recorder(Pass):
         axes: Mapping[Kind, tuple[Axis, Axis]],
         fused: FusedPass | None = None,
         trace: PassTrace | None = None,
+        mixers: bool = False,
     ) -> None:
-        super().__init__(model, observers, axes, (*TRACKERS, *plugins("hooks").values()), trace)
+        beside = (Mixers,) * mixers
+        super().__init__(model, observers, axes, (*TRACKERS, *beside, *plugins("hooks").values()), trace)
         self.fused = fused
 
     def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -218,6 +221,7 @@ def recording(
     fused: FusedPass | None = None,
     *,
     warn: bool = True,
+    mixers: bool = False,
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
@@ -231,6 +235,7 @@ def recording(
     the pass goes on. Only an ``AttnscopeError``, an interruption, and lack of memory end it. Only the thread
     that opens the block is recorded, and nothing is left behind. Recordings nest, and several threads may
     record one model or several at once. One that saw no attention, or failed, says why in a warning.
+    ``mixers`` shows linear and state-space layers too, as signed matrices: their kernels run again.
 
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
@@ -238,10 +243,12 @@ def recording(
     trace = KnownPasses.trace()
     if find_group(model) is not None:  # each process computes a part of the heads, and shows all
         fused = trace = None
-    recorder = Recorder(original(model), observers, axes or {}, fused, trace)
+    recorder = Recorder(original(model), observers, axes or {}, fused, None if mixers else trace, mixers)
+    recorder.tracker(Mixers).many = trace is not None
+    kernels = recorder.tracker(Mixers).watching() if mixers else nullcontext()
     functions = attention_functions(recorder.kernel_call)
     try:
-        with uncompiled(), recorder.stack.watch(), functions, AttentionMode(recorder):
+        with uncompiled(), recorder.stack.watch(), functions, kernels, AttentionMode(recorder):
             yield recorder.record
             with recorder.guard:
                 recorder.finish()

@@ -21,6 +21,7 @@ from attnscope.capture.placing.kinds import Sites
 from attnscope.capture.record import Observer, Record, SiteRecord
 from attnscope.capture.rows.capture import CapturedCall, Weighing, is_mapped
 from attnscope.capture.rows.kernels import Frame
+from attnscope.capture.rows.mixing import MixingRows, NoMatrix
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.errors import SizeError
 from attnscope.limits import MOST_CALLS
@@ -177,22 +178,29 @@ class Pass(ABC):
     def emit(self, capture: CapturedCall, after: Tracker | None = None) -> None:
         """Pass a call to the remaining trackers, then to the observers unless a tracker holds it."""
         first = self.trackers.index(after) + 1 if after in self.trackers else 0
-        if not self.is_known and any(tracker.on_capture(capture) for tracker in self.trackers[first:]):
+        known = self.is_known or capture.kind is not None
+        if not known and any(tracker.on_capture(capture) for tracker in self.trackers[first:]):
             return
         if self.trace is not None:
             capture = self.trace.show(capture)
         with replace(self.guard, place=lambda: capture.name):
             attention = self._sites.place(capture)
             with quietly():
-                attention = self._sites.close_padding(attention, self.record)
+                if capture.kind is None:
+                    attention = self._sites.close_padding(attention, self.record)
             if attention.site.call >= MOST_CALLS:
                 raise SizeError(
                     f"{capture.name} attends more than {MOST_CALLS:,} times in one pass: the model repeats a "
                     "layer without end"
                 )
-            with quietly():
-                for observer in self.observers:
-                    observer.observe(attention)
+            try:
+                with quietly():
+                    for observer in self.observers:
+                        observer.observe(attention)
+            except NoMatrix as error:
+                return self.name(capture.name, str(error))
+            if isinstance(capture.read, MixingRows):
+                attention = replace(attention, difference=capture.read.proof.difference)
             if isinstance(capture.read, ScoredRows):
                 capture.read.free()
             self.record.sites.append(SiteRecord.from_attention(attention, self._step))  # seen by all of them

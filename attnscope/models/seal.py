@@ -407,20 +407,27 @@ class Seal:
             if layer.reason == ACROSS
             or any(is_within(path, layer.name) or is_within(layer.name, path) for path in mixers)
         ]  # what else does not attend from token to token mixes none in any other way
-        shown = [each.site.name for each in record.sites]
-        covered = shown + [each.name for each in record.without_attention]
-        for path in self.mixers:
-            entries = {path: why_opaque(module.get_submodule(path))}
-            for number in NUMBER.finditer(path):  # of a list of which others attend
-                if any(each.startswith(path[: number.start()]) for each in shown):
-                    entry = path[: number.end()]
-                    entries.setdefault(entry, describe(module.get_submodule(entry)))
-            for entry, reason in entries.items():
-                if reason is not None and not any(is_within(each, entry) for each in covered):
-                    record.name(entry, reason)
-                    covered.append(entry)
-        if self.mixers:
-            record.note_change(MIXING_NOTE.format(names=name_mixers(self.mixers, module)))
+        matrices = [each.site.name for each in record.sites if each.site.kind == "mixer"]
+        others = [path for path in self.mixers if not any(is_within(each, path) for each in matrices)]
+        if others:
+            _name_layers(record, module, others)
+            record.note_change(MIXING_NOTE.format(names=name_mixers(others, module)))
+
+
+def _name_layers(record: Record, module: nn.Module, mixers: Sequence[str]) -> None:
+    """Name the layers that mix in place of attention, where others of their list attend."""
+    shown = [each.site.name for each in record.sites]
+    covered = shown + [each.name for each in record.without_attention]
+    for path in mixers:
+        entries = {path: why_opaque(module.get_submodule(path))}
+        for number in NUMBER.finditer(path):
+            if any(each.startswith(path[: number.start()]) for each in shown):
+                entry = path[: number.end()]
+                entries.setdefault(entry, describe(module.get_submodule(entry)))
+        for entry, reason in entries.items():
+            if reason is not None and not any(is_within(each, entry) for each in covered):
+                record.name(entry, reason)
+                covered.append(entry)
 
 
 _seals: WeakKeyDictionary[nn.Module, dict[object, Seal]] = WeakKeyDictionary()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
-from attnscope.capture.hooks.functions import Function, Tap, fast_path, is_compiled, original
+from attnscope.capture.hooks.functions import Function, Tap, fast_path, is_compiled, is_quiet, original
 from attnscope.capture.record import Failure, Record
 from attnscope.errors import AttnscopeError, first_line, out_of_memory
 
@@ -89,6 +89,8 @@ class ModuleStack:
 
         A wrapper of ``torch.compile`` stands for its module: it may call it by a method that is not watched.
         """
+        if is_quiet():  # our own work
+            return call(*args, **kwargs)
         with self.guard:
             if is_compiled(module):
                 self.on_compiled()

@@ -352,8 +352,10 @@ class Sites:
         attention: Attention = replace(capture, site=site, offset=None, modules=(), origin=None)
         call = next((call for call in reversed(modules) if call.name == name), None)
         kind: Kind = "cross"
-        cross, in_decoder = self._look_around(capture)
-        if not cross:
+        cross, in_decoder = (False, False) if capture.kind else self._look_around(capture)
+        if capture.kind is not None:
+            kind, attention = capture.kind, replace(attention, offset=0)
+        elif not cross:
             offset = capture.offset
             if offset is None and not capture.separate_axes:
                 same = len(attention.queries) + sum(learned) == len(attention.keys)
@@ -363,7 +365,10 @@ class Sites:
             if shows:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
-        layer = self._numbers.number(kind, name, self._width(name))
+        path = (
+            name if capture.kind is None else layer_around(name)
+        )  # one list of layers, whatever mixes in each
+        layer = self._numbers.number(kind, path, self._width(path))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1
         lost = 0 if attention.offset is None else keys_lost(call, len(attention.keys))

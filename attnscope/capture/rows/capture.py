@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
-from attnscope.attention import Attention, AttentionCall, HeldRows, RowSource, Site, Source
+from attnscope.attention import Attention, AttentionCall, HeldRows, Kind, RowSource, Site, Source
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.functions import Product
 from attnscope.capture.lineage.nodes import CallOrigin
@@ -239,6 +239,7 @@ class CapturedCall(Attention):
     origin: CallOrigin | None = None  # of its queries and keys; None if nothing asks for it
     softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
     is_cross: bool | None = None  # whether queries and keys come from different sequences, None if unknown
+    kind: Kind | None = None  # if known: of a mixer
     separate_axes: bool = False  # whether queries have no positions among the keys
     query_axis: int | None = None  # in the product of weights and values
     layout: Layout | None = None  # of that product

@@ -1,0 +1,307 @@
+"""Linear and state-space layers: the kernels that mix tokens without a softmax, as exact signed matrices.
+
+A kernel is a function of its model's file, a method of a module, or code inside a module. What cannot be a
+matrix, or does not reproduce the layer's output, is named and never shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from attnscope.capture.hooks.functions import Function, Tap, quietly
+from attnscope.capture.hooks.modules import CALLED, Call
+from attnscope.capture.placing.kinds import layer_around
+from attnscope.capture.record import is_within, name_mixers
+from attnscope.capture.rows.capture import CapturedCall
+from attnscope.capture.rows.mixing import MixingRows, Proof
+from attnscope.capture.tracker import Pass, Tracker
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function that is linear in its values: what it is, and the names of its values and earlier state.
+
+    Its values are [batch, token, head, channel]; where ``heads`` is false, each channel has a matrix of its
+    own, and only ``token``, the axis of tokens, is known.
+    """
+
+    title: str
+    values: str
+    state: str = ""
+    token: int = 1
+    heads: bool = True
+
+    def of_values(self, function: Function, call: inspect.BoundArguments) -> Function:
+        """The function of its values alone, which are arranged as by ``arrange``."""
+
+        def run(values: Tensor) -> Tensor:
+            own = values if self.heads else values.squeeze(2).movedim(1, self.token).contiguous()
+            arguments = OrderedDict(call.arguments | {self.values: own})
+            changed = inspect.BoundArguments(call.signature, arguments)
+            return self.arrange(first_of(function(*changed.args, **changed.kwargs)))
+
+        return run
+
+    def arrange(self, tensor: Tensor) -> Tensor:
+        """From the kernel's own axes.  -> [batch, token, head, channel]"""
+        return tensor if self.heads else tensor.movedim(self.token, 1).unsqueeze(2)
+
+
+CONVOLUTION = "causal_conv1d_fn"
+LINEAR = {
+    "gla": "gated linear attention", "simple_gla": "gated linear attention",
+    "linear_attn": "linear attention",
+    "retention": "retention", "delta_rule": "delta rule", "gated_delta_rule": "gated delta rule",
+    "kda": "Kimi delta attention", "rwkv7": "linear attention (RWKV-7)",
+}  # fmt: skip
+"""The kernels of flash-linear-attention, by the end of their names."""
+
+KERNELS = {
+    "torch_chunk_gated_delta_rule": Kernel("gated delta rule", "value", "initial_state"),
+    "chunk_kimi_delta_attention": Kernel("Kimi delta attention", "value", "initial_state"),
+    "mamba2_chunk_scan": Kernel("state space (Mamba-2)", "hidden_states", "initial_states"),
+    "mamba_chunk_scan_combined": Kernel("state space (Mamba-2)", "x", "initial_states"),
+    "mamba_selective_scan": Kernel("state space (Mamba)", "hidden_states", token=2, heads=False),
+    "selective_scan_fn": Kernel("state space (Mamba)", "u", token=2, heads=False),
+    "rwkv_linear_attention": Kernel("linear attention (RWKV-4)", "value", "state", heads=False),
+    "_rnn_scan": Kernel("linear recurrence", "hidden_states", "recurrent_states", heads=False),
+    CONVOLUTION: Kernel("short convolution", "hidden_states", token=2, heads=False),
+    **{
+        f"{how}_{name}": Kernel(title, "v", "initial_state")
+        for name, title in LINEAR.items()
+        for how in ("chunk", "fused_chunk", "fused_recurrent")
+    },
+}
+"""By the name of the function or method, as modeling files have it."""
+
+
+@dataclass(frozen=True)
+class Inline:
+    """A mixer inside a module's own code, between two of its parts."""
+
+    title: str
+    before: str  # the part whose output has each head's query, key and value, in this order
+    behind: str  # the part that is given the output of all heads
+    heads: str  # the attribute with their number
+
+
+INLINE = {"MiniMaxLightningAttention": Inline("lightning attention", "act_fn", "norm", "num_attention_heads")}
+"""By the name of the module's class."""
+
+CONTINUES = "its {} continues the state of an earlier part, which no matrix over these tokens shows"
+MATRIX = "{}: {}, each head as a signed matrix A"
+PROOF = "; A × values gives the kernel's output within {:.1g}; rows sum to {:.2g} to {:.2g}"
+SCORES = "scores of linear and state-space layers are of |A|, each row divided by its sum"
+BEFORE = "a short convolution over {details} tokens comes before the values of {names}"
+
+
+def first_of(result: Any) -> Any:
+    """A kernel's output, without the state that it may return too."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+@dataclass(frozen=True, eq=False)
+class MixerCall:
+    """One call of a mixer as a function of its values; all are [batch, token, head, channel]."""
+
+    title: str
+    of_values: Function
+    values: Tensor
+    output: Tensor
+    heads: bool = True  # whether all channels of a head have one matrix
+
+    def beside(self, other: MixerCall) -> MixerCall:
+        """The heads of both, which a module computed one after the other."""
+        count = self.values.shape[2]
+        values, output = (
+            torch.cat(pair, 2) for pair in ((self.values, other.values), (self.output, other.output))
+        )
+
+        def of_values(values: Tensor) -> Tensor:
+            return torch.cat([self.of_values(values[:, :, :count]), other.of_values(values[:, :, count:])], 2)
+
+        return replace(self, of_values=of_values, values=values, output=output)
+
+
+class Mixers(Tracker):
+    """Captures linear and state-space layers while ``watching``."""
+
+    many = False  # whether the pass is one of many, whose notes say no numbers
+
+    def __init__(self, recorder: Pass) -> None:
+        super().__init__(recorder)
+        self.shown: list[tuple[str, str, Proof]] = []  # what each is, its module's path, and its proof
+        self.calls: dict[str, list[MixerCall]] = {}  # of the running modules, by path
+        self.convolutions: dict[
+            str, tuple[int, MixerCall]
+        ] = {}  # of the running layers: taps, by module's path
+        self.inside = False  # a kernel, which may call others
+
+    def begin(self) -> None:
+        """Forget the calls of a pass that failed."""
+        self.calls.clear()
+        self.convolutions.clear()
+
+    def finish(self) -> None:
+        """Note what each mixer is, as far as its rows were read."""
+        proofs: dict[str, list[tuple[str, Proof]]] = {}
+        for kernel, path, proof in self.shown:
+            if proof.difference is not None:
+                proofs.setdefault(kernel, []).append((path, proof))
+        for kernel, each in proofs.items():
+            note = MATRIX.format(name_mixers([path for path, _ in each], self.recorder.model), kernel)
+            sums = [end for _, proof in each for end in proof.sums]
+            most = max(proof.difference or 0.0 for _, proof in each)
+            numbers = "" if self.many else PROOF.format(most, min(sums), max(sums))
+            self.recorder.record.note_change(note + numbers)
+        if proofs:
+            self.recorder.record.note_change(SCORES)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See the calls of every kernel that the model's modules may use, on this thread."""
+        owners: dict[Any, None] = {}
+        for part in self.recorder.model.modules():
+            owners |= {sys.modules.get(type(part).__module__): None, type(part): None}
+        with ExitStack() as stack:
+            for owner in filter(None, owners):
+                for name in KERNELS.keys() & vars(owner).keys():
+                    stack.enter_context(_tap(owner, name).listening(owner, self))
+            yield
+
+    def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a kernel, and capture it."""
+        if self.inside or not self.recorder.listens:
+            return function(*args, **kwargs)
+
+        def watch(once: Function, args: Any, kwargs: Any) -> Any:
+            self.inside = True
+            try:
+                result = once(*args, **kwargs)
+            finally:
+                self.inside = False
+            with quietly():
+                self._capture(
+                    name, function, inspect.signature(function).bind(*args, **kwargs), first_of(result)
+                )
+            return result
+
+        return self.recorder.guard.run(watch, function, args, kwargs)
+
+    def _capture(self, name: str, function: Function, call: inspect.BoundArguments, output: Tensor) -> None:
+        kernel, path = KERNELS[name], self.recorder.owner
+        state = tree_leaves(call.arguments.get(kernel.state))
+        if any(part is not None and bool(part.any()) for part in state):
+            return self.recorder.name(path, CONTINUES.format(kernel.title))
+        values = kernel.arrange(call.arguments[kernel.values])
+        mixer = MixerCall(
+            kernel.title, kernel.of_values(function, call), values, kernel.arrange(output), kernel.heads
+        )
+        if name == CONVOLUTION:
+            self.convolutions[path] = call.arguments["weight"].shape[-1], mixer
+        else:
+            self.calls.setdefault(path, []).append(mixer)
+
+    def leave(self, call: Call, output: object) -> None:
+        """Show what a module computed, and a convolution that is all the mixing of its layer."""
+        record, path = self.recorder.record, call.name
+        inline = INLINE.get(type(call.module).__name__)
+        if inline is not None and call.has_cache:
+            self.recorder.name(path, CONTINUES.format(inline.title))
+        elif inline is not None:
+            with quietly():
+                self.calls[path] = [replay(inline, call)]
+        if mixers := self.calls.pop(path, []):
+            self._show(functools.reduce(MixerCall.beside, mixers), path)
+            if path in self.convolutions:
+                record.note_place(BEFORE, path, str(self.convolutions.pop(path)[0]))
+        for inner in [each for each in self.convolutions if layer_around(each) == path]:
+            _, mixer = self.convolutions.pop(inner)
+            if not any(is_within(each, path) for each in record.calls):
+                self._show(mixer, inner)
+
+    def _show(self, mixer: MixerCall, path: str) -> None:
+        """Show a mixer to the observers."""
+        batch, tokens, heads, channels = mixer.values.shape
+        kernel = mixer.title if mixer.heads else f"{mixer.title}, mean of {channels:,} channels"
+        rows = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads)
+        self.shown.append((kernel, path, rows.proof))
+        shape = batch, heads, tokens, tokens
+        capture = CapturedCall.from_rows(rows, "probe", kernel, shape, mixer.values.dtype)
+        self.recorder.add(replace(capture, kind="mixer", is_cross=False), path)
+
+
+@functools.cache
+def _tap(owner: Any, name: str) -> Tap[Mixers]:
+    """That of a function of a module, or a method of a class."""
+
+    def watch(original: Function, listeners: Callable[[], list[Mixers]]) -> Function:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            call = original
+            for each in listeners():
+                call = functools.partial(_through, each, name, call)
+            return call(*args, **kwargs)
+
+        return kernel
+
+    return Tap(name, watch)
+
+
+def _through(listener: Mixers, name: str, function: Function, *args: Any, **kwargs: Any) -> Any:
+    return listener.run(name, function, args, kwargs)
+
+
+class _Reached(Exception):
+    """A module's code arrived at the part behind its mixer."""
+
+
+@dataclass(eq=False)
+class Detour:
+    """Listens to a module's own code: replaces what one part returns, and stops at another."""
+
+    before: nn.Module
+    behind: nn.Module
+    states: Any = None  # in place of what the first part returns
+    output: Any = None  # what the second part is given
+
+    def run(self, module: nn.Module, call: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one part."""
+        if module is self.behind:
+            self.output = args[0]
+            raise _Reached
+        result = call(*args, **kwargs)
+        if module is not self.before:
+            return result
+        self.states = result if self.states is None else self.states
+        return self.states
+
+
+def replay(inline: Inline, call: Call) -> MixerCall:
+    """The mixer inside a module's own code, which runs again as far as the part behind it."""
+    module: Any = call.module
+    heads = getattr(module, inline.heads)
+
+    def run(states: Tensor | None) -> list[Tensor]:
+        detour = Detour(getattr(module, inline.before), getattr(module, inline.behind), states)
+        with CALLED.listening(nn.Module, detour), suppress(_Reached):
+            module.forward(*call.args, **call.kwargs)
+        return [each.unflatten(-1, (heads, -1)) for each in (detour.states, detour.output)]
+
+    states, output = run(None)
+    size = output.shape[-1]
+
+    def of_values(values: Tensor) -> Tensor:
+        return run(torch.cat([states[..., : 2 * size], values], -1).flatten(-2))[1]
+
+    return MixerCall(inline.title, of_values, states[..., 2 * size :], output)

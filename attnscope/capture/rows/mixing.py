@@ -1,0 +1,139 @@
+"""A mixer that is linear in its values as a signed matrix per head, by feeding it identity values.
+
+Whatever is linear in its values is a matrix: values that are 1 at one token and 0 elsewhere give its column.
+The model's own kernel runs again, with its other inputs as in the pass, so no formula is assumed. Where one
+matrix serves all channels of a head, each channel carries another token, and one run gives as many columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.hooks.functions import quietly
+from attnscope.capture.record import tolerance
+
+BLOCK_BYTES = 1 << 30  # of rows that are held at a time; each block costs all runs of the kernel again
+LARGEST_ERROR = 1e-5  # of A @ values against the output, over its largest number, in float32
+LARGEST_ABOVE = 1e-6  # what of the largest weight may lie above the diagonal of a causal mixer: rounding
+
+MISSES = (
+    "identity values give a matrix that misses its output by {:.1g} of the largest number: it is not linear "
+    "in its values, or no one matrix serves a head"
+)
+
+
+class NoMatrix(Exception):
+    """A mixer is no matrix: what identity values gave does not reproduce its output."""
+
+
+@dataclass(eq=False)
+class Proof:
+    """What all columns together showed: shared by all readers of a mixer, and filled by the first."""
+
+    difference: float | None = None  # of A @ values from the output, over its largest number
+    causal: bool = True
+    sums: tuple[float, float] = (0.0, 0.0)  # the smallest and the largest row sum
+    runs: int = 0  # of the kernel
+
+
+@dataclass(frozen=True, eq=False)
+class MixingRows:
+    """The rows of one call of a mixer; its matrix is computed when a row is first read.
+
+    ``kernel`` gives the output of other values, both [batch, token, head, channel]. Without ``shared``, each
+    channel has its own matrix, and the mean over the channels of a head is read. All channels are proved.
+    """
+
+    kernel: Callable[[Tensor], Tensor]
+    values: Tensor  # [batch, token, head, channel]
+    output: Tensor  # what the kernel returned for them, [batch, token, head, channel]
+    shared: bool
+    heads: tuple[int, ...] | None = None  # those that are read, if not all
+    proof: Proof = field(default_factory=Proof)
+    _held: dict[int, Tensor] = field(default_factory=dict, repr=False)  # the last block, by its first row
+
+    def only(self, heads: Sequence[int]) -> MixingRows:
+        """The same rows of these heads alone, which hold less memory."""
+        return replace(self, heads=tuple(self._numbers(heads)), _held={})
+
+    def rows(self, start: int, stop: int, heads: Sequence[int] | None) -> Tensor:
+        """Signed weights, float32 or float64.  -> [batch, head, row, key]
+
+        Raises ``NoMatrix`` if they do not reproduce the mixer's output.
+        """
+        first = next(iter(self._held), None)
+        if first is None or not first <= start <= stop <= first + self._held[first].shape[2]:
+            self._held.clear()
+            self._held[first := start] = self._block(start, stop)
+        rows = self._held[first][:, :, start - first : stop - first]
+        return rows if heads is None else rows[:, list(heads)]
+
+    def allowed(self, start: int, stop: int) -> Tensor:
+        """The keys up to each row of a causal mixer; all of another.  -> bool, [1, 1, row, key]"""
+        if self.proof.difference is None:
+            self.rows(start, stop, None)
+        opened = torch.ones(stop - start, self.values.shape[1], dtype=torch.bool, device=self.values.device)
+        return (opened.tril(start) if self.proof.causal else opened)[None, None]
+
+    def columns(self, rest: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Blocks of columns: the first key, the columns, and what these keys' values add to the output.
+
+        ``rest`` comes out without values.  -> [batch, head, query, key], [batch, token, head, channel]
+        """
+        values, tokens = self.values.to(rest), self.values.shape[1]
+        step = self.values.shape[3] if self.shared else 1
+        for start in range(0, tokens, step):
+            keys = slice(start, min(start + step, tokens))
+            count, identity = keys.stop - start, torch.zeros_like(self.values)
+            if self.shared:
+                identity[:, keys, :, :count] = torch.eye(count).to(identity)[:, None]
+            else:
+                identity[:, keys] = 1
+            made = self._run(identity) - rest
+            if self.shared:
+                columns = made[..., :count].permute(0, 2, 1, 3)
+                yield start, columns, torch.einsum("bhqk,bkhc->bqhc", columns, values[:, keys])
+            else:
+                yield start, made.mean(-1, keepdim=True).permute(0, 2, 1, 3), made * values[:, keys]
+
+    def _run(self, values: Tensor) -> Tensor:
+        """The output of other values, in float32, or float64 of such a model."""
+        output = self.kernel(values)
+        return output.to(torch.promote_types(output.dtype, torch.float32))
+
+    def _numbers(self, heads: Sequence[int]) -> list[int]:
+        return list(heads if self.heads is None else (self.heads[head] for head in heads))
+
+    def _block(self, start: int, stop: int) -> Tensor:
+        """The rows from ``start`` on, at least to ``stop``, as many as may be held; proves the first time."""
+        batch, tokens, every, _ = self.values.shape
+        heads = list(range(every)) if self.heads is None else list(self.heads)
+        most = BLOCK_BYTES // (4 * batch * len(heads) * tokens)
+        rows = slice(start, min(tokens, max(stop, start + most)))
+        kind = torch.promote_types(self.values.dtype, torch.float32)
+        block = self.values.new_zeros(batch, len(heads), rows.stop - start, tokens, dtype=kind)
+        with quietly():
+            rest = self._run(torch.zeros_like(self.values))  # a bias
+            again, sums, above, largest = rest, torch.zeros(()), 0.0, 0.0
+            for runs, (key, columns, part) in enumerate(self.columns(rest), 2):
+                block[..., key : key + columns.shape[-1]] = columns[:, heads, rows]
+                if self.proof.difference is not None:
+                    continue
+                again, sums = again + part, sums.to(columns) + columns.sum(-1)
+                largest = max(largest, float(columns.abs().max()))
+                later = columns[:, :, : key + columns.shape[-1]].triu(1 - key)
+                above = max(above, float(later.abs().max()))
+                self.proof.runs = runs
+            if self.proof.difference is None:
+                output = self.output.to(again)
+                self.proof.difference = float((again - output).abs().max() / (output.abs().max() or 1))
+                self.proof.causal = above <= LARGEST_ABOVE * largest
+                self.proof.sums = float(sums.min()), float(sums.max())
+        most_allowed = LARGEST_ERROR if self.values.dtype == torch.float32 else tolerance(self.values.dtype)
+        if not self.proof.difference <= most_allowed:
+            raise NoMatrix(MISSES.format(self.proof.difference))
+        return block

@@ -1,0 +1,291 @@
+"""Linear and state-space layers as signed matrices, against recurrences written out in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+from attnscope.capture import recording
+from attnscope.capture.hooks.mixers import CONTINUES, SCORES
+from attnscope.capture.observers import Coarsen, SharedRows
+from attnscope.capture.rows import mixing
+from attnscope.measures import Measurement
+from tests.capture.observing import MapObserver
+from tests.tools.coverage.recipes import make
+
+B, T, H, K, V = 2, 11, 3, 6, 4
+
+
+def recurrence(step, query, tokens=T):
+    """What a recurrence over states gives for one-hot values, of one head.  -> [query, key]"""
+    state, rows = np.zeros((len(query[0]), tokens)), []
+    for t in range(tokens):
+        state = step(t, state, np.eye(tokens)[t])
+        rows.append(query[t] @ state)
+    return np.stack(rows)
+
+
+def chunk_gla(q, k, v, g):
+    state, out = v.new_zeros(*v.shape[::2], q.shape[-1], v.shape[-1]), []
+    for t in range(v.shape[1]):
+        state = state * g[:, t, :, :, None].exp() + k[:, t, :, :, None] * v[:, t, :, None]
+        out.append((q[:, t, :, :, None] * state).sum(2))
+    return torch.stack(out, 1), None
+
+
+def chunk_rwkv7(r, w, k, v, a, b, initial_state=None):
+    state, out = v.new_zeros(*v.shape[::2], r.shape[-1], v.shape[-1]), []
+    for t in range(v.shape[1]):
+        seen = (a[:, t, :, :, None] * state).sum(2, keepdim=True)
+        state = state * w[:, t, :, :, None].exp() + b[:, t, :, :, None] * seen
+        state = state + k[:, t, :, :, None] * v[:, t, :, None]
+        out.append((r[:, t, :, :, None] * state).sum(2))
+    return torch.stack(out, 1), None
+
+
+def fused_chunk_gla(q, k, v, g):
+    """Not linear: outputs are squashed."""
+    return chunk_gla(q, k, v, g)[0].tanh(), None
+
+
+class Mixing(nn.Module):
+    """Runs one kernel by its name, with these arguments."""
+
+    def __init__(self, kernel, **given):
+        super().__init__()
+        self.kernel, self.given = kernel, given
+
+    def forward(self, x):
+        made = globals()[self.kernel](**self.given)
+        return made[0] if isinstance(made, tuple) else made
+
+
+def noise(*shape, double=True):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).to(
+        torch.float64 if double else torch.float32
+    )
+
+
+def observe(kernel, **given):
+    """The record, the only map, and the output without a recording."""
+    model, keep, x = nn.Sequential(Mixing(kernel, **given)).eval(), MapObserver(), torch.zeros(1)
+    plain = model(x)
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        out = model(x)
+    assert torch.equal(out, plain)
+    assert not record.failures, record.failures
+    return record, keep.maps
+
+
+def delta_rule():
+    q, k, v, g, beta = (noise(B, T, H, size, double=False) for size in (K, K + 1, V, 2, 3))
+    k, g, beta = k[..., :K] / k[..., :K].norm(dim=-1, keepdim=True), -g[..., 0].abs(), beta[..., 0].sigmoid()
+
+    def matrix(b, h):
+        def step(t, state, value):
+            state = state * np.exp(float(g[b, t, h]))
+            key = k[b, t, h].double().numpy()
+            return state + float(beta[b, t, h]) * np.outer(key, value - key @ state)
+
+        return recurrence(step, q[b, :, h].double().numpy() / K**0.5)
+
+    return (
+        torch_chunk_gated_delta_rule.__name__,
+        {"query": q, "key": k, "value": v, "g": g, "beta": beta},
+        matrix,
+    )
+
+
+def kimi():
+    q, k, v, g, beta = (noise(B, T, H, size, double=False) for size in (K, K + 1, V, K + 2, 3))
+    k, g, beta = k[..., :K] / k[..., :K].norm(dim=-1, keepdim=True), -g[..., :K].abs(), beta[..., 0].sigmoid()
+
+    def matrix(b, h):
+        def step(t, state, value):
+            state = state * np.exp(g[b, t, h].double().numpy())[:, None]
+            key = k[b, t, h].double().numpy()
+            return state + float(beta[b, t, h]) * np.outer(key, value - key @ state)
+
+        return recurrence(step, q[b, :, h].double().numpy() / K**0.5)
+
+    return (
+        chunk_kimi_delta_attention.__name__,
+        {"query": q, "key": k, "value": v, "g": g, "beta": beta},
+        matrix,
+    )
+
+
+def mamba2():
+    x, dt, keys, queries = (noise(B, T, *size, double=False) for size in ((H, V), (H,), (1, K), (1, K + 1)))
+    queries, a, d = queries[..., :K], -noise(H, double=False).abs(), noise(H, 1, double=False)[:, 0]
+
+    def matrix(b, h):
+        steps = np.log1p(np.exp(dt[b, :, h].double().numpy()))
+
+        def step(t, state, value):
+            kept = state * np.exp(steps[t] * float(a[h]))
+            return kept + steps[t] * np.outer(keys[b, t, 0].double().numpy(), value)
+
+        return recurrence(step, queries[b, :, 0].double().numpy()) + float(d[h]) * np.eye(T)
+
+    given = {"hidden_states": x, "dt": dt, "A": a, "B": keys, "C": queries, "chunk_size": 4, "D": d}
+    return mamba2_chunk_scan.__name__, {**given, "dt_softplus": True}, matrix
+
+
+def mamba():
+    channels = 5
+    x, dt, gate = noise(B, channels, T, double=False), noise(B, channels, T + 1, double=False)[..., :T], None
+    keys, queries = noise(B, K, T, double=False), noise(B, K, T + 2, double=False)[..., :T]
+    a, d = -noise(channels, K, double=False).abs(), noise(channels, double=False)
+
+    def matrix(b, _):
+        steps, rows = np.log1p(np.exp(dt[b].double().numpy())), []
+        for c in range(channels):
+
+            def step(t, state, value, c=c):
+                kept = state * np.exp(steps[c, t] * a[c].double().numpy())[:, None]
+                return kept + steps[c, t] * np.outer(keys[b, :, t].double().numpy(), value)
+
+            one = recurrence(step, queries[b].double().numpy().T)
+            rows.append(one + float(d[c]) * np.eye(T))
+        return np.mean(rows, 0)
+
+    given = {"hidden_states": x, "dt": dt, "A": a, "B": keys, "C": queries, "D": d, "z": gate}
+    return mamba_selective_scan.__name__, {**given, "delta_softplus": True}, matrix
+
+
+def gla():
+    q, k, v, g = (noise(B, T, H, size) for size in (K, K + 1, V, K + 2))
+    k, g = k[..., :K], -g[..., :K].abs()
+
+    def matrix(b, h):
+        decay = g[b, :, h].cumsum(0).numpy()  # [token, size]
+        both = q[b, :, h].numpy()[:, None] * k[b, :, h].numpy()[None] * np.exp(decay[:, None] - decay[None])
+        return np.tril(both.sum(-1))
+
+    return "chunk_gla", {"q": q, "k": k, "v": v, "g": g}, matrix
+
+
+def rwkv7():
+    r, w, k, v, a, b_ = (noise(B, T, H, size) for size in (K, K + 1, K + 2, V, K + 3, K + 4))
+    w, k, a, b_ = -w[..., :K].abs(), k[..., :K], a[..., :K] / 3, b_[..., :K] / 3
+
+    def matrix(b, h):
+        rows = np.zeros((T, T))
+        for j in range(T):
+            vector = k[b, j, h].numpy()
+            for i in range(j, T):
+                if i > j:
+                    move = np.diag(np.exp(w[b, i, h].numpy())) + np.outer(b_[b, i, h], a[b, i, h])
+                    vector = move @ vector
+                rows[i, j] = r[b, i, h].numpy() @ vector
+        return rows
+
+    return "chunk_rwkv7", {"r": r, "w": w, "k": k, "v": v, "a": a, "b": b_}, matrix
+
+
+@pytest.mark.parametrize("kernel", [delta_rule, kimi, mamba2, mamba, gla, rwkv7])
+def test_matrix_is_that_of_recurrence_in_float64(kernel):
+    name, given, matrix = kernel()
+    record, [(site, weights, allowed, *_)] = observe(name, **given)
+    [call] = record.sites
+    assert (site.kind, call.source, site.name, site.layer) == ("mixer", "probe", "0", 0)
+    assert call.difference < (1e-13 if weights.dtype == torch.float64 else 1e-6)
+    expected = np.stack([[matrix(b, h) for h in range(call.heads)] for b in range(B)])
+    bound = 1e-12 if weights.dtype == torch.float64 else 2e-6  # sums of T terms in float32
+    np.testing.assert_allclose(weights.numpy(), expected, atol=bound * np.abs(expected).max(), rtol=0)
+    assert torch.equal(allowed[0, 0], torch.ones(T, T, dtype=torch.bool).tril())
+    assert SCORES in record.notes
+
+
+def test_kernel_that_is_not_linear_is_named_and_not_shown():
+    name, given, _ = gla()
+    record, maps = observe(f"fused_{name}", **given)
+    assert not maps
+    assert not record.sites
+    assert [each.name for each in record.without_attention] == ["0"]
+    assert "misses its output" in record.without_attention[0].reason
+
+
+def test_kernel_that_continues_a_state_is_named():
+    name, given, _ = rwkv7()
+    record, maps = observe(name, **given, initial_state=torch.ones(B, H, K, V))
+    assert not maps
+    assert record.without_attention[0].reason == CONTINUES.format("linear attention (RWKV-7)")
+
+
+def test_rows_in_blocks_and_of_some_heads_are_the_same(monkeypatch):
+    name, given, _ = gla()
+    _, [whole] = observe(name, **given)
+    monkeypatch.setattr(mixing, "BLOCK_BYTES", 4 * B * T * 2)  # two rows of one head
+    blocks = []
+
+    class Some:
+        def observe(self, attention):
+            one = attention.only([2])
+            blocks.append(torch.cat([one.rows(at, min(at + 2, T)) for at in range(0, T, 2)], 2))
+
+    model = nn.Sequential(Mixing(name, **given))
+    with torch.inference_mode(), recording(model, [Some()], warn=False, mixers=True):
+        model(torch.zeros(1))
+    assert torch.equal(blocks[0][:, 0], whole.weights[:, 2])
+
+
+def test_unread_mixer_costs_no_run_of_its_kernel(monkeypatch):
+    name, given, _ = gla()
+    runs, kernel = [], globals()[name]
+    monkeypatch.setitem(globals(), name, lambda q, k, v, g: runs.append(1) or kernel(q, k, v, g))
+    model = nn.Sequential(Mixing(name, **given))
+    shared = SharedRows([Measurement()], lambda site, count: [])
+    with torch.inference_mode(), recording(model, [shared], warn=False, mixers=True) as record:
+        model(torch.zeros(1))
+    assert len(runs) == 1
+    assert record.sites[0].unproved == "none of its rows was read"
+
+
+def test_scores_are_of_absolute_weights_over_their_sum():
+    name, given, matrix = gla()
+    measured, maps = Measurement(["entropy", "previous"]), Coarsen(lambda _: None)
+    model = nn.Sequential(Mixing(name, **given))
+    with torch.inference_mode(), recording(model, [SharedRows([measured, maps])], warn=False, mixers=True):
+        model(torch.zeros(1))
+    shares = np.abs([[matrix(b, h) for h in range(H)] for b in range(B)])
+    shares /= shares.sum(-1, keepdims=True)
+    entropy = -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(-1)
+    for head in measured.figures():
+        assert head.figures["entropy"].value == pytest.approx(entropy[:, head.head, 1:].mean(), abs=1e-6)
+        before = shares[:, head.head].diagonal(-1, 1, 2)
+        assert head.figures["previous"].value == pytest.approx(before.mean(), abs=1e-6)
+
+
+FAMILIES = [
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
+    *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "mamba", "falcon_mamba"),
+    *("jamba", "zamba", "lara_mini", "qwen4_exp", "glm5_next", "minimax", "rwkv", "lfm2_moe"),
+    "recurrent_gemma",
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_shown_exactly(family):
+    torch.manual_seed(0)
+    model, _, given = make(family, failures := [])
+    assert given is not None, failures
+    keep = MapObserver()
+    with torch.inference_mode():
+        plain = model(**{**given, "use_cache": False})[0]
+        with recording(model, [keep], warn=False, mixers=True) as record:
+            assert torch.equal(model(**{**given, "use_cache": False})[0], plain)
+    calls = [call for call in record.sites if call.site.kind == "mixer"]
+    assert calls
+    assert max(call.difference for call in calls) < 1e-6
+    layers = {int(next(part for part in call.site.name.split(".") if part.isdigit())) for call in calls}
+    assert {call.site.layer for call in calls} == layers
+    for each in keep.maps:
+        later = torch.ones(each.weights.shape[-2:], dtype=torch.bool).triu(1)
+        assert each.site.kind != "mixer" or not each.weights[..., later].any()

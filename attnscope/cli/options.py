@@ -218,6 +218,15 @@ class WeightedModelOptions(ModelOptions):
         return {} if self.weighting == "raw" else {"weigh": self.weighting, **target}
 
 
+class MixedModelOptions(WeightedModelOptions):
+    """The same, and whether layers without a softmax are shown as well."""
+
+    panel = WHERE
+    mixers: Annotated[
+        bool, Option(help="Show linear and state-space layers too, as exact signed matrices.")
+    ] = False
+
+
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 

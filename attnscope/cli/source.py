@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime
 from itertools import count, islice
@@ -207,7 +208,10 @@ class PassSource:
         from attnscope.models.trace_model import TracedModel, attach_trace, has_short_text
 
         prepared = self.prepare(model)
-        short, rerun = has_short_text(prepared), self.saved is not None or model.weighting == "gradient"
+        short, rerun = (
+            has_short_text(prepared),
+            self.saved is not None or model.weighting == "gradient" or model.mixers,
+        )
         if rerun or (not short and (key is None or kind == "other" or model.weighting != "raw")):
             return model, prepared
         from attnscope.models.trace_recording import record_pass
@@ -327,6 +331,9 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
         ("inputs", "chat generate", ""),
         ("part", "save_trace weighting", "it is one of a recorded batch"),
         ("repeat_random", "image audio inputs chat second_text", ""),
+        ("mixers", "weighting", "shares of a row are of weights that are not negative"),
+        ("mixers", "saved save_trace part", "a file holds no kernel to run again"),
+        ("mixers", "generate", "a step continues a state, which no matrix over these tokens shows"),
     )
     if "weigh" in model.metadata:  # typed, or of the settings
         refuse(source.saved, "--weighting", f"cannot be combined with --from: {weighted}")
@@ -424,6 +431,9 @@ def load_model(options: ModelOptions, *, generative: bool = False, predicting: b
     with spinner(f"loading {options.name}"):
         predicting = predicting or weighting == "gradient"
         model = load(options.name, generative=generative, predicting=predicting, **arguments)
+    if getattr(options, "mixers", False):
+        model = copy(model)
+        model.mixers = True
     if weighting == "raw":
         return model
     from attnscope.models.weighting import with_weighting  # its imports cost a first look 3 % of its time

@@ -90,6 +90,7 @@ class Model:
     forkable = False  # nothing but attnscope sees its passes, so that forked processes may run some of them
     weighting: Weighting = "raw"  # the weighting of its attention
     weighted_pass: Any = None  # runs it so that observers see weighted attention; as text, its title
+    mixers = False  # whether its passes show linear and state-space layers as well
     revision: str | None = None  # its commit on the hub, if it is from there
     trains = False  # then what a pass stores on the module, a table of rotations, must allow gradients
 
@@ -273,7 +274,9 @@ class Model:
             self.without_gradients(),
             self.threads(prepared),
             self._quoting(prepared),
-            recording(self.module, watching, prepared.labels, fused, warn=False) as record,
+            recording(
+                self.module, watching, prepared.labels, fused, warn=False, mixers=self.mixers
+            ) as record,
         ):
             prepared.call(self.module)
         if prepared.request is not None and prepared.request.labels is not None:
@@ -282,6 +285,8 @@ class Model:
             } | record.own_lengths
             for sentence in note_unplaced(prepared.axes, lengths | record.own_lengths):
                 record.note_change(sentence)
+        if self.mixers:
+            require_mixers(self.name, record)
         return self.note_seal(prepared, require_attention(self.name, self.module, record))
 
     def note_seal(self, prepared: ModelInput, record: Record) -> Record:
@@ -382,6 +387,14 @@ def report_layer(module: nn.Module, attention: Attention) -> None:
         layers = len(list(module.get_submodule(".".join(parts[:place])).children()))
         if layers > 1:
             report("layer", int(parts[place]) + 1, layers)
+
+
+def require_mixers(name: str, record: Record) -> None:
+    """Raise ``ModelError`` if no linear or state-space layer was shown."""
+    if not any(site.site.kind == "mixer" for site in record.sites):
+        why = "; ".join(record.notes) if record.without_attention or record.failures else ""
+        reason = f"no linear or state-space layer that can be shown{why and f' ({why})'}"
+        raise ModelError(f"{name} has {reason}: leave out --mixers")
 
 
 def require_attention(name: str, module: nn.Module, record: Record) -> Record:

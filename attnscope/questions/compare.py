@@ -474,7 +474,7 @@ def compare_two_heads(
         *prepared.notes,
         *record.notes,
         *note_row_sums([each.sampled for each in pair]),
-        *note_hidden(shares, selection, "their attention"),
+        *note_hidden(shares, selection, "their attention", kind),
         *note_certainty(RowCount(len(positions), len(queries)), np.array([error])),
     )
     view = head_pair(

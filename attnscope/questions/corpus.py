@@ -166,6 +166,7 @@ class CorpusWork(ABC):
             "selection of heads": asdict(self.selection),
             "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
             "weighting": None if model.weighting == "raw" else model.weighting,
+            "mixers": model.mixers,
             **settings,
         }
         with together() as processes:

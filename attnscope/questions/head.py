@@ -219,7 +219,7 @@ class _ShownPass:
         weights, hidden = map_.label()
         scores, counted = self._scores(head, map_, weights, selection)
         notes = [*self.model.notes, *prepared.notes, *record.notes]
-        notes += sentences.note_hidden([hidden], selection, "its attention")
+        notes += sentences.note_hidden([hidden], selection, "its attention", kind)
         notes += [*sentences.note_maps([map_], prepared), *sentences.note_differences([site])]
         if not selection.as_read:
             notes.append(f"scores are averages over {counted}")
@@ -271,7 +271,7 @@ def head_picture(
     """A head ``[query, key]`` with its scores; ``title`` names the model and the text."""
     return heatmap(
         weights,
-        title=f"{figures.name} · {title} · {sentences.kind_title(site.site.kind)}",
+        title=f"{figures.name} · {title} · {sentences.site_title(site)}",
         subtitle=figures.role.sentence if figures.role else sentences.provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),

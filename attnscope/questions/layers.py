@@ -110,7 +110,7 @@ def layers_of_maps(
         pairs, shares = zip(*(each.label() for each in maps), strict=True)
         kinds[kind] = [(each.site.layer, weights) for each, weights in zip(maps, pairs, strict=True)]
         if selection is not None:
-            notes += sentences.note_hidden(shares, selection, f"the {sentences.kind_title(kind)}")
+            notes += sentences.note_hidden(shares, selection, f"the {sentences.kind_title(kind)}", kind)
         notes += sentences.note_maps(maps, prepared)
         notes += sentences.note_pooling(maps[0], pairs[0], pool.how) if note_pooled else []
     ran = sentences.provenance(record.sites)

@@ -74,7 +74,7 @@ class Selection:
     def coarsen(self, most: int, *, even: bool = False, how: How = "share") -> Coarsen:
         """An observer that keeps every head as shown, with at most so many rows and columns."""
         along = partial(self.coarsening, most=most, even=even)
-        return Coarsen(lambda attention: (along(attention.queries), along(attention.keys)), how)
+        return Coarsen(lambda attention: (along(attention.queries), along(attention.keys)), how, signed=True)
 
 
 Asked: TypeAlias = Selection | Head | str

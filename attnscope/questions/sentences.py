@@ -21,7 +21,7 @@ from attnscope.text import number_ranges
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 
-KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")
+KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross", "mixer")
 
 MAX_TITLE_CHARACTERS = 32  # most characters of a text in a title
 
@@ -34,7 +34,13 @@ def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[Kind, ...]
 
 def kind_title(kind: str) -> str:
     """A kind of attention in words."""
-    return "cross-attention" if kind == "cross" else f"{kind} attention"
+    titles = {"cross": "cross-attention", "mixer": "linear and state-space layers"}
+    return titles.get(kind, f"{kind} attention")
+
+
+def site_title(site: SiteRecord) -> str:
+    """What mixes at a site: its kind of attention, or a mixer's own name."""
+    return site.kernel if site.site.kind == "mixer" else kind_title(site.site.kind)
 
 
 def name_pass(model: Model, prepared: ModelInput) -> str:
@@ -119,6 +125,7 @@ _HAD = {
     "softmax": "weights from its softmax",
     "file": "weights as the file has them",
     "served": "weights recomputed from the file's queries and keys",
+    "probe": "signed weights from identity values",
 }
 
 
@@ -131,9 +138,12 @@ def _note_sources(sites: Sequence[SiteRecord]) -> list[str]:
 FROM_FILES = {"file": "weights from the file", "served": "weights from the file's queries and keys"}
 
 
-def note_hidden(shares: Sequence[float], selection: Selection, whose: str) -> list[str]:
-    """A note on the attention to tokens that are hidden."""
-    share = f"{sum(shares) / len(shares):.0%} of {whose}"
+def note_hidden(
+    shares: Sequence[float], selection: Selection, whose: str, kind: str | None = None
+) -> list[str]:
+    """A note on the attention to tokens that are hidden; of a mixer, on the sum of its signed weights."""
+    mean = sum(shares) / len(shares)
+    share = f"weights that sum to {mean:.2g} in a row" if kind == "mixer" else f"{mean:.0%} of {whose}"
     if selection.zoom is not None:
         shown = f"tokens {selection.zoom[0]}-{selection.zoom[-1]}"
         special = " and special ones" if selection.hide_special else ""

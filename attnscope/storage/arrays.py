@@ -32,7 +32,7 @@ from attnscope.text import Untrusted, csv_cell
 
 SUM_TOLERANCE = 5e-3  # how far a row's sum may exceed 1; half precision needs it
 
-KINDS = ("encoder", "decoder", "cross")
+KINDS = ("encoder", "decoder", "cross", "mixer")
 
 MOST_LAYERS, MOST_HEADS = 1000, 1 << 15
 """Most layers of a kind in a file, those of the deepest model, and most heads: twice those of the largest."""

@@ -121,6 +121,20 @@ def mamba(folder: Path) -> str:
     return save(folder, transformers.MambaForCausalLM(config))
 
 
+def hybrid(folder: Path) -> str:
+    """A tiny model of three layers without a softmax, and one of attention."""
+    gpt2(folder)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    heads |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    heads |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1}
+    experts |= {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 400, "num_hidden_layers": 4}
+    ends = {"bos_token_id": None, "eos_token_id": 0}
+    config = transformers.Qwen3NextConfig(**sizes, **heads, **experts, **ends, max_position_embeddings=64)
+    return save(folder, transformers.Qwen3NextForCausalLM(config))
+
+
 def save(folder: Path, model, *parts, seed: int | None = 0) -> str:
     """Write a model with random weights and what prepares its inputs, and say where."""
     if seed is not None:

@@ -56,12 +56,12 @@ def show_composition(
     contrast: Contrast,
     output: CompareOutput,
     picture: options.SignedOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
 ) -> None:
     """The composition of all heads: what the named head reads of earlier ones, or any head."""
     named = list(contrast.heads or ())
     unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
-    unread += " max_tokens truncate second_text generate chat"
+    unread += " max_tokens truncate second_text generate chat mixers"
     refuse_combined((unread, "composition", "it reads parameters"))
     refuse(model.metadata, "--weighting", "cannot be combined with --composition: it reads parameters")
     if output.out is None:
@@ -92,7 +92,7 @@ def compare(
     axes: options.AxisOptions,
     output: CompareOutput,
     picture: options.SignedOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
 ) -> None:
     """Compare heads with each other, on two texts, or in two models.
 
@@ -181,7 +181,7 @@ def _select(attention: ComparedHeads, axes: options.AxisOptions) -> Selection:
 
 
 def _rival_source(
-    contrast: Contrast, source: options.SourceOptions, first: PassSource, model: options.WeightedModelOptions
+    contrast: Contrast, source: options.SourceOptions, first: PassSource, model: options.MixedModelOptions
 ) -> PassSource | None:
     """The other text, or the text in the other model, if one is named."""
     if contrast.with_text is not None:

@@ -50,7 +50,7 @@ def export(
     axes: options.MapOptions,
     output: ExportOutput,
     picture: options.PictureOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
 ) -> None:
     """Write every head to files: pictures, pages or arrays.
 

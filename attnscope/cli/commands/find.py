@@ -76,7 +76,7 @@ def answer_gold(
     source: options.SourceOptions,
     attention: options.LayerOptions,
     output: FindOutput,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, gold_answer
@@ -105,7 +105,7 @@ def find(
     attention: options.LayerOptions,
     output: FindOutput,
     picture: options.PrintedOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
 ) -> None:
     """Find the heads that attend from one part of a text to another.
 

@@ -75,7 +75,7 @@ def show(
     template: options.PromptsOptions,
     output: ShowOutput,
     picture: options.SignedOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
     kernel: options.KernelOptions,
 ) -> None:
     """Show what the attention heads do on a text.

@@ -97,7 +97,7 @@ def stats(
     output: StatsOutput,
     extras: StatsOptions,
     picture: options.SignedOptions,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
     kernel: options.KernelOptions,
 ) -> None:
     """Measure every head on a text or a corpus.
@@ -200,7 +200,7 @@ class ScoreTable:
 
 
 def _rank_by_faithfulness(
-    source: PassSource, selection: Selection, top: int | None, model: options.WeightedModelOptions
+    source: PassSource, selection: Selection, top: int | None, model: options.MixedModelOptions
 ) -> tuple[Answer, Any]:
     """Heads by how they find the tokens that a prediction needs, and what was read."""
     from attnscope.questions.faithful import compare_weighted_heads, faithfulness_answer
@@ -256,7 +256,7 @@ def _print_lines(
     corpus: options.CorpusOptions,
     selection: Selection,
     table: ScoreTable,
-    model: options.WeightedModelOptions,
+    model: options.MixedModelOptions,
     **how: Any,
 ) -> None:
     """One line of JSON per text of a corpus."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, continue_text, shrink
-from attnscope.errors import OutputError
 from attnscope.render.colour import (
     DARKEST_SHARE,
+    DIVERGING,
     GLOW,
     OFFERED,
     ROLE_COLOURS,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from attnscope.questions.layers import AllHeads
 
 PAGE = ".html"  # the suffix of a page
+SIGNED_MAPS = (DIVERGING, "RdBu", "PuOr", "PiYG")  # offered in a page of signed weights
 
 LARGEST_BYTE, MASKED_BYTE = 254, 255  # the byte of the largest weight, and that of a masked cell
 
@@ -59,31 +60,44 @@ PLAIN, UP = b"\0", b"\1"
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell."""
+    """The byte ``b`` is the weight ``top * (b / 254) ** POWER``; 255 is a masked cell.
+
+    Signed weights are as many steps of 127 above or below the byte 127, which is 0.
+    """
 
     top: float = 1.0  # or the largest weight if that is larger
-    min_weight: float = 0.0  # lower weights have the bytes below ``shown``
+    min_weight: float = 0.0  # lower weights are fewer than ``shown`` steps from 0
+    signed: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How many steps the largest weight is from 0."""
+        return LARGEST_BYTE // 2 if self.signed else LARGEST_BYTE
 
     @property
     def shown(self) -> int:
-        """The first byte that is not hidden."""
-        return math.ceil(LARGEST_BYTE * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
+        """The first step that is not hidden."""
+        return math.ceil(self.steps * math.pow(min(self.min_weight / self.top, 1.0), 1 / POWER))
 
     def bytes_of(self, values: Array, allowed: Array) -> Array:
-        """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``."""
+        """The nearest bytes, NaNs masked; ``ValueError`` for weights beyond 0 to ``top``, or ± ``top``."""
         valid = np.isfinite(values) & allowed
         shares = np.where(valid, values, 0) / self.top
-        if shares.min(initial=0) < -1e-6 or shares.max(initial=0) > 1 + 1e-6:
-            raise ValueError(f"weights of a page lie between 0 and {self.top:g}")
-        codes = np.round(LARGEST_BYTE * np.clip(shares, 0, 1) ** (1 / POWER)).astype(np.uint8)
+        if shares.min(initial=0) < -1e-6 - self.signed or shares.max(initial=0) > 1 + 1e-6:
+            raise ValueError(
+                f"weights of a page lie between {-self.top if self.signed else 0:g} and {self.top:g}"
+            )
+        sizes = np.abs(shares) if self.signed else np.clip(shares, 0, 1)
+        steps = np.round(self.steps * np.minimum(sizes, 1) ** (1 / POWER)).astype(np.int16)
         if self.min_weight:  # rounding neither hides nor shows a weight
-            faint = values < self.min_weight
-            codes = np.where(faint, np.minimum(codes, self.shown - 1), np.maximum(codes, self.shown))
-        return np.where(valid, codes, np.uint8(MASKED_BYTE))
+            faint = (np.abs(values) if self.signed else values) < self.min_weight
+            steps = np.where(faint, np.minimum(steps, self.shown - 1), np.maximum(steps, self.shown))
+        codes = LARGEST_BYTE - self.steps + np.where(shares < 0, -steps, steps)
+        return np.where(valid, codes, MASKED_BYTE).astype(np.uint8)
 
     def error(self, weight: float) -> float:
         """The largest rounding error: half a step of a byte, or a full step if some are hidden."""
-        step = (1.0 if self.min_weight else 0.5) / LARGEST_BYTE
+        step = (1.0 if self.min_weight else 0.5) / self.steps
         root = (weight / self.top) ** (1 / POWER)
         return float(self.top * ((root + step) ** POWER - root**POWER))
 
@@ -152,6 +166,7 @@ class Page:
     notes: tuple[str, ...] = ()
     cmap: str | None = None
     top: float = 1.0  # the largest weight: 1 for weights that sum to 1
+    signed: bool = False  # whether weights may be negative
     proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)  # by kind and layer, on the weights
     described: Words = field(default_factory=dict)
     worth: Sequence[Head] = ()  # the page opens at the first of these, or else of all
@@ -165,9 +180,9 @@ class Page:
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
     def text(self) -> str:
-        """The page as text. Raises ``ValueError`` for weights that are negative or above ``top``."""
-        chosen, top = choose_map(self.cmap, signed=False), max(self.top, 1.0)
-        code = Code(top, self.min_weight)
+        """The page as text. Raises ``ValueError`` for weights above ``top``, or negative ones if unsigned."""
+        chosen, top = choose_map(self.cmap, signed=self.signed), max(self.top, 1.0)
+        code, offered = Code(top, self.min_weight, self.signed), SIGNED_MAPS if self.signed else OFFERED
         kinds = [
             {
                 "kind": kind,
@@ -189,6 +204,7 @@ class Page:
                 f"{code.error(0.01 * top):.1g} near {0.01 * top:g}",
             ],
             "top": top,
+            "signed": self.signed,
             "power": POWER,
             "faint": [FAINT, FAINT_ROWS],
             "hidden": [self.min_weight, code.shown],
@@ -201,7 +217,7 @@ class Page:
             "letters": {role: [letter, *_colours_of(role)] for role, letter in ROLE_LETTERS.items()},
             "meanings": {each.name: clean(each.meaning) for each in read},
             "cmap": chosen,
-            "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*OFFERED, chosen))},
+            "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*offered, chosen))},
         }
         stored = {name: _stored("plain", name, packed) for name, (packed, _) in self._heads.items()}
         opened = "w{}-{}-{}".format(*worth_a_look[0]) if worth_a_look else next(iter(stored), "")
@@ -264,7 +280,8 @@ class Page:
                 self._heads[f"w{place}-{number}-{head}"] = pack(one), int(codes.shape[-1])
             values = np.where(np.isfinite(weights.values), weights.values, 0)
             pooled, allowed = shrink(values, weights.allowed, THUMBNAIL_CELLS, THUMBNAIL_CELLS)
-            pooled = np.clip(pooled, 0, code.top)  # summed groups of keys may exceed the largest weight
+            least = -code.top if code.signed else 0.0
+            pooled = np.clip(pooled, least, code.top)  # summed groups of keys may exceed the largest weight
             small = code.bytes_of(pooled, np.broadcast_to(allowed, pooled.shape))
             yield {
                 "layer": number,
@@ -306,14 +323,13 @@ def save_page(heads: AllHeads, path: Path, cmap: str | None = None) -> None:
 
 
 def page_of(heads: AllHeads, cmap: str | None = None) -> str:
-    """All heads as a page. Raises ``OutputError`` for values that cannot be weights."""
+    """All heads as a page."""
     layers = heads.layers
     least, top = layers.ends
-    if least < 0:
-        raise OutputError("a page cannot show negative weights: save a picture or .npz")
     page = Page(
-        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, top, layers.proofs,
-        heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight, heads.by,
+        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
+        layers.proofs, heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
+        heads.by,
     )  # fmt: skip
     return page.text()
 

@@ -37,8 +37,8 @@ function sized(canvas, width, height) {
   return context;
 }
 
-const shortly = (weight) => (weight >= 0.0995 || weight === 0 ? weight.toFixed(2) : weight.toPrecision(1));
-const closely = (weight) => weight.toFixed(weight < 0.01 ? 5 : 3);
+const shortly = (weight) => (Math.abs(weight) >= 0.0995 || weight === 0 ? weight.toFixed(2) : weight.toPrecision(1));
+const closely = (weight) => weight.toFixed(Math.abs(weight) < 0.01 ? 5 : 3);
 
 // How tall the part of a picture that is in view may be.
 function tallest(stage) {

@@ -25,12 +25,13 @@ async function drawColumns() {
   const others = query ? axes.keys : axes.queries;
   const byte = (head, other) => head.bytes[query ? chosen.token * head.columns + other : other * head.columns + chosen.token];
   const weight = (head, i) => (byte(head, i) === CLOSED ? 0 : WEIGHT[byte(head, i)]);
-  const best = (head) => others.reduce((one, _, i) => (weight(head, i) > weight(head, one) ? i : one), 0);
-  const top = state.scale === "fixed" ? 1 : Math.max(...layered.heads.map((head) => weight(head, best(head)))) || 1;
+  const size = (head, i) => Math.abs(weight(head, i));
+  const best = (head) => others.reduce((one, _, i) => (size(head, i) > size(head, one) ? i : one), 0);
+  const top = state.scale === "fixed" ? 1 : Math.max(...layered.heads.map((head) => size(head, best(head)))) || 1;
   layered.shown = { ...chosen, others, byte, top };
   const verb = query ? "attends to" : "is attended to by";
   element("who").replaceChildren(isolated(own[0]), `${behind(own)} ${verb}, in every head of layer ${layerNow().layer}`);
-  element("most").textContent = `Colour scale: 0 to ${shortly(top)}${state.scale === "fixed" ? "" : " (the largest here)"}. A click opens the head.`;
+  element("most").textContent = `Colour scale: ${FROM}${shortly(top)}${state.scale === "fixed" ? "" : " (the largest here)"}. A click opens the head.`;
   const strongest = layered.heads.map((head) => `H${head.head} ${others[best(head)][0]} ${shortly(weight(head, best(head)))}`);
   element("ranks").setAttribute("aria-label", `${own[0]} ${verb}, most in each head: ${strongest.join(", ")}`);
   paintColumns();
@@ -59,7 +60,7 @@ function paintColumns() {
     context.fillStyle = css("--text");
     writeLabel(context, others[i], labels - 5, y + ROW / 2, labels - 8);
     heads.forEach((head, at) => {
-      const code = byte(head, i), pixel = colours[Math.round(255 * Math.min(WEIGHT[code] / top, 1))];
+      const code = byte(head, i), pixel = colours[toneOf(WEIGHT[code], top)];
       context.fillStyle = code === CLOSED ? hatch : `rgb(${pixel & 255}, ${(pixel >> 8) & 255}, ${(pixel >> 16) & 255})`;
       context.fillRect(labels + at * cell, y, cell - gap, ROW - gap);
     });

@@ -82,5 +82,5 @@ function openColour() {
 function sharesOf(row, column) {
   return drawnHeads()
     .map((each) => ({ ...each, byte: each.bytes[row * each.columns + column] }))
-    .sort((a, b) => (b.byte === CLOSED ? -1 : b.byte) - (a.byte === CLOSED ? -1 : a.byte));
+    .sort((a, b) => (b.byte === CLOSED ? -1 : SIZE[b.byte]) - (a.byte === CLOSED ? -1 : SIZE[a.byte]));
 }

@@ -4,11 +4,25 @@
 const PAGE = JSON.parse(document.getElementById("page").textContent);
 const CLOSED = 255, LARGEST = 254, KEPT = 24;
 
-// byte -> weight; CLOSED is a masked cell
-const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) => PAGE.top * (byte / LARGEST) ** PAGE.power);
+// The byte of the weight 0: the middle one where weights may be negative.
+const ZERO = PAGE.signed ? LARGEST / 2 : 0, STEPS = LARGEST - ZERO;
+
+// byte -> weight, and without its sign; CLOSED is a masked cell
+const WEIGHT = Float32Array.from({ length: 256 }, (_, byte) =>
+  Math.sign(byte - ZERO) * PAGE.top * (Math.abs(byte - ZERO) / STEPS) ** PAGE.power);
+const SIZE = WEIGHT.map(Math.abs);
 
 // The nearest byte of a weight.
-const byteOf = (weight) => Math.round(LARGEST * Math.min(weight / PAGE.top, 1) ** (1 / PAGE.power));
+const byteOf = (weight) =>
+  ZERO + Math.sign(weight) * Math.round(STEPS * Math.min(Math.abs(weight) / PAGE.top, 1) ** (1 / PAGE.power));
+
+// Where a weight stands on a colour map whose end is `high`: 0 to 255, the weight 0 in the middle of a signed one.
+function toneOf(weight, high) {
+  const part = Math.max(-1, Math.min(weight / high, 1));
+  return Math.round(255 * (PAGE.signed ? (part + 1) / 2 : part));
+}
+
+const FROM = PAGE.signed ? "±" : "0 to "; // before the end of a scale
 
 // A function that works once for each choice of what it is given.
 function remembered(work) {
@@ -104,10 +118,10 @@ const palette = remembered((name) => {
   });
 });
 
-// byte -> pixel for weights from 0 to `high`, on the map of that name; closed cells stay clear.
+// byte -> pixel for weights up to `high`, on the map of that name; closed cells stay clear.
 const pixelsOf = remembered((name, high) => {
   const colours = palette(name), pixels = new Uint32Array(256);
   for (let byte = 0; byte <= LARGEST; byte++)
-    pixels[byte] = colours[Math.round(Math.min(WEIGHT[byte] / high, 1) * 255)];
+    pixels[byte] = colours[toneOf(WEIGHT[byte], high)];
   return pixels;
 });

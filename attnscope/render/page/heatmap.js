@@ -14,8 +14,8 @@ function rowPixels(head, scale) {
 
 function largest(bytes) {
   let top = 0;
-  for (const byte of bytes) if (byte !== CLOSED && byte > top) top = byte;
-  return WEIGHT[top];
+  for (const byte of bytes) if (byte !== CLOSED && SIZE[byte] > top) top = SIZE[byte];
+  return top;
 }
 
 const largestOfRow = (bytes, row, columns) => largest(bytes.subarray(row * columns, (row + 1) * columns));
@@ -33,16 +33,17 @@ function choosingRows({ bytes, rows, columns }) {
 const largestOfHead = (head) => choosingRows(head).reduce((top, row) =>
   Math.max(top, largestOfRow(head.bytes, row, head.columns)), 0);
 
-// "auto" is 0 to 1, or the head's largest where nearly no row has a weight that could be seen so.
+// "auto" is 0 to 1, or the head's largest where weights are signed or nearly no row has one that could be seen so.
 function shownScale(head) {
   if (state.scale !== "auto") return state.scale;
+  if (PAGE.signed) return "head";
   const rows = choosingRows(head);
   const clear = rows.filter((row) => largestOfRow(head.bytes, row, head.columns) > PAGE.faint[0]);
   return clear.length >= PAGE.faint[1] * rows.length ? "fixed" : "head";
 }
 
 // Hidden weights are as blank as the page around the map.
-const isHidden = (byte) => byte < PAGE.hidden[1];
+const isHidden = (byte) => Math.abs(byte - ZERO) < PAGE.hidden[1];
 function hideFaint(pixels) {
   const [red, green, blue] = map.ground.match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
   const ground = ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
@@ -191,12 +192,15 @@ function highest() {
   return `${shortly(largestOfHead(current))}, this head's largest${where}`;
 }
 
+const lowest = () => (!PAGE.signed ? "0" : current.scale === "head" ? `-${shortly(largestOfHead(current))}` : "-");
+
 function drawLegend() {
   const map = state.mode !== "lines", drawn = state.mode !== "map";
   element("mapped").hidden = element("zoom").hidden = !map;
   element("closed").hidden = !map || !current.bytes.includes(CLOSED);
   element("drawn").hidden = !drawn;
   element("few").hidden = !drawn || drawnHeads().length < 2 || state.token !== null;
+  element("low").textContent = lowest();
   element("high").textContent = highest();
   element("direction").textContent = direction();
   element("least").textContent = leastLine();

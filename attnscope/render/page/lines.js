@@ -108,7 +108,7 @@ function strengthOf(head, row, column) {
   head.scale ??= shownScale(head);
   head.full ??= head.scale === "row" ? new Map() : head.scale === "head" ? largestOfHead(head) || 1 : 1;
   if (head.scale === "row" && !head.full.has(row)) head.full.set(row, largestOfRow(head.bytes, row, head.columns) || 1);
-  return Math.min(WEIGHT[byte] / (head.scale === "row" ? head.full.get(row) : head.full), 1);
+  return Math.min(SIZE[byte] / (head.scale === "row" ? head.full.get(row) : head.full), 1);
 }
 
 // The pinned token's weights at the other end: a column of bars for each head.

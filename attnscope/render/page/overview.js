@@ -71,7 +71,7 @@ const headOf = ({ bytes, rows, columns }, head) => ({
 
 function colourOverview(most) {
   const smalls = overview.layers.map((layer) => pooled(layer, most));
-  const faint = state.scale === "auto" && !standsOut();
+  const faint = state.scale === "auto" && (PAGE.signed || !standsOut());
   const scale = state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale;
   overview.pictures = overview.layers.map((layer, at) => {
     const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale));
@@ -82,7 +82,7 @@ function colourOverview(most) {
   const full = { fixed: "1", row: "each row's largest weight", head: "each head's largest weight" };
   const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
   const where = aside ? " in rows with many unmasked keys" : "";
-  element("shades").textContent = `Colour scale: 0 to ${full[scale]}${where}.`;
+  element("shades").textContent = `Colour scale: ${FROM}${full[scale]}${where}.`;
 }
 
 // Whether enough heads have a weight that is seen where full colour is 1; the same at every size of the window.

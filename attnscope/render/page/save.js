@@ -70,7 +70,7 @@ function legendRows(ruler, width) {
   const all = [];
   if (state.mode !== "lines") {
     const image = element("ramp");
-    all.push(words("0", 0, () => null), words(highest(), 136, (context, x, y) => context.drawImage(image, x, y - 5, 130, 11)));
+    all.push(words(lowest(), 0, () => null), words(highest(), 136, (context, x, y) => context.drawImage(image, x, y - 5, 130, 11)));
     if (current.bytes.includes(CLOSED)) all.push(words("masked", 17, (context, x, y) => {
       context.fillStyle = hatching(context);
       context.fillRect(x, y - 5, 11, 11);

@@ -3,7 +3,7 @@
 // heads that are worth a look.
 
 const SHOWN = 10;
-const nothing = (PAGE.top * (0.5 / LARGEST) ** PAGE.power).toPrecision(1); // what is less has the byte 0
+const nothing = (PAGE.top * (0.5 / STEPS) ** PAGE.power).toPrecision(1); // what is less has the byte of 0
 
 function drawSide() {
   const [role, sentence, figures] = layerNow().about[state.head] ?? ["", "", []];
@@ -95,17 +95,17 @@ function ranking(verb, places, side, at) {
   const found = places
     .map(([text, number], i) => ({ text, number, i, byte: current.bytes[at(i)] }))
     .filter(({ byte }) => byte !== CLOSED)
-    .sort((a, b) => b.byte - a.byte || a.i - b.i);
-  const list = made("ol"), shown = found.slice(0, SHOWN).filter(({ byte }) => byte > 0);
+    .sort((a, b) => SIZE[b.byte] - SIZE[a.byte] || a.i - b.i);
+  const list = made("ol"), shown = found.slice(0, SHOWN).filter(({ byte }) => SIZE[byte] > 0);
   for (const { text, number, i, byte } of shown) {
     const bar = made("i");
-    bar.style.setProperty("--share", WEIGHT[byte] / PAGE.top);
+    bar.style.setProperty("--share", SIZE[byte] / PAGE.top);
     const button = made("button", { type: "button" }, made("span", { class: "place" }, isolated(text), behind([text, number])),
       made("span", {}, shortly(WEIGHT[byte])), bar);
     button.addEventListener("click", () => pin(i, sideOf(i, side)));
     list.append(made("li", {}, button));
   }
   const more = found.length - shown.length, next = found[shown.length]?.byte;
-  const most = next ? `at most ${shortly(WEIGHT[next])}` : `less than ${nothing}`;
+  const most = SIZE[next] ? `at most ${shortly(SIZE[next])}` : `less than ${nothing}`;
   return [made("h3", {}, verb), list, ...(more ? [made("p", { class: "quiet" }, `${shown.length ? `and ${more} more` : `all ${more}`}, each ${most}`)] : [])];
 }

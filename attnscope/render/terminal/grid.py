@@ -166,6 +166,8 @@ def _band(
 ) -> list[Line]:
     """The thumbnails of some heads of all layers, each layer's name at its first line."""
     cells = thumbnail_cells(small, shape, heads)
+    if small.signed and not surface.colour:
+        cells = np.where(cells < 0, cells, np.abs(2 * cells - 1))  # a shade has no sign
     drawn = cell_lines(cells, surface, palette)
     pitch, rows = shape.height + shape.air, 2 if surface.colour else 1
     names = {at * pitch // rows: number for at, number in enumerate(small.numbers)}
@@ -218,6 +220,7 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     masked = any(layer.masked.any() for layer in view.layers)
     shown = "blank: masked" if surface.colour else "·: masked"
     words = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN_MARK))
+    words += "; shades have no sign" * (view.signed and not surface.colour)
     bar = surface.colour_bar(*small.scale_ends(), surface.palette(signed=view.signed))
     left = sum(segment.cell_length for segment in bar) + 3
     if surface.width - left < left:

@@ -1,0 +1,138 @@
+"""``--mixers``: signed maps and scores of linear layers, against the delta rule written out in float64."""
+
+import re
+from base64 import b64decode
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+from attnscope.render.page import Code, unpack
+from tests.capture.hooks.test_mixers import recurrence
+from tests.models import folders
+
+TEXT = "The cat sat on the mat."
+LAYERS, HEADS = 3, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return folders.hybrid(tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def matrices(folder):
+    """The matrix of each head, and the tokens' texts.  [layer, head, query, key]"""
+    calls, kernel = [], qwen.torch_chunk_gated_delta_rule
+
+    def record(query, key, value, g, beta, **more):
+        calls.append([each[0].double() for each in (query, key, g, beta)])
+        return kernel(query, key, value, g=g, beta=beta, **more)
+
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(qwen, "torch_chunk_gated_delta_rule", record)
+        given = tokenizer(TEXT, return_tensors="pt")
+        model(**given, use_cache=False)
+
+    def matrix(query, key, g, beta, head):
+        def unit(states):
+            states = states[:, head // 2].numpy()  # two heads share queries and keys
+            return states / np.sqrt((states**2).sum(-1, keepdims=True) + 1e-6)
+
+        query, key = unit(query) / np.sqrt(query.shape[-1]), unit(key)
+
+        def step(t, state, value):
+            state = state * np.exp(float(g[t, head]))
+            return state + float(beta[t, head]) * np.outer(key[t], value - key[t] @ state)
+
+        return recurrence(step, query, len(query))
+
+    return np.array([[matrix(*call, head) for head in range(HEADS)] for call in calls])
+
+
+@pytest.fixture(scope="module")
+def shares(matrices):
+    sizes = np.abs(matrices)
+    return sizes / sizes.sum(-1, keepdims=True)
+
+
+def test_head_is_signed_map_of_its_matrix(run, folder, matrices):
+    answer = run.json("show", TEXT, "-m", folder, "--mixers", "--head", "L2H1", "--kind", "mixer")
+    weights = np.array([[np.nan if each is None else each for each in row] for row in answer["weights"]])
+    lower = np.tril(np.ones_like(weights, bool))
+    np.testing.assert_allclose(weights[lower], matrices[2, 1][lower], atol=1e-6)
+    assert np.isnan(weights[~lower]).all()
+    assert (weights[lower] < 0).any()
+    assert answer["site"]["kernel"] == "gated delta rule"
+    ends = [re.search(r"rows sum to (\S+) to (\S+)", note) for note in answer["notes"]]
+    ends = next(each for each in ends if each)
+    layer = matrices[2].sum(-1)
+    assert [float(end) for end in ends.groups()] == pytest.approx([layer.min(), layer.max()], rel=0.06)
+
+
+def test_scores_are_of_shares(run, folder, shares):
+    heads = run.json("stats", TEXT, "-m", folder, "--mixers")["heads"]
+    mixers = [each for each in heads if each["kind"] == "mixer"]
+    assert len(mixers) == LAYERS * HEADS
+    entropies = -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(-1)
+    for head in mixers:
+        mean = entropies[head["layer"], head["head"], 1:].mean()  # the first row has no choice
+        assert head["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_found_share_is_of_absolute_weights(run, folder, shares):
+    answer = run.json("find", "5 -> 2", TEXT, "-m", folder, "--mixers", "--kind", "mixer")
+    for head in answer["questions"][0]["heads"]:
+        share = shares[head["layer"], head["head"], 5, 2]
+        assert head["weight"] == pytest.approx(share, abs=1e-5)
+
+
+def test_distance_of_heads_is_between_shares(run, folder, shares):
+    answer = run.json("compare", TEXT, "-m", folder, "--mixers", "--kind", "mixer", "L0H1", "L1H2")
+    one, other = shares[0, 1], shares[1, 2]
+    mean = (one + other) / 2
+
+    def divergence(rows):
+        ratio = np.where(rows > 0, rows / np.where(mean > 0, mean, 1), 1)
+        return (rows * np.log(ratio)).sum(-1)
+
+    distance = ((divergence(one) + divergence(other)) / 2).mean()
+    assert answer["distance"] == pytest.approx(distance, abs=1e-5)
+
+
+def test_page_and_arrays_hold_signed_weights(run, folder, matrices, tmp_path):
+    for name in ("all.npz", "all.html"):
+        assert run("show", TEXT, "-m", folder, "--mixers", "-o", tmp_path / name).code == 0
+    with np.load(tmp_path / "all.npz") as arrays:
+        stored = np.stack([arrays[f"mixer.{layer:02}"] for layer in range(LAYERS)])
+    np.testing.assert_allclose(stored, matrices, atol=1e-6)
+    page = (tmp_path / "all.html").read_text("utf-8")
+    size, code = matrices.shape[-1], Code(1.0, signed=True)
+    for layer in range(LAYERS):
+        form, text = re.search(f'type="text/(.+)" id="w1-{layer}-2">([^<]+)<', page).groups()
+        codes = unpack(text, size, size) if form == "plain" else np.frombuffer(b64decode(text), np.uint8)
+        codes = codes.reshape(size, size).astype(int)
+        steps = np.where(codes == 255, 127, codes) - 127
+        weights = np.sign(steps) * (np.abs(steps) / 127) ** 1.5
+        lower = np.tril(np.ones((size, size), bool))
+        assert (codes[~lower] == 255).all()
+        limit = code.error(float(np.abs(matrices[layer, 2]).max()))
+        np.testing.assert_allclose(weights[lower], matrices[layer, 2][lower], atol=limit)
+
+
+def test_layers_are_named_without_the_option_and_shown_with_it(run, folder):
+    without, shown = (run("show", TEXT, "-m", folder, *words).out for words in ((), ("--mixers",)))
+    assert "no attention in layers 0-2" in " ".join(without.split())
+    assert "no attention in" not in shown
+    assert "outside the attention shown" not in shown
+    assert "linear and state-space layers" in shown
+
+
+def test_corpus_notes_each_layer_once(run, folder, tmp_path):
+    (tmp_path / "texts.txt").write_text("The cat sat.\nA small dog.\nIt was tired on the mat.\n", "utf-8")
+    answer = run.json("stats", "--texts", tmp_path / "texts.txt", "-m", folder, "--mixers")
+    assert sum("as a signed matrix" in note for note in answer["notes"]) == 1

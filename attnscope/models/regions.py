@@ -374,23 +374,38 @@ LEAST_AGREEMENT = (
 
 
 class Sketches:
-    """An observer: for the first axis of each length, what its positions give and get, in few numbers."""
+    """An observer: for the first axis of each length, what stands at its positions, in few numbers."""
 
     def __init__(self) -> None:
         self.found: dict[int, Tensor] = {}  # [position, number] by length
 
     def observe(self, attention: Attention) -> None:
-        """Sketch the mean weights of one call."""
+        """Sketch what one call received, or the mean weights where that is not known."""
         sizes = len(attention.queries), len(attention.keys)
         if max(sizes) > MOST_PLACED or {*sizes} <= self.found.keys():
             return
-        weights = attention.weights()[0].float().mean(0)  # [query, key]
-        for size, side in zip(sizes, (weights, weights.mT), strict=True):
+        for size, side in zip(sizes, _sides(attention), strict=True):
             numbers = torch.randn(side.shape[1], SKETCH, generator=torch.Generator().manual_seed(0))
             sketch = side @ numbers.to(side)
             self.found[size] = (
                 sketch if size not in self.found or sizes[0] != sizes[1] else self.found[size] + sketch
             )
+
+
+def _sides(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Numbers of each query and of each key: vectors of one position alone where the call is known.
+
+    A row of weights also changes with every key, which hides where the picture changed.
+    -> [query, number], [key, number]
+    """
+    call = getattr(attention.read, "call", None)
+    call = call() if callable(call) else call
+    shape = (1, len(attention.queries)), (1, len(attention.keys))
+    if call is not None and (call.query.shape[::2], call.key.shape[::2]) == shape:
+        query, key = (each[0].movedim(1, 0).flatten(1).float() for each in (call.query, call.key))
+        return query, key
+    weights = attention.weights()[0].float().mean(0)  # [query, key]
+    return weights, weights.mT
 
 
 def find_grids(

@@ -23,6 +23,8 @@ TEXT = SHAPE | WORDS | {"max_position_embeddings": 32, "eos_token_id": 2}
 TOWERS: dict[str, Any] = {"text_config": TEXT, "vision_config": VIT}
 SEGFORMER = {"depths": [1, 1], "num_encoder_blocks": 2, "hidden_sizes": [16, 32], "sr_ratios": [4, 2]}
 SEGFORMER |= {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2]}
+PVT = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 16, 32, 32], "num_attention_heads": [1, 2, 2, 4]}
+PVT |= {"image_size": 64, "mlp_ratios": [2, 2, 2, 2]}
 SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
 WHOLE = {"size": SIZE}
 CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
@@ -38,6 +40,8 @@ VISION = {  # the names of the config and of the image processor, without their 
     "siglip-vision": ("SiglipVision", VIT, "Siglip", WHOLE),
     "yolos": ("Yolos", VIT | {"image_size": [64, 64], "num_detection_tokens": 3}, "ViT", WHOLE),
     "segformer": ("Segformer", SEGFORMER, "ViT", WHOLE),
+    "pvt": ("Pvt", PVT, "ViT", WHOLE),
+    "pvt_v2": ("PvtV2", PVT, "ViT", WHOLE),
     "swin": ("Swin", SWIN | {"window_size": 4}, "ViT", WHOLE),
     # with a tower for text, and both that see everything at once; a text and an image as one sequence
     "clip": ("CLIP", TOWERS | {"projection_dim": 16}, "CLIP", CROPPED),

@@ -10,6 +10,7 @@ import torch
 
 from attnscope.attention import Head, Token
 from attnscope.axes import PICTURE_ID, SOUND_ID
+from attnscope.capture import recording
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
 from attnscope.models.inputs import ModelInput, Picture
@@ -43,7 +44,8 @@ def shown(tmp_path_factory, picture):
         folder = images.vision(tmp_path_factory.mktemp(name), name)
         model = load(folder)
         prepared = model.prepare_image(picture)
-        return model, prepared, [each.numpy() for each in eager(folder, **prepared.inputs).attentions]
+        weights = eager(folder, **prepared.inputs).attentions
+        return model, prepared, [each.numpy() for each in weights if isinstance(each, torch.Tensor)]
 
     return make
 
@@ -150,10 +152,22 @@ def test_axes_of_all_stage_sizes_map_to_the_image(shown):
         assert overlay.looks_at.shape == looks
 
 
-def test_grid_positions_respond_to_their_image_region(shown):
+@pytest.mark.parametrize("name", ["pvt", "pvt_v2"])
+def test_queries_and_keys_of_every_pyramid_layer_are_on_the_image(shown, name):
+    model, prepared, _ = shown(name)
+    grids = {picture.grid for picture in prepared.pictures}
+    assert grids == {(16, 16), (8, 8), (4, 4), (2, 2)}
+    with recording(model.module, []) as record:
+        model.module(**prepared.inputs)
+    lengths = {size for call in record.sites for size in (call.queries, call.keys)}
+    assert lengths <= {rows * columns for rows, columns in grids} | {5, 1}  # [CLS] + 2 × 2, one key for all
+
+
+@pytest.mark.parametrize("name", ["swin", "segformer", "pvt_v2"])
+def test_grid_positions_respond_to_their_image_region(shown, name):
     """The oracle: a bright square at one place changes the position there, and those beside it, the most."""
-    model, prepared, _ = shown("swin")
-    seen = prepared.inputs["pixel_values"]
+    model, prepared, _ = shown(name)
+    seen, grids = prepared.inputs["pixel_values"], set()
     for picture in prepared.pictures:
         rows, columns = picture.grid
         for row, column in ((1, columns - 2), (rows - 2, 1), (rows // 2, columns // 2)):
@@ -163,10 +177,16 @@ def test_grid_positions_respond_to_their_image_region(shown):
                 high, wide = 64 // rows, 64 // columns
                 changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide] += bright
                 with torch.inference_mode():
-                    found = model.module(changed, output_hidden_states=True).reshaped_hidden_states
-                states.append(next(each for each in found if each.shape[-2:] == (rows, columns))[0])
-            moved = (states[1] - states[0]).norm(dim=0)
-            assert divmod(int(moved.argmax()), columns) == (row, column)
+                    output = model.module(changed, output_hidden_states=True)
+                found = getattr(output, "reshaped_hidden_states", output.hidden_states)
+                states += [each[0] for each in found if each.shape[-2:] == (rows, columns)][:1]
+            if states:  # keys that were merged are no states of a stage
+                moved = (states[1] - states[0]).norm(dim=0)
+                highest = divmod(int(moved.argmax()), columns)
+                # the patches of the others overlap
+                assert max(abs(highest[0] - row), abs(highest[1] - column)) <= (name != "swin")
+                grids.add(picture.grid)
+    assert grids >= {(16, 16), (8, 8)}
 
 
 def test_token_is_looked_up_in_its_own_tower(tmp_path, picture):

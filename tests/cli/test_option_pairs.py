@@ -8,6 +8,7 @@ another must change the result. By default, the pairs with an output, a format o
 import os
 import re
 import shutil
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from attnscope.cli import build
 from attnscope.models import load
 from attnscope.models.trace_recording import record_trace
-from attnscope.storage.trace import write_trace
+from attnscope.storage.trace import read_trace, write_trace
 from tests.models import folders
 
 TEXT = "The unbelievable cat sat\nand it slept."
@@ -214,6 +215,7 @@ def answer(run, folder, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("attnscope.storage.cache.read_trace", cache(read_trace))  # parsed once
     known = {}
 
     def listed():

@@ -60,7 +60,7 @@ class Worker:
         self.numbers = torch.arange(max(rows, keys))
 
     def run(self, text: int, number: int) -> None:
-        """ComputeBlock all rows of one head of one text; no two heads write to the same memory."""
+        """Compute all rows of one head of one text; no two heads write to the same memory."""
         head = head_inputs(self.call, self.bias, text, number)
         results = HeadResults._make(None if sheet is None else sheet[text, number] for sheet in self.sheets)
         for block in self.plans[text % len(self.plans)]:
@@ -179,9 +179,7 @@ def open_pairs(runs: Runs, row_edges: tuple[int, ...], key_edges: tuple[int, ...
 
 MOST_CELLS = 48  # above this many key cells, tiles cost less
 WIDTH_MULTIPLE = 16  # rows are faster if their width is a multiple of this
-NUMBERS_PER_TENSOR = (
-    1 << 17
-)  # numbers per widened tensor, at least one head's: half a megabyte stays in the cache
+NUMBERS_PER_TENSOR = 1 << 17  # of a widened tensor, at least one head's: half a megabyte stays in the cache
 
 
 def is_widened(call: AttentionCall, cells: int) -> bool:

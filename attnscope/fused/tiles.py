@@ -144,7 +144,7 @@ class BlockRequest(NamedTuple):
 
 
 ComputeBlock = Callable[[HeadInputs, TileBlock, BlockRequest, HeadResults, Tensor, Tensor], None]
-"""The type of ``compute_block``, in Python or compiled_block."""
+"""The type of ``compute_block``, in Python or compiled."""
 
 
 @lru_cache(1)
@@ -193,7 +193,7 @@ def compute_block(
     masked: float = MASKED_SCORE,
     lowest: float = LOWEST_EXPONENT,
 ) -> None:
-    """ComputeBlock the rows of a block and write their results.
+    """Compute the rows of a block and write their results.
 
     ``scratch`` holds the scores of a tile, ``store`` the weights of all tiles: sums over rows need the
     log-sum-exp first. A tile's weights are ``w = 2^(s - origin)``: the origin is its row's highest score if

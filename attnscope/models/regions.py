@@ -368,9 +368,8 @@ SPOTS = ((0.1, 0.4), (0.35, 0.85), (0.6, 0.12), (0.88, 0.62), (0.8, 0.9))
 
 MOST_PLACED = 4096  # positions of an axis that are asked where they lie
 SKETCH = 16  # random numbers that a row of weights is multiplied with, to compare it with another pass's
-LEAST_AGREEMENT = (
-    0.8  # the least correlation, down and across, between where it changes and where it was changed
-)
+LEAST_AGREEMENT = 0.8
+"""The least correlation, down and across, between where an axis changes and where the picture was changed."""
 
 
 class Sketches:
@@ -387,9 +386,9 @@ class Sketches:
         for size, side in zip(sizes, _sides(attention), strict=True):
             numbers = torch.randn(side.shape[1], SKETCH, generator=torch.Generator().manual_seed(0))
             sketch = side @ numbers.to(side)
-            self.found[size] = (
-                sketch if size not in self.found or sizes[0] != sizes[1] else self.found[size] + sketch
-            )
+            if size in self.found and sizes[0] == sizes[1]:  # queries and keys of one sequence
+                sketch = self.found[size] + sketch
+            self.found[size] = sketch
 
 
 def _sides(attention: Attention) -> tuple[Tensor, Tensor]:

@@ -251,9 +251,8 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
 
 def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
     """The tokens on the predicted side; empty if several texts are read together."""
-    decoder = (
-        "decoder_input_ids" in prepared.inputs or prepared.first_kind == "decoder"
-    )  # of text with a picture
+    # text with a picture has a decoder without such inputs
+    decoder = "decoder_input_ids" in prepared.inputs or prepared.first_kind == "decoder"
     axis = prepared.axes.get("decoder" if decoder else "encoder")
     return () if axis is None or isinstance(axis[0], range) else axis[0]
 

@@ -384,8 +384,9 @@ class _Tables:
             for found in (best[self.question] == self.key[:, None], answered)
         )  # [unit, head] each
         count, even = (
-            asked.new_zeros(len(self.slot)).index_add_(0, self.unit, each) for each in (asked, share)
-        )  # [unit] each
+            asked.new_zeros(len(self.slot)).index_add_(0, self.unit, each)  # [unit]
+            for each in (asked, share)
+        )
         count += self.more
         columns = [torch.stack([count, count.square(), (count > 0).double(), even], 1)]
         columns.append(count.new_zeros(len(count), 2 * REACH + 1))

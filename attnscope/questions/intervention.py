@@ -31,9 +31,8 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import require_selected
 
 BLOCK = 512  # rows that are computed at a time
-TOLERANCE_NATS = (
-    1e-3  # most nats by which a loss may differ when stored layers are reused; rounding is far below it
-)
+TOLERANCE_NATS = 1e-3
+"""The most by which a loss may differ when stored layers are reused; rounding is far below it."""
 
 
 class RanLayer(NamedTuple):

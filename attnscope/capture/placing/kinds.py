@@ -365,9 +365,8 @@ class Sites:
             if shows:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
-        path = (
-            name if capture.kind is None else layer_around(name)
-        )  # one list of layers, whatever mixes in each
+        # one list of layers, whatever mixes in each
+        path = name if capture.kind is None else layer_around(name)
         layer = self._numbers.number(kind, path, self._width(path))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1

@@ -262,10 +262,14 @@ def _id_of(model: Model, word: str, logits: Tensor) -> int:
     spellings = enumerate(model.objective.vocabulary.spell(list(range(len(logits)))))
     matches = [id_ for id_, spelling in spellings if spelling and spelling.lstrip(MARKS) == word.strip()]
     if not matches:
-        pieces: list[str] = []
+        plain: list[Token] = []
         with suppress(InputError):  # a model without a tokenizer
-            pieces = [visible(token.text) for token in model.prepare(word).tokens if not token.special]
-        several = f"it is {len(pieces):,} tokens ({' · '.join(pieces)}), " if len(pieces) > 1 else ""
+            plain = [token for token in model.prepare(word).tokens if not token.special]
+        # a tokenizer may lower-case a text
+        if len(plain) == 1 and plain[0].text.lstrip(MARKS).casefold() == word.strip().casefold():
+            return plain[0].id
+        pieces = " · ".join(visible(token.text) for token in plain)
+        several = f"it is {len(plain):,} tokens ({pieces}), " if len(plain) > 1 else ""
         raise SelectionError(
             f"no token {word!r} in the vocabulary: {several}name one token, or the number of one of the text"
         )

@@ -1,4 +1,4 @@
-"""Losses of a long text, computed some rows at a time, equal those of one plain pass."""
+"""Predictions are scored alike at once and in parts, and spelled as the tokenizer spells them."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.nn import functional as F
 
-from attnscope.models import targets
+from attnscope.errors import SelectionError
+from attnscope.models import load, targets
+from attnscope.models.targets import score_prediction
 from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cachecost import cachecost
 from attnscope.questions.loss import token_losses
@@ -203,3 +205,16 @@ def test_model_is_restored_after_scoring_in_parts(fails):
         token_losses(model, prepared)
     assert [set(vars(module)) for module in modules] == before, caught  # while the frames that failed stand
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+@pytest.mark.parametrize("target", ["Mary", "MARY", " mary"])
+def test_target_is_spelled_as_the_tokenizer_spells_it(target):
+    model = load("own-causal")  # its tokenizer lower-cases
+    prediction = score_prediction(model, model.prepare("When Mary and John met"), target)
+    assert prediction.description.startswith("the prediction: 'mary'")
+
+
+def test_unknown_target_is_no_token_of_the_vocabulary():
+    model = load("own-causal")
+    with pytest.raises(SelectionError, match=r"^no token '\U00013000' in the vocabulary: name one token"):
+        score_prediction(model, model.prepare("When Mary and John met"), "\U00013000")

@@ -365,18 +365,29 @@ class Run(Display):
         return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
 
     def compare(
-        self, other: Run | None = None, *, head: Head | str | None = None, cmap: str | None = None
+        self,
+        other: Run | None = None,
+        *,
+        head: Head | str | None = None,
+        by: Literal["layer"] | None = None,
+        cmap: str | None = None,
     ) -> Drawing:
         """All heads with each other, or each with itself in a run of another text, or of another model.
 
-        ``head`` adds the difference between one head's maps on two texts.
+        ``head`` adds the difference between one head's maps on two texts; ``by="layer"`` compares the layers
+        of this run.
         """
         from attnscope.questions.compare import compare_all_heads, heads_answer
+        from attnscope.questions.compare_layers import compare_layers, layers_answer
         from attnscope.questions.compare_texts_models import compare_passes
 
         selection = _select(head=head)
+        if by is not None and other is not None:
+            raise InputError('by="layer" compares the layers of one run: leave out the other')
         if other is None:
-            return Drawing(heads_answer(compare_all_heads(*self._inputs, selection), None), cmap)
+            result = compare_all_heads(*self._inputs, selection)
+            answer = heads_answer(result, None) if by is None else layers_answer(compare_layers(result), None)
+            return Drawing(answer, cmap)
         if not isinstance(other, Run):
             raise InputError(f"{other!r} is not a run: compare(model.read(text))")
         return Drawing(compare_passes(*self._inputs, other._pass, selection, None), cmap)

@@ -127,20 +127,31 @@ class Comparison:
         """Two heads by their numbers in ``heads``."""
         return pair_distance((one, other), self.heads, self.heads, self.distances, self.error)
 
+    def _describe_clusters(self) -> str:
+        """How many clusters there are, how many heads are in none, and how they were found."""
+        sizes = [len(group) for group in self.groups.members]
+        clusters, alone = sum(size > 1 for size in sizes), sizes.count(1)
+        if not clusters:
+            return "no two heads are similar enough to form a cluster"
+        others = (
+            f" of {len(self.heads) - alone:,} heads, and {alone:,} that resemble{'s' * (alone == 1)} no other"
+            * (alone > 0)
+        )
+        return (
+            f"{clusters:,} cluster{'s' * (clusters > 1)}{others} (average linkage, threshold "
+            f"{comparison.CUT:g} × median distance; silhouette {self.groups.silhouette:.2f})"
+        )
+
     @property
     def view(self) -> HeadDistances:
         """The table in the order of the groups, and the plane."""
         names, layers = zip(*((head.name, head.layer) for head in self.heads), strict=True)
-        clusters = len(self.groups.members)
-        note = (
-            f"{clusters:,} cluster{'s' * (clusters > 1)} (average linkage, threshold {comparison.CUT:g} × "
-            f"median distance; silhouette {self.groups.silhouette:.2f})"
-        )
-        if clusters == len(self.heads):
-            note = "no two heads are similar enough to form a cluster"
+        note = self._describe_clusters()
         words: dict[str, Any] = {"title": self.title, "subtitle": self.subtitle}
         notes = (note, *self.notes)
-        table = distance_map(self.distances, names, names, groups=self.groups.members, notes=notes, **words)
+        one_a_layer = len({*layers}) == len(layers)  # then the layers stay in their order
+        groups = () if one_a_layer else self.groups.members
+        table = distance_map(self.distances, names, names, groups=groups, notes=notes, **words)
         share = self.plane.explained_variance
         notes += (f"plane: 2-D projection of the distances (keeps {share:.0%} of the variance)",)
         return HeadDistances(table, self.plane.points, names, layers, notes=notes, **words)
@@ -327,19 +338,26 @@ def note_certainty(rows: RowCount, error: Array, stability: float | None = None)
         yield f"standard error of a distance: {mean:.1g} nats on average, {most:.1g} at most"
 
 
-def heads_answer(result: Comparison, command: str | None) -> Answer:
-    """All heads: the table, the groups and the nearest pairs; a picture adds the plane."""
+LARGEST_CLUSTERS, MEMBERS = 8, 24  # most clusters that are listed, and heads of each; --json has all
+
+
+def _name_members(group: Sequence[Head]) -> str:
+    names = ", ".join(head.name for head in group[:MEMBERS])
+    return names + f" and {len(group) - MEMBERS:,} more" * (len(group) > MEMBERS)
+
+
+def heads_answer(result: Comparison, command: str | None, *, scatter: bool = False) -> Answer:
+    """All heads: the table, the groups and the nearest pairs; a picture with ``scatter`` adds the plane."""
     view = result.view
-    groups = [
-        HeadRank(str(number), ", ".join(head.name for head in group))
-        for number, group in enumerate(result.grouped_heads, 1)
-        if len(group) > 1
-    ]
+    clusters = [(number, group) for number, group in enumerate(result.grouped_heads, 1) if len(group) > 1]
+    largest = sorted(clusters, key=lambda each: -len(each[1]))[:LARGEST_CLUSTERS]
+    groups = [HeadRank(str(number), _name_members(group)) for number, group in sorted(largest)]
     pairs = [
         HeadRank(pair.names, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.nearest
     ]
-    lists = Ranking(tuple(groups), title="Clusters"), Ranking(tuple(pairs), title="Most similar pairs")
+    title = f"The {LARGEST_CLUSTERS} largest clusters" if len(clusters) > LARGEST_CLUSTERS else "Clusters"
+    lists = Ranking(tuple(groups), title=title), Ranking(tuple(pairs), title="Most similar pairs")
     views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
     every = starmap(result.pair, combinations(range(len(result.heads)), 2))
     member = {head: number for number, group in enumerate(result.groups.members) for head in group}
@@ -350,7 +368,8 @@ def heads_answer(result: Comparison, command: str | None) -> Answer:
         "points": result.plane.points,
         "groups": np.array([member[head] for head in range(len(member))]),
     }
-    return Answer(views, {"heads": view}, lambda: result, lambda: csv_rows(every), lambda: arrays)
+    picture = view if scatter else view.table
+    return Answer(views, {"heads": picture}, lambda: result, lambda: csv_rows(every), lambda: arrays)
 
 
 def addresses(heads: Iterable[Head]) -> Array:

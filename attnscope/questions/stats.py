@@ -203,11 +203,18 @@ def with_predictions(
 
 
 def stats_answer(
-    result: Stats, heads: Sequence[HeadFigures], names: Sequence[str], sort: str | None
+    result: Stats,
+    heads: Sequence[HeadFigures],
+    names: Sequence[str],
+    sort: str | None,
+    shown: int | None = None,
 ) -> Answer:
-    """Some heads as a table, their scores as numbers, and those of ``names`` for a file."""
-    chosen = replace(result, heads=tuple(heads))
-    table = score_table(result, heads, sort)
+    """Some heads as a table of at most ``shown``, as numbers, and the scores of ``names`` for a file."""
+    chosen, more = replace(result, heads=tuple(heads)), len(heads) - len(heads[:shown])
+    table = score_table(result, heads[:shown], sort)
+    if more:
+        count, *notes = table.notes
+        table = replace(table, notes=(f"{count}; {more:,} more: --top 0", *notes))
     return Answer((table,), {}, lambda: chosen, table=lambda: figure_rows(chosen, names))
 
 
@@ -270,7 +277,7 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
         for head, *cells in zip(heads, *columns, strict=True)
     )
     notes = (
-        f"{len(heads)} of {len(result.heads)} heads",
+        f"{len(heads):,} of {len(result.heads):,} heads",
         "score: how strongly the head shows its role (baseline in parentheses); --csv prints every measure",
         *([ERRORS] if any(map(_role_error, heads)) else []),
         *result.shown_notes,

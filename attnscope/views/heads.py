@@ -192,11 +192,17 @@ class DistanceMap(Titled):
     columns: tuple[str, ...]
     groups: tuple[int, ...] = ()  # their sizes along both axes, in order; none for the heads of two models
     top: float = 1.0  # the distance at the far end of the colour bar
+    low: float = 0.0  # and at its near end
     matched: bool = False  # the diagonal pairs each row with its column, nearest first
 
     def nearness(self) -> Array:
-        """1 for equal heads, 0 for the largest distance.  [row, column]"""
-        return np.clip(1 - self.values / self.top, 0, 1)
+        """1 for equal heads or the near end, 0 for the largest distance.  [row, column]"""
+        return np.clip((self.top - self.values) / ((self.top - self.low) or 1.0), 0, 1)
+
+    @property
+    def near_end(self) -> str:
+        """The label of the near end of the colour bar."""
+        return f"{self.low:.2f}" if self.low else "0 alike"
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import re
 import shlex
+from importlib import import_module
 from unittest.mock import Mock
 
 import numpy as np
@@ -205,3 +207,16 @@ def test_ctrl_c_message_says_how_to_resume(run, corpus, tmp_path, monkeypatch):
     assert (ran.code, ran.err) == (130, "attnscope: stopped; give --checkpoint FILE to resume\n")
     ran = run("stats", "--texts", corpus, "--checkpoint", tmp_path / "sums.json")
     assert "the same command resumes from" in ran.err
+
+
+def test_terminal_lists_twenty_heads_and_a_pipe_all(run, monkeypatch):
+    piped = run("stats", TEXTS[0]).out
+    assert len(re.findall(r"^L\dH\d ", piped, re.M)) == 32
+    command = import_module("attnscope.cli.commands.stats")
+    monkeypatch.setattr(command, "sys", Mock(**{"stdout.isatty.return_value": True}))
+    shown = run("stats", TEXTS[0]).out
+    assert re.findall(r"^L\dH\d ", shown, re.M) == re.findall(r"^L\dH\d ", piped, re.M)[:20]
+    assert "20 of 32 heads; 12 more: --top 0" in shown
+    for options, count in ((("--top", "0"), 32), (("--top", "25"), 25), (("--latex",), 32)):
+        assert len(re.findall(r"^L\dH\d ", run("stats", TEXTS[0], *options).out, re.M)) == count
+    assert len(run.json("stats", TEXTS[0])["heads"]) == 32

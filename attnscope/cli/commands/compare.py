@@ -5,15 +5,24 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from attnscope.attention import Head
 from attnscope.cli import options
-from attnscope.cli.command import Group, Often, command, refuse, refuse_combined, refuse_first, repeat
+from attnscope.cli.command import (
+    Group,
+    Often,
+    command,
+    refuse,
+    refuse_combined,
+    refuse_first,
+    refuse_without,
+    repeat,
+)
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import HEAD, PassSource, each_text, load_model, model_progress, read_source, reopen
 from attnscope.errors import InputError, SelectionError
@@ -33,6 +42,7 @@ class Contrast(Group):
     with_text: Annotated[str | None, Often(help="Another text: what changes in which head.")] = None
     with_model: Annotated[str | None, Often(help="Another model: how far each head drifted.")] = None
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
+    by: Annotated[Literal["layer"] | None, Often(help="layer: compare layers by their heads.")] = None
     composition: Annotated[
         bool,
         Often(help="What a head, or any, reads of earlier heads, by the weights (Elhage et al. 2021)."),
@@ -49,6 +59,9 @@ class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
     suffixes = (*options.PICTURES, ".npz")
+    scatter: Annotated[
+        bool, Option(help="Add every head as a point to a saved picture.", rich_help_panel=options.PICTURE)
+    ] = False
 
 
 def show_composition(
@@ -61,7 +74,7 @@ def show_composition(
     """The composition of all heads: what the named head reads of earlier ones, or any head."""
     named = list(contrast.heads or ())
     unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
-    unread += " max_tokens truncate second_text generate chat mixers"
+    unread += " by scatter max_tokens truncate second_text generate chat mixers"
     refuse_combined((unread, "composition", "it reads parameters"))
     refuse(model.metadata, "--weighting", "cannot be combined with --composition: it reads parameters")
     if output.out is None:
@@ -105,7 +118,7 @@ def compare(
     attnscope compare "The cat sat on the mat." L1H3 L2H1
     attnscope compare "The cat sat on it." --with-text "The dog sat on it."
     attnscope compare "The cat sat." --with-model google-bert/bert-base-uncased
-    attnscope compare --texts sample_inputs/sentences.txt --csv
+    attnscope compare --texts sample_inputs/sentences.txt --by layer
     attnscope compare L1H0 --composition -m own-causal
     """
     if source.text is not None and _names_head(source, corpus, contrast):
@@ -114,12 +127,22 @@ def compare(
     if contrast.composition:
         return show_composition(source, contrast, output, picture, model)
     selection = _select(attention, axes)
+    refuse_combined(
+        (
+            "by",
+            "heads with_text with_trace",
+            "it compares all heads of one model, or of two (--with-model)",
+        ),
+        ("by", "head", "a layer has several heads"),
+        ("scatter", "by heads with_text with_model with_trace", "points are the heads of one model"),
+    )
+    refuse_without(("scatter", "out"))
     _check(contrast, corpus, source, selection)
     pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
     opening, saving = None, output.out is not None
     if corpus.texts is None:
         sources = [read_source(source, model)]
-        unnamed = replace(attention, layers=None, head=None), replace(contrast, heads=None)
+        unnamed = replace(attention, layers=None, head=None), replace(contrast, heads=None, by=None)
         again, same_model = reopen(source, model)
         opening = repeat("compare", again, *unnamed, axes, picture, same_model)
     else:
@@ -134,6 +157,7 @@ def compare(
         heads_answer,
         two_heads_answer,
     )
+    from attnscope.questions.compare_layers import compare_layers, layers_answer
     from attnscope.questions.compare_texts_models import (
         compare_models,
         compare_passes,
@@ -142,6 +166,10 @@ def compare(
         texts_answer,
     )
 
+    of_models: Callable[[Any], Answer] = models_answer
+    of_heads: Callable[[Any], Answer] = partial(heads_answer, command=opening, scatter=output.scatter)
+    if contrast.by == "layer":
+        of_models = of_heads = lambda result: layers_answer(compare_layers(result), opening)
     rival = _rival_source(contrast, source, sources[0], model)
     if corpus.texts is None:
         (loaded, left), (other, right) = _open_pair(sources[0], rival, saving)
@@ -157,13 +185,11 @@ def compare(
             ),
             (
                 other,
-                lambda: models_answer(
-                    compare_models(loaded, other, [*zip(left, right, strict=True)], selection)
-                ),
+                lambda: of_models(compare_models(loaded, other, [*zip(left, right, strict=True)], selection)),
             ),
             (pair, lambda: two_heads_answer(compare_two_heads(loaded, left[0], pair[0], pair[1], selection))),
             (trace, lambda: compare_passes(loaded, left[0], trace, selection, opening)),
-            (True, lambda: heads_answer(compare_all_heads(loaded, left, selection), opening)),
+            (True, lambda: of_heads(compare_all_heads(loaded, left, selection))),
         )
         answer = next(answer_of() for applies, answer_of in modes if applies)
     compared = () if trace is None else (trace, trace.prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from attnscope.cli import options
-from attnscope.cli.command import Group, command, offering, refuse_combined, refuse_without
+from attnscope.cli.command import (
+    Group,
+    command,
+    is_given,
+    offering,
+    refuse_combined,
+    refuse_without,
+)
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
 from attnscope.cli.source import (
     PassSource,
@@ -21,6 +29,7 @@ from attnscope.cli.source import (
     read_source,
     text_reader,
 )
+from attnscope.text import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
@@ -41,7 +50,10 @@ class MeasuredHeads(options.HeadOptions):
             autocompletion=offering(options.measure_names),
         ),
     ] = None
-    top: Annotated[int | None, Option(help="List at most N heads.", metavar="N", min=1)] = None
+    top: Annotated[
+        int | None,
+        Option(help="List at most N heads, or 0: all; default: 20 in a terminal.", metavar="N", min=0),
+    ] = None
 
 
 class StatsOptions(Group):
@@ -86,7 +98,8 @@ class StatsOutput(options.TableOutput):
 
 
 PARTS = 48  # most runs of rows in a curve
-CURVES, FAITHFUL_HEADS = 8, 12  # default numbers of heads with curves, and of heads by faithfulness
+PRINTED, CURVES, FAITHFUL_HEADS = 20, 8, 12
+"""Default numbers of heads: in a terminal, with curves, and by faithfulness."""
 
 
 @command
@@ -196,7 +209,14 @@ class ScoreTable:
         heads = result.heads if self.head is None else find_heads(self.head, result.heads)
         sort = self.listing.sort
         listed = [each for each in result.meeting(self.conditions, sort) if each in heads]
-        return stats_answer(result, listed[: self.listing.top], self.names, sort)
+        printed = sys.stdout.isatty() and not is_given("as_latex")
+        shown = most(self.listing.top, PRINTED) if printed else None
+        return stats_answer(result, listed[: self.listing.top or None], self.names, sort, shown)
+
+
+def most(top: int | None, default: int) -> int:
+    """How many heads are listed by ``--top``: 0 stands for all."""
+    return default if top is None else top or LARGEST_COUNT
 
 
 def _rank_by_faithfulness(
@@ -208,7 +228,7 @@ def _rank_by_faithfulness(
     source = replace(source, model=replace(model, weighting="raw", target=None))  # weighted below
     with source.open_with_progress(predicting=True) as text:
         ranking = compare_weighted_heads(*text, model.weighting, model.target, selection)
-    return faithfulness_answer(ranking, top or FAITHFUL_HEADS), text
+    return faithfulness_answer(ranking, most(top, FAITHFUL_HEADS)), text
 
 
 def _plot_by_position(
@@ -219,7 +239,7 @@ def _plot_by_position(
     from attnscope.questions.stats import curves_by_position
 
     with source.open_with_progress() as text:
-        curves = curves_by_position(*text, selection, name, parts=PARTS, top=top or CURVES)
+        curves = curves_by_position(*text, selection, name, parts=PARTS, top=most(top, CURVES))
     return Answer.from_view("", curves), text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -368,7 +369,8 @@ def mosaic(view: Grid, cmap: str) -> tuple[Array, tuple[int, int, int]]:
 
 
 TABLE_SIDE = 4.6  # inches of a table's longer side
-LEGIBLE_CELL = 0.055  # inches of a cell from which every head's name fits beside it
+LARGEST_TABLE = 11.0  # and of that of many heads
+NAME_PITCH = 7.2  # least points from name to name; smaller names than six points are not read
 
 PART_GAP = 0.5
 DOT_POINTS = 4.7  # points across
@@ -393,7 +395,8 @@ def distances_figure(view: HeadDistances, style: Style) -> Figure:
 def distance_figure(view: DistanceMap, style: Style) -> Figure:
     """A table alone, for the heads of two models."""
     rows, columns = len(view.rows), len(view.columns)
-    cell = TABLE_SIDE / max(rows, columns)
+    count = max(rows, columns)
+    cell = min(max(TABLE_SIDE, count * NAME_PITCH * POINT), LARGEST_TABLE) / count
     left = _label_room(view)
     right = max(BAR_ROOM, 5.4 - left - cell * columns)  # so that there is space for a title
     if style.width is not None:
@@ -410,18 +413,19 @@ def _label_room(view: DistanceMap) -> float:
 def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, style: Style) -> None:
     """Cells, a frame around each group, names where they fit, and the colour bar."""
     paper.paint(axes, view.nearness(), style.cmap, (0, 1))
-    across, down = width / len(view.columns), height / len(view.rows)
-    size = float(np.clip(down * 72 * 0.85, 4.0, SMALL))
-    if down >= LEGIBLE_CELL:
-        paper.beside(axes, range(len(view.rows)), view.rows, size)
-    if across >= LEGIBLE_CELL:
-        paper.above(axes, range(len(view.columns)), view.columns, size, rotation=90)
+    for names, inches, write in (
+        (view.rows, height, paper.beside),
+        (view.columns, width, partial(paper.above, rotation=90)),
+    ):
+        pitch = inches / POINT / len(names)
+        every = max(1, int(np.ceil(NAME_PITCH / pitch - 1e-6)))
+        write(axes, range(0, len(names), every), names[::every], min(pitch * every * 0.85, SMALL))
     for start, count in zip(view.starts, view.groups, strict=True):
         if count > 1:
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     paper.frame(axes)
-    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, "0, alike")])
+    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, view.near_end)])
 
 
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:

@@ -307,9 +307,10 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     yield from _distance_rows(view, layout, surface)
     yield []
     if surface.colour:
-        yield surface.colour_bar(f"{view.top:.2f} nats", "0 alike", surface.palette(signed=False))
+        yield surface.colour_bar(f"{view.top:.2f} nats", view.near_end, surface.palette(signed=False))
     else:
-        steps = [f"{surface.shade(level)} {view.top * (1 - level):.2f}" for level in screen.SHADE_LEVELS]
+        ends = [view.top - (view.top - view.low) * level for level in screen.SHADE_LEVELS]
+        steps = [f"{surface.shade(at)} {end:.2f}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]
         lines = screen.flow_items([*steps, "nats apart or less"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
     if view.groups and layout.cell == DISTANCE:

@@ -414,3 +414,17 @@ def test_roles_have_their_colours_and_letters_and_replace_tiny_thumbnails():
     for width, tiny in ((3.0, True), (8.0, False)):
         with drawing(thumbnails, width=width) as (figure, _):
             assert (len(images(figure)[0].get_array()[0]) == 3) == tiny
+
+
+@pytest.mark.parametrize("width", [None, 3.4, 7.0])
+@pytest.mark.parametrize("count", [20, 72, 144, 400])
+def test_names_of_many_heads_are_thinned_rather_than_tiny(count, width):
+    with drawing(distance_table(count), width=width) as (figure, _):
+        texts = [text for text in figure.axes[0].texts if text.get_text().startswith("L")]
+        down = [text for text in texts if text.get_gid() == ROW]
+        assert min(text.get_fontsize() for text in texts) >= 6
+        places = [text.get_position()[1] for text in down]
+        assert [text.get_text() for text in down] == [f"L{at // 12}H{at % 12}" for at in places]
+        assert len({*np.diff(places)}) == 1
+        height = figure.axes[0].get_window_extent().height / figure.dpi * 72
+        assert np.diff(places)[0] * height / count >= 7.1

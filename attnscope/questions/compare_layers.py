@@ -1,0 +1,166 @@
+"""How far the heads of each layer are from those of each other layer, in one model or in two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from attnscope.attention import Head
+from attnscope.axes import Array
+from attnscope.errors import SelectionError
+from attnscope.questions import compare
+from attnscope.questions.answer import Answer, csv_rows, format_table
+from attnscope.questions.compare import Comparison, PairDistance, pair_distance
+from attnscope.questions.compare_texts_models import ModelComparison
+from attnscope.records import MATRIX, Meaning, Notes, record
+from attnscope.views import HeadRank, Ranking, View
+from attnscope.views.heads import DistanceMap, distance_map
+
+ALONE = "a layer of one head is drawn at 0 from itself"
+LISTED = 8  # pairs of heads that are listed; --json has all of them
+
+
+@record("two layers")
+class LayerPair:
+    """Two layers, or one with itself: how far their heads are apart, and the nearest two."""
+
+    layer: Annotated[int, Meaning("a layer")]
+    other: Annotated[int, Meaning("another one, or itself; of the second model, if there are two")]
+    mean: Annotated[float, Meaning(f"mean over all pairs of their heads, {compare.NATS}")]
+    nearest: Annotated[float, Meaning(f"the smallest of them, {compare.NATS}")]
+    farthest: Annotated[float, Meaning(f"the largest of them, {compare.NATS}")]
+    head: Annotated[Head, Meaning("of the nearest two heads, that of the first layer")]
+    other_head: Annotated[Head, Meaning("that of the other layer")]
+
+
+@record("layers with each other (--by layer)", "compare", eq=False)
+class LayerComparison:
+    """Distances between layers, in order: [layer, other], NaN for a layer of one head and itself."""
+
+    kind: compare.ComparedKind
+    layers: Annotated[tuple[int, ...], Meaning("the layers of the rows, in order")]
+    others: Annotated[tuple[int, ...], Meaning("those of the columns; of the second model, if there are two")]
+    mean: Annotated[
+        Array, Meaning("[layer, other], mean over the pairs of their heads, in nats", shape=MATRIX)
+    ]
+    nearest: Annotated[Array, Meaning("[layer, other], that of the nearest two heads", shape=MATRIX)]
+    pairs: Annotated[tuple[LayerPair, ...], Meaning("every two layers, and each with itself")]
+    continued: Annotated[
+        tuple[PairDistance, ...],
+        Meaning("each head with the nearest of the next layer, or of the second model; the nearest first"),
+    ]
+    texts: compare.TextCount
+    notes: Notes
+    title: str
+    subtitle: str
+    two_models: bool
+
+    @property
+    def maps(self) -> dict[str, DistanceMap]:
+        """The mean and the nearest distance as tables, each from its smallest colour to its largest."""
+        rows, columns = ([f"L{layer}" for layer in each] for each in (self.layers, self.others))
+        words: dict[str, Any] = {"subtitle": self.subtitle}
+        means, nearest = np.nan_to_num(self.mean), np.nan_to_num(self.nearest)
+        mean = distance_map(means, rows, columns, title=f"mean distance of heads · {self.title}", **words)
+        words |= {"title": f"distance of the nearest heads · {self.title}", "notes": self.notes}
+        low = float(np.nanmin(self.mean)) if self.mean.size > 1 else 0.0  # means are far from 0 and alike
+        return {
+            "mean": replace(mean, low=min(low, 0.99 * mean.top)),
+            "nearest": distance_map(nearest, rows, columns, **words),
+        }
+
+
+def compare_layers(result: Comparison | ModelComparison) -> LayerComparison:
+    """The distances of heads, gathered by layer; a layer and itself without each head and itself."""
+    two_models = isinstance(result, ModelComparison)
+    heads, others = result.heads, result.others if isinstance(result, ModelComparison) else result.heads
+    rows, columns = _by_layer(heads), _by_layer(others)
+    if not two_models and len(rows) < 2:
+        raise SelectionError("--by layer compares layers, and one is selected: leave out --layer")
+    apart = result.distances if two_models else result.distances + np.diag([np.nan] * len(heads))
+    pairs = []
+    for layer, own in rows.items():
+        for other, theirs in columns.items():
+            block = apart[np.ix_(own, theirs)]
+            if (other < layer and not two_models) or np.isnan(block).all():
+                continue
+            one, two = np.unravel_index(int(np.nanargmin(block)), block.shape)
+            ends = float(np.nanmean(block)), float(np.nanmin(block)), float(np.nanmax(block))
+            pairs.append(LayerPair(layer, other, *ends, heads[own[one]], others[theirs[two]]))
+    mean, nearest = np.full((2, len(rows), len(columns)), np.nan)
+    places = {layer: at for at, layer in enumerate(columns)}
+    for each in pairs:
+        for row, column in ((each.layer, each.other), (each.other, each.layer)):
+            if row == each.layer or not two_models:
+                cell = [*rows].index(row), places[column]
+                mean[cell], nearest[cell] = each.mean, each.nearest
+    return LayerComparison(
+        kind=result.kind,
+        layers=tuple(rows),
+        others=tuple(columns),
+        mean=mean,
+        nearest=nearest,
+        pairs=tuple(pairs),
+        continued=tuple(sorted(_continued(result, rows, columns, others), key=lambda pair: pair.distance)),
+        texts=result.texts,
+        notes=(*result.notes, *([ALONE] if np.isnan(mean).any() else [])),
+        title=result.title.partition(" · ")[2],
+        subtitle=result.subtitle,
+        two_models=two_models,
+    )
+
+
+def _by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
+    """The numbers of the heads of each layer, in order."""
+    layers: dict[int, list[int]] = {}
+    for number, head in sorted(enumerate(heads), key=lambda each: each[1].layer):
+        layers.setdefault(head.layer, []).append(number)
+    return layers
+
+
+def _continued(
+    result: Comparison | ModelComparison,
+    rows: dict[int, list[int]],
+    columns: dict[int, list[int]],
+    others: Sequence[Head],
+) -> Iterator[PairDistance]:
+    """Each head with the nearest of the next layer, or of all layers of the second model."""
+    following = dict(zip(rows, [*columns.values()][1:], strict=False))
+    everyone = list(range(len(others)))
+    for layer, own in rows.items():
+        among = everyone if isinstance(result, ModelComparison) else following.get(layer, [])
+        for head in own if among else ():
+            nearest = among[int(result.distances[head, among].argmin())]
+            yield pair_distance((head, nearest), result.heads, others, result.distances, result.error)
+
+
+def layers_answer(result: LayerComparison, command: str | None) -> Answer:
+    """Maps of layers, how each layer's heads spread, and which head continues which."""
+    own = [each for each in result.pairs if each.layer == each.other and not result.two_models]
+    spread = format_table(
+        {
+            "layer": "L{0.layer}",
+            "mean": "{0.mean:.3f}",
+            "nearest": "{0.nearest:.3f}",
+            "heads": lambda each: f"{each.head.name} {each.other_head.name}",
+            "farthest": "{0.farthest:.3f}",
+        },
+        own,
+        ("layer", "heads"),
+        title="How each layer's heads spread, in nats",
+    )
+    listed = [
+        HeadRank(
+            pair.names, pair.words, f"{command} {pair.names}" if command and not result.two_models else ""
+        )
+        for pair in result.continued[:LISTED]
+    ]
+    where = "the second model" if result.two_models else "the next layer"
+    ranking = Ranking(tuple(listed), title=f"Heads and the nearest of {where}")
+    arrays = {name: np.array(getattr(result, name)) for name in ("layers", "others", "mean", "nearest")}
+    tables = [spread] if own else []
+    views: tuple[View, ...] = (*result.maps.values(), *tables, *([ranking] if listed else []))
+    return Answer(views, result.maps, lambda: result, lambda: csv_rows(result.pairs), lambda: arrays)

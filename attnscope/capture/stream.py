@@ -7,7 +7,7 @@ its value in the pass: a norm's standard deviation, a gate, a weight. So is an a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -42,7 +42,7 @@ NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
 PRODUCTS = NORMS | {"Mul", "Div", "Mm", "Addmm", "Bmm", "Mv"}
 """Nodes of which one side is followed; the other side must not be the stream, too."""
 
-ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh"))  # elementwise functions that are 0 at 0
+ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh", "Clamp"))  # elementwise functions that are 0 at 0
 SIDES = {"Addmm": 1}  # how many of a node's first inputs are added to its product
 
 
@@ -85,15 +85,22 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def _product(grad: Tensor, right: Tensor | None) -> Tensor | None:
-    """A gradient of ``x @ right`` as that of x; computed for one row if only one has any."""
+    """A gradient of ``x @ right`` as that of x; computed for the rows and columns that have any."""
     if right is None:
         return None
-    if grad.ndim == 2 and len(grad) > 1:
-        some = grad.detach().abs().amax(-1).nonzero().flatten()
-        if len(some) == 1:
-            row = grad[some] @ right.mT
-            return row.new_zeros(len(grad), row.shape[-1]).index_copy(0, some, row)
-    return grad @ right.mT
+    if grad.ndim != 2:
+        return grad @ right.mT
+    there = grad.detach() != 0
+    rows, columns = there.any(1).nonzero().flatten(), there.any(0).nonzero().flatten()
+    length = len(grad)
+    if len(rows) < length:
+        grad = grad.index_select(0, rows)
+    if len(columns) < grad.shape[1]:
+        grad, right = grad.index_select(1, columns), right.index_select(1, columns)
+    product = grad @ right.mT
+    if len(rows) == length:
+        return product
+    return product.new_zeros(length, product.shape[-1]).index_copy(0, rows, product)
 
 
 def _transposed(left: Tensor | None, grad: Tensor) -> Tensor | None:
@@ -103,10 +110,10 @@ def _transposed(left: Tensor | None, grad: Tensor) -> Tensor | None:
 def _pull_norm(name: str, saved: Any, grad: Tensor) -> list[Tensor | None]:
     weight = saved._saved_weight
     axes = tuple(range(-len(saved._saved_normalized_shape), 0))
-    inner = grad if weight is None else grad * weight
+    scale = saved._saved_result1 if name == "FusedRmsNorm" else saved._saved_result2
+    inner = grad * (scale if weight is None else scale * weight)
     if name == "FusedRmsNorm":
-        return [inner * saved._saved_result1, None]
-    inner = inner * saved._saved_result2
+        return [inner, None]
     return [inner - inner.mean(axes, keepdim=True), None, grad]
 
 
@@ -121,6 +128,9 @@ def _slope(name: str, saved: Any) -> Tensor:
     source: Tensor = saved._saved_self
     if name == "Silu":
         return source.sigmoid()
+    if name == "Clamp":
+        inside = source.clamp(saved._saved_min, saved._saved_max)
+        return torch.where(source == 0, torch.ones_like(source), inside / source)
     result = F.gelu(source, approximate=saved._saved_approximate)
     return torch.where(source == 0, torch.full_like(source, 0.5), result / source)
 
@@ -172,6 +182,9 @@ class StreamRows(Projections):
             self._mixed[attention.site] = mix(rows, attention.values)[0, :, 0]
             self._near[attention.site] = tolerance(attention.dtype)
         super().observe(attention)
+
+    def enter(self, function: str, arguments: Sequence[Any]) -> None:
+        """Called before each function; rows are copies, which none of them changes."""
 
     def keep(self, output: object) -> None:
         """Store the rows of a function's or a module's output."""
@@ -236,6 +249,8 @@ class _Functions(WatchingMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not is_quiet():
+            self.rows.enter(func.__name__, args)
         result = func(*args, **(kwargs or {}))
         if not is_quiet() and torch.is_grad_enabled():
             with quietly():
@@ -518,7 +533,7 @@ def _add_constants(effects: Effects, parts: ScoreParts, rows: StreamRows) -> Non
         before = None if source is None else rows.times(source, grad)
         if total is None or before is None:
             continue
-        if _layer_of(rows.rows[out].module) is None:
+        if layer_of(rows.rows[out].module) is None:
             effects.embeddings += total - before
         else:
             effects.biases += total - before
@@ -536,28 +551,42 @@ def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor,
 
 def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
     """Sort everything except heads and embeddings: by layer, and by whether it mixes tokens."""
+    for edge, (layer, module) in sort_others(stream, parts).items():
+        effect = stream.rows.times(edge, parts.others[edge]) or 0.0
+        if module == WHOLE:
+            effects.mixed.add(layer)
+        if module:
+            effects.mixers[layer, module] = effects.mixers.get((layer, module), 0.0) + effect
+        else:
+            effects.feed_forward[layer] = effects.feed_forward.get(layer, 0.0) + effect
+
+
+WHOLE = "attention"
+"""The name of an attention whose heads are not told apart."""
+
+
+def sort_others(stream: Stream, parts: ScoreParts) -> dict[Edge, tuple[int, str]]:
+    """The layer of everything except heads and embeddings, and its module if it mixes tokens; else ""."""
     sites = {site.name: site for site in stream.rows.sites}
-    attending = {_layer_of(name) for name in sites}
+    attending = {layer_of(name) for name in sites}
     named = {edge: stream.rows.rows[edge].module for edge in parts.others}
-    usual = {_tail(module) for module in named.values() if _layer_of(module) in attending}
-    for edge, grad in parts.others.items():
-        effect, module = stream.rows.times(edge, grad) or 0.0, named[edge]
-        layer = _layer_of(module) or 0
+    usual = {_tail(module) for module in named.values() if layer_of(module) in attending}
+    sorted_: dict[Edge, tuple[int, str]] = {}
+    for edge, module in named.items():
+        layer = layer_of(module) or 0
         inside = next((site for name, site in sites.items() if f"{module}.".startswith(f"{name}.")), None)
         if inside is not None:
-            effects.mixed.add(inside.layer)
-            key = inside.layer, "attention"
+            sorted_[edge] = inside.layer, WHOLE
         elif _tail(module) not in usual or any(  # a convolution, beside or instead of attention
             kind(node) == "Convolution" and not stream.leads[node] for node in _order(edge[0], stream.leads)
         ):
-            key = layer, _tail(module) or "mixer"
+            sorted_[edge] = layer, _tail(module) or "mixer"
         else:
-            effects.feed_forward[layer] = effects.feed_forward.get(layer, 0.0) + effect
-            continue
-        effects.mixers[key] = effects.mixers.get(key, 0.0) + effect
+            sorted_[edge] = layer, ""
+    return sorted_
 
 
-def _layer_of(module: str) -> int | None:
+def layer_of(module: str) -> int | None:
     """The first number in a module's path."""
     number = NUMBER.search(module)
     return None if number is None else int(number[0])

@@ -82,7 +82,10 @@ def format_table(
     return Table(columns, tuple(tuple(cell(entry) for cell in cells) for entry in entries), **more)
 
 
-UNWEIGHTED = ("info", "flow", "align", "logits", "ablate", "cut", "patch", "circuit", "cachecost", "track")
+UNWEIGHTED = (
+    *("info", "flow", "align", "why", "logits", "ablate"),
+    *("cut", "patch", "circuit", "cachecost", "track"),
+)
 """The commands that never show weighted attention."""
 
 OF_TEXT = {"where": shaped(str, Meaning("the place of the text in its corpus (--jsonl); else absent"))}

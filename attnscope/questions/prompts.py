@@ -27,7 +27,10 @@ from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
 from attnscope.questions.parts import locate_tokens
+from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import pluralize
+from attnscope.questions.why import Why, describe_score, note_terms
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -129,7 +132,7 @@ def mean_head(
 
 
 def _describe(template: str, count: int) -> str:
-    return f"{count:,} prompts of “{template}”"
+    return f"{pluralize(count, 'prompt')} of “{template}”"
 
 
 def mean_cut(
@@ -190,4 +193,32 @@ def mean_lens(results: Sequence[Lens], template: str) -> Lens:
         tuple(layers),
         results[0].title.partition(" · ")[0],
         all_notes(results),
+    )
+
+
+def mean_why(
+    model: Model,
+    prompts: Sequence[Prompt],
+    texts: Sequence[ModelInput],
+    template: str,
+    question: Question,
+    head: Head,
+    against: Question | None = None,
+) -> Why:
+    """The mean terms of a head's score over prompts, which fill the parts of the question, too."""
+
+    def explain(at: int) -> tuple[ScoreTerms, tuple[str, ...]]:
+        fill, ran = prompts[at].fill, ScorePass.run(model, texts[at])
+        other = None if against is None else parse_questions(fill(str(against)))[0]
+        terms = ran.explain(head, parse_questions(fill(str(question)))[0], other)
+        return terms, (*texts[at].notes, *ran.record.notes)
+
+    results = for_each_text("prompt", range(len(prompts)), explain)
+    terms, named = [each for each, _ in results], None if against is None else str(against)
+    left, right = question.left.text, question.right.text
+    score = replace(describe_score(terms), query=left, key=right)
+    title = f"{model.title} · {_describe(template, len(prompts))}"
+    notes = dict.fromkeys(note for _, notes in results for note in notes)
+    return Why(
+        str(question), named, (score,), len(prompts), title, (*note_terms(terms, named), *model.notes, *notes)
     )

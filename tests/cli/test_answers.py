@@ -122,7 +122,17 @@ ANSWERED = {
     },
     "flow --image a.png -m ./vit --token CLS": "[CLS] draws on",
     "flow --image a.png -m ./vit --token CLS -o made/lit.png": "saved made/lit.png",
-    # cut, info, align, check, export, browse
+    # why, cut, info, align, check, export, browse
+    "why 'it -> cat' TEXT --head L3H1": ("why L3H1 attends from it 8 to cat 2", "query times key"),
+    "why 'it -> cat' TEXT --head L3H1 --depth 2": "it wrote the",
+    "why 'it -> cat' TEXT --head L3H1 --against 'it -> sat'": "a value less the same in it -> sat",
+    "why '* -> -1' TEXT --head L3H1 --top 1": ("means of 12 cells", "899 others"),
+    "why 'saw -> {A}' 'The {A} saw the {B}' --prompts names.tsv --head L1H0 --top 2": (
+        "why L1H0 attends from saw to {A}",
+        "1 prompt of “The {A} saw the {B}”",
+    ),
+    "why 'it -> cat' TEXT --head L3H1 --csv": "layer,head,query,key,query_part,key_part,value,excess,error",
+    "why 'it -> cat' TEXT --head L3H1 --depth 2 -o made/why.html": "saved made/why.html",
     "cut 'cat -> -1' TEXT -m own-causal --how mean --texts texts.jsonl": (
         "set to its mean over 1 text)",
         "attnscope: skipped line 2: no field 'text'",

@@ -35,6 +35,7 @@ BASES = {
     "ablate": [TEXT, "-m", "./gpt2"],
     "cut": ["it -> cat", TEXT, "-m", "./gpt2"],
     "patch": ["The cat sat", "--with-text", "The dog sat", "-m", "own-causal"],
+    "why": ["it -> cat", TEXT, "--head", "L2H1"],
     "circuit": ["pairs.tsv", "-m", "own-causal"],
     "cachecost": ["--texts", "texts.txt", "-m", "own-causal", "--sink", "1", "--recent", "2"],
     "loss": ["texts.txt", "-m", "./gpt2"],
@@ -134,7 +135,7 @@ VALUES = {
 }
 """A value that matters, by the field of an option."""
 
-OWN_VALUES = {"show": {"by": "entropy"}}
+OWN_VALUES = {"show": {"by": "entropy"}, "why": {"against": "it -> The", "depth": 2}}
 """Those of one command."""
 
 KEYS = {

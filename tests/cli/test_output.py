@@ -110,6 +110,7 @@ SCREENS = (
     *(["stats", TEXT], ["find", "cat -> The", TEXT], ["cut", "sat -> cat", TEXT, *CAUSAL]),
     *(["patch", "The cat sat", "--with-text", "The dog sat", *CAUSAL], ["ablate", TEXT, *CAUSAL]),
     *(["logits", TEXT, *CAUSAL], ["info", "own"], ["compare", "--composition", *CAUSAL]),
+    *(["why", "sat -> cat", TEXT, "--head", "L1H0", *CAUSAL],),
     *(["circuit", "pairs.tsv", *CAUSAL], ["track", "gpt2", "short", "--texts", "texts.txt"]),
     *(["cachecost", "--texts", "texts.txt", *CAUSAL, "--sink", "1", "--recent", "2"],),
     *(["spans", "A cat. It slept.", "--pair", "1 -> 2"], ["find", "--gold", "bank.conllu"]),

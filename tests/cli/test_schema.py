@@ -31,6 +31,7 @@ ASKED = {
     "flow TEXT": "|--method relevance|--faithful",
     "cut TEXT 'it -> cat'": "|--head L0H1",
     "patch TEXT --with-text OTHER": "|--fast",
+    "why 'it -> cat' TEXT --head L2H1": "|--depth 2|--against 'it -> The'",
     "circuit pairs.tsv -m own-causal": "",
     "logits TEXT -m ./gpt2": "--by head|--by layer",
     "cachecost -m own-causal --recent 1 --sink 1 --texts texts.txt --limit 1 --full-heads 0.5": "",

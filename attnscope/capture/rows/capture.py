@@ -152,7 +152,7 @@ class Weighing:
             if len(own) != 1 or len(size) != 1:
                 return None
             here = side.permute([axes.index(axis) for axis in order if axis in axes])
-            here = here[tuple(slice(None) if axis in axes else None for axis in order)].detach()
+            here = here[tuple(slice(None) if axis in axes else None for axis in order)]
             here = self._arrange(here.expand(*self.weights.shape[:-2], -1, -1), batch, heads)
             sides.insert(own == [key] and len(sides), here)
         scores_in = self._arrange(

@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         *("show", "browse", "stats", "find", "compare", "flow"),
         *("spans", "export", "info", "check", "explain"),
     ),
-    "Cause": ("logits", "ablate", "cut", "patch", "circuit", "cachecost"),
+    "Cause": ("why", "logits", "ablate", "cut", "patch", "circuit", "cachecost"),
     "More": ("align", "loss", "train", "track", "schema", "skill", "mcp", "cache"),
 }
 """Every command, in the order of the help: the name of its function and of its file."""

@@ -348,11 +348,16 @@ def _count_hits(points: Array, boxes: Sequence[Any], field: Any) -> int:
     return int(inside + ((y < field.y0) | (y > field.y1)).sum())
 
 
+NAME_INCHES = 0.075  # the width of a character of a node's name
+
+
 def graph_figure(view: LayerGraph, style: Style) -> Figure:
     """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
     places, columns = view.places(), [node.column for node in view.nodes]
     last, tallest = max(columns), max(map(columns.count, columns))
-    drawn = paper.sheet(view, 1.5 * (last or 1), 0.62 * tallest + 0.35, (0.65, 0.65, 0.1, 0.1))
+    widest = max(0.9, 0.35 + NAME_INCHES * max(len(node.name) for node in view.nodes))
+    margin = (widest + 0.2) / 2
+    drawn = paper.sheet(view, (widest + 0.4) * (last or 1), 0.62 * tallest + 0.35, (margin, margin, 0.1, 0.1))
     axes = drawn.part()
     axes.set_xlim(0, last or 1)
     axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)

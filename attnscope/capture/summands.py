@@ -1,0 +1,282 @@
+"""What wrote the queries and the keys of an attention call: their summands, followed back through a pass.
+
+With every norm's scale held at its value in the pass, a query is a linear function of the residual stream,
+and so the sum of what each earlier head, feed-forward layer, embedding and bias gives to it. Walked back
+through torch's graph, a gradient of the queries becomes at each part that gradient times the map from the
+part to the queries. This product is linear in the gradient: its derivative is what the part gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, AttentionCall, Head, Site
+from attnscope.capture.projections import Projections
+from attnscope.capture.record import tolerance
+from attnscope.capture.rows.scores import call_behind, mix
+from attnscope.capture.stream import (
+    Edge,
+    Lost,
+    Row,
+    ScoreParts,
+    Stream,
+    StreamRows,
+    Written,
+    layer_of,
+    sort_others,
+)
+
+WRITES = re.compile(r"[^_]_$|^__(i\w+|setitem)__$")
+"""Names of functions that write into their first argument."""
+
+ROWS = 512  # rows of attention of which heads' outputs are computed at a time
+
+
+class Summand(NamedTuple):
+    """What writes to a residual stream: a head, a layer's feed-forward part, embeddings, or biases."""
+
+    kind: str  # head, feed-forward, mixer, embeddings or biases
+    name: str  # as it is printed: L0H3, feed-forward 2, embeddings wpe
+    layer: int | None = None
+    head: Head | None = None
+
+
+BIASES, POSITIONS = Summand("biases", "biases"), Summand("embeddings", "positions")
+
+
+class State(NamedTuple):
+    """A tensor of a pass, and its version, by which it is known whether it was written into since."""
+
+    tensor: Tensor
+    version: int
+    module: str
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether the pass has written into it since."""
+        return self.tensor._version != self.version
+
+
+@dataclass(eq=False)
+class StreamStates(StreamRows):
+    """An observer that keeps every state of a pass that kept gradients, and every call's queries and keys.
+
+    States are not copied: torch holds most of them for its gradients anyway. Maps of all queries and keys
+    are left out.
+    """
+
+    states: dict[Edge, State] = field(default_factory=dict)
+    attentions: dict[Site, Attention] = field(default_factory=dict)
+    _outputs: dict[Site, Tensor] = field(default_factory=dict)
+
+    def observe(self, attention: Attention) -> None:
+        """Keep the call, and look for the output projection."""
+        self.attentions[attention.site] = attention
+        Projections.observe(self, attention)
+
+    def call(self, site: Site) -> AttentionCall | None:
+        """What the kernel received, with its gradients; ``None`` where only weights are known."""
+        with torch.enable_grad():
+            return call_behind(self.attentions[site].read)
+
+    def enter(self, function: str, arguments: Sequence[Any]) -> None:
+        """Copy the states that a function is about to write into."""
+        written = arguments[0] if arguments else None
+        if not WRITES.search(function) or not isinstance(written, Tensor):
+            return
+        place = written.untyped_storage().data_ptr()
+        for edge, state in self.states.items():
+            if state.tensor.untyped_storage().data_ptr() == place and not state.is_overwritten:
+                copy = state.tensor.clone()
+                self.states[edge] = state._replace(tensor=copy, version=copy._version)
+
+    def keep(self, output: object) -> None:
+        """Keep a function's or a module's output, unless it is a map of queries and keys."""
+        for each in output if isinstance(output, (tuple, list)) else (output,):
+            if not isinstance(each, Tensor) or each.grad_fn is None or each.is_nested:
+                continue
+            if each.ndim < 4 or each.shape[-1] != each.shape[-2]:
+                module = self._running[-1].name if self._running else ""
+                edge = each.grad_fn, each.output_nr
+                self.states.setdefault(edge, State(each.detach(), each._version, module))
+                self.rows[edge] = Row({}, module)
+
+    def state(self, edge: Edge) -> Tensor:
+        """The whole tensor at an edge. Raises ``Lost`` where the pass has written into it since."""
+        kept = self.states[edge]
+        if kept.is_overwritten:
+            raise Lost(f"{kept.module or 'the model'} overwrites its states")
+        return kept.tensor
+
+    def written(self) -> dict[Edge, Written]:
+        """Where heads' outputs, or their projections, are in the graph."""
+        edges: dict[Edge, Written] = {}
+        for site, attention in self.attentions.items():
+            projection, count = self.by_site.get(site), len(attention.queries)
+            if projection is not None and projection.edge is not None:
+                edge = projection.edge.node, projection.edge.output_nr
+                edges[edge] = Written(site, self.last(site), projection.weight, projection.bias)
+            elif attention.values is not None and attention.batch == 1:
+                last = self.last(site)
+                near = tolerance(attention.dtype) * float(last.abs().amax())
+                for edge, kept in self.states.items():
+                    inside, numbers = kept.module.startswith(site.name), last.numel()
+                    if inside and edge not in edges and kept.tensor.numel() == count * numbers:
+                        rows = heads_apart(kept.tensor, count, *last.shape)
+                        if float((rows[:, -1] - last).abs().amax()) <= near:
+                            edges[edge] = Written(site, last)
+        return edges
+
+    def last(self, site: Site) -> Tensor:
+        """The heads' outputs at the last query.  -> [head, size]"""
+        attention = self.attentions[site]
+        assert attention.values is not None
+        return mix(attention.rows(len(attention.queries) - 1, len(attention.queries)), attention.values)[
+            0, :, 0
+        ]
+
+    def mixed(self, site: Site) -> Tensor:
+        """The heads' outputs, before the projection.  -> [head, query, size]"""
+        attention = self.attentions[site]
+        if site not in self._outputs:
+            assert attention.values is not None
+            count = len(attention.queries)
+            parts = [
+                mix(attention.rows(start, min(start + ROWS, count)), attention.values)[0]
+                for start in range(0, count, ROWS)
+            ]
+            self._outputs[site] = torch.cat(parts, 1).detach()
+        return self._outputs[site]
+
+
+def heads_apart(states: Tensor, queries: int, heads: int, size: int) -> Tensor:
+    """Heads' outputs that lie side by side, or head by head, as a view.  -> [head, query, size]"""
+    if states.shape[-3:] == (heads, queries, size):
+        return states.reshape(heads, queries, size)
+    return states.reshape(queries, heads, size).transpose(0, 1)
+
+
+class Summands(NamedTuple):
+    """The parts of some states, or of sums of them."""
+
+    vectors: dict[Summand, Tensor]  # each [sum, size], float64; they add up to the whole
+    held: tuple[str, ...]  # activations on the way, held at their slopes
+
+
+def summands_of(states: StreamStates, tensor: Tensor, head: int, sums: Tensor) -> Summands:
+    """The parts of weighted sums, [sum, token], of a head's queries or keys, [1, head, token, size].
+
+    Raises ``Lost`` where they cannot be followed back to the embeddings.
+    """
+    tokens = sums.any(0).nonzero().flatten().to(tensor.device)
+    seed = torch.zeros_like(tensor)
+    # random numbers, none of them 0: products leave out rows and columns without a gradient
+    random = torch.rand(len(tokens), tensor.shape[-1], generator=torch.Generator().manual_seed(0)) + 0.5
+    seed[0, head, tokens] = random.to(seed)
+    stream, parts = walk(states, tensor, seed.requires_grad_(True))
+    weights, vectors = sums[:, tokens.cpu()].double(), dict[Summand, Tensor]()
+    for part, value, slope in values_and_slopes(stream, parts):
+        if slope.grad_fn is None:
+            continue
+        value = value.to(slope).expand_as(slope)
+        (given,) = torch.autograd.grad(slope, seed, value, retain_graph=True, allow_unused=True)
+        if given is not None:
+            summed = weights @ given[0, head, tokens].double().cpu()
+            vectors[part] = vectors[part] + summed if part in vectors else summed
+    return Summands(vectors, tuple(dict.fromkeys(stream.fixed_activations)))
+
+
+def walk(states: StreamStates, tensor: Tensor, seed: Tensor) -> tuple[Stream, ScoreParts]:
+    """Follow a gradient of some states back to all parts."""
+    if tensor.grad_fn is None:
+        raise Lost("it keeps no gradients of its queries and keys")
+    with torch.enable_grad():
+        stream = Stream((tensor.grad_fn, tensor.output_nr), states)
+        return stream, stream.walk(seed)
+
+
+def carried_by(
+    states: StreamStates, tensor: Tensor, slope: Tensor, head: Head
+) -> dict[tuple[int, int], float]:
+    """What a head carries into a number whose gradient by ``tensor`` is ``slope``, by its row and key.
+
+    Only rows that have a part in it; the values of all cells sum to the head's part.
+    """
+    stream, parts = walk(states, tensor, slope)
+    cells: dict[tuple[int, int], float] = {}
+    for edge, grad in parts.heads.items():
+        written = stream.written[edge]
+        site, attention = written.site, states.attentions[written.site]
+        if (site.layer, site.kind) != (head.layer, head.kind) or attention.values is None:
+            continue
+        rows, slopes = _slopes_of_heads(states, written, grad)
+        shared = attention.heads // attention.key_heads
+        by_key = attention.values[0, head.head // shared].detach()  # [key, size]
+        for row, slope in zip(rows.tolist(), [*slopes][head.head], strict=True):
+            weights = attention.rows(row, row + 1, [head.head])[0, 0, 0].to(by_key)
+            for key, value in enumerate((weights * (by_key @ slope.to(by_key))).tolist()):
+                cells[row, key] = cells.get((row, key), 0.0) + value
+    return cells
+
+
+def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[Summand, Tensor, Tensor]]:
+    """What each part gives, and its gradient, which depends on the seed of the walk."""
+    states = stream.rows
+    assert isinstance(states, StreamStates)
+    several = len({site.kind for site in states.sites}) > 1
+    with torch.enable_grad():
+        for edge, grad in parts.heads.items():
+            yield from _of_heads(states, stream.written[edge], grad, several)
+        for edge, (layer, module) in sort_others(stream, parts).items():
+            kind, name = ("mixer", module) if module else ("feed-forward", "feed-forward")
+            yield Summand(kind, f"{name} {layer}", layer), states.state(edge), parts.others[edge]
+        for edge, grad in parts.embeddings.items():
+            yield _name_embedding(states, parts, edge), states.state(edge), grad
+        for node, grad in parts.biases.items():
+            value = node.variable.detach()  # type: ignore[attr-defined]
+            table = value.ndim > 1 and value.shape[-2] > 1
+            yield POSITIONS if table else BIASES, value, grad
+        for out, source, grad in parts.constants:
+            if source is None or not {out, source} <= states.states.keys():
+                continue
+            outside = layer_of(states.rows[out].module) is None
+            added = states.state(out) - states.state(source)
+            yield POSITIONS if outside else BIASES, added, grad
+
+
+def _of_heads(
+    states: StreamStates, written: Written, grad: Tensor, several: bool
+) -> Iterator[tuple[Summand, Tensor, Tensor]]:
+    """Each head of one call, and their projection's bias."""
+    site = written.site
+    if written.bias is not None:
+        yield BIASES, written.bias, grad
+    rows, slopes = _slopes_of_heads(states, written, grad)
+    for number, (value, slope) in enumerate(zip(states.mixed(site), slopes, strict=True)):
+        head = Head(site.layer, number, site.kind)
+        yield Summand("head", str(head) if several else head.name, site.layer, head), value[rows], slope
+
+
+def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tuple[Tensor, Iterable[Tensor]]:
+    """The queries that have a gradient, and it, by each head's output.  -> [row], head by head [row, size]"""
+    count = len(states.attentions[written.site].queries)
+    if written.weight is None:
+        return torch.arange(count), heads_apart(grad, count, *written.mixed.shape)
+    flat = grad.reshape(count, -1)
+    rows = flat.detach().any(1).nonzero().flatten()
+    flat = flat if len(rows) == count else flat.index_select(0, rows)
+    return rows, (flat @ weight.to(flat).mT for weight in written.weight)
+
+
+def _name_embedding(states: StreamStates, parts: ScoreParts, edge: Edge) -> Summand:
+    """The embeddings, by the name of their table if there are several (tokens, positions)."""
+    module = states.states[edge].module.rpartition(".")[2]
+    return Summand(
+        "embeddings", f"embeddings ({module})" if module and len(parts.embeddings) > 1 else "embeddings"
+    )

@@ -1,0 +1,94 @@
+"""``attnscope why``: why a head attends from one part of a text to another."""
+
+from functools import cache
+from typing import Annotated
+
+from typer import Argument, Option
+
+from attnscope.attention import Head
+from attnscope.cli import options
+from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_combined, refuse_typed
+from attnscope.cli.deliver import deliver
+from attnscope.cli.source import list_prompts, model_progress, read_source, split_questions
+
+
+class CellOptions(Group):
+    """Which cells are explained, and how far back."""
+
+    panel = MOST_USED
+    cells: Annotated[list[str] | None, Argument(help='From where to where, "it -> cat", and the text.')] = (
+        None
+    )
+    against: Annotated[
+        str | None, Option(help='Cells whose terms are subtracted: "it -> mat".', metavar='"FROM -> TO"')
+    ] = None
+    depth: Annotated[
+        int,
+        Option(help="Go on to the heads that wrote the strongest term, so many steps in all.", min=1, max=6),
+    ] = 1
+
+
+class WhyOutput(options.TableOutput):
+    """How many terms are listed, and where the answer goes."""
+
+    suffixes = (*options.PICTURES, ".html")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_combined(("top", "as_json as_csv out", "the strongest hundred are written"))
+
+    top: Annotated[int | None, Option(help="List N terms; default: 8.", metavar="N", min=1, max=100)] = None
+
+
+@command
+def why(
+    query: CellOptions,
+    source: options.TextAmong,
+    template: options.PromptsOptions,
+    attention: options.HeadOptions,
+    output: WhyOutput,
+    picture: options.SavedOptions,
+    model: options.ModelOptions,
+) -> None:
+    """Explain why a head attends from one token to another.
+
+    The score before the softmax is a sum of terms: what wrote the query (embeddings, earlier heads,
+    feed-forward layers, biases) times what wrote the key, with norm scales held as in the pass. A term counts
+    by its excess over the row's other keys, or over --against. Cells are written as for attnscope find, and
+    averaged. With --depth, the heads that wrote the strongest term follow.
+
+    Examples:
+
+    attnscope why "it -> cat" "The cat sat as it was tired." --head L3H1
+    attnscope why "it -> cat" "The cat sat; it slept." --head L3H1 --against "it -> sat"
+    attnscope why "b#2 -> c" "a b c d a b" -m own-causal --head L1H0 --depth 2
+    attnscope why "* -> -1" "The king said no." --head L1H0 -o why.svg
+    """
+    refuse(attention.head is None, "--head", "which head? write --head L2H1")
+    refuse_combined(("depth", "prompts", "the rows and keys of earlier heads are those of one text"))
+    refuse_typed("generate", "the scores are those of the text as it stands: leave it out")
+    head, kind = options.parse_head(attention.head or "", attention), attention.kind
+    head = Head(head.layer, head.head, kind or head.kind)  # type: ignore[arg-type]  # find() names what exists
+    questions, source = split_questions(query.cells, source, "cells")
+    refuse(len(questions) > 1, "CELLS", f"name one pair: here are {' and '.join(map(str, questions))}")
+    pass_source = read_source(source, model)
+    from attnscope.questions.find import parse_questions
+    from attnscope.questions.head import one_head
+    from attnscope.questions.prompts import mean_why
+    from attnscope.questions.why import LISTED_TERMS, explain_head, why_answer
+
+    against = None if query.against is None else parse_questions(query.against)[0]
+    prompts = list_prompts(pass_source, template)
+    loaded = pass_source.load()
+    read = cache(pass_source.reader(loaded))
+    texts = [read(each.text) for each in prompts]
+    with model_progress(loaded, *texts):
+        if template.prompts is None:
+            result = explain_head(loaded, texts[0], questions[0], head, against, query.depth)
+        else:
+            result = mean_why(loaded, prompts, texts, pass_source.text, questions[0], head, against)
+        paged = output.out is not None and output.out.suffix.lower() == ".html"
+        shown = {each.head for each in result.path if paged}
+        maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}
+    about = loaded, pass_source.text, template.prompts, *texts
+    deliver("why", why_answer(result, output.top or LISTED_TERMS, maps), output, picture, None, about)

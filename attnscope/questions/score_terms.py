@@ -1,0 +1,284 @@
+"""The score of a head before the softmax as a sum of terms: what wrote the query times what wrote the key.
+
+A score is the product of a query and a key, and each of these is a sum of what wrote to its token's residual
+stream: embeddings, earlier heads, feed-forward layers, biases, with the scales of norms held at their values
+in the pass. So score[i, j] = Σ_a Σ_b q_a[i] · k_b[j], up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention import Attention, AttentionCall, Axis, Head, Site
+from attnscope.axes import Array
+from attnscope.capture import Record, SiteRecord, recording
+from attnscope.capture.record import tolerance
+from attnscope.capture.rows.scores import ScoredRows
+from attnscope.capture.stream import Lost
+from attnscope.capture.summands import StreamStates, Summand, Summands, carried_by, summands_of
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import Model, ModelInput
+from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import kinds_of, selected_sites
+from attnscope.text import visible
+
+
+class Cells(NamedTuple):
+    """Some cells of a map, each with a weight, and those that they are compared with."""
+
+    asked: Tensor  # [row, key]; sums to 1
+    other: Tensor  # [row, key]; sums to 1
+    rows: Tensor  # [row], their numbers
+    names: tuple[str, str]  # from where, to where
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTerms:
+    """The terms of a head's score, as means over some cells, and over those that they are compared with.
+
+    ``means`` are those of the weight, the score and the steps between: ``weight``, ``score``, ``normalizer``,
+    ``product``, ``capped``, ``bias`` and ``bias_excess``.
+    """
+
+    site: Site
+    head: Head
+    cells: Cells
+    query: Summands  # a sum for each row
+    key: Summands  # a sum for each row's cells, then one for each row's others
+    values: Array  # [query part, key part]
+    others: Array  # [query part, key part]
+    means: dict[str, float]
+    softcap: float | None = None
+
+    @property
+    def queries(self) -> tuple[Summand, ...]:
+        """The parts of the query."""
+        return tuple(self.query.vectors)
+
+    @property
+    def keys(self) -> tuple[Summand, ...]:
+        """The parts of the key."""
+        return tuple(self.key.vectors)
+
+    def strongest(self) -> tuple[int, int] | None:
+        """The term with the largest excess, in size, of those that a head wrote a part of."""
+        by_head = ([part.head is not None for part in side] for side in (self.queries, self.keys))
+        wrote = np.logical_or.outer(*by_head)
+        excess = np.where(wrote, np.abs(self.values - self.others), -1)
+        return divmod(int(excess.argmax()), len(self.keys)) if wrote.any() else None
+
+
+class Carried(NamedTuple):
+    """An earlier head that wrote one side of a term, and the cell of its map that carried most of it."""
+
+    head: Head
+    cell: tuple[int, int]  # row and key
+    side: str  # query or key
+    term: str  # its parts, and its value
+    value: float  # what the cell carries of that
+
+
+@dataclass(frozen=True, eq=False)
+class ScorePass:
+    """A pass that kept its gradients, whose scores can be taken apart."""
+
+    model: Model
+    prepared: ModelInput
+    states: StreamStates
+    record: Record
+
+    @classmethod
+    def run(cls, model: Model, prepared: ModelInput) -> ScorePass:
+        """Run a text. Raises ``ModelError`` for a trace."""
+        if prepared.replay is not None:
+            raise ModelError("a trace holds no weights of the model: give the model and the text")
+        states = StreamStates(length=len(prepared.tokens))
+        model.learn_kinds(prepared)
+        with (
+            torch.enable_grad(),
+            model.threads(prepared),
+            states.watching(model.module),
+            recording(model.module, [states], prepared.axes, warn=False) as record,
+        ):
+            prepared.call(model.module)
+        return cls(model, prepared, states, record)
+
+    def find(self, head: Head) -> SiteRecord:
+        """The call of a head. Raises ``SelectionError`` that says what exists."""
+        chosen = selected_sites(self.record, Selection(head))
+        kind = kinds_of((each.site for each in chosen), self.prepared.first_kind)[0]
+        return next(each for each in chosen if each.site.kind == kind)
+
+    def explain(self, head: Head, question: Question, against: Question | None = None) -> ScoreTerms:
+        """The terms of a question's unmasked cells, less those of the row's other keys, or ``against``.
+
+        Raises ``SelectionError`` for cells that do not exist, ``ModelError`` where no score can be followed.
+        """
+        site = self.find(head)
+        asked = self._place(question, site, head.head)
+        other = None if against is None else self._place(against, site, head.head)
+        if int((asked != 0).sum()) == 1:
+            names = self._name_cell(site.site, *divmod(int(asked.argmax()), asked.shape[1]))
+        else:
+            names = question.left.text, question.right.text
+        return self._explain(site.site, head.head, asked, other, names)
+
+    def explain_cell(self, head: Head, row: int, key: int) -> ScoreTerms:
+        """The terms of one cell."""
+        site = self.find(head).site
+        attention = self.states.attentions[site]
+        asked = torch.zeros(len(attention.queries), len(attention.keys), dtype=torch.float64)
+        asked[row, key] = 1
+        return self._explain(site, head.head, asked, None, self._name_cell(site, row, key))
+
+    def follow(self, terms: ScoreTerms) -> Iterator[Carried]:
+        """The heads that wrote the query's and the key's part of the strongest term that a head wrote."""
+        call, head, cells, at = self._call(terms.site), terms.head.head, terms.cells, terms.strongest()
+        if at is None:
+            return
+        parts = terms.queries[at[0]], terms.keys[at[1]]
+        term = f"{parts[0].name} × {parts[1].name} ({terms.values[at]:+.2f})"
+        of_query, of_key = terms.query.vectors[parts[0]], terms.key.vectors[parts[1]]
+        every = torch.arange(call.key.shape[2])
+        slopes = (
+            (call.query, head, cells.rows, of_key[: len(cells.rows)]),
+            (call.key, head // shared_by(call), every, cells.asked.T @ of_query),
+        )
+        for part, side, (tensor, number, tokens, slope) in zip(parts, ("query", "key"), slopes, strict=True):
+            if part.head is None:
+                continue
+            seed = torch.zeros_like(tensor)
+            seed[0, number, tokens] = (scale_of(call, head) * slope).to(seed)
+            with self.model.threads(self.prepared):
+                carried = carried_by(self.states, tensor, seed, part.head)
+            cell, value = max(carried.items(), key=lambda each: abs(each[1]))
+            yield Carried(part.head, cell, side, term, value)
+
+    def _name_cell(self, site: Site, row: int, key: int) -> tuple[str, str]:
+        """The tokens of a row and a key."""
+        attention = self.states.attentions[site]
+        return name_token(attention.queries, row), name_token(attention.keys, key)
+
+    def _place(self, question: Question, site: SiteRecord, head: int) -> Tensor:
+        """The unmasked cells of a question, each with the same weight.  -> [query, key]"""
+        attention = self.states.attentions[site.site]
+        resolved = ResolvedQuestion.of(question, attention.queries, attention.keys)
+        cells = torch.zeros(len(attention.queries), len(attention.keys), dtype=torch.float64)
+        for row in () if resolved is None else resolved.rows:
+            assert resolved is not None
+            if resolved.step is None:
+                cells[row] = resolved.wanted.double()
+            elif 0 <= row + resolved.step < cells.shape[1]:
+                cells[row, row + resolved.step] = 1
+        for row in cells.any(1).nonzero().flatten().tolist():
+            cells[row] *= unmasked_keys(attention, row, head)
+        if not cells.any():
+            raise SelectionError(explain_no_answer(question, self.prepared, [site]))
+        return cells / cells.sum()
+
+    def _explain(
+        self, site: Site, head: int, asked: Tensor, other: Tensor | None, names: tuple[str, str]
+    ) -> ScoreTerms:
+        """The terms of some cells, less those of others; by default of the row's other unmasked keys.
+
+        A row with one key is compared with itself: its weight is 1 whatever its score.
+        """
+        if other is None:
+            other = asked.clone()
+            for row in asked.any(1).nonzero().flatten().tolist():
+                rest = unmasked_keys(self.states.attentions[site], row, head) & (asked[row] == 0)
+                if rest.any():
+                    other[row] = rest * (asked[row].sum() / rest.sum())
+        rows = (asked.any(1) | other.any(1)).nonzero().flatten()
+        cells, call = Cells(asked[rows], other[rows], rows, names), self._call(site)
+        chosen = torch.nn.functional.one_hot(rows, call.query.shape[2])
+        try:
+            with self.model.threads(self.prepared):
+                query = summands_of(self.states, call.query, head, chosen)
+                both = torch.cat([cells.asked, cells.other])
+                key = summands_of(self.states, call.key, head // shared_by(call), both)
+        except Lost as lost:
+            raise ModelError(f"the scores of {self.model.name} cannot be explained: {lost}") from None
+        queries = torch.stack([*query.vectors.values()])  # [part, row, size]
+        keys = torch.stack([*key.vectors.values()])
+        keys = keys.reshape(len(keys), 2, len(rows), -1)  # [part, asked | other, row, size]
+        values, others = (scale_of(call, head) * torch.einsum("prs,kwrs->wpk", queries, keys)).numpy()
+        means = self._measure(site, head, cells)
+        near = tolerance(self.states.attentions[site].dtype) * max(1.0, float(np.abs(values.sum(1)).sum()))
+        if not abs(means["product"] - values.sum()) <= near:
+            found = f"their terms sum to {values.sum():.4g}, query times key is {means['product']:.4g}"
+            raise ModelError(f"the scores of {self.model.name} cannot be explained: {found}")
+        address, cap = Head(site.layer, head, site.kind), call.softcap
+        return ScoreTerms(site, address, cells, query, key, values, others, means, cap)
+
+    def _call(self, site: Site) -> AttentionCall:
+        """What a kernel received. Raises ``ModelError`` where its queries and keys are not known."""
+        call = self.states.call(site)
+        if call is None or call.query.shape[0] != 1:
+            why = "its queries and keys are not known" if call is None else "it reads several texts at once"
+            raise ModelError(f"the scores of {self.model.name} cannot be explained: {why}")
+        return call
+
+    def _measure(self, site: Site, head: int, cells: Cells) -> dict[str, float]:
+        """The means of the cells' weights and scores, and of the steps between."""
+        attention, call = self.states.attentions[site], self._call(site)
+        unbiased = replace(call, biases=(), masks=(), diagonal=None)
+        product = replace(unbiased, softcap=None)
+        means = dict.fromkeys(
+            ("weight", "score", "normalizer", "product", "capped", "bias", "bias_excess"), 0.0
+        )
+        for row, asked, other in zip(cells.rows.tolist(), cells.asked, cells.other, strict=True):
+            one = row, row + 1, [head]
+            weights = attention.rows(*one)[0, 0, 0].detach().double().cpu()
+            scores, capped, plain = (
+                ScoredRows(each).scores(*one)[0, 0, 0].double().cpu() for each in (call, unbiased, product)
+            )
+            unmasked = unmasked_keys(attention, row, head) & scores.isfinite()
+            sinks = torch.tensor(sinks_of(call, head, row), dtype=scores.dtype)
+            normalizer = torch.cat([scores[unmasked], sinks]).logsumexp(0)
+            bias = torch.where(unmasked, scores - capped, 0)
+            scores = torch.where(unmasked, scores, 0)
+            of_row = weights, scores, normalizer.expand_as(scores), plain, capped, bias
+            for name, each in zip(means, of_row, strict=False):
+                means[name] += float(asked @ each)
+            means["bias_excess"] += float((asked - other) @ bias)
+        return means
+
+
+def unmasked_keys(attention: Attention, row: int, head: int) -> Tensor:
+    """The unmasked keys of a row, bool.  -> [key]"""
+    allowed = attention.allowed(row, row + 1)[0]
+    return allowed[head if len(allowed) > 1 else 0, 0].cpu()
+
+
+def shared_by(call: AttentionCall) -> int:
+    """How many heads share a key."""
+    return call.query.shape[1] // call.key.shape[1]
+
+
+def scale_of(call: AttentionCall, head: int) -> float:
+    """The factor of a head's products."""
+    scale = call.scale
+    return float(scale.flatten()[head % scale.numel()] if isinstance(scale, Tensor) else scale)
+
+
+def sinks_of(call: AttentionCall, head: int, row: int) -> list[float]:
+    """The logit of a head's sink in a row, if it has one: of [head], or [batch, head, row, 1]."""
+    sinks = call.sinks
+    if sinks is None or sinks.ndim == 1:
+        return [] if sinks is None else [float(sinks[head])]
+    of_head = sinks[0, head % sinks.shape[1]]
+    return [float(of_head[row % len(of_head), 0])]
+
+
+def name_token(axis: Axis, place: int) -> str:
+    """A token and its number."""
+    token = axis[place]
+    return str(place) if isinstance(token, int) else f"{visible(token.text.strip())} {place}"

@@ -1,0 +1,306 @@
+"""Why a head attends from one token to another: the terms of its score before the softmax, strongest first.
+
+A term is a part of the query times a part of the key (``score_terms.py``). The softmax ignores what all keys
+of a row share, so a term counts by its excess: its value less its mean at the row's other keys, or less its
+value in the cells of another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Annotated
+
+import numpy as np
+
+from attnscope.attention import Head
+from attnscope.axes import Array
+from attnscope.capture.summands import Summand
+from attnscope.models import Model, ModelInput
+from attnscope.questions.answer import Answer
+from attnscope.questions.find import Question
+from attnscope.questions.score_terms import ScorePass, ScoreTerms
+from attnscope.questions.sentences import name_pass
+from attnscope.records import Address, Meaning, Notes, record
+from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
+
+STORED_TERMS = 100  # terms of a cell among the numbers; the others are one sum
+LISTED_TERMS = 8  # terms that are printed
+LISTED_PARTS = 5  # parts of either side that are printed
+DRAWN_TERMS = 3  # terms of a head that are drawn
+
+Value = Annotated[float, Meaning("its value in the score")]
+Excess = Annotated[
+    float, Meaning("its value less its mean at the row's other unmasked keys, or less that of --against")
+]
+Error = Annotated[float | None, Meaning("the standard error of the excess over prompts; null for one text")]
+
+
+@record("a term of a score")
+class ScoreTerm:
+    """The product of a part of the query and a part of the key."""
+
+    query: Annotated[str, Meaning("what wrote the query's part")]
+    key: Annotated[str, Meaning("what wrote the key's part")]
+    value: Value
+    excess: Excess
+    error: Error = None
+
+
+@record("a part of the query or of the key")
+class SidePart:
+    """All terms of one part."""
+
+    part: Annotated[str, Meaning("what wrote it")]
+    kind: Annotated[str, Meaning("head, feed-forward, mixer, embeddings or biases")]
+    layer: Annotated[int | None, Meaning("its layer; null for embeddings and biases")]
+    value: Value
+    excess: Excess
+    error: Error = None
+
+
+@record("what an earlier head has to do with the score")
+class Link:
+    """A head that wrote a part of the strongest term that has one of a head."""
+
+    into: Annotated[int, Meaning("the place in the path, from 0, of the head whose score has the term")]
+    side: Annotated[str, Meaning("query or key: the side of the term that it wrote")]
+    term: Annotated[str, Meaning("the term: query part × key part, and its value")]
+    carried: Annotated[float, Meaning("what this row and key carry of the value")]
+
+
+@record("a head, where it attends from and to, and why")
+class ExplainedScore:
+    """The score of some cells of one head, as means, and its terms."""
+
+    head: Address
+    query: Annotated[str, Meaning("the row: a token and its number, or the named part")]
+    key: Annotated[str, Meaning("the key likewise")]
+    cells: Annotated[int, Meaning("the cells that values are means of")]
+    weight: Annotated[float, Meaning("the attention weight")]
+    score: Annotated[float, Meaning("the input of the softmax")]
+    normalizer: Annotated[
+        float, Meaning("log of the sum of exp(score) over the row: the weight is exp(score - normalizer)")
+    ]
+    product: Annotated[float, Meaning("query times key, scaled: all terms and the remainder")]
+    capped: Annotated[float | None, Meaning("the product after the soft cap; null without one")]
+    bias: Annotated[float, Meaning("what a position bias adds to it")]
+    bias_excess: Excess
+    remainder: Annotated[float, Meaning("the part of the product lost to rounding")]
+    terms: Annotated[
+        tuple[ScoreTerm, ...], Meaning(f"the {STORED_TERMS} strongest terms, by the size of their excess")
+    ]
+    by_query: Annotated[tuple[SidePart, ...], Meaning("the sums by part of the query, the strongest first")]
+    by_key: Annotated[tuple[SidePart, ...], Meaning("the sums by part of the key, the strongest first")]
+    link: Annotated[Link | None, Meaning("of an earlier head (--depth): why it is here; else null")] = None
+
+    @property
+    def place(self) -> str:
+        """The head and its row, as a graph names them."""
+        return f"{self.head.name} · {self.query}"
+
+
+@record("why a head attends from one part of a text to another", "why")
+class Why:
+    """The terms of a head's score, and with a depth those of the heads that wrote the strongest."""
+
+    question: Annotated[str, Meaning("from where to where")]
+    against: Annotated[str | None, Meaning("the cells whose values are subtracted; null for the other keys")]
+    path: Annotated[
+        tuple[ExplainedScore, ...], Meaning("the named head, then those that wrote its strongest term, ...")
+    ]
+    prompts: Annotated[int, Meaning("the prompts that values are means of")]
+    title: Annotated[str, Meaning("the model and the text")]
+    notes: Notes
+
+
+def explain_head(
+    model: Model,
+    prepared: ModelInput,
+    question: Question,
+    head: Head,
+    against: Question | None = None,
+    depth: int = 1,
+) -> Why:
+    """The terms of a head's score in the cells of a question; with a depth, of earlier heads likewise.
+
+    Raises ``SelectionError`` for a head or cells that do not exist, and ``ModelError`` for a model whose
+    scores cannot be followed.
+    """
+    ran = ScorePass.run(model, prepared)
+    explained = [ran.explain(head, question, against)]
+    path, ends = [describe_score(explained)], [0]
+    for _ in range(1, depth):
+        before, ends = ends, []
+        for at in before:
+            for carried in ran.follow(explained[at]):
+                ends.append(len(path))
+                explained.append(ran.explain_cell(carried.head, *carried.cell))
+                path.append(describe_score(explained[-1:], Link(at, *carried[2:])))
+    named = None if against is None else str(against)
+    title, noted = name_pass(model, prepared), (*model.notes, *prepared.notes, *ran.record.notes)
+    return Why(str(question), named, tuple(path), 1, title, (*note_terms(explained, named), *noted))
+
+
+def note_terms(explained: Sequence[ScoreTerms], against: str | None) -> tuple[str, ...]:
+    """What the values are."""
+    held = dict.fromkeys(name for each in explained for side in (each.query, each.key) for name in side.held)
+    frozen = " and ".join(["norm scales", *(f"the slopes of {name}" for name in held)])
+    other = "at the row's other unmasked keys, on average" if against is None else f"in {against}"
+    return (
+        f"excess: a value less the same {other}; the softmax ignores what all keys of a row share",
+        f"{frozen} are held at their values in this pass, so the terms add up to query times key",
+    )
+
+
+def describe_score(explained: Sequence[ScoreTerms], link: Link | None = None) -> ExplainedScore:
+    """The strongest terms and the sums of one text, or the means over several."""
+    first = explained[0]
+    means = {name: fmean(each.means[name] for each in explained) for name in first.means}
+    queries = list(dict.fromkeys(part for each in explained for part in each.queries))
+    keys = list(dict.fromkeys(part for each in explained for part in each.keys))
+    values, excess = np.zeros((2, len(explained), len(queries), len(keys)))  # 0 where a text has no such part
+    for text, each in enumerate(explained):
+        cells = np.ix_([*map(queries.index, each.queries)], [*map(keys.index, each.keys)])
+        values[text][cells], excess[text][cells] = each.values, each.values - each.others
+    numbers = _means(values, excess)  # [query part, key part, value | excess | error]
+    order = np.argsort(-np.abs(numbers[..., 1]), axis=None, kind="stable")[:STORED_TERMS]
+    places = [divmod(int(at), len(keys)) for at in order]
+    terms = (ScoreTerm(queries[a].name, keys[b].name, *_known(numbers[a, b])) for a, b in places)
+    return ExplainedScore(
+        head=first.head,
+        query=first.cells.names[0],
+        key=first.cells.names[1],
+        cells=sum(int((each.cells.asked != 0).sum()) for each in explained),
+        weight=means["weight"],
+        score=means["score"],
+        normalizer=means["normalizer"],
+        product=means["product"],
+        capped=None if first.softcap is None else means["capped"],
+        bias=means["bias"],
+        bias_excess=means["bias_excess"],
+        remainder=means["product"] - float(numbers[..., 0].sum()),
+        terms=tuple(terms),
+        by_query=_sides(queries, _means(values.sum(2), excess.sum(2))),
+        by_key=_sides(keys, _means(values.sum(1), excess.sum(1))),
+        link=link,
+    )
+
+
+def _means(values: Array, excess: Array) -> Array:
+    """Means over texts, and the standard errors, nan for one text.  [text, ...] -> [..., number]"""
+    count = len(values)
+    errors = excess.std(0, ddof=1) / count**0.5 if count > 1 else np.full(excess.shape[1:], np.nan)
+    return np.stack([values.mean(0), excess.mean(0), errors], -1)
+
+
+def _known(numbers: Array) -> tuple[float, float, float | None]:
+    value, excess, error = numbers.tolist()
+    return value, excess, None if np.isnan(error) else error
+
+
+def _sides(parts: Sequence[Summand], numbers: Array) -> tuple[SidePart, ...]:
+    """The parts of one side, the strongest first.  [part, number]"""
+    named = zip(parts, numbers, strict=True)
+    sides = [SidePart(part.name, part.kind, part.layer, *_known(each)) for part, each in named]
+    return tuple(sorted(sides, key=lambda each: -abs(each.excess)))
+
+
+def why_answer(result: Why, top: int = LISTED_TERMS, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
+    """For each head of the path its score and its strongest terms, and the graph; ``maps`` are for a page."""
+    views: list[Table] = []
+    for at, each in enumerate(result.path):
+        title, subtitle = f"why {each.head.name} attends from {each.query} to {each.key}", ""
+        if (link := each.link) is not None:
+            term = f"{result.path[link.into].head.name}'s term {link.term}"
+            subtitle = f"it wrote the {link.side} part of {term}; this key carries {link.carried:+.2f}"
+        title = title if at else f"{title} · {result.title}"
+        views.append(Table(title=title, subtitle=subtitle, notes=tuple(_sentences(each, result))))
+        views += [_terms_table(each, top), _sides_table(each)]
+    views[-1] = replace(views[-1], notes=result.notes)
+    graph = why_graph(result, maps or {})
+    return Answer(tuple(views), {"why": graph}, lambda: result, lambda: _csv_rows(result))
+
+
+def _csv_rows(result: Why) -> Iterator[tuple[object, ...]]:
+    yield "layer", "head", "query", "key", "query_part", "key_part", "value", "excess", "error"
+    for each in result.path:
+        cell = each.head.layer, each.head.head, each.query, each.key
+        yield from ((*cell, term.query, term.key, term.value, term.excess, term.error) for term in each.terms)
+
+
+def _sentences(each: ExplainedScore, result: Why) -> Iterator[str]:
+    """The steps from the terms to the weight."""
+    if result.prompts > 1:
+        yield f"means of {result.prompts:,} prompts; ± is the standard error of the excess"
+    elif each.cells > 1:
+        yield f"means of {each.cells:,} cells"
+    numbers = f"score {each.score:.2f} - normalizer {each.normalizer:.2f}"
+    yield f"weight {each.weight:.3f} " + (f"= exp({numbers})" if each.cells == 1 else f"({numbers})")
+    if each.capped is not None:
+        yield f"the soft cap makes {each.capped:.2f} of query times key, {each.product:.2f}"
+    if each.bias or each.bias_excess:
+        yield f"a position bias adds {each.bias:+.2f} to it (excess {each.bias_excess:+.2f})"
+
+
+def _terms_table(each: ExplainedScore, top: int) -> Table:
+    """The strongest terms, and the sum of all."""
+    terms, count = each.terms[:top], len(each.by_query) * len(each.by_key)
+    rows = [(term.query, term.key, *_cells(term)) for term in terms]
+    sums = [sum(getattr(side, name) for side in each.by_key) for name in ("value", "excess")]
+    rest = [sums[0] - sum(term.value for term in terms), sums[1] - sum(term.excess for term in terms)]
+    errors = () if terms[0].error is None else (Column("±", True),)
+    blank = [""] * len(errors)
+    if count > len(terms):
+        rows.append((f"{count - len(terms):,} others", "", *map(_signed, rest), *blank))
+    rows.append(("query times key", "", *map(_signed, sums), *blank))
+    columns = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
+    return Table((*columns, *errors), tuple(rows))
+
+
+def _sides_table(each: ExplainedScore) -> Table:
+    """The strongest parts of the query beside those of the key, each summed over the other side."""
+    pairs = zip(each.by_query[:LISTED_PARTS], each.by_key[:LISTED_PARTS], strict=False)
+    rows = tuple(tuple(cell for side in pair for cell in (side.part, *_cells(side)[:2])) for pair in pairs)
+    names, numbers = ("by query part", "by key part"), ("value", "excess")
+    columns = [(Column(name), *(Column(number, True) for number in numbers)) for name in names]
+    return Table((*columns[0], *columns[1]), rows)
+
+
+def _cells(each: ScoreTerm | SidePart) -> list[str]:
+    error = [] if each.error is None else [f"{each.error:.2f}"]
+    return [_signed(each.value), _signed(each.excess), *error]
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # without a negative zero
+
+
+def why_graph(result: Why, maps: Mapping[Head, Heatmap]) -> LayerGraph:
+    """Each head of the path, and what wrote the query and the key of its strongest terms, by layers.
+
+    A node is a part at a token; an edge is as wide as all terms of that part on its side, by their excess.
+    """
+    columns, edges = dict[str, tuple[bool, int, bool]](), list[GraphEdge]()
+    explained = {each.place: each for each in reversed(result.path)}
+    for each in result.path:
+        kind, strongest = each.head.kind, each.terms[:DRAWN_TERMS]
+        columns[each.place] = kind != "encoder", each.head.layer, False
+        for way, token, sides in (("query", each.query, each.by_query), ("key", each.key, each.by_key)):
+            named = {getattr(term, way) for term in strongest}
+            behind = kind == "encoder" or (kind == "cross" and way == "key")  # in the encoder's stream
+            for side in sides:
+                if side.part in named or f"{side.part} · {token}" in explained:
+                    name, layer = f"{side.part} · {token}", -1 if side.layer is None else side.layer
+                    columns.setdefault(name, (not behind, layer, side.kind != "head"))
+                    edges.append(GraphEdge(name, each.place, side.excess, way[0].upper()))
+    order, nodes = sorted(set(columns.values())), list[GraphNode]()
+    for name, column in columns.items():
+        cell = explained.get(name)
+        role = "" if cell is None else f"to {cell.key}: {cell.weight:.2f}"
+        map_ = None if cell is None else maps.get(cell.head)
+        nodes.append(GraphNode(name, order.index(column), role, None, map_))
+    title = f"why {result.path[0].head.name} attends: {result.question} · {result.title}"
+    notes = ("an edge is as wide as the excess of its part, summed over the other side", *result.notes)
+    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes)

@@ -1,0 +1,291 @@
+"""The terms of a head's score: their sum, single terms against removed parts, planted heads, and prompts."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from attnscope.attention import Head
+from attnscope.capture import summands
+from attnscope.errors import ModelError, SelectionError
+from attnscope.models import load
+from attnscope.questions.find import parse_questions
+from attnscope.questions.prompts import mean_why, read_prompts
+from attnscope.questions.score_terms import ScorePass
+from attnscope.questions.why import explain_head, why_answer
+from tests.questions.intervention.shapes import NETWORKS, saved
+from tests.questions.planted import Planted, wrap_planted
+from tests.questions.test_logits import CAUSAL, OTHERS
+
+TEXT = "The cat sat on the mat"
+LAST = Head(1, 3)
+QUICK = {"gpt2", "llama", "qwen3", "gemma2", "falcon", "bart"}
+EVERY = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.sweep)
+    for name in (*CAUSAL, *OTHERS)
+    if name != "bloom"
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model of a family by its name, made once and never changed."""
+    every = CAUSAL | {name: network for name, (network, _) in OTHERS.items()}
+    return cache(lambda name: load(saved(tmp_path_factory.mktemp(name), every[name])))
+
+
+def ask(text):
+    return parse_questions(text)[0]
+
+
+def eager_rows(model, prepared, head):
+    """A head's weights as the model itself returns them, without a kernel.  -> [query, key], float64"""
+    net = type(model.module).from_pretrained(model.name, attn_implementation="eager").eval()
+    with torch.no_grad():
+        output = net(**prepared.inputs, output_attentions=True)
+    names = {"decoder": ("attentions", "decoder_attentions"), "encoder": ("attentions",)}
+    every = next(each for name in names[head.kind] if (each := getattr(output, name, None)) is not None)
+    return every[head.layer][0, head.head].double().numpy()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_terms_sum_to_score_of_eager_attention(name, made):
+    model = made(name)
+    prepared = model.prepare(TEXT, "the mat sat") if name == "t5" else model.prepare(TEXT)
+    kind = "encoder" if name in ("albert", "bert") else "decoder"
+    (why,) = explain_head(model, prepared, ask("3 -> 1"), Head(1, 3, kind)).path
+    row = eager_rows(model, prepared, why.head)[3]
+    others = [key for key in range(len(row)) if key != 1 and row[key] > 0]
+    assert why.weight == pytest.approx(row[1], abs=1e-6)
+    assert why.score - why.normalizer == pytest.approx(np.log(row[1]), abs=1e-4)
+    assert abs(why.remainder) <= 1e-4 * max(1, abs(why.product))
+    total = sum(part.excess for part in why.by_query)
+    assert sum(part.excess for part in why.by_key) == pytest.approx(total, abs=1e-9)
+    if why.capped is None:  # then scores differ by as much as their logarithms
+        over_others = np.log(row[1]) - np.log(row[others]).mean()
+        assert total + why.bias_excess == pytest.approx(over_others, abs=1e-4)
+    assert len(why.terms) == min(100, len(why.by_query) * len(why.by_key))
+
+
+class HeldLayer:
+    """The second layer's attention on its input less some parts, with norms as wide as in the pass.
+
+    An independent answer: parts are what hooks see the model's own modules give, and the kernel's query and
+    key are those that its attention function receives.
+    """
+
+    def __init__(self, net, ids):
+        layers = net.h if hasattr(net, "h") else net.layers
+        first, second = layers
+        older = hasattr(first, "attn")
+        projection = first.attn.c_proj if older else first.self_attn.o_proj
+        self.attention = second.attn if older else second.self_attn
+        norm, seen = (second.ln_1 if older else second.input_layernorm), {}
+        hooks = [
+            first.register_forward_pre_hook(lambda _, given: seen.update(embeddings=given[0])),
+            projection.register_forward_pre_hook(lambda _, given: seen.update(heads=given[0])),
+            first.mlp.register_forward_hook(lambda _, given, made: seen.update(mlp=made)),
+            norm.register_forward_hook(lambda _, given, made: seen.update(states=given[0], normed=made)),
+            self.attention.register_forward_pre_hook(self.keep, with_kwargs=True),
+        ]
+        hf.modeling_utils.ALL_ATTENTION_FUNCTIONS["spy"] = self.receive
+        net.set_attn_implementation("spy")
+        net(ids, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        for name in ("q_norm", "k_norm"):
+            if hasattr(self.attention, name):
+                self.hold(getattr(self.attention, name))
+        self.input, states = seen["normed"], seen["states"]
+        weight = projection.weight if older else projection.weight.T  # [heads * size, width]
+        size = len(weight) // 4
+        self.parts = {"embeddings": seen["embeddings"], "feed-forward 0": seen["mlp"]}
+        for head in range(4):
+            rows = slice(head * size, head * size + size)
+            self.parts[f"L0H{head}"] = seen["heads"][..., rows] @ weight[rows]
+        if isinstance(norm, torch.nn.LayerNorm):
+            spread = (states.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+            self.normed = lambda part: (part - part.mean(-1, keepdim=True)) / spread * norm.weight
+        else:
+            self.normed = lambda part: part * (self.input / states)
+
+    def keep(self, _, given, named):
+        self.given = given, named
+
+    def receive(self, module, query, key, value, mask, scaling=None, **more):
+        self.query, self.key = query, key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        self.scale = scaling or query.shape[-1] ** -0.5
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, self.key, value.repeat_interleave(query.shape[1] // value.shape[1], 1), is_causal=True
+        )
+        return output.transpose(1, 2), None
+
+    def hold(self, norm):
+        """A norm of queries or keys has the scale of its first run ever after."""
+        kept = []
+
+        def scale(_, given, made):
+            kept.append(made / given[0])
+            return given[0] * kept[0]
+
+        norm.register_forward_hook(scale)
+        self.score(1, 0, [])
+
+    def score(self, row, column, taken, head=1):
+        """The score of a cell without some (token, part)."""
+        given, named = self.given
+        states = (given[0] if given else named["hidden_states"]).clone()
+        for token, part in taken:
+            states[0, token] -= self.normed(self.parts[part])[0, token]
+        named = named if given else named | {"hidden_states": states}
+        self.attention(*((states, *given[1:]) if given else ()), **named)
+        return float(self.query[0, head, row] @ self.key[0, head, column] * self.scale)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", pytest.param("qwen3", marks=pytest.mark.sweep)])
+def test_term_is_what_score_loses_without_both_its_parts(name, tmp_path):
+    model = load(saved(tmp_path, NETWORKS.get(name) or CAUSAL[name]))
+    model.module.double()
+    near = 1e-9 if name == "gpt2" else 1e-8  # the others' norms compute in float32
+    prepared = model.prepare(TEXT)
+    terms = ScorePass.run(model, prepared).explain(Head(1, 1), ask("5 -> 2"))
+    with torch.no_grad():
+        held = HeldLayer(model.module, prepared.inputs["input_ids"])
+        score = held.score(5, 2, [])
+        names = [part.name for part in terms.queries]
+        embeddings = [at for at, name in enumerate(names) if name.startswith("embeddings")]
+        for query in held.parts:
+            a = embeddings if query == "embeddings" else [names.index(query)]
+            without = held.score(5, 2, [(5, query)])
+            assert score - without == pytest.approx(terms.values[a].sum(), abs=near)
+            for key in ("embeddings", "L0H2"):
+                b = embeddings if key == "embeddings" else [names.index(key)]
+                lost = held.score(5, 2, [(2, key)]) - held.score(5, 2, [(5, query), (2, key)])
+                assert score - without - lost == pytest.approx(terms.values[np.ix_(a, b)].sum(), abs=near)
+    assert terms.means["product"] == pytest.approx(score, abs=1e-6)
+
+
+WORDS = "cod elm fig hop jay elm"
+
+
+def plant(seed):
+    """An induction head behind a head that looks one token back, at places by the seed."""
+    module, before, behind = Planted(seed), (0, seed % 3), (1, seed // 3 % 3)
+    module.plant_induction(before, behind)
+    return wrap_planted(module), Head(*before), Head(*behind)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_planted_induction_head_is_explained_by_previous_token_head(seed):
+    model, before, behind = plant(seed)
+    prepared = model.prepare(WORDS)
+    named, earlier = explain_head(model, prepared, ask("elm#2 -> fig"), behind, depth=2).path
+    first, second = named.terms[:2]
+    assert (first.query, first.key) == ("embeddings (token)", before.name)
+    assert first.excess > 100 * abs(second.excess)
+    assert named.weight > 0.99
+    assert (earlier.head.name, earlier.query, earlier.key) == (before.name, "fig 2", "elm 1")
+    assert earlier.link.side == "key"
+    assert earlier.link.carried == pytest.approx(first.value, rel=0.01)
+    assert earlier.terms[0].query == earlier.terms[0].key == "embeddings (position)"
+
+
+def test_carried_values_of_all_cells_sum_to_the_part(made):
+    ran = ScorePass.run(made("gpt2"), made("gpt2").prepare(TEXT))
+    terms = ran.explain(LAST, ask("4 -> special"))
+    call = ran.states.call(terms.site)
+    for part, vectors in terms.key.vectors.items():
+        if part.head is None:
+            continue
+        query = sum(terms.query.vectors.values())  # all of the query
+        seed = torch.zeros_like(call.key)
+        seed[0, 3] = (terms.cells.asked.T @ query).to(seed)
+        carried = summands.carried_by(ran.states, call.key, seed, part.head)
+        whole = float((query * vectors[: len(query)]).sum())
+        assert sum(carried.values()) == pytest.approx(whole, abs=1e-5 * max(1, abs(whole)))
+
+
+def test_cells_of_a_part_are_averaged(made):
+    model = made("llama")
+    prepared = model.prepare(TEXT)
+    several = explain_head(model, prepared, ask("/cat|The/ -> -1"), LAST).path[0]
+    ran = ScorePass.run(model, prepared)
+    one = [ran.explain(LAST, ask(each)) for each in ("1 -> 0", "2 -> 1")]
+    assert several.cells == 2
+    assert several.score == pytest.approx(np.mean([each.means["score"] for each in one]), abs=1e-6)
+    means = sum(each.values.sum(0) for each in one) / 2
+    values = {part.name: value for part, value in zip(one[0].keys, means, strict=True)}
+    assert {side.part: side.value for side in several.by_key} == pytest.approx(values, abs=1e-6)
+
+
+def test_against_subtracts_terms_of_the_other_cells(made):
+    model = made("gpt2")
+    prepared, pair = model.prepare(TEXT), ("5 -> 2", "5 -> 3")
+    contrast = explain_head(model, prepared, ask(pair[0]), LAST, ask(pair[1])).path[0]
+    ran = ScorePass.run(model, prepared)
+    here, there = (ran.explain(LAST, ask(each)) for each in pair)
+    expected = {
+        (here.queries[a].name, here.keys[b].name): here.values[a, b] - there.values[a, b]
+        for a, b in np.ndindex(here.values.shape)
+    }
+    found = {(term.query, term.key): term.excess for term in contrast.terms}
+    assert found == pytest.approx({each: expected[each] for each in found}, abs=1e-6)
+
+
+def test_prompts_give_means_and_standard_errors():
+    model, *_, behind = plant(0)
+    prompts = read_prompts("{A} {B} hop jay {A}", "A,B\ncod,elm\nfig,gum\nkit,bay")
+    texts = [model.prepare(each.text) for each in prompts]
+    why = mean_why(model, prompts, texts, "{A} {B} hop jay {A}", ask("{A}#2 -> {B}"), behind)
+    each = [
+        explain_head(model, text, ask(prompt.fill("{A}#2 -> {B}")), behind).path[0].terms[0].excess
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    first = why.path[0].terms[0]
+    assert why.prompts == why.path[0].cells == 3
+    assert first.excess == pytest.approx(np.mean(each))
+    assert first.error == pytest.approx(np.std(each, ddof=1) / 3**0.5)
+
+
+def test_row_with_one_key_has_no_excess(made):
+    why = explain_head(made("llama"), made("llama").prepare(TEXT), ask("0 -> 0"), LAST).path[0]
+    assert why.weight == 1
+    assert not any(term.excess for term in why.terms)
+
+
+def test_masked_cell_and_absent_head_are_named(made):
+    ran = ScorePass.run(made("llama"), made("llama").prepare(TEXT))
+    with pytest.raises(SelectionError, match="those keys are masked"):
+        ran.explain(LAST, ask("1 -> 3"))
+    with pytest.raises(SelectionError, match="no head L7H0: this model has layers 0-1, heads 0-3"):
+        ran.explain(Head(7, 0), ask("3 -> 1"))
+
+
+def test_attention_with_unknown_queries_is_refused(made):
+    with pytest.raises(ModelError, match="its queries and keys are not known"):
+        explain_head(made("bloom"), made("bloom").prepare(TEXT), ask("3 -> 1"), LAST)
+
+
+def test_lost_part_is_refused(made, monkeypatch):
+    every = summands.values_and_slopes
+
+    def some(stream, parts):
+        yield from (each for each in every(stream, parts) if each[0].kind != "feed-forward")
+
+    monkeypatch.setattr(summands, "values_and_slopes", some)
+    with pytest.raises(ModelError, match=r"cannot be explained: their terms sum to .*, query times key is"):
+        explain_head(made("gpt2"), made("gpt2").prepare(TEXT), ask("3 -> 1"), LAST)
+
+
+def test_graph_leads_from_parts_to_explained_heads():
+    model, before, behind = plant(3)
+    why = explain_head(model, model.prepare(WORDS), ask("elm#2 -> fig"), behind, depth=2)
+    graph = why_answer(why).picture
+    column = {node.name: node.column for node in graph.nodes}
+    assert all(column[edge.source] < column[edge.target] for edge in graph.edges)
+    strongest = max(graph.edges, key=lambda edge: edge.effect)
+    ways = {(edge.source, edge.target, edge.way) for edge in graph.edges}
+    assert (f"{before.name} · fig 2", f"{behind.name} · elm 5", "K") in ways
+    assert strongest.effect == pytest.approx(why.path[0].by_key[0].excess, rel=0.01)

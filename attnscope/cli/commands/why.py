@@ -23,8 +23,7 @@ class CellOptions(Group):
         str | None, Option(help='Cells whose terms are subtracted: "it -> mat".', metavar='"FROM -> TO"')
     ] = None
     depth: Annotated[
-        int,
-        Option(help="Go on to the heads that wrote the strongest term, so many steps in all.", min=1, max=6),
+        int, Option(help="2: explain the heads that wrote the strongest term, too; 3: ...", min=1, max=6)
     ] = 1
 
 
@@ -60,7 +59,7 @@ def why(
     Examples:
 
     attnscope why "it -> cat" "The cat sat as it was tired." --head L3H1
-    attnscope why "it -> cat" "The cat sat; it slept." --head L3H1 --against "it -> sat"
+    attnscope why "it -> cat" "A cat sat; it ran" --head L3H1 --against "it -> sat"
     attnscope why "b#2 -> c" "a b c d a b" -m own-causal --head L1H0 --depth 2
     attnscope why "* -> -1" "The king said no." --head L1H0 -o why.svg
     """

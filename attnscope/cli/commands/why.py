@@ -59,7 +59,7 @@ def why(
     Examples:
 
     attnscope why "it -> cat" "The cat sat as it was tired." --head L3H1
-    attnscope why "it -> cat" "A cat sat; it ran" --head L3H1 --against "it -> sat"
+    attnscope why "it -> cat" "The cat sat; it" --head L3H1 --against "it -> sat"
     attnscope why "b#2 -> c" "a b c d a b" -m own-causal --head L1H0 --depth 2
     attnscope why "* -> -1" "The king said no." --head L1H0 -o why.svg
     """

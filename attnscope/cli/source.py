@@ -508,7 +508,7 @@ def measure_corpus(
 
 
 @contextmanager
-def corpus_run(source: SourceOptions, options: Any, size: int) -> Iterator[CorpusRun]:
+def corpus_run(source: Any, options: Any, size: int) -> Iterator[CorpusRun]:
     """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume."""
     from attnscope.questions.corpus import CorpusRun
 

@@ -5,10 +5,10 @@ Whatever depends on masks, positions and tokens alone is computed once and reuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -158,12 +158,15 @@ class Setting:
             and _same(*([each.before.allowed] if each.before else None for each in (own, block)))
         )
 
-    def sums(self, block: Block) -> Tensor:
-        """Measure a block.  -> float64, [choice|lone, rows|value|baseline, measure, text, head]"""
+    def values(self, block: Block) -> Tensor:
+        """Measure each row of a block.  -> [measure, text, head, row]"""
         sums = block.sums(self.factors, self.places)
         measured = zip(self.measures, self.columns, strict=True)
         own = [one.form.measure_block(block) if column is None else None for one, column in measured]
-        values = _values(own, self.columns, sums)
+        return _values(own, self.columns, sums)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Add up the values of a block.  -> [choice|lone, rows|value|baseline, measure, text, head]"""
         value = torch.zeros(2, *values.shape[:-1], dtype=torch.float64)
         for group, counts in enumerate(self.counts):
             if bool(self.rows[group].any()):
@@ -206,6 +209,16 @@ CACHED = 1 << 22  # numbers reused by the next layer, for the blocks of one text
 Texts: TypeAlias = "Sequence[Sequence[Token]]"
 
 
+class MeasuredBlock(NamedTuple):
+    """Rows of some texts of a batch from row ``start`` on, and each measure's value in each of them."""
+
+    site: Site
+    start: int
+    block: Block
+    texts: Sequence[int]
+    values: Mapping[str, tuple[Tensor, Tensor]]  # of what row, and whether it counts, [text, head, row]
+
+
 class Measurement(RowObserver):
     """Measures every head that it observes, in blocks of rows, and adds up over texts, in float64.
 
@@ -213,6 +226,7 @@ class Measurement(RowObserver):
     """
 
     rows: range | None = None  # limits each call to some rows
+    watch: Callable[[MeasuredBlock], None] | None = None  # gets every row; then the fused pass has no part
 
     def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_WEIGHTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
@@ -250,7 +264,7 @@ class Measurement(RowObserver):
         absent = {name: reason for name, reason in missing.items() if reason}
         present = [measure for name, measure in self.measures.items() if name not in absent]
         statistics = attention.statistics
-        if statistics is not None and attention.offset in (None, 0):
+        if statistics is not None and self.watch is None and attention.offset in (None, 0):
             with torch.no_grad():
                 sums = sums_of_statistics(present, statistics, keys)
             if sums is not None:
@@ -450,7 +464,14 @@ class _Reading:
         )
         with torch.no_grad():
             self.last[span] = block.last()
-            self.sums[..., texts, :] += self.measurement._setting(block, self.measures).sums(block)
+            setting = self.measurement._setting(block, self.measures)
+            values = setting.values(block)
+            self.sums[..., texts, :] += setting.sums(values)
+            if self.measurement.watch is not None:
+                counts = setting.counts[0] | setting.counts[1]
+                names = (measure.name for measure in self.measures)
+                by_name = dict(zip(names, zip(values, counts, strict=True), strict=True))
+                self.measurement.watch(MeasuredBlock(self.attention.site, start, block, texts, by_name))
             if self.top is not None and block.top is not None:
                 self.top = torch.maximum(self.top, block.top.double().amax((0, 2)).cpu())  # [head]
 

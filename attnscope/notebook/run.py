@@ -399,6 +399,28 @@ class Run(Display):
         parsed = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
         return Drawing(find_answer(find_heads(*self._inputs, parsed, _select())), cmap)
 
+    def examples(
+        self,
+        head: Head | str | None = None,
+        *,
+        texts: str | Path | Sequence[str],
+        by: str | None = None,
+        top: int = 5,
+    ) -> Drawing:
+        """Where in other texts, a corpus or a list, a head of this model attends most; or every head.
+
+        ``by`` orders rows by a measure or a question, "it -> cat".
+        """
+        from attnscope.questions.corpus import CorpusRun
+        from attnscope.questions.examples import corpus_examples, examples_answer, parse_order
+        from attnscope.storage.corpus import ListedTexts, read_corpus
+
+        corpus = read_corpus(texts) if isinstance(texts, (str, Path)) else ListedTexts(texts)
+        named, order, run = None if head is None else Head(head), parse_order(by), CorpusRun(truncate=True)
+        with self._model_in_eval_mode() as (model, _):
+            result = corpus_examples(model, corpus, named, by=order, top=top, run=run)
+        return Drawing(examples_answer(result, one=head is not None))
+
     @contextmanager
     def _model_in_eval_mode(self) -> Iterator[tuple[Model, InputRequest]]:
         """The model with its output head, and its input. Raises ``AttnscopeError`` without a model."""

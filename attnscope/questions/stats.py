@@ -416,12 +416,13 @@ def measuring_pass(
 
     ``texts`` are the tokens of each text of the batch; ``maps``, of ``side`` cells, sees the same heads. From
     512 tokens on the fused pass replaces torch's kernel: scores beside it would cost several times as much.
-    The kernel runs if the fused pass cannot compute all measures, or only some rows are measured. Of a
-    ``batched`` corpus, weights × values replace it below 512 tokens, too.
+    The kernel runs if the fused pass cannot compute all measures, or only some rows are measured, or rows are
+    watched. Of a ``batched`` corpus, weights × values replace it below 512 tokens, too.
     """
     fused, request = None, Request() if batched else None
     if any(len(text) >= SHORTEST for text in texts):
-        request = fused_request(measured.measures, texts, side if maps and maps.how != "max" else None)
+        cells = side if maps and maps.how != "max" else None
+        request = fused_request(measured.measures, texts, cells) if measured.watch is None else None
     if request is not None and not exact_kernel and measured.rows is None:
         from attnscope.fused.fused_pass import FusedPass
 

@@ -458,6 +458,7 @@ Cell: TypeAlias = "str | tuple[tuple[str, str | float], ...]"
 """A text, or pieces of one, each with a style: ``bold``, ``dim``, a colour, or a level of the colour map."""
 
 BREAK = ("\n", "")  # a piece that ends in a real line break; in any other, line breaks are made visible
+SPACE = (" ", "")  # a space between two pieces; any other space that stands alone is made visible
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ BASES = {
     "compare": [TEXT],
     "flow": [TEXT],
     "spans": ["A cat sat. It slept there."],
+    "examples": ["L1H1", "--texts", "texts.txt"],
     "export": [TEXT, "-o", "folder", "--layer", "0", "--head", "0"],
     "info": ["own"],
     "check": ["L0H0.entropy > 0", TEXT],

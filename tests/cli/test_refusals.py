@@ -176,6 +176,11 @@ REFUSED = {
     "check TEXT OTHER": "give one text",
     # find, spans, flow
     "find TEXT": "->",
+    "examples L1H3": "--texts",
+    "examples --texts texts.txt --top 3": "--top",
+    "examples L9H0 --texts texts.txt": "no head L9H0: there are L0H0 to L3H7",
+    "examples L1H3 --texts texts.txt --by previos": "did you mean 'previous'?",
+    "examples L1H3 --texts texts.txt --by 'it <-> cat'": "rows have one order: write ->",
     "find --gold bank.conllu --rows reading": "--alignments",
     "find --gold pairs.txt --alignments links.txt --rows both -m ./t5": "predicting or reading",
     "find 'it -> cat'": "give a text",

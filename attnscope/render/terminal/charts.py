@@ -21,7 +21,7 @@ from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
-from attnscope.views.charts import BREAK, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
+from attnscope.views.charts import BREAK, SPACE, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
 LABEL_COLUMNS = 24
 
@@ -331,7 +331,7 @@ def _cell_text(cell: Cell, palette: Palette | None) -> Text:
         style: Style | str = look if isinstance(look, str) else ""
         if palette is not None and not isinstance(look, str):
             style = screen.style_on(palette, round(look * (TONES - 1)))
-        text.append(visible(words) if words and piece is not BREAK else words, style)
+        text.append(visible(words) if words and piece not in (BREAK, SPACE) else words, style)
     return text
 
 

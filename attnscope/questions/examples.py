@@ -1,0 +1,496 @@
+"""What heads do over a corpus: strongest rows, rows of each decile, tokens, histograms, nearest heads."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import islice, pairwise, zip_longest
+from math import ceil, inf, prod
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from attnscope.attention import Head
+from attnscope.axes import Array, Place, continue_text, places
+from attnscope.capture import Record
+from attnscope.errors import InputError, SelectionError
+from attnscope.figures import Role
+from attnscope.measures import DEFAULT, MEASURES, Measurement, settle_roles
+from attnscope.models import Model
+from attnscope.models.inputs import Batch, Limit
+from attnscope.questions.answer import Answer
+from attnscope.questions.corpus import BatchResult, CorpusRun, CorpusWork, ReadText
+from attnscope.questions.examples_reading import (
+    BINS,
+    EDGES,
+    EMPTY,
+    MOST_ROWS,
+    Counts,
+    ExampleReading,
+    ExampleRows,
+    ExampleTotals,
+    Lasts,
+    SiteExamples,
+)
+from attnscope.questions.find import Question, parse_questions
+from attnscope.questions.selection import Selection
+from attnscope.questions.sentences import extent, require_selected
+from attnscope.questions.stats import find_heads, measuring_pass
+from attnscope.records import ADDRESS, Meaning, Notes, record
+from attnscope.storage.corpus import Corpus
+from attnscope.text import clean, per_cent, round_short, visible
+from attnscope.views import SPACE, Bar, Cell, Column, Table, View
+
+BY_WEIGHT = "largest weight outside the row's own token and the first"
+NEIGHBOURS = 5  # nearest heads that are listed
+LISTED_TOKENS = 8  # most frequent tokens, and pairs, that are listed
+BEFORE, AFTER, AROUND = 12, 6, 2  # tokens of a context before and after its row, and around each key
+LEAST_WEIGHT = 0.05  # a key with less is not marked in a context
+DECILES, DECILE_ROWS = 10, 2  # parts of the sample, and how many rows of each are shown
+
+
+@record("a row of a head in its context")
+class Example:
+    """One row of one text, its heaviest keys, and the tokens around both."""
+
+    text: Annotated[str, Meaning("the place of its text in the corpus")]
+    position: Annotated[int, Meaning("the number of its token")]
+    token: Annotated[str, Meaning("its token")]
+    score: Annotated[float, Meaning("what rows are ordered by")]
+    keys: Annotated[tuple[Bar, ...], Meaning("its heaviest keys")]
+    context: Annotated[
+        tuple[Bar, ...],
+        Meaning("the tokens around the row and its keys; only heavy keys have their weight"),
+    ]
+    crossed: bool = False  # whether the context is another sequence than the row's
+
+
+@record("a tenth of the sampled rows")
+class Decile:
+    """The rows of one tenth of a random sample, ordered by their score."""
+
+    lowest: Annotated[float, Meaning("its lowest score")]
+    highest: Annotated[float, Meaning("its highest score")]
+    rows: Annotated[tuple[Example, ...], Meaning("some of its rows")]
+
+
+@record("how often a token, or a pair, is among the strongest rows")
+class TokenShare:
+    """A token, or the tokens of a row and its heaviest key, among the strongest rows of a head."""
+
+    tokens: Annotated[tuple[str, ...], Meaning("the token, or the row's and the key's")]
+    count: Annotated[int, Meaning("strongest rows that have it")]
+    share: Annotated[float, Meaning("their share of these rows")]
+    expected: Annotated[
+        float, Meaning("the token's share of the corpus; of a pair, the product of both tokens' shares")
+    ]
+
+
+@record("a histogram")
+class Histogram:
+    """Shares of rows, or of attention, in bins; the first and the last bin of distances are open."""
+
+    edges: Annotated[tuple[float, ...], Meaning("the edges between bins", shape=list[float])]
+    shares: Annotated[tuple[float, ...], Meaning("the share of each bin")]
+
+
+@record("another head of the same kind of attention")
+class Neighbour:
+    """How alike a head attends on the sampled rows."""
+
+    head: Annotated[Head, ADDRESS]
+    overlap: Annotated[
+        float, Meaning("the mean weight that both give the same keys; keys after a row's eighth count as one")
+    ]
+
+
+@record("a head over a corpus")
+class HeadExamples:
+    """Everything that is kept of one head."""
+
+    head: Annotated[Head, ADDRESS]
+    role: Annotated[Role | None, Meaning("its role; null where no row counted")]
+    top: Annotated[tuple[Example, ...], Meaning("its strongest rows")]
+    deciles: Annotated[tuple[Decile, ...], Meaning("tenths of 100 random rows, the strongest first")]
+    queries: Annotated[tuple[TokenShare, ...], Meaning("frequent tokens of its 100 strongest rows")]
+    keys: Annotated[tuple[TokenShare, ...], Meaning("those of their heaviest keys, outside self and first")]
+    pairs: Annotated[tuple[TokenShare, ...], Meaning("both")]
+    distances: Annotated[Histogram, Meaning("its attention by how far the key is behind the row, in tokens")]
+    weights: Annotated[Histogram, Meaning("its rows by their largest weight outside self and first token")]
+    entropy: Annotated[Histogram, Meaning("its rows by their normalized entropy")]
+    nearest: Annotated[tuple[Neighbour, ...], Meaning("the heads that attend most alike")]
+
+
+@record("heads over a corpus, with examples", "examples")
+class Examples:
+    """Some heads, what their rows are ordered by, and notes."""
+
+    by: Annotated[str, Meaning("what rows are ordered by, the largest first")]
+    heads: Annotated[tuple[HeadExamples, ...], Meaning("the heads")]
+    title: str
+    notes: Notes
+    read: tuple[Any, ...] = ()  # the model, and what it read
+
+
+def parse_order(text: str | None) -> str | Question | None:
+    """What rows are ordered by: a measure, or a question with an arrow. Raises ``SelectionError``."""
+    if text is not None and "->" in text:
+        question, *others = parse_questions(text)
+        if others:
+            raise SelectionError(f"{text!r} are two questions, and rows have one order: write ->")
+        return question
+    return None if text is None else MEASURES[text].name
+
+
+def corpus_examples(
+    model: Model,
+    corpus: Corpus,
+    head: Head | None = None,
+    *,
+    by: str | Question | None = None,
+    top: int = 10,
+    run: CorpusRun = CorpusRun(),  # noqa: B008
+) -> Examples:
+    """Read a corpus once, and keep the strongest rows of every head, a sample, and histograms of all rows.
+
+    Rows are ordered ``by`` a measure, by the weight on the right part of a question, or by their largest
+    weight outside their own and the first token. The answer is about one ``head``, or all. The texts of its
+    ``top`` rows are read a second time, for their context. Raises ``SelectionError`` for an unknown head.
+    """
+    names = tuple(dict.fromkeys((*DEFAULT, *([by] if isinstance(by, str) else []))))
+    total = ExampleTotals(Measurement(names))
+    work = _ExamplesWork(model, corpus, Selection(), run, total, by)
+    settings = {"corpus": corpus.fingerprint(), "set of measures": list(names), "order of rows": str(by)}
+    work.walk(settings, lambda state: ExampleTotals.from_state(state, names))
+    return _summarize(work, head, top)
+
+
+@dataclass
+class _ExamplesWork(CorpusWork):
+    total: ExampleTotals
+    by: str | Question | None
+    lasts: Lasts = field(default_factory=dict, init=False)
+
+    def plan_batch(self, texts: Sequence[ReadText]) -> tuple[int, ...]:
+        """The numbers of a batch's texts in the corpus."""
+        return tuple(text.number for text in texts)
+
+    def measure_batch(self, batch: Batch, numbers: tuple[int, ...]) -> BatchResult:
+        """One forward pass of a batch: its scores, and its rows that may be kept."""
+        self._learn(self.total)
+        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
+
+        def measure() -> tuple[ExampleTotals, Record]:
+            measured = Measurement(tuple(self.total.measured.measures))
+            measured.label(batch.labels)
+            reading = ExampleReading(numbers, batch.labels, self.by, self.lasts)
+            measured.watch = reading.add
+            arguments = (self.model, batch.prepared, measured, self.selection, sides[0])
+            return ExampleTotals(measured, reading.sites), measuring_pass(*arguments, batched=True)
+
+        sums, record = self.known_passes.run(measure)
+        kinds = {site.kind for site in sums.sites}
+        sums.count({kind: both for kind, both in batch.labels.items() if kind in kinds})
+        self._learn(sums)
+        if not self.progress.layout:
+            require_selected(sums.measured.figures(), record, self.selection)
+            self.progress.layout = extent(record.sites), ""
+        return sums, 0, 0, record.notes
+
+    def _learn(self, known: ExampleTotals) -> None:
+        """ExampleRows that rank behind as many others as are kept need not be read."""
+        for site, each in known.sites.items():
+            now = each.top.last, each.sample.last
+            before = self.lasts.get(site, now)
+            self.lasts[site] = torch.minimum(before[0], now[0]), torch.minimum(before[1], now[1])
+
+
+def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
+    total, progress = work.total, work.progress
+    figures = settle_roles(total.measured.figures())
+    if head is not None:
+        figures = tuple(find_heads(head, figures))
+    figures = tuple(each for each in figures if each.site in total.sites)
+    if not figures:
+        raise InputError(f"the attention of {work.model.name} is not over the tokens: it has no examples")
+    shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in figures}
+    contexts, near = dict(_read_contexts(work, shown)), dict[Head, tuple[Neighbour, ...]]()
+    for kind in {each.site.kind for each in figures}:
+        near |= _find_nearest(total, [each.address for each in figures if each.site.kind == kind])
+    heads = []
+    for each in figures:
+        kept = shown[each.address]
+        examples = [contexts[each.address, number] for number in range(len(kept.shown))]
+        ends = pairwise(np.cumsum([len(kept.top), *(len(rows) for *_, rows in kept.deciles)]).tolist())
+        tenths = (
+            Decile(low, high, tuple(examples[slice(*part)]))
+            for (low, high, _), part in zip(kept.deciles, ends, strict=True)
+        )
+        parts: list[Any] = [tuple(examples[: len(kept.top)]), tuple(tenths)]
+        parts += [*_token_shares(kept.ids, total.counts[each.site.kind], total.names), *kept.histograms]
+        parts.append(near[each.address])
+        heads.append(HeadExamples(each.address, each.role, *parts))
+    title = work.model.title, *progress.layout[:1], f"{progress.texts:,} texts, {progress.tokens:,} tokens"
+    return Examples(
+        BY_WEIGHT if work.by is None else str(work.by),
+        tuple(heads),
+        " · ".join(part for part in title if part),
+        (*work.model.notes, *progress.left_out),
+        (work.model, getattr(work.source, "path", None), (progress.texts, progress.tokens)),
+    )
+
+
+class ExampleRow(NamedTuple):
+    """A row: its score, the numbers of its text and its token, its heaviest keys with their weights."""
+
+    score: float
+    text: int
+    row: int
+    keys: list[tuple[int, float]]
+
+
+class _Shown:
+    """One head of a site: which of its rows are shown, and its histograms."""
+
+    def __init__(self, site: SiteExamples, head: int, top: int) -> None:
+        strongest = _rows_of(site.top, head)
+        self.top = strongest[:top]
+        self.deciles = list(_deciles(_rows_of(site.sample, head)))
+        self.shown = [*self.top, *(row for *_, rows in self.deciles for row in rows)]
+        self.ids: Array = site.top.place[head, : len(strongest), 2:].numpy()  # [row, row's | key's]
+        bins = tuple(each / BINS for each in range(1, BINS))
+        both = (EDGES, site.gaps[head]), (bins, site.weights[head]), (bins, site.entropy[head])
+        self.histograms = [
+            Histogram(tuple(map(float, edges)), tuple((sums / sums.sum().clamp_min(1e-30)).tolist()))
+            for edges, sums in both
+        ]
+
+
+def _rows_of(rows: ExampleRows, head: int) -> list[ExampleRow]:
+    """The rows of one head, best rank first."""
+    count = int((rows.rank[head] < EMPTY).sum())
+    parts = (each[head, :count].tolist() for each in (rows.score, rows.place, rows.keys, rows.weights))
+    return [
+        ExampleRow(score, text, row, [key for key in zip(keys, weights, strict=True) if key[0] >= 0])
+        for score, (text, row, _, _), keys, weights in zip(*parts, strict=True)
+    ]
+
+
+def _deciles(sample: list[ExampleRow]) -> Iterator[tuple[float, float, list[ExampleRow]]]:
+    """Lowest and highest score of each tenth of a random sample, and its first rows; none of fewer rows."""
+    order = np.argsort([-each.score for each in sample], kind="stable")
+    for part in np.array_split(order, DECILES) if len(sample) >= DECILES else ():
+        scores = [sample[number].score for number in part]
+        yield min(scores), max(scores), [sample[number] for number in sorted(part)[:DECILE_ROWS]]
+
+
+def _read_contexts(
+    work: _ExamplesWork, shown: Mapping[Head, _Shown]
+) -> Iterator[tuple[tuple[Head, int], Example]]:
+    """Each row that is shown as an example, from a second reading of its text."""
+    wanted = defaultdict[int, list[tuple[Head, int]]](list)
+    for head, kept in shown.items():
+        for number, each in enumerate(kept.shown):
+            wanted[each.text].append((head, number))
+    limit = Limit(work.run.max_tokens, work.run.truncate)
+    for text, entry in enumerate(islice(work.source.entries(), max(wanted, default=0)), 1):
+        if text not in wanted:
+            continue
+        (prepared,) = work.model.prepare_all(work.inputs([entry]), limit, chat=work.run.chat)
+        if isinstance(prepared, InputError):
+            raise InputError(f"{work.source.name}, {entry.where}: the text changed while it was read")
+        axes = {kind: tuple(map(places, both)) for kind, both in prepared.axes.items()}
+        for head, number in wanted[text]:
+            assert head.kind is not None  # its site has one
+            queries, columns = axes[head.kind]
+            example = _example(shown[head].shown[number], queries, columns, crossed=head.kind == "cross")
+            yield (head, number), replace(example, text=entry.where)
+
+
+def _example(
+    kept: ExampleRow, queries: Sequence[Place], columns: Sequence[Place], *, crossed: bool
+) -> Example:
+    row, keys = kept.row, tuple(Bar(columns[key].label, key, weight) for key, weight in kept.keys)
+    marked = {key.position: key.weight for key in keys if key.weight >= LEAST_WEIGHT or key is keys[0]}
+    near = {at for key in marked for at in range(key - AROUND, key + AROUND + 1)}
+    near |= set() if crossed else set(range(row - BEFORE, row + AFTER + 1))
+    context = []
+    for at in sorted(near & set(range(len(columns)))):
+        text = continue_text(columns[at - 1], columns[at]) if at - 1 in near and at else columns[at].text
+        context.append(Bar(clean(text), at, marked.get(at, 0.0)))
+    return Example("", row, queries[row].label, kept.score, keys, tuple(context), crossed)
+
+
+def _token_shares(ids: Array, counts: Counts, names: Mapping[int, str]) -> Iterator[tuple[TokenShare, ...]]:
+    """The most frequent tokens of rows, of their heaviest keys, and of both.  [row, row's | key's]"""
+    totals = [each.total() for each in counts]
+    for sides in ((0,), (1,), (0, 1)):
+        found = Counter(tuple(each) for each in ids[:, sides].tolist() if min(each) >= 0)
+        best = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:LISTED_TOKENS]
+        shares = []
+        for tokens, count in best:
+            shared = (counts[side][id_] / totals[side] for side, id_ in zip(sides, tokens, strict=True))
+            spelled = tuple(visible(names.get(id_, "")) for id_ in tokens)
+            shares.append(TokenShare(spelled, count, count / len(ids), prod(shared)))
+        yield tuple(shares)
+
+
+def _find_nearest(total: ExampleTotals, wanted: Sequence[Head]) -> dict[Head, tuple[Neighbour, ...]]:
+    """The nearest heads of some of one kind, on the rows that are in the sample of every head."""
+    kind, heads = wanted[0].kind, list[Head]()
+    codes, keys, weights = list[Array](), list[Array](), list[Array]()
+    for site, each in total.sites.items():
+        if site.kind == kind:
+            heads += (Head(site.layer, head, kind) for head in range(len(each.gaps)))
+            codes += list(((each.sample.place[..., 0].long() << 32) + each.sample.place[..., 1]).numpy())
+            keys += list(each.sample.keys.numpy())
+            weights += list(each.sample.weights.numpy())
+    common = reduce(lambda one, other: one[np.isin(one, other)], codes)
+    for number, mine in enumerate(codes):
+        order = np.argsort(mine)
+        at = order[np.searchsorted(mine, common, sorter=order)]
+        keys[number], weights[number] = keys[number][at], weights[number][at]  # [row, key]
+    every_key, every_weight = np.stack(keys), np.stack(weights)  # [head, row, key]
+    numbers, overlap = [heads.index(head) for head in wanted], torch.zeros(len(wanted), len(heads))
+    for row in range(len(common)):
+        columns = np.unique(every_key[:, row], return_inverse=True)[1].reshape(len(heads), -1)
+        dense = torch.zeros(len(heads), int(columns.max()) + 2)
+        dense.scatter_add_(1, torch.from_numpy(columns), torch.from_numpy(every_weight[:, row]))
+        dense[:, -1] = (1 - dense.sum(1)).clamp_min(0)
+        overlap += 1 - torch.cdist(dense[numbers], dense, p=1) / 2
+    nearest, count = (
+        dict[Head, tuple[Neighbour, ...]](),
+        min(NEIGHBOURS, len(heads) - 1) if len(common) else 0,
+    )
+    for head, itself, shared in zip(wanted, numbers, overlap / max(len(common), 1), strict=True):
+        shared[itself] = -1
+        best = zip(*(each.tolist() for each in shared.topk(count)), strict=True)
+        nearest[head] = tuple(Neighbour(heads[other], overlap) for overlap, other in best)
+    return nearest
+
+
+def examples_answer(result: Examples, *, one: bool) -> Answer:
+    """One head in full, or a line for each of several."""
+    views = head_views(result, result.heads[0]) if one else (_heads_table(result),)
+    return Answer(views, {}, lambda: result, lambda: _csv_rows(result))
+
+
+def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
+    """The rows of a head in their contexts, its tokens, and its histograms."""
+    several = len({each.head.kind for each in result.heads}) > 1
+    title = f"{head.head if several else head.head.name} · {result.title}"
+    role = head.role.sentence if head.role else "no row counted"
+    context, score = Column("context", long="fold"), Column("score", True, "keep")
+    top = tuple((round_short(each.score), each.text, context_cell(each)) for each in head.top)
+    tenths = tuple(
+        (
+            f"{number}",
+            f"{round_short(each.lowest)} to {round_short(each.highest)}",
+            context_cell(each.rows[0]),
+        )
+        for number, each in enumerate(head.deciles, 1)
+    )
+    lists = (tuple(map(_spell_share, each)) for each in (head.queries, head.keys, head.pairs))
+    distance = f"{_describe_distances(head.distances)} of the attention"
+    histograms = (
+        ("distance", _bars(head.distances), f"keys from 33 before to 33 behind the row; most {distance}"),
+        ("weight", _bars(head.weights), "rows by their largest weight outside self and first token, 0 to 1"),
+        ("entropy", _bars(head.entropy), "rows by their normalized entropy, 0 to 1"),
+    )
+    nearest = ", ".join(f"{each.head.name} {each.overlap:.2f}" for each in head.nearest)
+    notes = (
+        f"score: {result.by}; »row«, [key weight]",
+        *([f"nearest heads, by the weight that they give the same keys: {nearest}"] if nearest else []),
+        *result.notes,
+    )
+    return (
+        Table((score, Column("text", long="keep"), context), top, title=title, subtitle=role),
+        Table(
+            (Column("tenth", True, "keep"), Column("scores", long="keep"), context),
+            tenths,
+            title=f"tenths of {MOST_ROWS} random rows" if tenths else "",
+        ),
+        Table(
+            (Column("row's token"), Column("heaviest key"), Column("both")),
+            tuple(zip_longest(*lists, fillvalue="")),
+            title=f"tokens of the {MOST_ROWS} strongest rows (share expected from the corpus)",
+        ),
+        Table((Column(""), Column("", long="keep"), Column("")), histograms, notes=notes),
+    )
+
+
+def context_cell(example: Example) -> Cell:
+    """The tokens around a row: the row between » «, a heavy key with its weight in brackets."""
+    pieces: list[tuple[str, str | float]] = [(f"»{example.token}«", "bold"), SPACE] if example.crossed else []
+    last = None
+    for each in example.context:
+        if last is not None and each.position > last + 1:
+            pieces += [SPACE, ("…", "dim"), SPACE]
+        elif each.label.startswith(" ") and pieces:
+            pieces.append(SPACE)
+        text, look, last = each.label.strip(" "), "", each.position
+        if each.weight:
+            text = f"[{text} {each.weight:.2f}]"
+        if each.position == example.position and not example.crossed:
+            text, look = f"»{text}«", "bold"
+        pieces += [(text, look or each.weight or "")] if text else []
+    return tuple(pieces)
+
+
+def _spell_share(share: TokenShare) -> str:
+    return f"{' → '.join(share.tokens)} {share.count} ({per_cent(share.expected)})"
+
+
+LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def _bars(histogram: Histogram) -> str:
+    """A histogram as blocks: the largest bin in full, any other one that is not empty at least as a line."""
+    top = max(histogram.shares) or 1.0
+    return "".join(LEVELS[ceil(share / top * (len(LEVELS) - 1))] for share in histogram.shares)
+
+
+def _describe_distances(histogram: Histogram) -> str:
+    """The bin with most of the attention, and its share."""
+    edges = [-inf, *histogram.edges, inf]
+    share, low, high = max(zip(histogram.shares, edges, edges[1:], strict=False))
+    name = f"at {low:+.0f}" if low == high - 1 else f"from {low:+.0f} to {high - 1:+.0f}"
+    return f"{name.replace('from -inf to', 'up to').replace(' to +inf', ' on')}, {share:.2f}"
+
+
+def _heads_table(result: Examples) -> Table:
+    several = len({each.head.kind for each in result.heads}) > 1
+    titles = ("head", *(("kind",) if several else ()), "role", "best", "strongest row → key", "nearest")
+    rows = []
+    for each in result.heads:
+        pairs = ", ".join(" → ".join(pair.tokens) + f" {pair.count}" for pair in each.pairs[:3])
+        best = round_short(each.top[0].score) if each.top else "–"
+        near = each.nearest[0].head.name if each.nearest else "–"
+        kind = (each.head.kind or "",) if several else ()
+        rows.append((each.head.name, *kind, each.role.name if each.role else "–", best, pairs, near))
+    columns = tuple(Column(name, name == "best", "rest" if "→" in name else "keep") for name in titles)
+    notes = (
+        f"best: its largest score, the {result.by}"
+        if result.by == BY_WEIGHT
+        else f"best: its largest {result.by}",
+        f"row → key: frequent among its {MOST_ROWS} strongest rows; attnscope examples HEAD shows them",
+        *result.notes,
+    )
+    return Table(columns, tuple(rows), title=result.title, notes=notes)
+
+
+def _csv_rows(result: Examples) -> Iterator[tuple[object, ...]]:
+    """A line for each row that is shown, with its heaviest key."""
+    yield (
+        *("kind", "layer", "head", "list", "text", "position", "token", "score"),
+        *("key", "key_position", "weight"),
+    )
+    for head in result.heads:
+        tenths = ((f"tenth {number}", tenth.rows) for number, tenth in enumerate(head.deciles, 1))
+        for name, rows in (("top", head.top), *tenths):
+            for row in rows:
+                own = head.head.kind, head.head.layer, head.head.head, name, row.text, row.position, row.token
+                yield *own, row.score, row.keys[0].label, row.keys[0].position, row.keys[0].weight

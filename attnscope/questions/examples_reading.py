@@ -1,0 +1,332 @@
+"""What a pass over a corpus keeps of each head: its strongest rows, a sample of rows, and histograms of all.
+
+Memory does not grow with the corpus. Rows are in a total order, so that the sums of parts of a corpus merge
+in any order into those of the whole.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from attnscope.attention import Kind, Site, Token
+from attnscope.measures import Measurement
+from attnscope.measures.block import Block
+from attnscope.measures.measurement import MeasuredBlock
+from attnscope.questions.find import Question, ResolvedQuestion
+from attnscope.records import read
+
+MOST_ROWS = 100  # of a head that are kept: the strongest, and as many of the sample
+MOST_KEYS = 8  # heaviest keys of a row that are kept
+BINS = 20  # of the histograms of weights and of entropy, from 0 to 1
+EDGES = (-32, -16, -8, -4, -2, -1, 0, 1, 2, 3, 5, 9, 17, 33)
+"""The first distance of each bin but the first one: a key before its row has a negative distance."""
+
+EMPTY = 1 << 38  # the rank of a place without a row; that of any row is smaller
+INDEX_BITS = 24  # of a row's number within a block, behind its rank
+WORD = (1 << 32) - 1
+
+
+def rank_scores(scores: Tensor) -> Tensor:
+    """Whole numbers in the opposite order of scores in float32.  -> int64, of the same shape"""
+    bits = scores.float().contiguous().view(torch.int32).long()
+    return -torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def draw_ranks(texts: Tensor, rows: Tensor) -> Tensor:
+    """A random rank of each row, the same in any run (lowbias32).  [text, 1], [row] -> int64, [text, row]"""
+    mixed = (texts * 0x9E3779B1 + rows * 0x85EBCA77) & WORD
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & WORD
+    return mixed ^ (mixed >> 16)
+
+
+@dataclass(eq=False)
+class ExampleRows:
+    """Some rows of each head by rank; equal ranks are in the order of the corpus.
+
+    ``place`` holds the number of the text from 1, that of the row, the id of its token, and the id of its
+    heaviest key outside itself and the first token, or -1.
+    """
+
+    rank: Tensor  # int64, [head, row], ``EMPTY`` at the end
+    score: Tensor  # float32, [head, row]
+    place: Tensor  # int32, [head, row, 4]
+    keys: Tensor  # int32, [head, row, MOST_KEYS], heaviest first, -1 for none
+    weights: Tensor  # float32, [head, row, MOST_KEYS]
+
+    @classmethod
+    def none(cls, heads: int) -> ExampleRows:
+        """No rows."""
+        return cls(*(torch.zeros(heads, 0, *shape, dtype=kind) for kind, shape in ROW_SHAPES))
+
+    def merge(self, other: ExampleRows) -> None:
+        """Add other rows; the first ``MOST_ROWS`` of both stay."""
+        both = {name: torch.cat([mine, getattr(other, name)], 1) for name, mine in vars(self).items()}
+        rank, place = both["rank"], both["place"].long()
+        order = ((place[..., 0] << 32) + place[..., 1]).argsort(dim=1, stable=True)
+        order = order.gather(1, rank.gather(1, order).argsort(dim=1, stable=True))[:, :MOST_ROWS]
+        for name, each in both.items():
+            setattr(self, name, each[torch.arange(len(rank))[:, None], order])
+
+    @property
+    def last(self) -> Tensor:
+        """The worst rank that a further row may have.  -> [head, 1]"""
+        full = self.rank.shape[1] == MOST_ROWS
+        return self.rank[:, -1:] if full else torch.full((len(self.rank), 1), EMPTY - 1)
+
+
+ROW_SHAPES: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
+    (torch.int64, ()),
+    (torch.float32, ()),
+    (torch.int32, (4,)),
+    (torch.int32, (MOST_KEYS,)),
+    (torch.float32, (MOST_KEYS,)),
+)
+"""The type of each field of ``ExampleRows``, and its shape behind head and row."""
+
+
+@dataclass(eq=False)
+class SiteExamples:
+    """What is kept of the heads of one site."""
+
+    top: ExampleRows  # by score
+    sample: ExampleRows  # by a random rank
+    gaps: Tensor  # float64, [head, bin]: the weight on keys by their distance
+    weights: Tensor  # float64, [head, bin]: rows by the largest weight outside their own and the first token
+    entropy: Tensor  # float64, [head, bin]: rows by their normalized entropy
+
+    @classmethod
+    def none(cls, heads: int) -> SiteExamples:
+        """Nothing, for so many heads."""
+        bins = (torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, BINS, BINS))
+        return cls(ExampleRows.none(heads), ExampleRows.none(heads), *bins)
+
+    def merge(self, other: SiteExamples) -> None:
+        """Add what is kept of other texts."""
+        self.top.merge(other.top)
+        self.sample.merge(other.sample)
+        for name in ("gaps", "weights", "entropy"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        bins = {name: getattr(self, name).tolist() for name in ("gaps", "weights", "entropy")}
+        rows = {
+            name: [b64encode(each.numpy().tobytes()).decode() for each in vars(rows).values()]
+            for name, rows in (("top", self.top), ("sample", self.sample))
+        }
+        return rows | bins
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> SiteExamples:
+        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        bins = [torch.tensor(state[name], dtype=torch.float64) for name in ("gaps", "weights", "entropy")]
+        heads = len(bins[0])
+        if [each.shape for each in bins] != [(heads, count) for count in (len(EDGES) + 1, BINS, BINS)]:
+            raise ValueError("the histograms do not fit together")
+        rows = []
+        for name in ("top", "sample"):
+            parts = zip(ROW_SHAPES, state[name], strict=True)
+            rows.append(ExampleRows(*(_decode(text, heads, kind, shape) for (kind, shape), text in parts)))
+        return cls(rows[0], rows[1], *bins)
+
+
+def _decode(text: str, heads: int, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    array = np.frombuffer(b64decode(text, validate=True), torch.empty(0, dtype=kind).numpy().dtype)
+    return torch.from_numpy(array.copy()).view(heads, -1, *shape)
+
+
+Counts: TypeAlias = tuple[Counter[int], Counter[int]]  # of the tokens of rows and of keys, by id
+
+
+@dataclass(eq=False)
+class ExampleTotals:
+    """All sums over a corpus: the scores of the heads, what is kept of each, and the tokens of the texts."""
+
+    measured: Measurement
+    sites: dict[Site, SiteExamples] = field(default_factory=dict)
+    counts: dict[Kind, Counts] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of the tokens of the strongest rows, by id
+
+    def merge(self, other: ExampleTotals) -> None:
+        """Add the sums of other texts."""
+        self.measured.merge(other.measured)
+        for site, theirs in other.sites.items():
+            self.sites.setdefault(site, SiteExamples.none(len(theirs.gaps))).merge(theirs)
+        for kind, both in other.counts.items():
+            for mine, more in zip(self.counts.setdefault(kind, (Counter(), Counter())), both, strict=True):
+                mine.update(more)
+        self.names = other.names | self.names
+
+    def count(self, labels: Labels) -> None:
+        """Count the tokens of a batch, and name those of its strongest rows."""
+        names = dict[int, str]()
+        for kind, sides in labels.items():
+            self.counts[kind] = _count(sides[0]), _count(sides[1])
+            names |= {token.id: token.text for side in sides for text in side for token in text}
+        kept = {id_ for each in self.sites.values() for id_ in torch.unique(each.top.place[..., 2:]).tolist()}
+        self.names = {id_: names[id_] for id_ in sorted(kept & names.keys())}
+
+    def __getstate__(self) -> dict[str, Any]:  # sent by another process
+        return {**vars(self), "measured": self.measured.state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, measured=Measurement.from_state(state["measured"]))
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain data, which JSON keeps exactly."""
+        sites = [{"site": asdict(site), **each.state()} for site, each in self.sites.items()]
+        counts = {kind: [sorted(each.items()) for each in both] for kind, both in self.counts.items()}
+        named = sorted(self.names.items())
+        return {"measured": self.measured.state(), "sites": sites, "counts": counts, "names": named}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], names: Sequence[str]) -> ExampleTotals:
+        """What ``state`` wrote down, of these measures. Raises ``ValueError`` for anything else."""
+        total = cls(Measurement.from_state(state["measured"]))
+        total.measured.merge(Measurement(names))  # refuses another set of measures
+        total.sites = {read(Site, each["site"]): SiteExamples.from_state(each) for each in state["sites"]}
+        for kind, both in state["counts"].items():
+            rows, keys = (Counter(dict(read(tuple[tuple[int, int], ...], each))) for each in both)
+            total.counts[read(Kind, kind)] = rows, keys
+        total.names = dict(read(tuple[tuple[int, str], ...], state["names"]))
+        return total
+
+
+def _count(texts: Sequence[Sequence[Token]]) -> Counter[int]:
+    return Counter(token.id for text in texts for token in text)
+
+
+Labels: TypeAlias = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
+Lasts: TypeAlias = dict[Site, tuple[Tensor, Tensor]]
+"""The worst rank that may still be kept, of the strongest rows and of the sample, each [head, 1]."""
+
+
+@dataclass(eq=False)
+class ExampleReading:
+    """Reads the measured rows of a batch, whose texts have these ``numbers`` and ``labels``.
+
+    Rows are ordered ``by`` a measure or a question, or by their largest weight outside their own and the
+    first token.
+    """
+
+    numbers: Sequence[int]
+    labels: Labels
+    by: str | Question | None
+    lasts: Lasts  # known from earlier batches
+    sites: dict[Site, SiteExamples] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def add(self, measured: MeasuredBlock) -> None:
+        """Read a block of rows."""
+        site, block = measured.site, measured.block
+        if block.queries is None or block.keys is None:
+            return  # no tokens
+        kept = self.sites.setdefault(site, SiteExamples.none(block.rows.shape[1]))
+        row = torch.arange(measured.start, measured.start + block.rows.shape[2])
+        habit = find_habit(block)
+        largest = block.rows.masked_fill(habit, -1).amax(-1).cpu()  # [text, head, row]
+        counts = (block.allowed & ~habit).any(-1).expand(largest.shape).cpu()
+        kept.weights += count_bins(largest, counts)
+        if "normalized_entropy" in measured.values:
+            kept.entropy += count_bins(*measured.values["normalized_entropy"])
+        kept.gaps += sum_by_gap(block, find_gaps(block, row))
+        score = largest
+        if isinstance(self.by, str):
+            nowhere = largest, torch.zeros_like(counts)
+            score, counts = measured.values.get(self.by, nowhere)
+        elif self.by is not None:
+            score, counts = self._answer(self.by, measured, row)
+        counts = counts.expand(score.shape) & score.isfinite()
+        number = torch.tensor([self.numbers[text] for text in measured.texts])[:, None]
+        drawn = draw_ranks(number, row)[:, None].expand(score.shape)
+        lasts = self.lasts.get(site, (kept.top.last, kept.sample.last))
+        for rows, rank, last in zip((kept.top, kept.sample), (rank_scores(score), drawn), lasts, strict=True):
+            usable = counts & (rank <= torch.minimum(rows.last, last))
+            if bool(usable.any()):
+                rows.merge(pick_rows(block, habit, rank.masked_fill(~usable, EMPTY), score, number, row))
+
+    def _answer(self, question: Question, measured: MeasuredBlock, row: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight on the question's right part, and which rows it is about.  -> [text, head, row] twice"""
+        block, size = measured.block, len(measured.texts)
+        about = torch.zeros(size, len(row), dtype=torch.bool)
+        wanted = torch.zeros(size, block.key_count, dtype=torch.bool)
+        for number, text in enumerate(measured.texts):
+            queries, keys = (tuple(side[text]) for side in self.labels[measured.site.kind])
+            resolved = ResolvedQuestion.of(question, queries, keys)
+            if resolved is not None:
+                about[number] = torch.tensor([int(each) in resolved.rows for each in row])
+                wanted[number] = resolved.wanted
+        here = block.of_keys(wanted)  # [text, row or 1, key]
+        if question.step is not None:
+            here = (find_gaps(block, row) == question.step)[None]
+        score = (block.rows * here[:, None].to(block.rows)).sum(-1)
+        opened = (block.allowed & here[:, None].to(block.allowed.device)).any(-1)
+        return score.cpu(), opened.cpu() & about[:, None]
+
+
+def find_gaps(block: Block, row: Tensor) -> Tensor:
+    """How far each key is behind its row, negative before it.  -> [row, key]"""
+    return block.gaps if block.start is not None else torch.arange(block.key_count) - row[:, None]
+
+
+def find_habit(block: Block) -> Tensor:
+    """The keys that most heads attend to by habit: the row's own and the first token.  -> bool, [row, key]"""
+    if block.start is None:
+        return torch.zeros(block.rows.shape[-2:], dtype=torch.bool, device=block.rows.device)
+    return (block.gaps == 0) | (block.gaps + block.positions[:, None] == 0)
+
+
+def count_bins(values: Tensor, counts: Tensor) -> Tensor:
+    """The number of rows in each bin from 0 to 1.  [text, head, row] -> float64, [head, bin]"""
+    heads = values.shape[1]
+    place = (values.nan_to_num() * BINS).long().clamp(0, BINS - 1) + torch.arange(heads)[:, None] * BINS
+    counted = place[counts.expand(values.shape)]
+    return torch.bincount(counted, minlength=heads * BINS).view(heads, BINS).double()
+
+
+def sum_by_gap(block: Block, gaps: Tensor) -> Tensor:
+    """The weight on keys at each distance.  -> float64, [head, bin]"""
+    bins = torch.bucketize(gaps, torch.tensor(EDGES, device=gaps.device), right=True)  # [row, key]
+    weights = block.rows.nan_to_num().sum(0).flatten(1).cpu().double()  # [head, row * key]
+    return weights @ one_hot(bins.flatten().cpu(), len(EDGES) + 1).double()
+
+
+def pick_rows(
+    block: Block, habit: Tensor, rank: Tensor, score: Tensor, number: Tensor, row: Tensor
+) -> ExampleRows:
+    """The first ``MOST_ROWS`` rows of each head by rank, [text, head, row], ``EMPTY`` for no row."""
+    assert block.queries is not None
+    assert block.keys is not None
+    flat = rank.transpose(0, 1).flatten(1)  # [head, text * row]
+    order = (flat << INDEX_BITS) + torch.arange(flat.shape[1])  # all differ
+    best = order.topk(min(MOST_ROWS, flat.shape[1]), largest=False).values
+    best = best[:, : int((best >> INDEX_BITS < EMPTY).sum(1).max())]
+    index, head = best & ((1 << INDEX_BITS) - 1), torch.arange(len(flat))[:, None]
+    text, at = index // len(row), index % len(row)  # [head, row]
+    weights, place = block.rows[text, head, at].topk(min(MOST_KEYS, block.rows.shape[-1]))
+    beyond = ~habit[at.to(habit.device)].gather(-1, place) & (weights > 0)
+    keys = place if block.columns is None else block.columns[at].gather(-1, place)
+    first = beyond.int().argmax(-1, keepdim=True)
+    ids = [facts.ids.cpu()[text.clamp(max=len(facts.ids) - 1)] for facts in (block.queries, block.keys)]
+    own = ids[0].gather(-1, at[..., None])
+    other = ids[1].gather(-1, keys.gather(-1, first).cpu())
+    other = other.masked_fill(~beyond.any(-1, keepdim=True).cpu(), -1)
+    where = number[text], row[at][..., None], own, other
+    short = (0, MOST_KEYS - place.shape[-1])
+    return ExampleRows(
+        best >> INDEX_BITS,
+        score[text, head, at].float(),
+        torch.cat(where, -1).int(),
+        pad(keys.cpu().int(), short, value=-1),
+        pad(weights.cpu().float(), short),
+    )

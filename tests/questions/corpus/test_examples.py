@@ -1,0 +1,390 @@
+"""Kept rows of a corpus equal those of a loop over eager weights, however read, stopped or shared."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnscope
+from attnscope.attention import Head
+from attnscope.errors import InputError, SelectionError
+from attnscope.models import load
+from attnscope.models.inputs import Limit
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.examples import (
+    BY_WEIGHT,
+    context_cell,
+    corpus_examples,
+    examples_answer,
+)
+from attnscope.questions.examples_reading import (
+    BINS,
+    EDGES,
+    MOST_KEYS,
+    MOST_ROWS,
+    ExampleRows,
+    draw_ranks,
+    rank_scores,
+)
+from attnscope.questions.find import parse_questions
+from attnscope.records import plain
+from attnscope.storage.corpus import ListedTexts
+from tests.models.folders import LINES, gpt2, t5
+
+WORDS = " ".join(LINES).replace(".", "").replace(",", "").split()
+ROUNDING = 1e-5  # of a weight in float32, of 30 keys and a pass of two layers
+
+
+def sentences(count, seed=0, most=14):
+    """Random texts."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, most))) + "." for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny causal model."""
+    torch.manual_seed(0)
+    return load(gpt2(tmp_path_factory.mktemp("gpt2"), initializer_range=0.6))
+
+
+def eager_rows(model, texts):
+    """Each row of each text: its number, its token's number, the ids, and the weights of all heads."""
+    module = transformers.AutoModel.from_pretrained(model.name, attn_implementation="eager").eval()
+    for number, text in enumerate(texts, 1):
+        ids = [token.id for token in model.prepare(text).tokens]
+        with torch.no_grad():
+            weights = module(torch.tensor([ids]), output_attentions=True).attentions
+        maps = torch.cat(weights).double().numpy()  # [layer, head, row, key]
+        for row in range(len(ids)):
+            yield number, row, ids, maps[:, :, row]
+
+
+def beyond_habit(row, weights):
+    """The largest weight of a row outside its own and the first token; ``None`` without such a key."""
+    others = [weights[key] for key in range(1, row)]
+    return max(others, default=None)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """A corpus."""
+    return sentences(500)
+
+
+@pytest.fixture(scope="module")
+def rows(model, texts):
+    """All its rows."""
+    return list(eager_rows(model, texts))
+
+
+@pytest.fixture(scope="module")
+def result(model, texts):
+    """All that is kept of it."""
+    return corpus_examples(model, ListedTexts(texts), top=MOST_ROWS)
+
+
+def scored(rows, head, score=beyond_habit):
+    """The score of each row that counts, and its place."""
+    found = {(number, row): score(row, weights[head]) for number, row, _, weights in rows}
+    return {place: value for place, value in found.items() if value is not None}
+
+
+def assert_top(heads, rows, score=beyond_habit):
+    """The strongest rows of each head are those of a loop, up to rounding."""
+    for each in heads:
+        scores = scored(rows, (each.head.layer, each.head.head), score)
+        best = sorted(scores.values(), reverse=True)[:MOST_ROWS]
+        assert [row.score for row in each.top] == pytest.approx(best, abs=ROUNDING)
+        places = [(int(row.text.split()[1]), row.position) for row in each.top]
+        assert len({*places}) == len(places)
+        for row, place in zip(each.top, places, strict=True):
+            assert row.score == pytest.approx(scores[place], abs=ROUNDING)
+
+
+def test_strongest_rows_equal_those_of_a_loop_over_eager_weights(result, rows):
+    assert [each.head.name for each in result.heads] == [
+        f"L{layer}H{head}" for layer in (0, 1) for head in range(4)
+    ]
+    assert_top(result.heads, rows)
+
+
+def test_heaviest_keys_of_a_row_are_those_of_its_eager_weights(result, rows):
+    weights = {(number, row): heads for number, row, _, heads in rows}
+    for each in result.heads:
+        for row in each.top[:20]:
+            eager = weights[int(row.text.split()[1]), row.position][each.head.layer, each.head.head]
+            best = np.sort(eager)[::-1][:MOST_KEYS]
+            assert [key.weight for key in row.keys] == pytest.approx(best.tolist(), abs=ROUNDING)
+            assert [key.weight for key in row.keys] == pytest.approx(
+                [eager[key.position] for key in row.keys], abs=ROUNDING
+            )
+
+
+def draw(text, row):
+    """The random rank of a row, lowbias32 by its definition on Python's integers."""
+    number = (text * 0x9E3779B1 + row * 0x85EBCA77) % (1 << 32)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
+        number = (number ^ number >> shift) * factor % (1 << 32)
+    return number
+
+
+def test_tenths_are_those_of_the_rows_with_the_smallest_random_numbers(result, rows):
+    for each in result.heads:
+        scores = scored(rows, (each.head.layer, each.head.head))
+        drawn = {place: draw(*place) for place in scores}
+        sample = sorted((scores[place] for place in sorted(drawn, key=drawn.get)[:MOST_ROWS]), reverse=True)
+        ends = [(part[-1], part[0]) for part in np.array_split(sample, 10)]
+        assert [(tenth.lowest, tenth.highest) for tenth in each.deciles] == [
+            pytest.approx(end, abs=ROUNDING) for end in ends
+        ]
+        assert all(tenth.lowest <= row.score <= tenth.highest for tenth in each.deciles for row in tenth.rows)
+
+
+def test_histograms_equal_those_of_a_loop(result, rows):
+    for each in result.heads:
+        head = each.head.layer, each.head.head
+        weights, gaps, entropies = list(scored(rows, head).values()), np.zeros(len(EDGES) + 1), []
+        for _, row, _, maps in rows:
+            for key, weight in enumerate(maps[head]):
+                gaps[sum(edge <= key - row for edge in EDGES)] += weight
+            if row:
+                p = maps[head][: row + 1]
+                entropies.append(-(p[p > 0] * np.log(p[p > 0])).sum() / np.log(row + 1))
+        assert each.distances.shares == pytest.approx(gaps / gaps.sum(), abs=ROUNDING)
+        for found, values in ((each.weights, weights), (each.entropy, entropies)):
+            expected = np.histogram(np.clip(values, 0, 1), BINS, (0, 1))[0]
+            assert np.array(found.shares) * len(values) == pytest.approx(expected, abs=1)  # one on an edge
+
+
+def test_tokens_of_strongest_rows_are_counted_beside_the_corpus(model, result, rows):
+    ids = {(number, row): (tokens, maps) for number, row, tokens, maps in rows}
+    corpus = Counter(tokens[row] for _, row, tokens, _ in rows)
+    names = {token.id: token.text for text in sentences(500) for token in model.prepare(text).tokens}
+    for each in result.heads:
+        found = Counter()
+        for row in each.top:
+            tokens, maps = ids[int(row.text.split()[1]), row.position]
+            best = 1 + int(np.argmax(maps[each.head.layer, each.head.head][1 : row.position]))
+            found[tokens[row.position], tokens[best]] += 1
+        best = found.most_common(1)[0][1]
+        assert each.pairs[0].count == best
+        first = next(
+            pair
+            for pair, count in found.items()
+            if count == best and tuple(names[id_].strip() for id_ in pair) == each.pairs[0].tokens
+        )
+        share = [corpus[id_] / corpus.total() for id_ in first]
+        assert each.pairs[0].expected == pytest.approx(share[0] * share[1], rel=1e-12)
+        assert each.pairs[0].share == best / MOST_ROWS
+
+
+def test_nearest_heads_share_most_weight_on_sampled_rows(result, rows):
+    drawn = {(n, row): draw(n, row) for n, row, *_ in rows if row > 1}
+    sample = {*sorted(drawn, key=drawn.get)[:MOST_ROWS]}
+    maps = [weights.reshape(8, -1) for number, row, _, weights in rows if (number, row) in sample]
+    shared = np.mean([np.minimum(each[:, None], each).sum(-1) for each in maps], axis=0)
+    for number, each in enumerate(result.heads):
+        for near in each.nearest:
+            other = 4 * near.head.layer + near.head.head
+            rest = np.mean([1 - np.sort(each[[number, other]])[:, -MOST_KEYS:].sum() / 2 for each in maps])
+            assert near.overlap == pytest.approx(shared[number, other], abs=2 * rest + ROUNDING)
+        assert [near.overlap for near in each.nearest] == sorted(
+            (n.overlap for n in each.nearest), reverse=True
+        )
+        best = np.delete(shared[number], number).max()
+        assert each.nearest[0].overlap == pytest.approx(best, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("by", "score"),
+    [
+        ("previous", lambda row, weights: weights[row - 1] if row else None),
+        ("* -> -2", lambda row, weights: weights[row - 2] if row > 1 else None),
+        ("confidence", lambda row, weights: max(weights) if row else None),
+    ],
+)
+def test_rows_are_ordered_by_measure_or_question(model, texts, rows, by, score):
+    order = parse_questions(by)[0] if "->" in by else by
+    found = corpus_examples(model, ListedTexts(texts[:150]), by=order, top=MOST_ROWS)
+    assert found.by == by
+    assert_top(found.heads, [row for row in rows if row[0] <= 150], score)
+
+
+def test_question_asks_the_rows_of_its_left_part(model):
+    found = corpus_examples(
+        model, ListedTexts(["The cat sat on the mat.", "A mat."] * 3), by=parse_questions("sat -> cat")[0]
+    )
+    own = model.prepare("The cat sat on the mat.")
+    maps = []
+    model.run(own, [SimpleNamespace(observe=lambda attention: maps.append(attention.weights()[0]))])
+    labels = [token.text.strip() for token in own.tokens]
+    for each in found.heads:
+        assert len(each.top) == 3 * sum(label in "sat" for label in labels[2:4] if label)
+        for row in each.top:
+            assert row.text in ("text 1", "text 3", "text 5")
+        assert each.top[0].score > 0
+        assert each.deciles == ()
+
+
+@pytest.mark.parametrize(("tokens", "window"), [(30, 7), (200, 8192)])
+def test_batches_and_windows_change_nothing(model, monkeypatch, texts, tokens, window):
+    whole = corpus_examples(model, ListedTexts(texts[:120]))
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", tokens)
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", window)
+    split = corpus_examples(model, ListedTexts(texts[:120]))
+    for one, other in zip(whole.heads, split.heads, strict=True):
+        assert [row.score for row in one.top] == pytest.approx([row.score for row in other.top], abs=ROUNDING)
+        assert one.entropy.shares == pytest.approx(other.entropy.shares, abs=2 / 120)
+        assert one.distances.shares == pytest.approx(other.distances.shares, abs=ROUNDING)
+
+
+def made_up(seed, count=70):
+    """Kept rows with many equal scores, in any order, each place once."""
+    draw = torch.Generator().manual_seed(seed)
+    place = torch.zeros(2, count, 4, dtype=torch.int32)
+    place[..., 0] = seed
+    place[..., 1] = torch.stack([torch.randperm(count, generator=draw) for _ in range(2)])
+    score = torch.randint(0, 5, (2, count), generator=draw) / 4 - 0.5
+    keys = torch.randint(0, 9, (2, count, MOST_KEYS), generator=draw)
+    return ExampleRows(rank_scores(score), score, place, keys.int(), keys.float())
+
+
+def test_rows_merge_in_any_order_into_the_same():
+    found = set()
+    for order in ([1, 2, 3, 4], [4, 3, 2, 1], [3, 1, 4, 2]):
+        merged = ExampleRows.none(2)
+        for seed in order:
+            merged.merge(made_up(seed))
+        found.add(b"".join(each.numpy().tobytes() for each in vars(merged).values()))
+        assert merged.rank.shape == (2, MOST_ROWS)
+    assert len(found) == 1
+    places = sorted(
+        (-float(rows.score[0, at]), *rows.place[0, at, :2].tolist())
+        for rows in map(made_up, (1, 2, 3, 4))
+        for at in range(70)
+    )
+    assert [tuple(each) for each in merged.place[0, :, :2].tolist()] == [
+        each[1:] for each in places[:MOST_ROWS]
+    ]
+
+
+def test_ranks_are_in_the_opposite_order_of_any_scores():
+    scores = torch.tensor([-3.5, -0.25, 0.0, 1e-30, 0.5, 0.5000001, 1.0, 2e20])
+    ranks = rank_scores(scores).tolist()
+    assert all(one > other for one, other in pairwise(ranks))
+
+
+@pytest.mark.parametrize("stop", [20, 90])
+def test_stopped_run_resumes_to_identical_examples(model, monkeypatch, tmp_path, texts, stop):
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 60)
+    monkeypatch.setattr("attnscope.questions.corpus.WINDOW_TEXTS", 64)
+    monkeypatch.setattr("attnscope.questions.corpus.SAVING_SECONDS", 0.0)
+    corpus, file = ListedTexts(texts[:100]), tmp_path / "sums.json"
+
+    def end(progress):
+        if progress.texts >= stop:
+            raise KeyboardInterrupt
+
+    whole = plain(corpus_examples(model, corpus))
+    with pytest.raises(KeyboardInterrupt):
+        corpus_examples(model, corpus, run=CorpusRun(checkpoint=file, watch=end))
+    assert plain(corpus_examples(model, corpus, run=CorpusRun(checkpoint=file))) == whole
+    ran = CorpusRun(checkpoint=file, watch=lambda now: pytest.fail("a pass ran"))
+    assert plain(corpus_examples(model, corpus, run=ran)) == whole
+    with pytest.raises(InputError, match="another order of rows"):
+        corpus_examples(model, corpus, by="previous", run=CorpusRun(checkpoint=file))
+
+
+@pytest.mark.subprocess
+def test_two_processes_keep_the_same_examples(model, monkeypatch, texts):
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 60)
+    alone = plain(corpus_examples(model, ListedTexts(texts[:100])))
+    monkeypatch.setattr("attnscope.questions.corpus.workers", lambda *_: 2)
+    assert plain(corpus_examples(model, ListedTexts(texts[:100]))) == alone
+
+
+def test_state_does_not_grow_with_the_corpus(monkeypatch, model, texts):
+    states = []
+    monkeypatch.setattr(
+        "attnscope.questions.corpus.write_checkpoint",
+        lambda path, identity, state: states.append(state["sums"]),
+    )
+    monkeypatch.setattr("attnscope.questions.corpus.SAVING_SECONDS", 0.0)
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 100)
+    corpus_examples(model, ListedTexts(texts[:100]), run=CorpusRun(checkpoint=Path("sums.json")))
+    sizes = [
+        [len(part) for site in state["sites"] for part in (*site["top"], *site["sample"])] for state in states
+    ]
+    assert len(sizes) > 10
+    assert sizes[5] == sizes[-1]
+
+
+def test_long_texts_are_read_row_by_row(tmp_path):
+    model = load(gpt2(tmp_path, n_positions=700, n_layer=1, initializer_range=0.6))
+    texts = [" ".join(sentences(60, seed, most=20)) for seed in range(2)]
+    limited = CorpusRun(max_tokens=600)
+    found = corpus_examples(model, ListedTexts(texts), run=limited, top=20)
+    module = transformers.AutoModel.from_pretrained(model.name, attn_implementation="eager").eval()
+    maps = []
+    for text in texts:
+        ids = [token.id for token in model.prepare(text, limit=Limit(600)).tokens]
+        with torch.no_grad():
+            maps.append(module(torch.tensor([ids]), output_attentions=True).attentions[0][0].double())
+    for head, each in enumerate(found.heads):
+        best = []
+        for weights in maps:
+            others = weights[head].clone()
+            others[:, 0] = 0
+            others.fill_diagonal_(0)
+            best += others[2:].amax(-1).tolist()
+        assert [row.score for row in each.top] == pytest.approx(sorted(best, reverse=True)[:20], abs=ROUNDING)
+
+
+def test_cross_attention_shows_the_context_of_its_keys(tmp_path):
+    model = load(t5(tmp_path))
+    found = corpus_examples(model, ListedTexts(LINES * 3), top=2)
+    kinds = {each.head.kind for each in found.heads}
+    assert kinds == {"encoder", "decoder", "cross"}
+    cross = next(each for each in found.heads if each.head.kind == "cross")
+    cell = context_cell(cross.top[0])
+    assert cell[0] == (f"»{cross.top[0].token}«", "bold")
+    assert sum(text.startswith("»") for text, _ in cell) == 1
+
+
+def test_context_marks_its_row_and_heavy_keys(result):
+    row = result.heads[0].top[0]
+    cell = context_cell(row)
+    text = "".join(piece for piece, _ in cell)
+    assert text.count("»") == 1
+    for key in row.keys[:1]:
+        assert f" {key.weight:.2f}]" in text or key.position == row.position
+
+
+def test_one_head_of_a_corpus(model, texts, result):
+    one = corpus_examples(model, ListedTexts(texts), Head("L1H2"), top=MOST_ROWS)
+    assert plain(one.heads) == [plain(each) for each in result.heads if each.head.name == "L1H2"]
+    assert one.by == BY_WEIGHT
+    lines = list(examples_answer(one, one=True).table())
+    assert len(lines) == 1 + MOST_ROWS + 20
+    with pytest.raises(SelectionError, match="no head L7H0"):
+        corpus_examples(model, ListedTexts(texts[:3]), Head("L7H0"))
+
+
+def test_draw_is_that_of_its_definition():
+    found = draw_ranks(torch.tensor([[1], [50_000]]), torch.arange(3)).tolist()
+    assert found == [[draw(number, row) for row in range(3)] for number in (1, 50_000)]
+
+
+def test_run_shows_examples_of_its_model():
+    texts = sentences(12)
+    shown = attnscope.load("own").read("A text.").examples("L1H3", texts=texts, by="previous", top=2)
+    alone = corpus_examples(load("own"), ListedTexts(texts), Head("L1H3"), by="previous", top=2)
+    assert shown.numbers["heads"] == plain(alone.heads)
+    assert "the previous token" in repr(shown)

@@ -499,6 +499,31 @@ class Run(Display):
             result = patch(model, [pair], heads=heads, what=what, to=end, noise=noise, fast=fast, exact=exact)
         return Drawing(intervention_answer(result), cmap)
 
+    def why(
+        self,
+        cells: str,
+        head: Head | str,
+        *,
+        against: str | None = None,
+        depth: int = 1,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """Why a head attends there: ``run.why("it -> cat", "L3H1")``, its score as a sum of terms.
+
+        ``against`` are cells whose terms are subtracted; a ``depth`` of 2 also explains the heads that wrote
+        the strongest term.
+        """
+        from attnscope.questions.find import parse_questions
+        from attnscope.questions.why import explain_head, why_answer
+
+        named = [*_parsed((cells,), parse_questions, "cells, like 'it -> cat'")]
+        other = None if against is None else parse_questions(against)[0]
+        if len(named) > 1 or depth < 1:
+            raise SelectionError("name one pair of cells, like 'it -> cat', and a depth of 1 or more")
+        with self._model_in_eval_mode() as (model, request):
+            result = explain_head(model, request.prepare(model), named[0], Head(head), other, depth)
+        return Drawing(why_answer(result), cmap)
+
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None
     ) -> Drawing:

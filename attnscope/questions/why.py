@@ -224,10 +224,12 @@ def why_answer(result: Why, top: int = LISTED_TERMS, maps: Mapping[Head, Heatmap
 
 
 def _csv_rows(result: Why) -> Iterator[tuple[object, ...]]:
-    yield "layer", "head", "query", "key", "query_part", "key_part", "value", "excess", "error"
+    errors = ("error",) if result.prompts > 1 else ()
+    yield "layer", "head", "query", "key", "query_part", "key_part", "value", "excess", *errors
     for each in result.path:
         cell = each.head.layer, each.head.head, each.query, each.key
-        yield from ((*cell, term.query, term.key, term.value, term.excess, term.error) for term in each.terms)
+        for term in each.terms:
+            yield *cell, term.query, term.key, term.value, term.excess, *((term.error,) if errors else ())
 
 
 def _sentences(each: ExplainedScore, result: Why) -> Iterator[str]:

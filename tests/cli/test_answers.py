@@ -134,7 +134,7 @@ ANSWERED = {
         "why L1H0 attends from saw to {A}",
         "1 prompt of “The {A} saw the {B}”",
     ),
-    "why 'it -> cat' TEXT --head L3H1 --csv": "layer,head,query,key,query_part,key_part,value,excess,error",
+    "why 'it -> cat' TEXT --head L3H1 --csv": "layer,head,query,key,query_part,key_part,value,excess",
     "why 'it -> cat' TEXT --head L3H1 --depth 2 -o made/why.html": "saved made/why.html",
     "cut 'cat -> -1' TEXT -m own-causal --how mean --texts texts.jsonl": (
         "set to its mean over 1 text)",

@@ -79,6 +79,7 @@ def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
         (patched, [*pair, "--what", "v", "--noise"]),
         (read.patch(other, to="L1H1:q"), [*pair, "--to", "L1H1:q"]),
         (read.patch(other, by="token"), [*pair, "--by", "token"]),
+        (read.why("sat -> A", "L1H1"), ["why", "sat -> A", "A cat sat", "--head", "L1H1"]),
     ):
         assert answer(run(*asked, *model, "--json")) == rounded(json.loads(json.dumps(shown.numbers)))
         table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))

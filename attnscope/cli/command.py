@@ -297,11 +297,14 @@ def refuse_to_overwrite(values: Mapping[str, Any]) -> None:
 
 def _reads(name: str, named: str | Path, path: Path) -> bool:
     """Whether what a field names is a file or folder, or a model or texts in one that holds it."""
+    from attnscope.storage.corpus import kind_of
+
     text = str(named)
-    for each in glob(text) if name == "checkpoints" else (text, text.rpartition(":")[0]):  # FILE.py:NAME
+    many = name == "checkpoints" or (name == "texts" and not os.path.exists(text))
+    for each in glob(text) if many else (text, text.rpartition(":")[0]):  # FILE.py:NAME
         if os.path.exists(each):
             inside = any(os.path.samefile(each, folder) for folder in path.resolve().parents)
-            kind = path.suffix.lower() == ".txt" if name == "texts" else name == "video"
+            kind = kind_of(path.name) if name == "texts" else name == "video"
             if os.path.samefile(each, path) or (inside and (kind or (path.parent / "config.json").exists())):
                 return True
     return False

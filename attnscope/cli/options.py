@@ -72,33 +72,6 @@ def model_names() -> Iterable[str]:
     return ("own", "own-causal", *(name.removeprefix("models--").replace("--", "/") for name in names))
 
 
-class TextsOptions(Group):
-    """A corpus, or the first texts of one."""
-
-    panel = MANY
-    settable = "field limit"
-    texts: Annotated[
-        Path | None, Often(help="A corpus: .txt (a text a line), .jsonl, .parquet, or a folder.")
-    ] = None
-    field: Annotated[str, Option(help="The .jsonl field or .parquet column that holds the text.")] = "text"
-    limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
-
-    def __post_init__(self) -> None:
-        refuse_without(("limit strict checkpoint field", "texts"))
-        named = self.texts is None or self.texts.suffix.lower() in (".jsonl", ".ndjson", ".parquet")
-        refuse(is_typed("field") and not named, "--field", "names a field of .jsonl, or a column of .parquet")
-
-
-class CorpusOptions(TextsOptions):
-    """A corpus that is measured as a whole; the run can be stopped and resumed."""
-
-    panel = MANY
-    strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
-    checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
-        None
-    )
-
-
 class LayerOptions(Group):
     """Layers by their number and kind."""
 

@@ -5,46 +5,41 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date, datetime
-from itertools import count, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnscope.cli.command import option_of, refuse, refuse_combined, refuse_without, without_typed_options
-from attnscope.cli.messages import notify, progress_bar, spinner, stop, warn
+from attnscope.cli.command import (
+    option_of,
+    refuse,
+    refuse_combined,
+    refuse_without,
+    without_typed_options,
+)
+from attnscope.cli.messages import notify, spinner
 from attnscope.cli.options import (
-    CorpusOptions,
     ModelOptions,
     PromptsOptions,
     SourceOptions,
     TextAmong,
-    TextsOptions,
     check_place,
 )
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
-from attnscope.text import decode_file, visible
+from attnscope.text import decode_file
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.models.request import InputRequest
-    from attnscope.questions.corpus import CorpusRun, Progress
     from attnscope.questions.find import Question
     from attnscope.questions.prompts import Prompt
-    from attnscope.questions.selection import Selection
-    from attnscope.questions.stats import Stats
-    from attnscope.storage.corpus import Corpus
-
-Prepared = TypeVar("Prepared")
 
 MOST_TEXT_BYTES = 1 << 26  # bytes of a file that are read to find the text, or one line of it
-MOST_REPORTED_TEXTS = 20  # unreadable texts that are reported one by one; further ones are only counted
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
 
 
@@ -439,111 +434,3 @@ def load_model(options: ModelOptions, *, generative: bool = False, predicting: b
     from attnscope.models.weighting import with_weighting  # its imports cost a first look 3 % of its time
 
     return with_weighting(model, weighting, target)
-
-
-def check_texts(options: CorpusOptions, source: SourceOptions) -> None:
-    """Refuse a text beside a corpus."""
-    refuse(
-        options.texts is not None and source.names_one,
-        "--texts",
-        "cannot be combined with a text or another input",
-    )
-
-
-def each_text(
-    options: TextsOptions, prepare: Callable[[str], Prepared], *, strict: bool, chat: bool = False
-) -> Iterator[tuple[str, Prepared]]:
-    """The place of each text, and what ``prepare`` makes of it; skips unreadable ones unless ``strict``."""
-    corpus, report = open_corpus(options, chat=chat), reporter()
-    for entry in islice(corpus.entries(), options.limit):
-        try:
-            if entry.fault:
-                raise InputError(entry.fault)
-            prepared = prepare(entry.text)
-        except InputError as error:
-            if strict:
-                raise InputError(f"{corpus.name}, {entry.where}: {error}") from None
-            report(f"{entry.where}: {error}")
-        else:
-            yield entry.where, prepared
-
-
-def open_corpus(options: TextsOptions, *, chat: bool = False) -> Corpus:
-    """The corpus that options name; a line of chats is read whole."""
-    from attnscope.storage.corpus import read_corpus
-
-    assert options.texts is not None
-    return read_corpus(options.texts, None if chat else options.field)
-
-
-def prepare_corpus(model: Model, options: TextsOptions, source: SourceOptions) -> Iterator[ModelInput]:
-    """The first texts of a corpus, prepared for a model; unreadable ones are reported and left out."""
-    from attnscope.questions.loss import MEAN_TEXTS
-
-    first = replace(options, limit=options.limit or MEAN_TEXTS)
-    read = text_reader(model, source)
-    return (prepared for _, prepared in each_text(first, read, strict=False, chat=source.chat))
-
-
-def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInput]:
-    """Prepares one text of a corpus as the options ask."""
-    from attnscope.models.inputs import Limit
-    from attnscope.models.request import InputRequest
-
-    read = model.prepare_chat if source.chat else model.prepare
-    limit = Limit(source.max_tokens, source.truncate)
-    return lambda text: replace(read(text, limit=limit), request=InputRequest(text=text))
-
-
-def measure_corpus(
-    options: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
-) -> Stats:
-    """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
-    from attnscope.questions.corpus import corpus_stats
-
-    corpus = open_corpus(options, chat=source.chat)
-    loaded = load_model(model, predicting=bool(how.get("importance") or how.get("ablation")))
-    with corpus_run(source, options, corpus.size) as run:
-        return corpus_stats(loaded, corpus, selection, run=run, **how)
-
-
-@contextmanager
-def corpus_run(source: Any, options: Any, size: int) -> Iterator[CorpusRun]:
-    """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume."""
-    from attnscope.questions.corpus import CorpusRun
-
-    start, before = time.monotonic(), list[int]()  # the tokens that an earlier run read, in a checkpoint
-    with progress_bar() as draw:
-
-        def watch(progress: Progress) -> None:
-            if draw is None:
-                return
-            before.append(progress.tokens)
-            pace = (progress.tokens - before[0]) / max(time.monotonic() - start, 1e-9)
-            done = max(progress.done / max(size, 1), progress.texts / options.limit if options.limit else 0)
-            draw(done, f"{progress.texts:,} texts  {progress.tokens:,} tokens  {pace:,.0f} tokens/s")
-
-        try:
-            yield CorpusRun(
-                **{name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")},
-                **{name: getattr(options, name) for name in ("limit", "strict", "checkpoint")},
-                report=reporter(),
-                watch=watch,
-            )
-        except KeyboardInterrupt:
-            resumed = f"the same command resumes from {options.checkpoint}"
-            stop("give --checkpoint FILE to resume" if options.checkpoint is None else resumed)
-
-
-def reporter() -> Callable[[str], None]:
-    """Reports what is wrong with the first few unreadable texts."""
-    numbers = count(1)
-
-    def report(sentence: str) -> None:
-        number = next(numbers)
-        if number <= MOST_REPORTED_TEXTS:
-            warn(f"skipped {visible(sentence)}")
-        elif number == MOST_REPORTED_TEXTS + 1:
-            warn("further skipped texts are counted but not listed")
-
-    return report

@@ -170,6 +170,8 @@ class CorpusWork(ABC):
             **settings,
         }
         with together() as processes:
+            if not self.source.repeatable and (run.checkpoint or processes.count > 1):
+                raise InputError(f"{self.source.name} cannot be resumed or shared: save it to a file")
             path = run.checkpoint if processes.number == 0 else None
             saved = processes.broadcast(None if path is None else read_checkpoint(path, identity))
             if saved is not None:

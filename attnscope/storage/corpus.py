@@ -1,23 +1,37 @@
-"""Corpora: many texts in a file or a folder, read one at a time."""
+"""Corpora: many texts in files, a folder, a stream or a data set, read one at a time."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from glob import glob
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from attnscope.errors import InputError
-from attnscope.storage.files import MOST_LINE_BYTES, Line, parse_json, read_lines
+from attnscope.errors import InputError, first_line
+from attnscope.storage.files import (
+    MOST_LINE_BYTES,
+    REST,
+    Line,
+    lines_of,
+    parse_json,
+    read_lines,
+    require_pyarrow,
+)
 from attnscope.text import decode_file
 
 HASHED_BYTES = 1 << 20  # bytes at the beginning of a file that, with its size, are its fingerprint
 MOST_NAMED_FIELDS = 20  # most fields of a line that a message names
 PARQUET_ROWS = 1024  # rows of a Parquet file that are read together
+
+DATASET = re.compile(r"hf://(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?::([\w.-]+))?")
+"""The name of a data set: its repository, its config and its split."""
 
 Span: TypeAlias = tuple[int, int]  # the first character of a text, and the one after the last
 
@@ -56,6 +70,8 @@ class Corpus(ABC):
 
     name: str
     size: int
+    field: str | None = None  # that holds each text
+    repeatable = True  # whether the texts can be read again
 
     def entries(self) -> Iterator[CorpusText]:
         """The texts one by one, the same on every call; blank lines are skipped."""
@@ -71,6 +87,8 @@ class Corpus(ABC):
 
     def read(self, content: Any) -> CorpusText:
         """One text. Raises ``ValueError`` that says what is wrong with it."""
+        if isinstance(content, ValueError):
+            raise content
         return CorpusText("", require_text(content).strip("\n"))
 
     @abstractmethod
@@ -95,7 +113,16 @@ def full_lines(path: Path) -> Iterator[tuple[str, int, Line]]:
     """The lines of a file that are not blank, each with its place."""
     for line in read_lines(path):
         if line.fault or line.text.strip():
-            yield f"line {line.number:,}", line.done, line
+            yield _place(line), line.done, line
+
+
+def _place(line: Line) -> str:
+    return _from("line", line.number) if line.fault.startswith(REST) else f"line {line.number:,}"
+
+
+def _from(unit: str, number: int) -> str:
+    """The place of what cannot be read because a file or a stream breaks."""
+    return f"from {unit} {number:,} on"
 
 
 def read_object(line: Line) -> Any:
@@ -125,51 +152,71 @@ class _Lines(_File):
         return full_lines(self.path)
 
     def read(self, content: Line) -> CorpusText:
-        if self.field is None:
+        if self.field is None or content.fault:
             if content.fault:
                 raise ValueError(content.fault)
             return CorpusText("", content.text.strip())
-        fields = read_object(content)
-        fields = fields if isinstance(fields, dict) else {}
-        if self.field not in fields:
-            has = f": it has {', '.join(islice(fields, MOST_NAMED_FIELDS))}" if fields else ""
-            raise ValueError(f"no field {self.field!r}{has}")
-        return super().read(fields[self.field])
+        return super().read(_field_of(read_object(content), self.field))
+
+
+def _field_of(content: object, field: str) -> object:
+    """A field of an object. Raises ``ValueError`` where it has none of that name."""
+    fields = content if isinstance(content, dict) else {}
+    if field not in fields:
+        has = f": it has {', '.join(islice(fields, MOST_NAMED_FIELDS))}" if fields else ""
+        raise ValueError(f"no field {field!r}{has}")
+    return fields[field]
+
+
+class _StandardInput(_Lines):
+    """The lines of standard input, which can be read once."""
+
+    repeatable = False
+
+    def __init__(self, field: str | None) -> None:
+        self.path, self.field, self.name, self.size = Path("-"), field, "standard input", 0
+        self.lines: Iterator[Line] | None = lines_of(sys.stdin.buffer, lambda: 0)
+
+    def contents(self) -> Iterator[tuple[str, int, Line]]:
+        lines, self.lines = self.lines, None
+        if lines is None:
+            raise InputError("standard input can be read only once: save it to a file")
+        return ((_place(line), 0, line) for line in lines if line.fault or line.text.strip())
+
+    def fingerprint(self) -> str:
+        return "standard input"
 
 
 class _Parquet(_File):
     """A Parquet file with one text per row."""
 
     def __init__(self, path: Path, field: str) -> None:
-        try:
-            parquet: Any = import_module("pyarrow.parquet")
-        except ImportError:
-            raise InputError(f"{path} needs the package pyarrow to be read: pip install pyarrow") from None
+        require_pyarrow(path)
+        parquet: Any = import_module("pyarrow.parquet")
         super().__init__(path, field)
         try:
             self.file: Any = parquet.ParquetFile(path)
         except Exception as error:  # the library has a different exception for every kind of damage
-            raise InputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from None
+            raise InputError(f"cannot read {path} as Parquet: {first_line(error)}") from None
         names = self.file.schema_arrow.names
         if field not in names:
             raise InputError(f"{path} has no column {field!r}: name one with --field, of {', '.join(names)}")
         self.size = self.file.metadata.num_rows
 
     def contents(self) -> Iterator[tuple[str, int, object]]:
-        batches = self.file.iter_batches(batch_size=PARQUET_ROWS, columns=[self.field])
-        texts = (text for rows in batches for text in rows.column(0).to_pylist())
-        return ((f"row {number:,}", number, text) for number, text in enumerate(texts, 1))
+        number, rows = 0, self.file.iter_batches(batch_size=PARQUET_ROWS, columns=[self.field])
+        try:
+            for number, text in enumerate((text for each in rows for text in each.column(0).to_pylist()), 1):
+                yield f"row {number:,}", number, text
+        except Exception as error:  # as above
+            yield _from("row", number + 1), self.size, ValueError(f"{REST}: {first_line(error)}")
 
 
 class _Folder(Corpus):
     """A folder with one text in every .txt file, also in folders inside it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
-        self.files = sorted(file for file in path.rglob("*.txt") if file.is_file())
-        self.size = len(self.files)
-        if not self.files:
-            raise InputError(f"the folder {path} holds no .txt file")
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        self.path, self.name, self.files, self.size = path, str(path), files, len(files)
 
     def contents(self) -> Iterator[tuple[str, int, Path]]:
         return ((str(file.relative_to(self.path)), done, file) for done, file in enumerate(self.files, 1))
@@ -187,8 +234,75 @@ class _Folder(Corpus):
             raise ValueError(f"it cannot be read: {error.strerror}") from None
 
     def fingerprint(self) -> str:
-        listed = [(str(file.relative_to(self.path)), file.stat().st_size) for file in self.files]
-        return _hash(json.dumps(listed).encode())
+        return _list_sizes(self.files, self.path)
+
+
+class _Files(Corpus):
+    """The texts of several files, in the order of their names; each is opened once, when its turn comes."""
+
+    def __init__(
+        self, path: Path, files: Sequence[Path], field: str | None, base: Path | None = None
+    ) -> None:
+        self.path, self.name, self.files, self.base, self.field = path, str(path), files, base, field
+        self.size = sum(file.stat().st_size for file in files)
+
+    def contents(self) -> Iterator[tuple[str, int, CorpusText]]:
+        before = 0
+        for file in self.files:
+            where, size = _name_in(self.base, file), file.stat().st_size
+            try:
+                texts = read_corpus(file, self.field)
+                for text in texts.entries():
+                    of_size = size * text.done // max(texts.size, 1)
+                    yield f"{where}, {text.where}", before + of_size, text
+            except (InputError, OSError) as error:
+                yield where, before + size, CorpusText("", "", f"the file is left out: {first_line(error)}")
+            before += size
+
+    def read(self, content: CorpusText) -> CorpusText:
+        if content.fault:
+            raise ValueError(content.fault)
+        return content
+
+    def fingerprint(self) -> str:
+        return f"{_list_sizes(self.files, self.base)} {self.field or ''}"
+
+
+class _Dataset(Corpus):
+    """The rows of a split of a data set that the library datasets streams from the hub."""
+
+    def __init__(self, name: str, field: str | None) -> None:
+        match = DATASET.fullmatch(name)
+        if match is None:
+            raise InputError(f"{name} is no data set: write hf://OWNER/NAME, /CONFIG and :SPLIT if needed")
+        try:
+            datasets: Any = import_module("datasets")
+        except ImportError:
+            raise InputError(f"{name} needs the package datasets: pip install datasets") from None
+        repository, config, split = match.groups()
+        self.name, self.path = name, Path(name.removeprefix("hf://"))
+        self.column = self.field = field or "messages"
+        try:
+            self.rows: Any = datasets.load_dataset(repository, config, split=split or "train", streaming=True)
+            known = (self.rows.info.splits or {}).get(split or "train")
+        except Exception as error:  # the library has one for every way in which it fails
+            raise InputError(f"cannot read {name}: {first_line(error)}") from None
+        self.size = (known and known.num_examples) or 0  # 0 if nobody knows
+
+    def contents(self) -> Iterator[tuple[str, int, object]]:
+        number = 0
+        try:
+            for number, row in enumerate(self.rows, 1):
+                yield f"row {number:,}", number if self.size else 0, row
+        except Exception as error:
+            yield _from("row", number + 1), self.size, ValueError(f"{REST}: {first_line(error)}")
+
+    def read(self, content: object) -> CorpusText:
+        content = content if isinstance(content, Exception) else _field_of(content, self.column)
+        return super().read(content)
+
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.size} {self.rows.info.version} {self.field}"
 
 
 class ListedTexts(Corpus):
@@ -207,27 +321,79 @@ class ListedTexts(Corpus):
 
 
 def read_corpus(path: str | Path, field: str | None = "text") -> Corpus:
-    """The texts of a file or a folder.
+    """The texts of a file, of many files, of standard input or of a data set.
 
     ``.txt``: one text per line. ``.jsonl``: one JSON object per line and its ``field``, or the whole line
-    without one. ``.parquet``: the column ``field`` of each row (needs pyarrow). A folder: every ``.txt``
-    file in it is a text. Raises ``InputError`` for anything else.
+    without one. Both may be packed: ``.txt.gz``, ``.jsonl.zst`` (.zst needs pyarrow). ``.parquet``: the
+    column ``field`` of each row (needs pyarrow). A folder: every ``.txt`` file in it is a text, or its files
+    of another kind are read one after another, as are those that a pattern matches (``data/*.jsonl.gz``).
+    ``-``: the lines of standard input, with a ``field`` as JSON. ``hf://OWNER/NAME/CONFIG:SPLIT``: a data
+    set, by the library datasets. Raises ``InputError`` for anything else.
     """
-    path = Path(path)
+    name, path = str(path), Path(path)
+    if name == "-":
+        return _StandardInput(field)
+    if name.startswith("hf://"):
+        return _Dataset(name, field)
     if path.is_dir():
-        return _Folder(path)
+        return _read_folder(path, field)
+    if not path.exists() and any(letter in name for letter in "*?["):
+        files = [file for each in sorted(glob(name, recursive=True)) if (file := Path(each)).is_file()]
+        if not files:
+            raise InputError(f"no file matches {name}")
+        for file in files:
+            _require_kind(file)
+        return _Files(path, files, field)
     if not path.is_file():
         raise InputError(f"no such file or folder: {path}")
-    kind = path.suffix.lower()
-    if kind == ".txt":
-        return _Lines(path, None)
-    if kind in (".jsonl", ".ndjson"):
-        return _Lines(path, field)
+    kind = _require_kind(path)
     if kind == ".parquet":
         return _Parquet(path, field or "messages")
-    raise InputError(
-        f"cannot tell what texts {path} holds: a corpus is a .txt, .jsonl or .parquet file, or a folder"
-    )
+    return _Lines(path, None if kind == ".txt" else field)
+
+
+def kind_of(name: str) -> str | None:
+    """What a file is by its name, packed or not: .txt, .jsonl or .parquet; ``None`` if it is no corpus."""
+    path = Path(name.lower())
+    packed = path.suffix in (".gz", ".zst")
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    objects = (".jsonl", ".ndjson", *((".json",) if packed else ()))  # a packed .json has lines: C4, Dolma
+    kinds = {".txt": ".txt", ".parquet": None if packed else ".parquet", **dict.fromkeys(objects, ".jsonl")}
+    return kinds.get(suffix)
+
+
+def _require_kind(path: Path) -> str:
+    kind = kind_of(path.name)
+    if kind is None:
+        raise InputError(
+            f"cannot tell what texts {path} holds: a corpus is a .txt, .jsonl or .parquet file, .gz and .zst "
+            "also, or a folder"
+        )
+    return kind
+
+
+def _read_folder(path: Path, field: str | None) -> Corpus:
+    """The .txt files of a folder, a text each, or its files of another kind, one after another."""
+    files = [file for file in sorted(path.rglob("*")) if kind_of(file.name) and file.is_file()]
+    kinds = sorted({str(kind_of(file.name)) for file in files})
+    if not files:
+        raise InputError(f"the folder {path} holds no .txt, .jsonl or .parquet file")
+    if len(kinds) > 1:
+        raise InputError(
+            f"the folder {path} holds {' and '.join(kinds)} files: name one kind, '{path}/**/*{kinds[0]}'"
+        )
+    if kinds == [".txt"] and all(file.suffix.lower() == ".txt" for file in files):
+        return _Folder(path, files)
+    return _Files(path / f"*{kinds[0]}", files, field, path)
+
+
+def _name_in(folder: Path | None, file: Path) -> str:
+    return str(file if folder is None else file.relative_to(folder))
+
+
+def _list_sizes(files: Sequence[Path], base: Path | None) -> str:
+    listed = [(_name_in(base, file), file.stat().st_size) for file in files]
+    return _hash(json.dumps(listed).encode())
 
 
 def _hash(content: bytes) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from attnscope.errors import AttnscopeError, InputError, OutputError, first_line, out_of_memory
 from attnscope.limits import STATE_BYTES
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_LINE_BYTES = 1 << 23  # most bytes of a line: more than any text with all its annotations
+REST = "the file cannot be read from here on"
 HASH_BYTES = 1 << 20  # bytes of a file that are hashed at once
 
 
@@ -33,21 +39,54 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a UTF-8 file, without line ends; overlong lines are not stored."""
-    done = number = 0
+    """The lines of a UTF-8 file, packed or not; see ``lines_of``. Raises ``InputError`` without pyarrow."""
     with path.open("rb") as file:
+        yield from lines_of(unpack(file, path), file.tell)
+
+
+def unpack(file: IO[bytes], path: Path) -> IO[bytes]:
+    """The content of an open file: unpacked if its name ends in .gz or .zst, else as it is.
+
+    Raises ``InputError`` if .zst cannot be read because pyarrow is not installed.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if suffix == ".zst":
+        pyarrow: Any = require_pyarrow(path)
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
+    return file
+
+
+def require_pyarrow(path: Path) -> ModuleType:
+    """The library pyarrow. Raises ``InputError`` where it is not installed."""
+    try:
+        return import_module("pyarrow")
+    except ImportError:
+        raise InputError(f"{path} needs the package pyarrow: pip install pyarrow") from None
+
+
+def lines_of(file: IO[bytes], tell: Callable[[], int]) -> Iterator[Line]:
+    """The lines of a stream, without line ends; overlong lines are not stored.
+
+    A stream that breaks, as a truncated .gz does, ends in a line that says why.
+    """
+    number = 0
+    try:
         while line := file.readline(MOST_LINE_BYTES + 1):
-            number, done, text, fault = number + 1, done + len(line), "", ""
+            number, text, fault = number + 1, "", ""
             if len(line) > MOST_LINE_BYTES:
                 fault = f"it has more than {MOST_LINE_BYTES:,} bytes"
                 while not line.endswith(b"\n") and (line := file.readline(MOST_LINE_BYTES)):
-                    done += len(line)
+                    pass
             else:
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     fault = f"byte {error.start:,} is not UTF-8 text"
-            yield Line(number, text, done, fault)
+            yield Line(number, text, tell(), fault)
+    except (OSError, EOFError, zlib.error) as error:
+        yield Line(number + 1, "", tell(), f"{REST}: {first_line(error)}")
 
 
 FILE_KINDS = {

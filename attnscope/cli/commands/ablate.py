@@ -6,9 +6,10 @@ from typer import Option
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_combined, refuse_without
+from attnscope.cli.corpus import CorpusOptions, check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
-from attnscope.cli.source import check_texts, measure_corpus, model_progress, read_source
+from attnscope.cli.source import model_progress, read_source
 
 
 class AblateOptions(Group):
@@ -24,7 +25,7 @@ class AblateOptions(Group):
 @command
 def ablate(
     source: options.SourceOptions,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     ablation: AblateOptions,
     attention: options.HeadOptions,
     output: options.TableOutput,

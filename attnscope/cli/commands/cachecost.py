@@ -7,9 +7,10 @@ from typer import Option
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse, refuse_combined
+from attnscope.cli.corpus import TextsOptions, each_text
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify, spinner
-from attnscope.cli.source import each_text, load_model
+from attnscope.cli.source import load_model
 
 TABLE = ".tsv"  # the suffix of a pattern file
 
@@ -36,7 +37,7 @@ class PatternOutput(options.TableOutput):
 @command
 def cachecost(
     window: WindowOptions,
-    corpus: options.TextsOptions,
+    corpus: TextsOptions,
     output: PatternOutput,
     picture: options.SavedOptions,
     model: options.ModelOptions,
@@ -65,7 +66,7 @@ def cachecost(
     with spinner(f"{loaded.title} · {len(texts):,} texts"):
         result = cachecost(loaded, texts, window.sink, window.recent, shares, depths)
     if pattern is None:
-        about = loaded, corpus.texts, *texts
+        about = loaded, corpus.path, *texts
         return deliver("cachecost", cachecost_answer(result), output, picture, None, about)
     write_whole(pattern, result.tsv.encode())
     notify(f"saved {pattern}")

@@ -8,10 +8,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from attnscope.cli.command import Group, Often, command, refuse, refuse_without
+from attnscope.cli.corpus import CorpusOptions, check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify
 from attnscope.cli.options import (
-    CorpusOptions,
     LayerOptions,
     NumbersOptions,
     TextAmong,
@@ -19,9 +19,7 @@ from attnscope.cli.options import (
     select,
 )
 from attnscope.cli.source import (
-    check_texts,
     load_model,
-    measure_corpus,
     model_progress,
     read_source,
     split_text,

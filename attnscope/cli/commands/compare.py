@@ -23,8 +23,9 @@ from attnscope.cli.command import (
     refuse_without,
     repeat,
 )
+from attnscope.cli.corpus import TextsOptions, each_text
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import HEAD, PassSource, each_text, load_model, model_progress, read_source, reopen
+from attnscope.cli.source import HEAD, PassSource, load_model, model_progress, read_source, reopen
 from attnscope.errors import InputError, SelectionError
 from attnscope.text import read_number
 
@@ -100,7 +101,7 @@ def show_composition(
 def compare(
     source: options.SourceOptions,
     contrast: Contrast,
-    corpus: options.TextsOptions,
+    corpus: TextsOptions,
     attention: ComparedHeads,
     axes: options.AxisOptions,
     output: CompareOutput,
@@ -193,8 +194,8 @@ def compare(
         )
         answer = next(answer_of() for applies, answer_of in modes if applies)
     compared = () if trace is None else (trace, trace.prepared)
-    compared = compared if other is None else (other, corpus.texts, *right)
-    deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.texts, *left), compared)
+    compared = compared if other is None else (other, corpus.path, *right)
+    deliver("compare", answer, output, picture, model.metadata, (loaded, corpus.path, *left), compared)
 
 
 def _select(attention: ComparedHeads, axes: options.AxisOptions) -> Selection:
@@ -239,7 +240,7 @@ def _prepare_all(source: PassSource, texts: list[PassSource]) -> tuple[Any, list
     return loaded, [each.prepare(loaded) for each in texts]
 
 
-def _names_head(source: options.SourceOptions, corpus: options.TextsOptions, contrast: Contrast) -> bool:
+def _names_head(source: options.SourceOptions, corpus: TextsOptions, contrast: Contrast) -> bool:
     """Whether the first argument is a head, not a text; the text then comes from elsewhere."""
     elsewhere = source.file, source.saved, source.inputs, source.repeat_random, corpus.texts
     if any(each is not None for each in elsewhere):
@@ -251,7 +252,7 @@ def _names_head(source: options.SourceOptions, corpus: options.TextsOptions, con
 
 
 def _check(
-    contrast: Contrast, corpus: options.TextsOptions, source: options.SourceOptions, selection: Selection
+    contrast: Contrast, corpus: TextsOptions, source: options.SourceOptions, selection: Selection
 ) -> None:
     """Wrong usage for what says nothing together."""
     named, many = contrast.heads or [], corpus.texts is not None

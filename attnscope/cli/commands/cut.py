@@ -8,9 +8,10 @@ from typer import Argument, Option
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse_typed, refuse_without
 from attnscope.cli.commands.logits import ScoreOptions
+from attnscope.cli.corpus import TextsOptions, prepare_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import spinner
-from attnscope.cli.source import list_prompts, prepare_corpus, read_source, split_questions
+from attnscope.cli.source import list_prompts, read_source, split_questions
 
 
 class EdgeOptions(Group):
@@ -40,7 +41,7 @@ class CauseOptions(ScoreOptions):
 def cut(
     edges: EdgeOptions,
     cause: CauseOptions,
-    corpus: options.TextsOptions,
+    corpus: TextsOptions,
     source: options.TextAmong,
     template: options.PromptsOptions,
     attention: options.LayerOptions,

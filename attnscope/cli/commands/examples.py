@@ -8,8 +8,9 @@ from typer import Argument, Option
 
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, offering, refuse
+from attnscope.cli.corpus import CorpusOptions, corpus_run, open_corpus
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import corpus_run, load_model, open_corpus
+from attnscope.cli.source import load_model
 
 if TYPE_CHECKING:
     from attnscope.questions.examples import Examples
@@ -52,7 +53,7 @@ class ExampleOutput(options.NumbersOptions):
 
 def read_examples(
     reading: ReadingOptions,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     model: options.WeightedModelOptions,
     **how: Any,
 ) -> Examples:
@@ -69,7 +70,7 @@ def read_examples(
 @command
 def examples(
     shown: ExampleHead,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     reading: ReadingOptions,
     output: ExampleOutput,
     model: options.WeightedModelOptions,

@@ -16,8 +16,9 @@ from attnscope.cli.command import (
     refuse_without,
     repeat,
 )
+from attnscope.cli.corpus import corpus_run
 from attnscope.cli.deliver import deliver
-from attnscope.cli.source import corpus_run, load_model, read_source, split_questions
+from attnscope.cli.source import load_model, read_source, split_questions
 
 
 class GoldOptions(Group):

@@ -19,15 +19,12 @@ from attnscope.cli.command import (
     refuse_combined,
     refuse_without,
 )
+from attnscope.cli.corpus import CorpusOptions, check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
 from attnscope.cli.source import (
     PassSource,
-    check_texts,
-    each_text,
     load_model,
-    measure_corpus,
     read_source,
-    text_reader,
 )
 from attnscope.text import LARGEST_COUNT
 
@@ -105,7 +102,7 @@ PRINTED, CURVES, FAITHFUL_HEADS = 20, 8, 12
 @command
 def stats(
     source: options.BatchSource,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     attention: MeasuredHeads,
     output: StatsOutput,
     extras: StatsOptions,
@@ -273,7 +270,7 @@ def _measure_text(
 
 def _print_lines(
     source: options.SourceOptions,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     selection: Selection,
     table: ScoreTable,
     model: options.MixedModelOptions,

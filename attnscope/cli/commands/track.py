@@ -13,9 +13,10 @@ from typer import Argument, Option
 
 from attnscope.cli import options
 from attnscope.cli.command import Group, command, offering, refuse, refuse_combined, refuse_without
+from attnscope.cli.corpus import TextsOptions, open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify, warn
-from attnscope.cli.source import load_model, open_corpus
+from attnscope.cli.source import load_model
 from attnscope.errors import NoCheckpoint
 from attnscope.text import visible
 
@@ -49,7 +50,7 @@ class TrackOptions(Group):
 @command
 def track(
     run: TrackOptions,
-    corpus: options.TextsOptions,
+    corpus: TextsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
     picture: options.SavedOptions,
@@ -95,7 +96,7 @@ def track(
                 names, load, probes, measures, selection, run=corpus_run, log=run.log, report=report
             )
             if result != last:
-                deliver("track", track_answer(result), output, picture, None, (names[0], corpus.texts))
+                deliver("track", track_answer(result), output, picture, None, (names[0], corpus.path))
             last = result
         except NoCheckpoint as error:
             if not run.watch:

@@ -1,7 +1,9 @@
 """Corpus scores equal those of single texts, however read, batched, stopped or shared."""
 
+import io
 import json
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -349,3 +351,13 @@ def test_batches_hold_texts_of_equal_length_and_lose_none(monkeypatch, own):
         assert [[token.id for token in text] for text in queries] == batch.prepared.inputs["ids"].tolist()
     assert sum(batch.texts for batch in made) == len(texts)
     assert max(batch.texts for batch in made) > 1
+
+
+def test_standard_input_is_measured_and_not_resumed(own, monkeypatch, tmp_path):
+    def piped():
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(TEXTS).encode())))
+        return read_corpus("-", None)
+
+    assert corpus_stats(own, piped()).heads == corpus_stats(own, ListedTexts(TEXTS)).heads
+    with pytest.raises(InputError, match="standard input cannot be resumed or shared: save it to a file"):
+        corpus_stats(own, piped(), run=CorpusRun(checkpoint=tmp_path / "sums.json"))

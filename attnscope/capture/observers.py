@@ -87,7 +87,7 @@ class SharedRows:
         for start, stop in _blocks(sorted(wanted), max(1, step)):
             rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
             shares = rows
-            if attention.site.kind == "mixer":
+            if attention.source == "probe":
                 sizes = rows.abs()
                 shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=TINIEST)
             for reading, signed in readings:

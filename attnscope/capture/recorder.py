@@ -23,7 +23,7 @@ from attnscope.capture.hooks.functions import (
     quietly,
     uncompiled,
 )
-from attnscope.capture.hooks.mixers import Mixers
+from attnscope.capture.hooks.mixers import Mixers, kernels_of
 from attnscope.capture.hooks.modules import tensors_in
 from attnscope.capture.hooks.softmax import Learned, Trails
 from attnscope.capture.hooks.torch_functions import AttentionFunctions
@@ -45,7 +45,17 @@ from attnscope.capture.placing.split_heads import SplitHeads, find_group
 from attnscope.capture.placing.without_attention import why_empty
 from attnscope.capture.record import FUSED, Observer, Record, beyond_rounding
 from attnscope.capture.rows.capture import MAPPED, CapturedCall, Weighing, is_mapped
-from attnscope.capture.rows.kernels import NO_FORMULA, Frame, conclude, formula, fuse, mix_rows, sdpa_call
+from attnscope.capture.rows.kernels import (
+    NO_FORMULA,
+    Frame,
+    conclude,
+    formula,
+    fuse,
+    mix_rows,
+    probe_kernel,
+    probe_sdpa,
+    sdpa_call,
+)
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.fused.fused_pass import FusedPass
@@ -83,7 +93,7 @@ class Recorder(Pass):
         trace: PassTrace | None = None,
         mixers: bool = False,
     ) -> None:
-        beside = (Mixers,) * mixers
+        beside, self.mixers = (Mixers,) * mixers, mixers
         super().__init__(model, observers, axes, (*TRACKERS, *beside, *plugins("hooks").values()), trace)
         self.fused = fused
 
@@ -91,10 +101,12 @@ class Recorder(Pass):
         """Run a Hugging Face attention function exactly once, and capture it; not under vmap."""
         if is_mapped(*tensors_in(args, kwargs)):
             return kernel(*args, **kwargs)
-        return self.guard.run(partial(self._call_kernel, name), kernel, args, kwargs)
+        return self.guard.run(partial(self._call_kernel, name, kernel), kernel, args, kwargs)
 
-    def _call_kernel(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an attention function, or the fused pass instead, and capture it."""
+    def _call_kernel(
+        self, name: str, again: Function, kernel: Function, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an attention function once, or the fused pass instead, and capture it; ``again`` is it, too."""
         own_path = self.stack.names.get(id(args[0] if args else kwargs.get("module")))
         if is_quiet() or (own_path is None and not self.stack.calls):
             return kernel(*args, **kwargs)
@@ -115,13 +127,18 @@ class Recorder(Pass):
         self.mark_unrepeatable(bool(frame.weighings))
         with quietly():
             concluded = conclude(frame, result)
-            if concluded is None:
+            probe = probe_kernel(frame, again, args, kwargs, result) if self.mixers else None
+            if concluded is None and probe is not None:
+                shape = *frame.query.shape[:3], frame.key.shape[2]
+                self.add(CapturedCall.from_rows(probe, "probe", name, shape, frame.query.dtype), path)
+            elif concluded is None:
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:
                 query, key = (self.tracker(Lineage).origin_of(states) for states in (frame.query, frame.key))
                 batch = len(frame.query)
                 origin = None if self.is_known else origin_of_kernel(query, key, batch, axes_known=True)
-                self.add(replace(concluded, refusal=concluded.refusal or refusal), path, origin)
+                refusal = concluded.refusal or refusal
+                self.add(replace(concluded, refusal=refusal, probe=probe), path, origin)
         return result
 
     def sdpa(self, kernel: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -155,6 +172,8 @@ class Recorder(Pass):
         if output is not None:
             result = output.reshape(*query.shape[:-1], output.shape[-1])
         with quietly():
+            if self.mixers and frame is None:
+                capture = replace(capture, probe=probe_sdpa(call, args, kwargs))
             self.add_kernel_call(capture, query, arguments["key"])
         return result
 
@@ -245,7 +264,7 @@ def recording(
         fused = trace = None
     recorder = Recorder(original(model), observers, axes or {}, fused, None if mixers else trace, mixers)
     recorder.tracker(Mixers).many = trace is not None
-    kernels = recorder.tracker(Mixers).watching() if mixers else nullcontext()
+    kernels = kernels_of(recorder.model, recorder.tracker(Mixers)) if mixers else nullcontext()
     functions = attention_functions(recorder.kernel_call)
     try:
         with uncompiled(), recorder.stack.watch(), functions, kernels, AttentionMode(recorder):

@@ -391,7 +391,7 @@ def report_layer(module: nn.Module, attention: Attention) -> None:
 
 def require_mixers(name: str, record: Record) -> None:
     """Raise ``ModelError`` if no linear or state-space layer was shown."""
-    if not any(site.site.kind == "mixer" for site in record.sites):
+    if not any(site.source == "probe" for site in record.sites):
         why = "; ".join(record.notes) if record.without_attention or record.failures else ""
         reason = f"no linear or state-space layer that can be shown{why and f' ({why})'}"
         raise ModelError(f"{name} has {reason}: leave out --mixers")

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Annotated, Any, Literal, TypeAlias
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from attnscope.attention import Attention, Site
+from attnscope.attention import Attention, RowSource, Site
 from attnscope.capture import Failure, LayerWithoutAttention, RowSums, SiteRecord, recording
-from attnscope.capture.record import FunctionObserver, pattern
+from attnscope.capture.hooks.functions import Function
+from attnscope.capture.hooks.mixers import CONVOLUTION, KERNELS, kernels_of
+from attnscope.capture.record import FunctionObserver, beyond_rounding, pattern
+from attnscope.capture.rows.mixing import BLOCK_BYTES
 from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import pick_class
@@ -77,7 +83,9 @@ def estimate_cost(source: ModelSource, tokens: int) -> LookCost:
             module = predicting.base_model
             if type(module) is not made:  # in some, the head cannot be left out
                 module = bare.from_config(config, dtype=dtype).eval()
-            plain, work = run_empty(module, inputs, gradient=False)
+            kernels = KernelRuns()
+            with kernels_of(module, kernels):
+                plain, work = run_empty(module, inputs, gradient=False)
             saved, _ = run_empty(predicting, inputs, gradient=True)
     base = taken_memory()  # with the library's code of this model
     parts = module.parameters(), predicting.parameters(), {part.weight for part in _tables(module)}
@@ -93,12 +101,20 @@ def estimate_cost(source: ModelSource, tokens: int) -> LookCost:
     costs = tuple(
         CommandCost(names, passes, base + OWN + taken, work * passes / pace) for names, passes, taken in looks
     )
+    if kernels.runs:
+        _, passes, taken = looks[0]
+        whole = CommandCost("the same with --mixers", passes, base + OWN + taken + kernels.held, 0.0)
+        costs = (costs[0], replace(whole, seconds=costs[0].seconds + kernels.seconds()), *costs[1:])
     count = sum(each.numel() for each in module.parameters())
     title = f"{source.name} · {count:,} weights, {str(dtype).removeprefix('torch.')} · {tokens:,} tokens"
     notes = [
         "estimated from the config: no weight was read",
         f"time: {pace / 1e9:,.0f} GFLOP/s measured here",
     ]
+    if kernels.runs:
+        notes.append(
+            f"--mixers: {sum(kernels.runs.values()):,} runs of kernels; one of each shape was timed here"
+        )
     if isinstance(positions, int) and positions < tokens:
         notes.append(f"the model has {positions:,} positions: a text of {tokens:,} tokens would be refused")
     return LookCost(title, count, weights, plain, work, pace, costs, tuple(notes))
@@ -128,6 +144,60 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, size: int) -> None:
         self.live += size
         self.most = max(self.most, self.live)
+
+
+@dataclass(eq=False)
+class KernelRuns:
+    """Counts the runs of kernels that ``--mixers`` takes, and can time one of each shape."""
+
+    held: int = 0  # bytes of the largest block of rows
+    runs: dict[str, int] = field(default_factory=dict)  # by function and shapes
+    calls: dict[str, tuple[Function, Any]] = field(default_factory=dict)  # tensors as shape and type
+
+    def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run a kernel on shapes alone, and count it."""
+        kernel = KERNELS[name]
+        if name != CONVOLUTION:
+            values = kernel.arrange(
+                inspect.signature(function).bind(*args, **kwargs).arguments[kernel.values]
+            )
+            tokens, heads, channels = values.shape[1:]
+            shapes = tree_map(_shape_of, (args, kwargs))
+            key = f"{function} {shapes}"
+            self.calls[key] = function, shapes
+            self.runs[key] = self.runs.get(key, 0) + 1 - (-tokens // (channels if kernel.heads else 1))
+            self.held = max(self.held, min(BLOCK_BYTES, 4 * heads * tokens**2))
+        return function(*args, **kwargs)
+
+    def seconds(self) -> float:
+        """The time of all runs on this machine: one of each shape runs on numbers of that shape."""
+        return sum(count * self._time(*self.calls[key]) for key, count in self.runs.items())
+
+    def _time(self, function: Function, shapes: Any) -> float:
+        args, kwargs = tree_map(lambda each: each.numbers() if isinstance(each, _Shape) else each, shapes)
+        start = perf_counter()
+        with torch.inference_mode():
+            function(*args, **kwargs)
+        return perf_counter() - start
+
+
+class _Shape(str):
+    """A tensor's shape and type, as one leaf."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    def numbers(self) -> Tensor:
+        """A small number at every place."""
+        return torch.full(self.sizes, 0.01, dtype=self.dtype)
+
+
+def _shape_of(part: Any) -> Any:
+    if not isinstance(part, Tensor):
+        return part
+    shape = _Shape(f"{tuple(part.shape)} {part.dtype}")
+    shape.sizes, shape.dtype = tuple(part.shape), part.dtype
+    return shape
 
 
 def _tables(module: nn.Module) -> list[nn.Embedding]:
@@ -362,14 +432,20 @@ def survey_answer(result: Survey, title: str = "") -> Answer:
 def _cells(sighting: Sighting) -> tuple[Cell, ...]:
     site = sighting.site
     low, high = (f"{value:.3g}" for value in sighting.row_sums)
+    return (
+        *_kernel_cells(site),
+        f"{site.queries}×{site.keys}",
+        low if low == high else f"{low} to {high}",
+        sighting.report,
+    )
+
+
+def _kernel_cells(site: SiteRecord) -> tuple[Cell, ...]:
     kernel = f"{site.kernel} {site.dtype}" + (f" window {site.window}" if site.window else "")
     return (
         site.site.kind,
         ((pattern(site.site.name), ""), BREAK, (f"{kernel}, {site.source}", "")),
         f"{site.heads}" if site.key_heads == site.heads else f"{site.heads}/{site.key_heads}",
-        f"{site.queries}×{site.keys}",
-        low if low == high else f"{low} to {high}",
-        sighting.report,
     )
 
 
@@ -392,3 +468,94 @@ def _notes(result: Survey) -> list[str]:
         rest = "a sink that no token owns, or on padding"
         notes.append(f"rows that sum to less than 1 leave the rest on {rest}")
     return notes
+
+
+@record("an attention call, or a layer without a softmax, and its proof")
+class LayerProof:
+    """One call, and how far its rows are from what identity values give."""
+
+    site: Annotated[SiteRecord, Parts()]
+    error: Annotated[
+        float | None,
+        Meaning("largest difference of the rows that identity values give; null where none can be fed"),
+    ]
+    row_sums: Annotated[tuple[float, float], Meaning("the smallest and the largest sum of a row")]
+
+    @property
+    def kind(self) -> str:
+        """What was compared: the ``rows`` that are shown, or the layer's ``output``."""
+        return "output" if self.error is None or self.site.source == "probe" else "rows"
+
+    @property
+    def shown_error(self) -> float | None:
+        """That of the rows, or of weights × values."""
+        return self.site.difference if self.error is None else self.error
+
+
+@record("how each layer was proved by identity values (--prove)", "info")
+class ModelProof:
+    """Every call with its proof, and the layers without one."""
+
+    proofs: Annotated[tuple[LayerProof, ...], Meaning("every call", name="sites")]
+    without_attention: Annotated[
+        tuple[LayerWithoutAttention, ...],
+        Meaning("layers that are no matrix, or were not seen", name="without"),
+    ]
+    notes: Notes
+
+
+def prove_model(model: Model, prepared: ModelInput) -> ModelProof:
+    """Feed identity values to every kernel, and compare what comes back with the rows that are shown."""
+    sums, errors = RowSums(), dict[Site, float]()
+
+    def compare(attention: Attention) -> None:
+        probe: RowSource | None = getattr(attention, "probe", None)
+        if probe is not None:
+            both = (rows.rows(0, len(attention.queries), None).float() for rows in (probe, attention))
+            errors[attention.site] = float(torch.sub(*both).abs().max())
+
+    model.learn_kinds(prepared)
+    observers = (sums, FunctionObserver(compare))
+    with (
+        model.without_gradients(),
+        model.threads(prepared),
+        recording(model.module, observers, prepared.labels, warn=False, mixers=True) as seen,
+    ):
+        prepared.call(model.module)
+    model.note_seal(prepared, seen)
+    proofs = (
+        LayerProof(
+            each,
+            each.difference if each.source == "probe" else errors.get(each.site),
+            sums.ranges[each.site],
+        )
+        for each in seen.sites
+    )
+    notes = (*model.notes, *prepared.notes, *seen.notes)
+    return ModelProof(tuple(proofs), tuple(seen.without_attention), tuple(dict.fromkeys(notes)))
+
+
+def proof_answer(result: ModelProof, title: str = "") -> Answer:
+    """One line for layers that were proved alike, with the largest error of them."""
+    lines, groups = [], group_by(result.proofs, lambda each: (_kernel_cells(each.site), each.kind))
+    for (cells, kind), alike in groups.items():
+        errors = [each.shown_error for each in alike if each.shown_error is not None]
+        proof = f"{max(errors):.0e} of {kind}" if errors else "none"
+        if any(beyond_rounding(each.shown_error, each.site.dtype) for each in alike):
+            proof = f"not proved: {proof}"
+        low, high = (min(each.row_sums[0] for each in alike), max(each.row_sums[1] for each in alike))
+        layers = number_ranges(each.site.site.layer for each in alike)
+        lines.append((layers, *cells, f"{low:.3g} to {high:.3g}", proof))
+    columns = tuple(
+        Column(name, long="fold" if name == PROOF_COLUMNS[2] else "keep") for name in PROOF_COLUMNS
+    )
+    kinds = {kind for _, kind in groups}
+    notes = (*(sentence for kind, sentence in PROOF_NOTES.items() if kind in kinds), *result.notes)
+    return Answer((Table(columns, tuple(lines), title=title, notes=notes, edge=True),), {}, lambda: result)
+
+
+PROOF_COLUMNS = ("layer", "kind", "module, kernel, weights", "heads", "rows sum to", "error")
+PROOF_NOTES = {
+    "rows": "of rows: the kernel ran on identity values, and gave the rows that are shown but for this error",
+    "output": "of output: weights × values give the output but for this error, over its largest number",
+}

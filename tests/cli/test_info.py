@@ -1,12 +1,16 @@
 """``attnscope info``: what can be shown of a model, what it reports itself, and failed recordings."""
 
+import re
+
 import pytest
 import transformers
 
 from attnscope.capture.placing.kinds import Sites
+from attnscope.capture.rows.scores import ScoredRows
 from attnscope.models import load
 from attnscope.questions.info import survey_model
 from tests.capture.tiny import EXPERTS, SIZES, tiny
+from tests.models.folders import hybrid as hybrid_folder
 from tests.models.folders import save
 
 SENTENCE = "the recording failed in h.1.attn (ZeroDivisionError: a mistake), so its attention is missing"
@@ -95,3 +99,29 @@ def test_failed_layer_is_named_by_info_and_refused_by_show(run, failing, causal_
     assert answer["failures"] == [{"name": "h.1.attn", "reason": "ZeroDivisionError: a mistake"}]
     ran = run("show", "the cat sat", "-m", causal_folder, "--head", "L1H0").refuses("no head L1H0")
     assert SENTENCE in " ".join(ran.err.split())
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    return hybrid_folder(tmp_path / "hybrid")
+
+
+def test_every_layer_is_proved_by_identity_values(run, hybrid):
+    proofs = run.json("info", hybrid, "--prove")["sites"]
+    assert [(each["layer"], each["source"]) for each in proofs] == [
+        *((n, "probe") for n in range(3)),
+        (3, "recomputed"),
+    ]
+    assert all(each["error"] < 1e-6 for each in proofs)
+    assert proofs[3]["row_sums"] == pytest.approx([1, 1], abs=1e-6)
+    out = " ".join(run("info", hybrid, "--prove").out.split())
+    assert re.search(r"e-0[78] of rows", out)
+    assert re.search(r"e-0[78] of output", out)
+
+
+def test_rows_other_than_the_kernels_are_not_proved(run, causal_folder, monkeypatch):
+    rows = ScoredRows.rows
+    monkeypatch.setattr(ScoredRows, "rows", lambda self, *which: rows(self, *which).roll(1, 1))  # other heads
+    answer = run.json("info", causal_folder, "--prove")
+    assert all(each["error"] > 0.01 for each in answer["sites"])
+    assert "not proved" in run("info", causal_folder, "--prove").out

@@ -1,10 +1,23 @@
 """The cost that info estimates from a config, and faults of models' own reports."""
 
+from functools import wraps
+
 import pytest
 import torch
 import transformers
-from transformers import AutoModel, FunnelConfig, GPT2Config, LlamaConfig, MambaConfig, T5Config, ViTConfig
+from transformers import (
+    AutoModel,
+    FunnelConfig,
+    GPT2Config,
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    T5Config,
+    ViTConfig,
+)
+from transformers.models.mamba2 import modeling_mamba2
 
+from attnscope.capture import RowSums, recording
 from attnscope.errors import ModelError, SizeError
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.untrusted_folder import ModelSource
@@ -123,3 +136,30 @@ def test_report_pass_has_the_limits_of_a_shown_pass(error):
     with pytest.raises(error or SizeError):
         survey_model(model, prepared)
     assert len(ran) == (1 if error else 1000)
+
+
+def test_runs_of_kernels_are_those_that_mixers_take(cost_of, monkeypatch):
+    sizes = {"num_heads": 4, "head_dim": 16, "state_size": 4, "n_groups": 1, "num_hidden_layers": 2}
+    config, tokens = Mamba2Config(hidden_size=32, vocab_size=100, **sizes), 40
+    cost = cost_of(config, tokens)
+    ran, kernel = [], modeling_mamba2.mamba2_chunk_scan
+
+    @wraps(kernel)
+    def count(*args, **named):
+        ran.append(1)
+        return kernel(*args, **named)
+
+    monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", count)
+    model = AutoModel.from_config(config).eval()
+    with torch.inference_mode(), recording(model, [RowSums()], warn=False, mixers=True):
+        model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    assert len(ran) - 2 == 2 * (1 + 3)  # without the pass's own: zero values, and 40 tokens on 16 channels
+    assert f"--mixers: {len(ran) - 2} runs of kernels" in " ".join(cost.notes)
+    plain, mixed = cost.commands[:2]
+    assert mixed.command == "the same with --mixers"
+    assert mixed.seconds > plain.seconds
+    assert mixed.memory - plain.memory == 4 * 4 * tokens**2  # the rows of four heads of one layer
+
+
+def test_cost_of_model_of_attention_alone_has_no_kernels(cost_of):
+    assert all("--mixers" not in each.command for each in cost_of(CONFIGS["gpt2"], 20).commands)

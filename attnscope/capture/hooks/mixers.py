@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +135,7 @@ class MixerCall:
 
 
 class Mixers(Tracker):
-    """Captures linear and state-space layers while ``watching``."""
+    """Captures linear and state-space layers while ``kernels_of`` the model are sent to it."""
 
     many = False  # whether the pass is one of many, whose notes say no numbers
 
@@ -167,18 +167,6 @@ class Mixers(Tracker):
             self.recorder.record.note_change(note + numbers)
         if proofs:
             self.recorder.record.note_change(SCORES)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """See the calls of every kernel that the model's modules may use, on this thread."""
-        owners: dict[Any, None] = {}
-        for part in self.recorder.model.modules():
-            owners |= {sys.modules.get(type(part).__module__): None, type(part): None}
-        with ExitStack() as stack:
-            for owner in filter(None, owners):
-                for name in KERNELS.keys() & vars(owner).keys():
-                    stack.enter_context(_tap(owner, name).listening(owner, self))
-            yield
 
     def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a kernel, and capture it."""
@@ -242,11 +230,31 @@ class Mixers(Tracker):
         self.recorder.add(replace(capture, kind="mixer", is_cross=False), path)
 
 
+class KernelListener(Protocol):
+    """What kernels are sent to."""
+
+    def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of a kernel, which it runs."""
+
+
+@contextmanager
+def kernels_of(model: nn.Module, listener: KernelListener) -> Iterator[None]:
+    """Send the calls of every kernel that the model's modules may use, on this thread, through a listener."""
+    owners: dict[Any, None] = {}
+    for part in model.modules():
+        owners |= {sys.modules.get(type(part).__module__): None, type(part): None}
+    with ExitStack() as stack:
+        for owner in filter(None, owners):
+            for name in KERNELS.keys() & vars(owner).keys():
+                stack.enter_context(_tap(owner, name).listening(owner, listener))
+        yield
+
+
 @functools.cache
-def _tap(owner: Any, name: str) -> Tap[Mixers]:
+def _tap(owner: Any, name: str) -> Tap[KernelListener]:
     """That of a function of a module, or a method of a class."""
 
-    def watch(original: Function, listeners: Callable[[], list[Mixers]]) -> Function:
+    def watch(original: Function, listeners: Callable[[], list[KernelListener]]) -> Function:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             call = original
             for each in listeners():
@@ -258,7 +266,7 @@ def _tap(owner: Any, name: str) -> Tap[Mixers]:
     return Tap(name, watch)
 
 
-def _through(listener: Mixers, name: str, function: Function, *args: Any, **kwargs: Any) -> Any:
+def _through(listener: KernelListener, name: str, function: Function, *args: Any, **kwargs: Any) -> Any:
     return listener.run(name, function, args, kwargs)
 
 

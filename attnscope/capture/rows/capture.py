@@ -240,6 +240,7 @@ class CapturedCall(Attention):
     softmax: int = 0  # the number of the softmax behind its weights, 0 for a kernel
     is_cross: bool | None = None  # whether queries and keys come from different sequences, None if unknown
     kind: Kind | None = None  # if known: of a mixer
+    probe: RowSource | None = None  # its rows by identity values, if these are asked for
     separate_axes: bool = False  # whether queries have no positions among the keys
     query_axis: int | None = None  # in the product of weights and values
     layout: Layout | None = None  # of that product

@@ -16,6 +16,7 @@ from attnscope.attention import AttentionCall, HeldRows, OpenKeys
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.record import FUSED, beyond_rounding
 from attnscope.capture.rows.capture import ROUNDING, CapturedCall, Weighing, masked_keys
+from attnscope.capture.rows.mixing import MixingRows
 from attnscope.capture.rows.scores import MadeRows, ScoredRows, compare_rows, mix, open_gaps
 from attnscope.fused.fused_pass import FusedPass, Refusal
 
@@ -348,6 +349,37 @@ def _recomputed(frame: Frame, output: Tensor | None) -> CapturedCall | None:
         if capture.difference is not None and not beyond_rounding(capture.difference, frame.query.dtype):
             return capture
     return None
+
+
+def probe_kernel(frame: Frame, kernel: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> Any:
+    """The rows of an attention function by identity values; None if it drops weights or mixes its output."""
+    output = _output(frame, result)
+    if output is None or frame.options.get("dropout"):
+        return None
+
+    def run(values: Tensor) -> Tensor:
+        arguments = dict(zip(RECEIVED, args, strict=False)) | kwargs | {"value": values.transpose(1, 2)}
+        first = [arguments.pop(name, None) for name in RECEIVED]
+        again = _output(frame, kernel(*first, **arguments))
+        assert again is not None
+        return again.transpose(1, 2)
+
+    return MixingRows(run, frame.value.transpose(1, 2), output.transpose(1, 2), shared=True)
+
+
+def probe_sdpa(call: AttentionCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MixingRows | None:
+    """The rows of torch's own kernel by identity values; None if it drops weights."""
+    arguments = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+    if call.dropout:
+        return None
+
+    def run(values: Tensor) -> Tensor:
+        value = values.transpose(1, 2).reshape(arguments["value"].shape)
+        output = F.scaled_dot_product_attention(**arguments | {"value": value})
+        return output.reshape(*call.query.shape[:3], -1).transpose(1, 2)
+
+    values = call.value.transpose(1, 2)
+    return MixingRows(run, values, run(values), shared=True)
 
 
 def _output(frame: Frame, result: Any) -> Tensor | None:

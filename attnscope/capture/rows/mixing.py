@@ -44,13 +44,13 @@ class Proof:
 class MixingRows:
     """The rows of one call of a mixer; its matrix is computed when a row is first read.
 
-    ``kernel`` gives the output of other values, both [batch, token, head, channel]. Without ``shared``, each
+    ``kernel`` gives the output of other values; several heads may share theirs. Without ``shared``, each
     channel has its own matrix, and the mean over the channels of a head is read. All channels are proved.
     """
 
     kernel: Callable[[Tensor], Tensor]
-    values: Tensor  # [batch, token, head, channel]
-    output: Tensor  # what the kernel returned for them, [batch, token, head, channel]
+    values: Tensor  # [batch, key, value head, channel]
+    output: Tensor  # what the kernel returned for them, [batch, query, head, channel]
     shared: bool
     heads: tuple[int, ...] | None = None  # those that are read, if not all
     proof: Proof = field(default_factory=Proof)
@@ -76,15 +76,17 @@ class MixingRows:
         """The keys up to each row of a causal mixer; all of another.  -> bool, [1, 1, row, key]"""
         if self.proof.difference is None:
             self.rows(start, stop, None)
-        opened = torch.ones(stop - start, self.values.shape[1], dtype=torch.bool, device=self.values.device)
+        size = stop - start, self.values.shape[1]
+        opened = torch.ones(size, dtype=torch.bool, device=self.values.device)
         return (opened.tril(start) if self.proof.causal else opened)[None, None]
 
     def columns(self, rest: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Blocks of columns: the first key, the columns, and what these keys' values add to the output.
 
-        ``rest`` comes out without values.  -> [batch, head, query, key], [batch, token, head, channel]
+        ``rest`` comes out without values.  -> [batch, head, query, key], [batch, query, head, channel]
         """
         values, tokens = self.values.to(rest), self.values.shape[1]
+        values = values.repeat_interleave(self.output.shape[2] // values.shape[2], 2)
         step = self.values.shape[3] if self.shared else 1
         for start in range(0, tokens, step):
             keys = slice(start, min(start + step, tokens))
@@ -110,12 +112,12 @@ class MixingRows:
 
     def _block(self, start: int, stop: int) -> Tensor:
         """The rows from ``start`` on, at least to ``stop``, as many as may be held; proves the first time."""
-        batch, tokens, every, _ = self.values.shape
+        (batch, queries, every, _), keys = self.output.shape, self.values.shape[1]
         heads = list(range(every)) if self.heads is None else list(self.heads)
-        most = BLOCK_BYTES // (4 * batch * len(heads) * tokens)
-        rows = slice(start, min(tokens, max(stop, start + most)))
+        most = BLOCK_BYTES // (4 * batch * len(heads) * keys)
+        rows = slice(start, min(queries, max(stop, start + most)))
         kind = torch.promote_types(self.values.dtype, torch.float32)
-        block = self.values.new_zeros(batch, len(heads), rows.stop - start, tokens, dtype=kind)
+        block = self.values.new_zeros(batch, len(heads), rows.stop - start, keys, dtype=kind)
         with quietly():
             rest = self._run(torch.zeros_like(self.values))  # a bias
             again, sums, above, largest = rest, torch.zeros(()), 0.0, 0.0
@@ -131,7 +133,7 @@ class MixingRows:
             if self.proof.difference is None:
                 output = self.output.to(again)
                 self.proof.difference = float((again - output).abs().max() / (output.abs().max() or 1))
-                self.proof.causal = above <= LARGEST_ABOVE * largest
+                self.proof.causal = queries == keys and above <= LARGEST_ABOVE * largest
                 self.proof.sums = float(sums.min()), float(sums.max())
         most_allowed = LARGEST_ERROR if self.values.dtype == torch.float32 else tolerance(self.values.dtype)
         if not self.proof.difference <= most_allowed:

@@ -30,6 +30,7 @@ class AuditOptions(Group):
     """What is asked about the model."""
 
     audit: Annotated[bool, Option(help="Name what mixes tokens besides the attention shown.")] = False
+    prove: Annotated[bool, Option(help="Prove each layer by identity values.")] = False
     copying: Annotated[bool, Option(help="Rank heads by how much they copy, from the weights alone.")] = False
     cost: Annotated[bool, Option(help="Estimate memory and time from the config alone.")] = False
     tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", metavar="N", min=1)] = 512
@@ -63,7 +64,8 @@ def info(
     these differ from the weights that were used.
 
     With --audit one token changes at a time, while all attention that is shown answers as before. A module
-    whose numbers move with more than that token mixes tokens by itself, and is named.
+    whose numbers move with more than that token mixes tokens by itself, and is named. With --prove each
+    kernel runs on values that are 1 at one token, 0 elsewhere: do they give the rows that are shown?
 
     With --copying: the share of tokens whose own logit rises most when a head attends to them, and the signs
     of the eigenvalues of its OV circuit (Elhage et al. 2021).
@@ -71,9 +73,9 @@ def info(
     Examples:
 
     attnscope info own
-    attnscope info openai-community/gpt2 --json
     attnscope info openai-community/gpt2 --copying
     attnscope info sample_inputs/own_model.py:OwnModel --audit
+    attnscope info own-causal --prove
     attnscope info Qwen/Qwen2.5-7B --cost --tokens 8192
     """
     from attnscope.questions.answer import Answer
@@ -83,7 +85,8 @@ def info(
         refuse_combined((fields_of(*groups, but=(mode, "as_latex")), mode, "it is a table of its own"))
     refuse_combined(
         (fields_of(SourceOptions, AuditOptions, but=("cost", "tokens")), "cost", "it reads the config alone"),
-        ("copying", "audit", ""),
+        ("copying", "audit prove", ""),
+        ("prove", "audit", ""),
     )
     refuse_without(("tokens", "cost"))
     if options.defaults or options.plugins:
@@ -108,7 +111,13 @@ def info(
         source = replace(source, text=TEXT)
     from attnscope.questions.audit import audit
     from attnscope.questions.composition import copying_answer, measure_copying
-    from attnscope.questions.info import describe_model, survey_answer, survey_model
+    from attnscope.questions.info import (
+        describe_model,
+        proof_answer,
+        prove_model,
+        survey_answer,
+        survey_model,
+    )
     from attnscope.views import Column, Table
 
     pass_source = read_source(source, model)
@@ -119,6 +128,8 @@ def info(
             mixers = audit(loaded, prepared)
             sentences = Table((Column(""),), tuple((each,) for each in mixers.sentences))
             answer = Answer((sentences,), {}, lambda: mixers)
+        elif options.prove:
+            answer = proof_answer(prove_model(loaded, prepared), loaded.title)
         else:
             survey = survey_model(loaded, prepared)
             answer = survey_answer(survey, describe_model(loaded, survey))

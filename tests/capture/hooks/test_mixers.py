@@ -1,9 +1,12 @@
 """Linear and state-space layers as signed matrices, against recurrences written out in float64."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_utils import AttentionInterface
 from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
@@ -15,6 +18,7 @@ from attnscope.capture.observers import Coarsen, SharedRows
 from attnscope.capture.rows import mixing
 from attnscope.measures import Measurement
 from tests.capture.observing import MapObserver
+from tests.capture.tiny import FAMILIES, inputs
 from tests.tools.coverage.recipes import make
 
 B, T, H, K, V = 2, 11, 3, 6, 4
@@ -262,7 +266,7 @@ def test_scores_are_of_absolute_weights_over_their_sum():
         assert head.figures["previous"].value == pytest.approx(before.mean(), abs=1e-6)
 
 
-FAMILIES = [
+MIXED = [
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
     *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "mamba", "falcon_mamba"),
     *("jamba", "zamba", "lara_mini", "qwen4_exp", "glm5_next", "minimax", "rwkv", "lfm2_moe"),
@@ -271,7 +275,7 @@ FAMILIES = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MIXED)
 def test_every_family_is_shown_exactly(family):
     torch.manual_seed(0)
     model, _, given = make(family, failures := [])
@@ -289,3 +293,53 @@ def test_every_family_is_shown_exactly(family):
     for each in keep.maps:
         later = torch.ones(each.weights.shape[-2:], dtype=torch.bool).triu(1)
         assert each.site.kind != "mixer" or not each.weights[..., later].any()
+
+
+def sigmoids(module, query, key, value, attention_mask, scaling=None, **options):
+    """Attention by sigmoids, which is no softmax; its product is of three factors, which none follows."""
+    with torch._C.DisableTorchFunction():
+        groups = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+        rows = (query @ key.mT).sigmoid().tril()
+        WEIGHTS.append(rows)
+        return (rows @ value).transpose(1, 2).contiguous(), None
+
+
+WEIGHTS = []
+
+
+def test_attention_function_without_formula_is_shown_by_identity_values():
+    AttentionInterface.register("sigmoids", sigmoids)
+    model = FAMILIES["llama"].build("sigmoids")
+    ids = torch.randint(4, 99, (1, 9))
+    with torch.inference_mode(), recording(model, [], warn=False) as named:
+        model(input_ids=ids)
+    assert not named.sites
+    keep = MapObserver()
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        WEIGHTS.clear()
+        model(input_ids=ids)
+    own = [WEIGHTS[0], *(each for before, each in pairwise(WEIGHTS) if not torch.equal(before, each))]
+    assert not record.failures
+    assert [(call.source, call.site.kind, call.site.layer) for call in record.sites] == [
+        ("probe", "decoder", layer) for layer in range(3)
+    ]
+    for each, weights in zip(keep.maps, own, strict=True):
+        torch.testing.assert_close(each.weights, weights, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt-oss", "gemma2", "t5"])
+def test_identity_values_give_rows_of_softmax(family):
+    errors = []
+
+    class Compare:
+        def observe(self, attention):
+            size = len(attention.queries)
+            both = attention.probe.rows(0, size, None), attention.rows(0, size)
+            errors.append(float(torch.sub(*both).abs().max()))
+
+    model, given = FAMILIES[family].build(), inputs(FAMILIES[family].inputs)
+    with torch.inference_mode(), recording(model, [Compare()], warn=False, mixers=True) as record:
+        model(**given)
+    assert len(errors) == len(record.sites) > 0
+    assert max(errors) < 1e-6

@@ -61,8 +61,11 @@ def is_spread(node: Node, side: int) -> bool:
     )
 
 
-def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """The gradients of a node's inputs, from those of its outputs; held inputs have none."""
+def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Tensor | None]:
+    """The gradients of a node's inputs, from those of its outputs; held inputs have none.
+
+    ``zeros``: columns of zeros stay zero, so that a derivative by them is not asked for.
+    """
     name, saved = kind(node), cast(Any, node)
     grad = next((grad for grad in grads if grad is not None), None)
     if grad is None:
@@ -70,12 +73,12 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     if name == "Div":
         return [grad / saved._saved_other, None]
     if name == "Addmm":
-        left = _product(grad, saved._saved_mat2)
+        left = _product(grad, saved._saved_mat2, zeros)
         right = _transposed(saved._saved_mat1, grad)
         factors = [None if side is None else side * saved._saved_alpha for side in (left, right)]
         return [grad * saved._saved_beta, *factors]
     if name in ("Mm", "Bmm"):
-        return [_product(grad, saved._saved_mat2), _transposed(saved._saved_self, grad)]
+        return [_product(grad, saved._saved_mat2, zeros), _transposed(saved._saved_self, grad)]
     if name in NORMS:
         return _pull_norm(name, saved, grad)
     if name in ACTIVATIONS:
@@ -84,8 +87,8 @@ def pull(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     return list(pulled) if isinstance(pulled, tuple) else [pulled]
 
 
-def _product(grad: Tensor, right: Tensor | None) -> Tensor | None:
-    """A gradient of ``x @ right`` as that of x; computed for the rows and columns that have any."""
+def _product(grad: Tensor, right: Tensor | None, zeros: bool) -> Tensor | None:
+    """A gradient of ``x @ right`` as that of x, from rows that have any, and with ``zeros`` from columns."""
     if right is None:
         return None
     if grad.ndim != 2:
@@ -95,7 +98,7 @@ def _product(grad: Tensor, right: Tensor | None) -> Tensor | None:
     length = len(grad)
     if len(rows) < length:
         grad = grad.index_select(0, rows)
-    if len(columns) < grad.shape[1]:
+    if zeros and len(columns) < grad.shape[1]:
         grad, right = grad.index_select(1, columns), right.index_select(1, columns)
     product = grad @ right.mT
     if len(rows) == length:
@@ -286,6 +289,7 @@ class Stream:
 
     root: Edge
     rows: StreamRows
+    zeros: bool = False  # whether zeros of the seed are zero whatever it is; see ``pull``
     fixed_activations: list[str] = field(default_factory=list)  # activations of the output head
 
     def __post_init__(self) -> None:
@@ -384,7 +388,9 @@ class Stream:
                 tensors = [(each, output) for each, output in inputs if each is not None]
                 if name in ("Add", "Sub") and len(tensors) < 2 and grads[0] is not None:
                     parts.constants.append(((node, 0), tensors[0] if tensors else None, grads[0]))
-                for (each, output), grad, follow in zip(inputs, pull(node, grads), follows, strict=False):
+                for (each, output), grad, follow in zip(
+                    inputs, pull(node, grads, self.zeros), follows, strict=False
+                ):
                     if follow and each is not None and grad is not None:
                         shape = tuple(each._input_metadata[output].shape)
                         grad = grad.sum_to_size(shape) if grad.shape != shape else grad

@@ -197,7 +197,7 @@ def walk(states: StreamStates, tensor: Tensor, seed: Tensor) -> tuple[Stream, Sc
     if tensor.grad_fn is None:
         raise Lost("it keeps no gradients of its queries and keys")
     with torch.enable_grad():
-        stream = Stream((tensor.grad_fn, tensor.output_nr), states)
+        stream = Stream((tensor.grad_fn, tensor.output_nr), states, zeros=True)
         return stream, stream.walk(seed)
 
 

@@ -132,6 +132,19 @@ def test_logit_contributions_sum_to_model_score(name, made):
     assert last.difference == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_words_of_a_head_move_by_its_effects_on_them(name, made):
+    model, head = made(name), Head(1, 2, "decoder")
+    prepared = model.prepare(TEXT)
+    (words,) = direct_effects(model, prepared, "mat", "cat", Head(1, 2)).words
+    assert (len(words.raised), len(words.lowered)) == (8, 8)
+    whole = model.reader.tokenizer.get_vocab()  # without the pieces of words, which have no name
+    named = [word for word in (*words.raised, *words.lowered) if word.text in whole]
+    for word in (named[0], named[-1]):
+        effect = direct_effects(model, prepared, word.text, None).effects.heads[head]
+        assert word.moved == pytest.approx(effect, abs=1e-5)
+
+
 SEEING = ("llava", "llava_next")
 """What becomes of the picture is put among the embeddings, and is held like them."""
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCALING if name != "gemma2"]

@@ -77,6 +77,16 @@ def test_induction_tutorial_identifies_its_circuit(tmp_path) -> None:
         lost = by_head(f'cut "{edge}" {WORDS}', tmp_path)
         assert min(lost, key=lost.__getitem__) == needed
 
+    asked = f'why "bell#2 -> key" {WORDS.partition(" --target")[0]} --head {looks} --depth 2'
+    named, earlier = answer(f"attnscope {asked}", tmp_path)["path"]
+    assert (named["terms"][0]["query"], named["terms"][0]["key"]) == ("embeddings", before)
+    assert ("L{layer}H{head}".format(**earlier), earlier["query"], earlier["key"]) == (
+        before,
+        "key 1",
+        "bell 0",
+    )
+    assert earlier["link"]["carried"] > 0.8 * named["terms"][0]["value"]
+
     back = by_head(f"patch {SWAPPED} {WORDS}", tmp_path)
     assert {head for head, share in back.items() if share > 0.5} == {looks, before}
     asked = f"patch {SWAPPED} {WORDS} --head {before} --to {looks}"

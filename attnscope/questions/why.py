@@ -21,7 +21,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.find import Question
 from attnscope.questions.score_terms import ScorePass, ScoreTerms
-from attnscope.questions.sentences import name_pass
+from attnscope.questions.sentences import name_pass, pluralize
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
 
@@ -255,7 +255,7 @@ def _terms_table(each: ExplainedScore, top: int) -> Table:
     errors = () if terms[0].error is None else (Column("±", True),)
     blank = [""] * len(errors)
     if count > len(terms):
-        rows.append((f"{count - len(terms):,} others", "", *map(_signed, rest), *blank))
+        rows.append((pluralize(count - len(terms), "other"), "", *map(_signed, rest), *blank))
     rows.append(("query times key", "", *map(_signed, sums), *blank))
     columns = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
     return Table((*columns, *errors), tuple(rows))

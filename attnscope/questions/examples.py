@@ -16,6 +16,7 @@ import torch
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, continue_text, places
 from attnscope.capture import Record
+from attnscope.comparison import embed_in_plane
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Role
 from attnscope.measures import DEFAULT, MEASURES, Measurement, settle_roles
@@ -122,6 +123,11 @@ class HeadExamples:
     weights: Annotated[Histogram, Meaning("its rows by their largest weight outside self and first token")]
     entropy: Annotated[Histogram, Meaning("its rows by their normalized entropy")]
     nearest: Annotated[tuple[Neighbour, ...], Meaning("the heads that attend most alike")]
+    scores: Annotated[Mapping[str, float], Meaning("its mean scores over all rows, by measure")]
+    place: Annotated[
+        tuple[float, float] | None,
+        Meaning("its place in a plane where near heads attend alike; null for one head alone"),
+    ]
 
 
 @record("heads over a corpus, with examples", "examples")
@@ -217,9 +223,11 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
     if not figures:
         raise InputError(f"the attention of {work.model.name} is not over the tokens: it has no examples")
     shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in figures}
-    contexts, near = dict(_read_contexts(work, shown)), dict[Head, tuple[Neighbour, ...]]()
-    for kind in {each.site.kind for each in figures}:
-        near |= _find_nearest(total, [each.address for each in figures if each.site.kind == kind])
+    contexts, near, planes = dict(_read_contexts(work, shown)), dict[Head, Any](), dict[Head, Any]()
+    for kind in dict.fromkeys(each.site.kind for each in figures):
+        overlaps = _Overlaps(total, [each.address for each in figures if each.site.kind == kind])
+        near |= overlaps.nearest()
+        planes |= overlaps.places()
     heads = []
     for each in figures:
         kept = shown[each.address]
@@ -231,7 +239,8 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
         )
         parts: list[Any] = [tuple(examples[: len(kept.top)]), tuple(tenths)]
         parts += [*_token_shares(kept.ids, total.counts[each.site.kind], total.names), *kept.histograms]
-        parts.append(near[each.address])
+        scores = {name: score.value for name, score in each.figures.items()}
+        parts += [near[each.address], scores, planes[each.address]]
         heads.append(HeadExamples(each.address, each.role, *parts))
     title = work.model.title, *progress.layout[:1], f"{progress.texts:,} texts, {progress.tokens:,} tokens"
     return Examples(
@@ -338,38 +347,56 @@ def _token_shares(ids: Array, counts: Counts, names: Mapping[int, str]) -> Itera
         yield tuple(shares)
 
 
-def _find_nearest(total: ExampleTotals, wanted: Sequence[Head]) -> dict[Head, tuple[Neighbour, ...]]:
-    """The nearest heads of some of one kind, on the rows that are in the sample of every head."""
-    kind, heads = wanted[0].kind, list[Head]()
-    codes, keys, weights = list[Array](), list[Array](), list[Array]()
-    for site, each in total.sites.items():
-        if site.kind == kind:
-            heads += (Head(site.layer, head, kind) for head in range(len(each.gaps)))
-            codes += list(((each.sample.place[..., 0].long() << 32) + each.sample.place[..., 1]).numpy())
-            keys += list(each.sample.keys.numpy())
-            weights += list(each.sample.weights.numpy())
-    common = reduce(lambda one, other: one[np.isin(one, other)], codes)
-    for number, mine in enumerate(codes):
-        order = np.argsort(mine)
-        at = order[np.searchsorted(mine, common, sorter=order)]
-        keys[number], weights[number] = keys[number][at], weights[number][at]  # [row, key]
-    every_key, every_weight = np.stack(keys), np.stack(weights)  # [head, row, key]
-    numbers, overlap = [heads.index(head) for head in wanted], torch.zeros(len(wanted), len(heads))
-    for row in range(len(common)):
-        columns = np.unique(every_key[:, row], return_inverse=True)[1].reshape(len(heads), -1)
-        dense = torch.zeros(len(heads), int(columns.max()) + 2)
-        dense.scatter_add_(1, torch.from_numpy(columns), torch.from_numpy(every_weight[:, row]))
-        dense[:, -1] = (1 - dense.sum(1)).clamp_min(0)
-        overlap += 1 - torch.cdist(dense[numbers], dense, p=1) / 2
-    nearest, count = (
-        dict[Head, tuple[Neighbour, ...]](),
-        min(NEIGHBOURS, len(heads) - 1) if len(common) else 0,
-    )
-    for head, itself, shared in zip(wanted, numbers, overlap / max(len(common), 1), strict=True):
-        shared[itself] = -1
-        best = zip(*(each.tolist() for each in shared.topk(count)), strict=True)
-        nearest[head] = tuple(Neighbour(heads[other], overlap) for overlap, other in best)
-    return nearest
+@dataclass(eq=False)
+class _Overlaps:
+    """How alike the heads of a kind attend on the rows that are in the sample of each.
+
+    ``shared`` is the mean weight that two heads give the same keys, of ``heads`` and of all.
+    """
+
+    total: ExampleTotals
+    heads: Sequence[Head]
+
+    def __post_init__(self) -> None:
+        kind, every = self.heads[0].kind, list[Head]()
+        codes, keys, weights = list[Array](), list[Array](), list[Array]()
+        for site, each in self.total.sites.items():
+            if site.kind == kind:
+                every += (Head(site.layer, head, kind) for head in range(len(each.gaps)))
+                codes += list(((each.sample.place[..., 0].long() << 32) + each.sample.place[..., 1]).numpy())
+                keys += list(each.sample.keys.numpy())
+                weights += list(each.sample.weights.numpy())
+        common = reduce(lambda one, other: one[np.isin(one, other)], codes)
+        for number, mine in enumerate(codes):
+            order = np.argsort(mine)
+            at = order[np.searchsorted(mine, common, sorter=order)]
+            keys[number], weights[number] = keys[number][at], weights[number][at]  # [row, key]
+        every_key, every_weight = np.stack(keys), np.stack(weights)  # [head, row, key]
+        self.every, self.rows, numbers = every, len(common), [every.index(head) for head in self.heads]
+        self.shared = torch.zeros(len(numbers), len(every))
+        for row in range(self.rows):
+            columns = np.unique(every_key[:, row], return_inverse=True)[1].reshape(len(every), -1)
+            dense = torch.zeros(len(every), int(columns.max()) + 2)
+            dense.scatter_add_(1, torch.from_numpy(columns), torch.from_numpy(every_weight[:, row]))
+            dense[:, -1] = (1 - dense.sum(1)).clamp_min(0)
+            self.shared += (1 - torch.cdist(dense[numbers], dense, p=1) / 2) / self.rows
+
+    def nearest(self) -> dict[Head, tuple[Neighbour, ...]]:
+        """The heads with which each shares most."""
+        nearest = dict[Head, tuple[Neighbour, ...]]()
+        count = min(NEIGHBOURS, len(self.every) - 1) if self.rows else 0
+        for head, shared in zip(self.heads, self.shared.clone(), strict=True):
+            shared[self.every.index(head)] = -1
+            best = zip(*(each.tolist() for each in shared.topk(count)), strict=True)
+            nearest[head] = tuple(Neighbour(self.every[other], overlap) for overlap, other in best)
+        return nearest
+
+    def places(self) -> dict[Head, tuple[float, float] | None]:
+        """The place of each head in the plane that shows most of the overlaps; ``None`` if not of all."""
+        if len(self.heads) < len(self.every) or not self.rows:
+            return dict.fromkeys(self.heads)
+        points = embed_in_plane(1 - self.shared.double().numpy()).points.tolist()
+        return dict(zip(self.heads, map(tuple, points), strict=True))
 
 
 def examples_answer(result: Examples, *, one: bool) -> Answer:

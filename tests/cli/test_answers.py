@@ -103,6 +103,7 @@ ANSWERED = {
     "find --gold pairs.txt --alignments links.txt --rows predicting -m ./t5": "aligned predicting L",
     "examples L1H3 --texts texts.txt": ("tenths of 100 random rows", "nearest heads, by the weight"),
     "examples L1H3 --texts texts.txt --by '* -> -1' --top 1": "score: * -> -1",
+    "atlas --texts texts.txt -o made/atlas": "saved 35 files in made/atlas: open made/atlas/index.html",
     "examples --texts texts.txt": "strongest row → key",
     "spans TWO --head L1H3": "L1H3 · encoder attention",
     "spans TWO -m own-causal": "average over 12 heads · decoder attention · 4 parts",

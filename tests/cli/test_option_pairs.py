@@ -28,6 +28,7 @@ BASES = {
     "compare": [TEXT],
     "flow": [TEXT],
     "spans": ["A cat sat. It slept there."],
+    "atlas": ["--texts", "texts.txt", "-o", "folder"],
     "examples": ["L1H1", "--texts", "texts.txt"],
     "export": [TEXT, "-o", "folder", "--layer", "0", "--head", "0"],
     "info": ["own"],

@@ -176,6 +176,8 @@ REFUSED = {
     "check TEXT OTHER": "give one text",
     # find, spans, flow
     "find TEXT": "->",
+    "atlas -o nowhere": "--texts",
+    "atlas --texts texts.txt": "Missing option '--out'",
     "examples L1H3": "--texts",
     "examples --texts texts.txt --top 3": "--top",
     "examples L9H0 --texts texts.txt": "no head L9H0: there are L0H0 to L3H7",

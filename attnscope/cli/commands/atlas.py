@@ -8,6 +8,7 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import Group, command
 from attnscope.cli.commands.examples import MOST_LISTED, ReadingOptions, read_examples
+from attnscope.cli.corpus import CorpusOptions
 from attnscope.cli.messages import notify
 
 
@@ -22,7 +23,7 @@ class AtlasOutput(Group):
 @command
 def atlas(
     output: AtlasOutput,
-    corpus: options.CorpusOptions,
+    corpus: CorpusOptions,
     reading: ReadingOptions,
     model: options.WeightedModelOptions,
 ) -> None:

@@ -72,7 +72,12 @@ def deliver(
         if is_quiet():
             views = [replace(view, notes=()) if hasattr(view, "notes") else view for view in views]
         look = picture if isinstance(picture, PrintedOptions) else PLAIN
-        print_views(views, console, look.graphics, cmap=picture.cmap, plain=look.plain)
+        since = getattr(next(iter(read), None), "since", None)  # of a cached pass
+        print_views(
+            views, console, look.graphics, cmap=picture.cmap, plain=look.plain, below=since is not None
+        )
+        if since is not None:
+            notify(f"{since}; --no-cache runs the model again")
 
 
 def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False) -> None:

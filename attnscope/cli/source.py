@@ -160,14 +160,12 @@ class PassSource:
         predicting: bool = False,
         cached: bool = True,
         kind: PassKind = "kernel",
-        saving: bool = False,
         load: Callable[[], Model] | None = None,
     ) -> tuple[Model, ModelInput]:
         """The model, or its cached pass in place of it, and the prepared input. Raises ``AttnscopeError``.
 
         ``cached``: with the pass of a small input, for commands that only read heads and their scores;
-        ``kind`` says how a long text is measured. ``saving``: the title goes into a file, without the time
-        of the pass. ``load`` replaces ``self.load``.
+        ``kind`` says how a long text is measured. ``load`` replaces ``self.load``.
         """
         if self.part is not None:
             from attnscope.models.trace_recording import trace_part
@@ -182,17 +180,17 @@ class PassSource:
         if kind == "fused" and self.request.generate is not None:  # it ran with the kernels
             kind = "kernel"
         key = self.key
-        stored = None if key is None or self.no_cache else self._find_cached(key, kind, saving)
+        stored = None if key is None or self.no_cache else self._find_cached(key, kind)
         return stored or self._run_model((load or self.load)(), key, kind)
 
-    def _find_cached(self, key: str, kind: PassKind, saving: bool) -> tuple[Model, ModelInput] | None:
+    def _find_cached(self, key: str, kind: PassKind) -> tuple[Model, ModelInput] | None:
         """The cached pass of this kind, or of any kind if the text is short."""
         from attnscope.models.trace_model import TracedModel, has_short_text
 
         for stored in dict.fromkeys((kind, "kernel")):
             if (trace := find_pass(_key_of_kind(key, stored))) is None:
                 continue
-            since = None if saving else _caching_time(trace.description.kept)
+            since = _caching_time(trace.description.kept)
             model = TracedModel(trace, since=since, weighting=self.model.metadata.get("weigh", "raw"))
             if stored == kind or has_short_text(model.prepared):
                 return model, replace(model.prepared, request=self.request)

@@ -53,9 +53,9 @@ class TracedModel(Model):
 
     @property
     def title(self) -> str:
-        """The model's name, its weighting, and when the pass ran if that should be shown."""
+        """The model's name, and its weighting."""
         weighting = self.trace.description.weighed
-        parts = (super().title, weighting and visible(weighting), self.since)
+        parts = (super().title, weighting and visible(weighting))
         return " · ".join(filter(None, parts))
 
     def note_seal(self, prepared: inputs.ModelInput, record: Any) -> Any:

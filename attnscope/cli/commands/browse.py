@@ -57,6 +57,6 @@ def browse(
         ) from None
     from attnscope.questions.layers import all_heads
 
-    with read_source(source, model).open_with_progress(saving=True) as (loaded, prepared):
+    with read_source(source, model).open_with_progress() as (loaded, prepared):
         heads = all_heads(loaded, prepared, options.select(attention, axes))
     Browser(heads, output.out, picture.cmap).run()

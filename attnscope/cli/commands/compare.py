@@ -140,7 +140,7 @@ def compare(
     refuse_without(("scatter", "out"))
     _check(contrast, corpus, source, selection)
     pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
-    opening, saving = None, output.out is not None
+    opening = None
     if corpus.texts is None:
         sources = [read_source(source, model)]
         unnamed = replace(attention, layers=None, head=None), replace(contrast, heads=None, by=None)
@@ -173,7 +173,7 @@ def compare(
         of_models = of_heads = lambda result: layers_answer(compare_layers(result), opening)
     rival = _rival_source(contrast, source, sources[0], model)
     if corpus.texts is None:
-        (loaded, left), (other, right) = _open_pair(sources[0], rival, saving)
+        (loaded, left), (other, right) = _open_pair(sources[0], rival)
     else:
         loaded, left = _prepare_all(sources[0], sources)
         other, right = (None, []) if rival is None else _prepare_all(rival, sources)
@@ -220,17 +220,15 @@ def _rival_source(
     return replace(first, model=rival, save_trace=None)
 
 
-def _open_pair(
-    first: PassSource, rival: PassSource | None, saving: bool
-) -> list[tuple[Any, list[ModelInput]]]:
+def _open_pair(first: PassSource, rival: PassSource | None) -> list[tuple[Any, list[ModelInput]]]:
     """The models and inputs of one text and its rival; the same model is loaded once."""
     if rival is None:
-        loaded, prepared = first.open(saving=saving)
+        loaded, prepared = first.open()
         return [(loaded, [prepared]), (None, [])]
     generates = [each.request.generate is not None for each in (first, rival)]
     same = first.model == rival.model and generates[0] == generates[1] and first.saved is None
     load = cache(first.load) if same else None
-    opened = [each.open(saving=saving, load=load) for each in (first, rival)]
+    opened = [each.open(load=load) for each in (first, rival)]
     return [(loaded, [prepared]) for loaded, prepared in opened]
 
 

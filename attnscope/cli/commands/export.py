@@ -81,7 +81,7 @@ def export(
 
     selection = options.select(attention, axes, token=attention.token)
     command_line = write("export", source, attention, axes, replace(output, force=False), picture, model)
-    with pass_source.open_with_progress(saving=True) as (loaded, prepared):
+    with pass_source.open_with_progress() as (loaded, prepared):
         try:
             manifest = save_export(
                 *(loaded, prepared, selection, output.out),

@@ -144,8 +144,8 @@ def find(
         "QUESTION",
         f"{len(questions):,} questions: ask {MAX_QUESTIONS} at a time",
     )
-    saving, kind = output.out is not None, "other" if asks_all_rows(questions) else "kernel"
-    with read_source(source, model).open_with_progress(saving=saving, kind=kind) as (loaded, prepared):
+    kind = "other" if asks_all_rows(questions) else "kernel"
+    with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, options.select(attention))
     kind_alone = options.LayerOptions(kind=attention.kind)  # a head opens with its kind
     opening = repeat("show", options.SourceOptions(**vars(source)), kind_alone, picture, model)

@@ -91,7 +91,7 @@ def flow(
     from attnscope.questions.flow import flow_answer, follow_flow
 
     how = {"predicting": tracing.method == "relevance", "cached": tracing.method in ("rollout", "flow")}
-    with pass_source.open_with_progress(saving=output.out is not None, **how) as (loaded, prepared):
+    with pass_source.open_with_progress(**how) as (loaded, prepared):
         shown = options.select(options.LayerOptions(kind=attention.kind), axes)
         last = max(layers) if layers else None
         target, token = tracing.target, tracing.token

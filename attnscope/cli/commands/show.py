@@ -117,10 +117,10 @@ def show(
     from attnscope.questions.stats import overview, overview_answer
     from attnscope.questions.token import one_token
 
-    exact, saving = kernel.exact_kernel, output.out is not None
+    exact = kernel.exact_kernel
     measured = _pass_kind(output.by, saves_layers)
     kind = "kernel" if one_picture or saves_layers or exact else measured
-    opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind, saving=saving)
+    opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind)
     with opened as text:
         losses: Any = None
         if output.loss:
@@ -148,7 +148,7 @@ def show(
         answer = next(answer_of() for applies, answer_of in modes if applies)
     if saves_layers:
         answer = replace(answer, pictures={}, layers=lambda: layers.data, heads=lambda: layers)
-    if not (output.as_json or saving):
+    if not (output.as_json or output.out is not None):
         print_written(text[1])
     deliver("show", answer, output, picture, model.metadata, text)
 

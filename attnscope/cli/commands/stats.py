@@ -156,8 +156,7 @@ def stats(
     if pass_source is None:
         result = measure_corpus(corpus, source, model, selection, **how)
     else:
-        saving = output.out is not None
-        result = _measure_text(pass_source, selection, extras, rows=rows, saving=saving, **how)
+        result = _measure_text(pass_source, selection, extras, rows=rows, **how)
     if torchrun_processes().number:
         return
     answer = table.answer(result)
@@ -248,7 +247,6 @@ def _measure_text(
     *,
     exact_kernel: bool,
     rows: range | None,
-    saving: bool,
 ) -> Stats:
     """All heads of one text; --pooled saves them, too."""
     from attnscope.measures import DEFAULT
@@ -258,7 +256,7 @@ def _measure_text(
 
     pool = None if extras.pooled is None else extras.cell
     kind = "kernel" if exact_kernel or rows is not None else "fused" if names == DEFAULT else "other"
-    with source.open_with_progress(cached=pool is None, kind=kind, saving=saving) as text:
+    with source.open_with_progress(cached=pool is None, kind=kind) as text:
         how: dict[str, Any] = {"exact_kernel": exact_kernel, "pool": pool, "rows": rows}
         result = measure_heads(*text, selection, names=names, **how)
         layers = result.maps

@@ -164,8 +164,12 @@ def print_views(
     *,
     cmap: str | None = None,
     plain: bool = False,
+    below: int = 0,
 ) -> None:
-    """Print views with an empty line between them, as pixels where requested and possible."""
+    """Print views with an empty line between them, as pixels where requested and possible.
+
+    On a screen, ``below`` lines stay free for what follows.
+    """
     method = "cells" if plain else choose_graphics(graphics, console)
     drawable: Container[type] = ()  # others are text
     if method != "cells":
@@ -173,7 +177,7 @@ def print_views(
     views = list(views)
     grids = [view for view in views if _fits_screen(view)]
     fits = console.is_terminal and method == "cells" and bool(grids)
-    left = console.height - 1  # the prompt takes a line
+    left = console.height - 1 - below  # the prompt takes a line
     for number, view in enumerate(views):
         if number and not (fits and left < 5):
             console.print()

@@ -64,8 +64,8 @@ def test_readme_python_cell_ends_in_a_picture():
     names = {}
     exec(compile(ast.Module(lines, []), "README.md", "exec"), names)
     shown = eval(compile(ast.Expression(last.value), "README.md", "eval"), names)
-    page = shown._repr_mimebundle_()["text/html"]
-    assert page.startswith('<img src="data:image/png;base64,')
+    page = shown._repr_mimebundle_()[0]["text/html"]
+    assert re.match(r'<img alt="own · [^"]+" src="data:image/png;base64,', page)
     assert "attends to the previous token" in page
     assert "run.head(&quot;L2H1&quot;)" in page
 

@@ -200,7 +200,7 @@ class MixedModelOptions(WeightedModelOptions):
     ] = False
 
 
-PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf")
+PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf", ".jpg")
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 

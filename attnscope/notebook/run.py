@@ -37,7 +37,8 @@ from attnscope.render.terminal import print_views
 from attnscope.storage.arrays import FORMATS as DATA
 from attnscope.storage.files import write_whole
 from attnscope.storage.trace import SUFFIX, write_trace
-from attnscope.views import Ranking
+from attnscope.text import clean
+from attnscope.views import Ranking, describe
 
 if TYPE_CHECKING:  # what loads torch or matplotlib is imported when it is asked
     from matplotlib.axes import Axes
@@ -57,10 +58,17 @@ class Display:
     def _repr_png_(self) -> bytes | None:
         return None
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         page = self._repr_html_()
         shown = {"text/html": page} if page is not None else {"image/png": self._repr_png_()}
-        return {"text/plain": repr(self), **shown}
+        return {"text/plain": repr(self), **shown}, {"image/png": {"alt": self._alt}}
+
+    @property
+    def _alt(self) -> str:
+        """What the picture shows, for those who cannot see it."""
+        return ""
 
 
 class Drawing(Display):
@@ -92,7 +100,7 @@ class Drawing(Display):
         return pandas.DataFrame(rows, columns=header)
 
     def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
-        """Write the picture: .png, .svg or .pdf."""
+        """Write the picture: .png, .svg, .pdf or .jpg."""
         from attnscope.render.image import save_image
 
         if not self._answer.pictures:
@@ -108,6 +116,10 @@ class Drawing(Display):
         with drawing(self._answer.picture, cmap=self._cmap) as (figure, _):
             return encode(figure, "png")
 
+    @property
+    def _alt(self) -> str:
+        return ". ".join(map(clean, describe(self._answer.picture))) if self._answer.pictures else ""
+
     def __repr__(self) -> str:
         return as_text(lambda console: print_views(self._answer.views, console, plain=True))
 
@@ -120,7 +132,8 @@ class Drawing(Display):
         if self._image is None or not rankings:
             return None
         image = base64.b64encode(self._image).decode()
-        parts = [f'<img src="data:image/png;base64,{image}" style="max-width:100%">']
+        alt = html.escape(self._alt)
+        parts = [f'<img alt="{alt}" src="data:image/png;base64,{image}" style="max-width:100%">']
         for ranking in rankings:
             parts.append(f"<p><b>{html.escape(ranking.title)}</b></p>" if ranking.heads else "")
             parts.append(_html_table((), [(each.head, each.reason, each.command) for each in ranking.heads]))

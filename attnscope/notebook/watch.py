@@ -97,7 +97,7 @@ class TrainingLog(Display):
         return self._drawing().frame()
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the curves of every measure: .png, .svg or .pdf."""
+        """Write the curves of every measure: .png, .svg, .pdf or .jpg."""
         self._drawing().save(path, **options)
 
     def _repr_png_(self) -> bytes | None:

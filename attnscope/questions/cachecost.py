@@ -410,5 +410,6 @@ def cachecost_answer(result: CacheCost) -> Answer:
         f"{result.title} · {window}",
         along="% of the cache that is kept",
     )
-    pictures: dict[str, Drawable] = {"heads": every, "memory": chart}
+    every_saved = replace(every, subtitle=chart.subtitle, notes=result.notes)
+    pictures: dict[str, Drawable] = {"heads": every_saved, "memory": chart}
     return Answer((heads, every, kept), pictures, lambda: result, lambda: csv_rows(result.heads))

@@ -26,7 +26,7 @@ from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import group_by, list_some, name_pass, quote_text
+from attnscope.questions.sentences import group_by, kind_title, list_some, name_pass
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import HeadMap, effect_maps, number
 
@@ -102,13 +102,12 @@ class ScoredPrediction:
 
     def outcome(self, before: Tensor) -> dict[str, Any]:
         """What a ``ScoreOutcome`` says of the prediction before changes."""
-        title = name_pass(self.model, self.prepared)
         return {
             "prediction": self.prediction.description,
             "unit": "log-probability" if self.prediction.against is None else "logit difference",
             "score": float(self.score(before)),
             "reference": self.reference,
-            "title": title if self.other is None else f"{title} ← {quote_text(self.other)}",
+            "title": self.model.title if self.other else name_pass(self.model, self.prepared),
         }
 
 
@@ -220,8 +219,13 @@ def _mean_head(head: Head, effects: Sequence[ChangedHead], wholes: Array) -> Cha
     )
 
 
-def average_effects(texts: Sequence[Intervention], prediction: str, title: str) -> Intervention:
-    """The effects over several texts: their sum over that of differences, with its standard error."""
+def average_effects(
+    texts: Sequence[Intervention], prediction: str, title: str, changed: str = ""
+) -> Intervention:
+    """The effects over several texts: their sum over that of differences, with its standard error.
+
+    ``changed`` says what was changed in all, unless it is the same in each.
+    """
     first, count = texts[0], len(texts)
     if count == 1:
         return first
@@ -241,6 +245,7 @@ def average_effects(texts: Sequence[Intervention], prediction: str, title: str) 
         score=float(np.mean([each.score for each in texts])),
         reference=None if first.reference is None else float(np.mean([each.reference for each in texts])),
         title=title,
+        changed=changed or first.changed,
         notes=all_notes(texts),
         heads=tuple(sorted(heads, key=lambda each: -abs(each.effect))),
         together=_mean_effect(together, wholes) if together else None,
@@ -402,8 +407,10 @@ def effects_answer(
     ``first_columns`` are the formats of the columns before the effect.
     """
     effect, score = "effect", f"{result.unit}: {result.score:.3f}"
+    sign = f"effect: change of the {result.unit}; below 0: the prediction needs what was changed"
     if result.reference is not None:
         effect, score = "recovered", f"{score}; in the other text {result.reference:.3f}"
+        sign = "recovered: share of that difference; 1: all of it; below 0: the wrong way"
     optional = {"error": "±{0.error:.3f}", "estimate": "{0.estimate:+.3f}"}
     known = [name for name in optional if any(getattr(each, name, None) is not None for each in effects)]
     table = format_table(
@@ -418,10 +425,16 @@ def effects_answer(
         left=("head", "kind", "token"),
         title=f"{changed} · {result.title}",
         subtitle=result.prediction,
-        notes=(score, *lines, *result.notes),
+        notes=(score, sign, *lines, *result.notes),
     )
     csv = (*csv, "effect", "score", "divergence", *known)
-    return Answer((table, *maps.values()), maps, lambda: result, lambda: csv_rows(effects, csv))
+    # a file has no table beside it
+    kinds = {kind: f" · {kind_title(kind)}" * (len(maps) > 1) for kind in maps}
+    pictures = {
+        kind: replace(view, title=table.title + kinds[kind], subtitle=table.subtitle, notes=table.notes)
+        for kind, view in maps.items()
+    }
+    return Answer((table, *maps.values()), pictures, lambda: result, lambda: csv_rows(effects, csv))
 
 
 def intervention_answer(result: Intervention) -> Answer:

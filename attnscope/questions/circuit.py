@@ -39,7 +39,7 @@ from attnscope.questions.composition import WAYS, measure_composition
 from attnscope.questions.intervention import PlainPass, editing_again
 from attnscope.questions.patching import OTHER_CALLS, TextPair, TwoPasses
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import group_by, name_pass
+from attnscope.questions.sentences import group_by, pluralize, quote_texts
 from attnscope.questions.stats import measure_heads
 from attnscope.records import Address, Meaning, record
 from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
@@ -339,10 +339,13 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         left = share_of(lambda each: each.without(chosen))
     described = _describe_edges(circuit, attribute(chosen)[1:], scores, nodes, _composition(model, clean))
     roles, effects = _roles(model, clean), [(nodes[node - 1], float(scores[node].sum())) for node in chosen]
+    texts = pluralize(len(pairs), "pair") + " of texts"
+    if len(pairs) == 1:
+        texts = " against ".join(quote_texts(clean, pairs[0].corrupt))
     means = {
         "score": sum(each.score(each.here) for each in contrasts) / len(contrasts),
         "reference": sum(each.score(each.there) for each in contrasts) / len(contrasts),
-        "title": name_pass(model, clean),
+        "title": f"{model.title} · {texts}",
     }
     return PredictionCircuit(
         **first.scored.outcome(first.here.before) | means,

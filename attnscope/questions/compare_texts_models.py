@@ -20,9 +20,9 @@ from attnscope.questions import compare
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.compare import CELLS, RowChooser, even_sample, read_head_rows
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, quote_text, selected_sites
+from attnscope.questions.sentences import kind_title, quote_text, quote_texts, selected_sites
 from attnscope.records import Meaning, Notes, derived, record
-from attnscope.views import HeadMap, HeadRank, Heatmap, Ranking, head_map, heatmap
+from attnscope.views import DIFFERENCE, HeadMap, HeadRank, Heatmap, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
@@ -193,7 +193,7 @@ def compare_texts(
     queries, keys = (_steps(*map(selection.coarsening, pair)) for pair in axes)
     certainty = compare.note_certainty(compare.RowCount(divergences.shape[1], count), error)
     notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *left.notes, *certainty]))
-    difference = None
+    difference, quoted = None, quote_texts(prepared, other)
     if selection.head is not None and maps:
         if len(queries) > MAX_DIFFERENCE_TOKENS:
             raise InputError(
@@ -203,9 +203,9 @@ def compare_texts(
         difference = heatmap(
             joint_difference((maps[0], maps[1]), queries, keys),
             title=f"{selection.head.name} · {model.title} · the second text minus the first",
-            subtitle=f"{quote_text(other)} minus {quote_text(prepared)}",
-            scale="head",
+            subtitle=" minus ".join(quoted[::-1]),
             signed=True,
+            bar=DIFFERENCE,
         )
     return TextComparison(
         kind=kind,
@@ -217,7 +217,7 @@ def compare_texts(
             left.heads,
             change,
             "change",
-            title=f"how much each head changes · {name_pass(model, prepared)} and {quote_text(other)}",
+            title=f"how much each head changes · {model.title} · {' and '.join(quoted)}",
             subtitle=left.provenance,
             notes=notes,
         ),

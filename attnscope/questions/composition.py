@@ -45,7 +45,7 @@ from attnscope.progress import report
 from attnscope.questions.answer import Answer, format_table
 from attnscope.questions.sentences import group_by
 from attnscope.records import ADDRESS, Address, Meaning, Notes, plain, record
-from attnscope.views import Table, View, head_map, layer_rows
+from attnscope.views import Table, View, head_map, layer_rows, plain_limits
 
 DRAWS = 32  # the baseline is the mean over this many random matrices
 
@@ -224,12 +224,13 @@ EXPLAINED = (
 def composition_answer(result: Compositions) -> Answer:
     """A map for each composition with the named head, and the largest lifts."""
     tables = {way: table for way in WAYS if (table := result.by(way))}
-    top = max((abs(lift) for table in tables.values() for row in table.values() for lift in row), default=0)
+    lifts = (lift for table in tables.values() for row in table.values() for lift in row)
+    limits = plain_limits(lifts, signed=True)
     maps = {
         way: head_map(
             table,
             "score minus random baseline",
-            limits=(-(top or 1.0), top or 1.0),
+            limits=limits,
             signed=True,
             title=f"what feeds the {WAYS[way]} of {result.fed and result.fed.name} · {way}-composition",
             subtitle=result.title,

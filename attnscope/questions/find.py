@@ -233,7 +233,7 @@ class QuestionResult:
         """Every head's share as a map, one for each kind of attention."""
         shares = {each.head: each.weight for each in self.heads}
         return maps_by_kind(
-            shares, "share", lambda kind: f"{self.question} · {sentences.kind_title(kind)}", limits=(0.0, 1.0)
+            shares, "attention", lambda kind: f"{self.question} · {sentences.kind_title(kind)}", unit="share"
         )
 
     def table(self, top: int) -> Table:

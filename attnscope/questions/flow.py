@@ -29,7 +29,7 @@ from attnscope.questions.sentences import kind_title, kinds_of, name_pass, prove
 from attnscope.questions.token import boxes_of, find_place, match_places, overlay_pictures
 from attnscope.records import MATRIX, Meaning, derived, record
 from attnscope.text import number_ranges
-from attnscope.views import Scale, TokenView, grid, heatmap, rank_places
+from attnscope.views import AxisNames, Scale, TokenView, grid, heatmap, rank_places
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -415,6 +415,8 @@ def _rows_of_flow(own: Axis, other: Axis, selection: Selection, token: str | Non
 TOP = 10  # tokens that are listed
 
 VERBS = "draws on", "contributes to"
+AXES = AxisNames("token of the layer (draws on)", "input token (contributes)", "rows draw on columns")
+SHARE = "contribution, share"
 
 
 def focus_token(
@@ -440,6 +442,7 @@ def focus_token(
         overlays=overlays,
         verbs=VERBS,
         title=title,
+        bar=SHARE,
         notes=(*result.notes, *notes),
     )
 
@@ -450,7 +453,7 @@ def flow_answer(
     kind: str | None = None,
     layers: Sequence[int] | None = None,
     token: str | None = None,
-    scale: Scale = "fixed",
+    scale: Scale = "auto",
     pictures: Sequence[Picture] = (),
 ) -> Answer:
     """The map of one layer, small maps of several, or the contributions to and from one token."""
@@ -465,6 +468,8 @@ def flow_answer(
             subtitle=result.subtitle,
             scale=scale,
             notes=result.notes,
+            axes=AXES,
+            bar=SHARE,
         )
         view = replace(view, whole=False, each="layer")
     elif token is not None:
@@ -472,7 +477,15 @@ def flow_answer(
     else:
         shown, last, weights = result.map(kind, layer)
         title = result.titled(shown, last)
-        view = heatmap(weights, title=title, subtitle=result.subtitle, scale=scale, notes=result.notes)
+        view = heatmap(
+            weights,
+            title=title,
+            subtitle=result.subtitle,
+            scale=scale,
+            notes=result.notes,
+            axes=AXES,
+            bar=SHARE,
+        )
 
     def all_layers() -> tuple[Kinds, str, tuple[str, ...]]:
         """The maps of all layers for a data file, each as a layer of one head."""

@@ -15,6 +15,7 @@ from attnscope.capture.observers import CoarseMap, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
 from attnscope.measures.measurement import measure_words
+from attnscope.measures.roles import NONE
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import SoundFrames
 from attnscope.questions import sentences
@@ -22,7 +23,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
-from attnscope.views import Column, HeadRow, Heatmap, Score, Table, head_row, heatmap
+from attnscope.views import Column, HeadRow, Heatmap, Score, Table, head_row, heatmap, name_weight
 
 
 @record("a token and its loss")
@@ -166,9 +167,10 @@ def several_heads(
             raise SelectionError(f"{both}: show each by itself")
     kinds = dict.fromkeys(sentences.kind_title(each.site.site.kind) for each in shown)
     title = f"{sentences.name_pass(model, prepared)} · {' and '.join(kinds)}"
+    roles = (each.figures.role.name if each.figures.role else NONE for each in shown)
     maps = [
-        replace(each.heatmap, title=str(named), subtitle=each.figures.role.name if each.figures.role else "")
-        for each, named in zip(shown, named, strict=True)
+        replace(each.heatmap, title=str(named), subtitle="" if role == NONE else role)
+        for each, named, role in zip(shown, named, roles, strict=True)
     ]
     view = head_row(maps, scale=selection.scale, title=title)
     return SeveralHeads(tuple(shown), view)
@@ -231,7 +233,8 @@ class _ShownPass:
         picture = head_picture(pick_head(weights, 0), scores, site, title, selection, tuple(notes))
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
         bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
-        return OneHead(replace(picture, written=written, bands=bands), scores, site)
+        bar = name_weight(self.model.weighting, kind)
+        return OneHead(replace(picture, written=written, bands=bands, bar=bar), scores, site)
 
     def _scores(
         self, head: Head, map_: CoarseMap, weights: Weights, selection: Selection

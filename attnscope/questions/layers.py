@@ -27,7 +27,18 @@ from attnscope.questions.token import find_scene, overlay_pictures, pictures_of
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.storage.trace.layout import About
 from attnscope.version import __version__
-from attnscope.views import Grid, HeadDescription, Heatmap, Scene, TokenView, grid, place_of, token_view
+from attnscope.views import (
+    WEIGHT,
+    Grid,
+    HeadDescription,
+    Heatmap,
+    Scene,
+    TokenView,
+    grid,
+    name_weight,
+    place_of,
+    token_view,
+)
 
 if TYPE_CHECKING:
     from attnscope.storage.arrays import Kinds
@@ -131,13 +142,15 @@ class AllHeads:
     scene: Scene | None = None
     pictures: tuple[Picture, ...] = ()
     by: str | None = None  # what a page's overview is coloured by: ``role`` or one of ``SHOWN_MEASURES``
+    bar: str = WEIGHT  # what the weights are, in words
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its scores, as ``one_head`` shows it."""
         figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
         picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
-        return replace(picture, written=self.layers.written if kind == "decoder" else None)
+        written = self.layers.written if kind == "decoder" else None
+        return replace(picture, written=written, bar=self._bar(kind))
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
@@ -150,8 +163,10 @@ class AllHeads:
     def token(self, kind: str, layer: int, head: int, query: int | None, key: int | None) -> TokenView:
         """What the token ``query`` attends to in one head, and which tokens attend to the token ``key``."""
         picture = self.head(kind, layer, head)
-        weights, notes = picture.weights, self.layers.notes
-        result = token_view(weights, query=query, key=key, title=picture.title, notes=notes)
+        weights, words = picture.weights, replace(picture, notes=self.layers.notes)
+        result = token_view(
+            weights, query=query, key=key, title=words.title, notes=words.notes, bar=words.bar
+        )
         row = None if query is None else place_of(weights.queries, query)
         column = None if key is None else place_of(weights.keys, key)
         place = weights.queries[row] if row is not None else weights.keys[column or 0]
@@ -185,6 +200,9 @@ class AllHeads:
         kinds = self.layers.kinds
         return {(kind, layer): weights for kind, pairs in kinds.items() for layer, weights in pairs}
 
+    def _bar(self, kind: str) -> str:
+        return name_weight("raw", kind) if kind == "mixer" else self.bar
+
     @cached_property
     def _seen(self) -> Mapping[tuple[str, int], SiteRecord]:
         return {(site.site.kind, site.site.layer): site for site in self.layers.record.sites}
@@ -197,6 +215,7 @@ class AllHeads:
             subtitle=sentences.provenance(sites),
             scale=self.selection.scale,
             notes=self.layers.notes,
+            bar=self._bar(kind),
             whole=not led and self.selection.every_layer,
             written=self.layers.written if kind == "decoder" and self.selection.as_read else None,
         )
@@ -235,7 +254,8 @@ def heads_of_layers(
     """Whole layers and the scores of their heads, with what is known about the input."""
     figures = sentences.group_by(heads, lambda head: (str(head.site.kind), head.site.layer))
     named = sentences.name_pass(model, prepared)
-    return AllHeads(layers, figures, selection, named, find_scene(prepared), pictures_of(prepared))
+    seen = find_scene(prepared), pictures_of(prepared)
+    return AllHeads(layers, figures, selection, named, *seen, name_weight(model.weighting))
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")

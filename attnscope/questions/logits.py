@@ -95,7 +95,7 @@ class Writes:
     score: Annotated[float, Meaning("the score, which all parts sum to")]
     rest: Annotated[float, Meaning("the part of the score lost to rounding")]
     prediction: Annotated[str, Meaning("whose score it is, in words")]
-    title: Annotated[str, Meaning("the model")]
+    title: Annotated[str, Meaning("the model and the text")]
     notes: Annotated[tuple[str, ...], Meaning("what to know of the numbers")]
     errors: Mapping[Head, float] = field(default_factory=dict)  # over prompts
 
@@ -171,7 +171,8 @@ def direct_effects(
     ):
         notes += [f"layer {', '.join(map(str, sorted(layers_noted)))}: {what}"] if layers_noted else []
     notes += [*model.notes, *prepared.notes, *record.notes]
-    return Writes(effects, words, score, rest, prediction.description, model.title, tuple(notes))
+    title = name_pass(model, prepared)
+    return Writes(effects, words, score, rest, prediction.description, title, tuple(notes))
 
 
 def _favours(model: Model, head: Head, moved: Tensor) -> Favours:

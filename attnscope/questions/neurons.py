@@ -175,6 +175,7 @@ def neurons_answer(result: Neurons) -> Answer:
     )
     unmasked = [score for score in result.scores if score is not None]
     view = Terms(
+        bar="added to the score before the softmax",
         groups=tuple(groups),
         total=Term("= the score", result.score),
         largest=tuple(largest),

@@ -34,24 +34,26 @@ from attnscope.questions.intervention import (
 )
 from attnscope.questions.parts import word_groups
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import group_by
+from attnscope.questions.sentences import group_by, quote_texts
 from attnscope.records import Meaning, record
-from attnscope.views import HeadMap, head_map
+from attnscope.views import HeadMap, effect_limits, head_map
 
 What: TypeAlias = Literal["output", "q", "k", "v", "pattern"]  # what can be patched
 
 PARTS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "output": ("outputs", ()),
+    "output": ("head outputs", ()),
     "q": ("queries", ("query",)),
     "k": ("keys", ("key",)),
     "v": ("values", ("value",)),
-    "pattern": ("weights", tuple(each.name for each in fields(AttentionCall) if each.name != "value")),
+    "pattern": (
+        "attention weights",
+        tuple(each.name for each in fields(AttentionCall) if each.name != "value"),
+    ),
     "qkv": ("queries, keys and values", ("query", "key", "value")),
 }
 """Each in words, and the terms of the call that it is."""
 
 LOGITS = "logits"  # the end of a path that leads to no head
-WAYS = "this into the other", "the other text into this"  # without and with noise
 OTHER_CALLS = "the passes of the texts have different attention calls"
 
 
@@ -85,6 +87,15 @@ class TextPair:
         with ScoredPrediction.from_words(model, self.clean, self.target, self.against) as clean:
             corrupt = replace(clean, prepared=self.corrupt)
             yield (clean, corrupt) if noise else (corrupt, clean)
+
+
+def name_patch(what: str, pairs: Sequence[TextPair], noise: bool) -> str:
+    """What is patched from which text into which, in words; ``noise``: from the other one into the text."""
+    texts = ("the first text of each pair", "the second")
+    if len(pairs) == 1:
+        texts = quote_texts(pairs[0].clean, pairs[0].corrupt)
+    donor, base = texts[::-1] if noise else texts
+    return f"{what} of {donor} patched into {base}"
 
 
 def read_pairs(
@@ -243,8 +254,10 @@ def patch(
     patching, Wang et al. 2022). ``fast`` estimates the effects of outputs from one gradient (with
     ``exact``: beside them). Raises ``InputError`` for texts of different lengths or with the same score.
     """
-    named = PARTS[what][0] if to is None else f"the way to {to}"
-    changed, run_all = f"patch {named} of {WAYS[noise]}", exact or not fast
+    run_all, to_whom = exact or not fast, "" if to is None else f" on the way to {to}"
+
+    def name(pairs: Sequence[TextPair]) -> str:
+        return f"{name_patch(PARTS[what][0], pairs, noise)}{to_whom}"
 
     def ask(pair: TextPair) -> cause.Intervention:
         with pair.scoring(model, noise) as (base, donor):
@@ -254,10 +267,10 @@ def patch(
             run, calls = (first.changed, calls) if to is None else passes.path(to, calls)
             estimates = passes.estimate(calls) if fast else {}
             changing = run if run_all else None
-            return cause.measure_effects(passes.scored, first, calls, changed, changing, estimates)
+            return cause.measure_effects(passes.scored, first, calls, name([pair]), changing, estimates)
 
     title, found = f"{model.title} · {len(pairs):,} pairs of texts", cause.for_each_text("pair", pairs, ask)
-    return cause.average_effects(found, "the prediction of each pair", title)
+    return cause.average_effects(found, "the prediction of each pair", title, name(pairs))
 
 
 @record("a layer's residual stream at a token, patched alone")
@@ -322,21 +335,21 @@ def trace_tokens(model: Model, pair: TextPair, *, noise: bool = False) -> TokenT
     return TokenTrace(
         **scored.outcome(before),
         notes=(*model.notes, *pair.clean.notes, *here.record.notes),
-        changed=f"patch states of {WAYS[noise]}",
+        changed=name_patch("residual stream", [pair], noise),
         tokens=tuple(patched),
     )
 
 
 def trace_answer(result: TokenTrace) -> Answer:
     """The states that restore most, and a map of tokens × layers for each side of the model."""
-    top = max((abs(each.effect) for each in result.tokens), default=0.0) or 1.0
+    limits = effect_limits(each.effect for each in result.tokens)  # all on one scale
     maps = dict[str, HeadMap]()
     for kind, states in group_by(result.tokens, lambda each: each.kind).items():
         tokens = group_by(states, lambda each: each.position)
         maps[kind] = head_map(
             {position: [each.effect for each in layers] for position, layers in tokens.items()},
             "recovered",
-            limits=(-top, top),  # all on one scale
+            limits=limits,
             signed=True,
             title=f"recovered score when the {kind}'s residual stream after layer L is patched",
             marks=("", "L"),

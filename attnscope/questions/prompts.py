@@ -31,6 +31,7 @@ from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import pluralize
 from attnscope.questions.why import Why, describe_score, note_terms
+from attnscope.views import name_weight
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -128,6 +129,7 @@ def mean_head(
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
     picture = head_picture(whole, of_all, first.site, title, selection, (averaged, *all_notes(results)))
+    picture = replace(picture, bar=name_weight(model.weighting))
     return OneHead(picture, of_all, first.site)
 
 
@@ -173,6 +175,7 @@ def mean_writes(results: Sequence[Writes], template: str) -> Writes:
         words=(),
         score=fmean(one.score for one in results),
         rest=fmean(one.rest for one in results),
+        title=results[0].title.partition(" · ")[0],
         prediction=f"the mean of {_describe(template, len(results))}; ± is the standard error",
         notes=all_notes(results),
         errors=errors,

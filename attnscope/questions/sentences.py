@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from math import isfinite
 from typing import TypeVar
 
@@ -23,7 +24,8 @@ Item = TypeVar("Item")
 
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross", "mixer")
 
-MAX_TITLE_CHARACTERS = 32  # most characters of a text in a title
+MAX_QUOTE = 100  # characters of a text in a title: a longer one loses its middle
+MAX_PAIR_QUOTE = 60  # of each of two texts: they keep what differs
 
 
 def kinds_of(sites: Iterable[Site], lead: str | None = None) -> tuple[Kind, ...]:
@@ -51,16 +53,61 @@ def name_pass(model: Model, prepared: ModelInput) -> str:
 
 
 def quote_text(prepared: ModelInput) -> str:
-    """The beginning of a text in quotation marks; empty for an image, a sound, or unknown tokens."""
-    pictured = prepared.picture is not None or prepared.sound is not None
-    beginning = [] if pictured else prepared.tokens[: 2 * MAX_TITLE_CHARACTERS]
-    words = (
-        replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2])) for token in beginning
-    )
-    text = spell_tokens([token for token in words if not token.special])
-    if len(text) > MAX_TITLE_CHARACTERS:
-        text = text[: MAX_TITLE_CHARACTERS - 1].rstrip(" ⏎") + "…"
+    """A text in quotation marks, a long one without its middle; empty for an image or unknown tokens."""
+    text = _cut_middle(_spell(prepared), MAX_QUOTE)
     return f"“{text}”" if text else ""
+
+
+def quote_texts(one: ModelInput, other: ModelInput) -> tuple[str, str]:
+    """Two texts in quotation marks; long ones keep what differs."""
+    both = _spell(one), _spell(other)
+    start = _common_beginning(*both)
+    end = _common_beginning(*(text[start:][::-1] for text in both))
+    quoted = []
+    for text in both:
+        stop = len(text) - end
+        air = max(MAX_PAIR_QUOTE - (stop - start), 0) // 2
+        if len(text) > MAX_PAIR_QUOTE:
+            before, inside, after = text[:start][-air:], text[start:stop], text[stop:][:air]
+            if start > air:
+                before = f"…{before.partition(' ')[2] or before}"
+            if end > air:
+                after = f"{after.rpartition(' ')[0] or after}…"
+            text = f"{before}{_cut_middle(inside, MAX_PAIR_QUOTE)}{after}"
+        quoted.append(f"“{text}”" if text else "")
+    return quoted[0], quoted[1]
+
+
+def _common_beginning(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _cut_middle(text: str, most: int) -> str:
+    """The text in at most so many characters: two thirds of them its beginning, the others its end."""
+    if len(text) <= most:
+        return text
+    head, tail = 2 * most // 3, most - 2 * most // 3 - 1
+    begin, end = text[:head], text[-tail:]
+    return f"{begin.rpartition(' ')[0] or begin}…{end.partition(' ')[2] or end}"
+
+
+def _spell(prepared: ModelInput) -> str:
+    """A text without special tokens, of a long one both ends; empty for an image or unknown tokens."""
+    if prepared.picture is not None or prepared.sound is not None:
+        return ""
+    tokens, most = prepared.tokens, 2 * MAX_QUOTE  # tokens at either end are more than a title shows
+    ends = [tokens] if len(tokens) <= 2 * most else [tokens[:most], tokens[-most:]]
+    return "…".join(
+        spell_tokens(
+            [
+                replace(token, text=UNKNOWN_END.sub("", token.text.rpartition(GROUP_MARK)[2]))
+                for token in end
+                if not token.special
+            ]
+        )
+        for end in ends
+    )
 
 
 def provenance(sites: Sequence[SiteRecord]) -> str:

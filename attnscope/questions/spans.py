@@ -34,7 +34,7 @@ from attnscope.questions.sentences import (
 from attnscope.questions.stats import OWN_KERNELS, what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
-from attnscope.views import Heatmap, Stack, heatmap
+from attnscope.views import AxisNames, Heatmap, Stack, heatmap
 
 SHORTEST_WIDENED = 128
 """Below this many tokens, rows are read beside the kernel even for parts that the fused pass could sum."""
@@ -152,6 +152,9 @@ def _name(heads: Sequence[Head]) -> str:
     return heads[0].name if len(heads) == 1 else f"average over {len(heads)} heads"
 
 
+PARTS = AxisNames("part (attends)", "part (attended to)", "rows attend to columns")
+
+
 def spans_answer(result: SpanMaps) -> Answer:
     """The parts as a map for each kind of attention: one head, or the mean of several."""
     views: dict[str, Heatmap] = {}
@@ -160,7 +163,7 @@ def spans_answer(result: SpanMaps) -> Answer:
         mean = Weights(result.weights[some].mean(0), result.baseline[some].mean(0) > 0, places, places)
         which = _name([result.heads[at] for at in some])
         title = f"{which} · {kind_title(kind)} · {len(places)} parts"
-        views[kind] = heatmap(mean, title=title, subtitle=result.title, notes=result.notes)
+        views[kind] = heatmap(mean, title=title, subtitle=result.title, notes=result.notes, axes=PARTS)
     return Answer(tuple(views.values()), views, lambda: result, partial(_csv_rows, result))
 
 

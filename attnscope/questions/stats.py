@@ -42,6 +42,7 @@ from attnscope.views import (
     Table,
     grid,
     maps_by_kind,
+    name_weight,
 )
 from attnscope.views.charts import Cell
 
@@ -244,7 +245,7 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
         name,
         lambda kind: f"{name} · {kind}",
         unit=unit,
-        limits=(0.0, 1.0) if unit == "share" else None,
+        from_zero=unit == "share",
         signed=name in ("offset", ABLATION),
         subtitle=result.title,
         notes=result.shown_notes,
@@ -497,6 +498,7 @@ def overview(
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
             subtitle=provenance(calls),
             scale=selection.scale,
+            bar=name_weight(model.weighting, kind),
             large=large,
             whole=selection.every_layer,
             written=prepared.written if as_read and kind == "decoder" else None,

@@ -21,7 +21,17 @@ from attnscope.questions.parts import place_names
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
 from attnscope.text import number_ranges, read_number
-from attnscope.views import Bars, Edges, Overlay, Scene, SceneRegion, TokenView, describe_box, rank_places
+from attnscope.views import (
+    Bars,
+    Edges,
+    Overlay,
+    Scene,
+    SceneRegion,
+    TokenView,
+    describe_box,
+    name_weight,
+    rank_places,
+)
 
 
 def find_place(places: Sequence[Place], wanted: str) -> int:
@@ -169,6 +179,7 @@ class SeenToken:
     title: str
     notes: tuple[str, ...]
     record: Record
+    bar: str
 
     def mean(self, which: str) -> TokenView:
         """Its row and its column, averaged over all heads; ``which`` names them."""
@@ -215,6 +226,7 @@ class SeenToken:
             title=f"{which} · {self.title}",
             notes=(*notes, *left_out),
             overlays=overlays,
+            bar=self.bar,
         )
 
 
@@ -280,7 +292,10 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
         notes += (f"token {place.start} is shown; the same text is also at {others}",)
     title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
     axes = queries.places, keys.places
-    return SeenToken(place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record)
+    bar = name_weight(model.weighting)
+    return SeenToken(
+        place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record, bar
+    )
 
 
 def one_token(model: Model, prepared: ModelInput, selection: Selection) -> TokenView:

@@ -242,6 +242,5 @@ def _layers(measure: str, courses: Sequence[Course]) -> HeadMap:
         columns = [[value for value in column if value is not None] for column in zip(*lines, strict=True)]
         rows[layer] = [fmean(column) if column else float("nan") for column in columns]
     unit = MEASURES[measure].unit
-    limits = (0.0, 1.0) if unit == "share" else None
     title = f"{measure}, the mean of each layer; columns are checkpoints in order"
-    return head_map(rows, measure, unit=unit, limits=limits, title=title, marks=("L", ""))
+    return head_map(rows, measure, unit=unit, from_zero=unit == "share", title=title, marks=("L", ""))

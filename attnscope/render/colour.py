@@ -112,6 +112,23 @@ def steps(levels: Array) -> Array:
     return np.round(np.clip(levels, 0, 1) * (STEPS - 1)).astype(np.intp)
 
 
+def contrast_with_white(colours: Array) -> Array:
+    """The contrast ratio of sRGB colours from 0 to 255 with white, as WCAG defines it.  [..., 3] -> [...]"""
+    part = colours / 255
+    light = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    return np.asarray(1.05 / (light @ [0.2126, 0.7152, 0.0722] + 0.05))
+
+
+LEAST_CONTRAST = 3.0  # of a mark on paper (WCAG 1.4.11)
+
+
+def mark_colour(name: str) -> Array:
+    """The colour of bars and points: that of a high value, as far as it is seen on white.  -> [3]"""
+    colours = table(name)
+    able = np.flatnonzero(contrast_with_white(colours) >= LEAST_CONTRAST)
+    return np.asarray(colours[able[np.abs(able - STEPS * 5 // 8).argmin()]])
+
+
 def is_light(colours: Array) -> Array:
     """Whether black reads better than white on colours given in shares.  [..., 3] -> [...]"""
     return colours**2.2 @ [0.2126, 0.7152, 0.0722] > 0.18

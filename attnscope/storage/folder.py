@@ -19,7 +19,7 @@ from attnscope.storage.arrays import FORMATS as DATA
 from attnscope.storage.files import hash_file, read_json, write_whole
 from attnscope.text import escape_json
 
-PICTURES = ("png", "svg", "pdf")  # the formats of pictures
+PICTURES = ("png", "svg", "pdf", "jpg")  # the formats of pictures
 FORMATS = (*PICTURES, *DATA, "html")  # what a folder can hold: a picture per head, or one file of all heads
 
 MANIFEST, OVERVIEW, ALL = "manifest.json", "overview", "heads"

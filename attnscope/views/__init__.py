@@ -23,3 +23,18 @@ Drawable: TypeAlias = (
     " | HeadRow | Terms | Curves | Stack | SoundMap | LayerGraph | Panels"
 )
 """What can be saved as a picture."""
+
+
+def describe(view: Drawable) -> tuple[str, str]:
+    """The title of a picture, and what it shows in words, for those who cannot see it."""
+    if isinstance(view, Panels):
+        each = [describe(part) for part in view.parts]
+        title = view.title or next((title for title, _ in each if title), "")
+        return title, " ".join(f"{name}. {words}" for name, words in each)
+    named = view.maps[0] if isinstance(view, (HeadRow, HeadPair)) else view
+    axes: AxisNames | None = getattr(named, "axes", None)
+    bar, scores = getattr(named, "bar", ""), getattr(view, "readings", ())
+    parts = [view.subtitle, *((f"rows: {axes.rows}", f"columns: {axes.columns}") if axes else ())]
+    parts += [f"colours and bars: {bar}" if bar else ""]
+    parts += [" ".join((each.name, each.texts[0], each.unit)).rstrip() for each in scores]
+    return view.title, "; ".join(filter(None, (*parts, *view.notes)))

@@ -13,7 +13,7 @@ from attnscope.errors import SelectionError
 from attnscope.records import Meaning, Notes, derived, plain, record
 from attnscope.text import clean
 from attnscope.views.heads import HeadMap
-from attnscope.views.maps import Heatmap, Titled
+from attnscope.views.maps import WEIGHT, AxisNames, Heatmap, Titled, round_up
 
 Patches = Annotated[Array | None, Meaning("a weight a patch", shape=list[list[float]] | None)]
 
@@ -69,7 +69,6 @@ class Scene:
 
 Edges: TypeAlias = tuple[float, float, float, float]
 
-FULL_BARS = (0.1, 0.25, 0.5, 1.0)  # possible weights of a full bar
 LEAST_LISTED = 0.001  # tokens with less weight are not listed by name
 
 
@@ -144,6 +143,7 @@ class TokenView:
     overlays: tuple[Overlay, ...] = ()  # the same on a picture, for tokens that are patches
     verbs: tuple[str, str] = ("attends to", "is attended to by")  # what row and column are
     full: float | None = None  # the weight of a full bar, if it is not chosen from the lists
+    bar: str = WEIGHT  # what a bar is, in words
 
     @property
     def lists(self) -> tuple[tuple[str, Bars], ...]:
@@ -163,11 +163,11 @@ class TokenView:
 
     @property
     def full_bar(self) -> float:
-        """The weight of a full bar in both lists: the smallest round one above all of them."""
+        """The weight of a full bar in both lists: the largest, rounded up."""
         if self.full is not None:
             return self.full
         heaviest = max((bar.weight for _, bars in self.lists for bar in bars.bars), default=0.0)
-        return next((step for step in FULL_BARS if heaviest <= step), max(heaviest, 1.0))
+        return round_up(heaviest) or 1.0
 
 
 def token_view(
@@ -249,9 +249,14 @@ class Curves:
     along: str = "row"  # or the step of a checkpoint, or the axis values of separate points
 
     @property
+    def bar(self) -> str:
+        """What the values are, in words: the measure and its unit."""
+        return f"{self.measure}, {self.unit}"
+
+    @property
     def at_points(self) -> bool:
         """Whether each value belongs to one point of the axis, not to a run of rows."""
-        return self.along not in ("row", "step")
+        return self.along != "row"
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -261,9 +266,9 @@ class Curves:
 
     @property
     def top(self) -> float:
-        """The value of a full-height mark: a round share, or the largest value."""
+        """The value of a full-height mark: the largest, rounded up."""
         most = max(map(abs, self._known), default=0.0) or 1.0
-        return next((step for step in FULL_BARS if self.unit == "share" and most <= step), most)
+        return round_up(most)
 
     @property
     def least(self) -> float:
@@ -316,6 +321,9 @@ class Faithful:
         return self.random.deletion[0] or 1.0
 
 
+OF_WRITTEN = AxisNames("generated token (attends)", "share of its attention", "")
+OVER_TIME = AxisNames("token (attends)", "time (attended to)", "rows attend to columns")
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -326,6 +334,7 @@ class Stack(Titled):
     parts: tuple[str, ...]
     labels: tuple[str, ...]
     shares: Array  # [label, part]
+    axes: AxisNames = OF_WRITTEN
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -382,6 +391,7 @@ class Terms(Titled):
     moved: tuple[MovedWords, ...] = ()
     marked: str | None = None  # the label of the requested term
     heads: HeadMap | None = None  # a map of all heads, drawn beside the bars in a picture
+    bar: str = "added to the score, logits"  # what the values are
 
     @property
     def blocks(self) -> tuple[tuple[Term, ...], ...]:
@@ -407,6 +417,8 @@ class SoundMap(Titled):
     seconds: float  # of a frame
     begin: float = 0.0  # of the first one
     bands: Array | None = None  # [band, frame], the loudness by frequency, 0 to 1, the lowest first
+    axes: AxisNames = OVER_TIME
+    bar: str = "attention above the mean, smoothed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,6 +448,7 @@ class LayerGraph(Titled):
 
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
+    bar: str = "share of the score's difference"  # what the edges carry
 
     def places(self) -> dict[str, tuple[float, float]]:
         """The position of each node: its column, and how far from the column's middle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.maps import Score, Titled
+from attnscope.views.maps import Score, Titled, round_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,11 @@ class HeadMap(Titled):
     labels: tuple[str, ...] = ()  # of the rows, in place of mark and number
     by_layer: bool = False  # adds the mean of each layer, and in a picture every head over its layer
     compact: bool = False  # fits a screen: numbers only if they do
+
+    @property
+    def bar(self) -> str:
+        """What the colours are, in words: the measure and its unit."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
 
     @property
     def means(self) -> Array:
@@ -100,19 +105,35 @@ def head_map(
     *,
     limits: tuple[float, float] | None = None,
     signed: bool = False,
+    from_zero: bool = True,
     **more: Any,
 ) -> HeadMap:
-    """A map from each layer's numbers, one per head; without ``limits`` 0 or ± the largest ends the scale."""
+    """A map from each layer's numbers, one per head; see ``plain_limits`` for the default ``limits``."""
     layers = tuple(sorted(values))
     heads = max((len(values[layer]) for layer in layers), default=0)
     table = np.full((len(layers), heads), np.nan)
     for row, layer in enumerate(layers):
         table[row, : len(values[layer])] = values[layer]
     if limits is None:
-        finite = np.abs(table[np.isfinite(table)])
-        top = float(finite.max(initial=0)) or 1.0
-        limits = (-top if signed else 0.0, top)
+        limits = plain_limits(table[np.isfinite(table)], signed=signed, from_zero=from_zero)
     return HeadMap(table, layers, name, limits=limits, signed=signed, **more)
+
+
+def plain_limits(
+    values: Iterable[float], *, signed: bool = False, from_zero: bool = True, least: float = 0.0
+) -> tuple[float, float]:
+    """Plain numbers for the ends of a scale of finite values: 0, or ± the same, and ``least`` at least.
+
+    Not ``from_zero``, it begins at the smallest value where otherwise all would have one colour.
+    """
+    numbers = [float(value) for value in values]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    if not signed and low < high and (low < 0 or (low > high / 2 and not from_zero)):
+        step = round_up((high - low) / 4)
+        first, last = math.floor(low / step), math.ceil(high / step)
+        return float(f"{step * first:.6g}"), float(f"{step * last:.6g}")
+    top = round_up(max(abs(low), abs(high), least)) or 1.0
+    return (-top if signed else 0.0, top)
 
 
 def layer_rows(values: Mapping[Head, float]) -> dict[int, list[float]]:
@@ -140,13 +161,21 @@ def effect_maps(
     values: Mapping[Head, float], name: str, *, unit: str = "", lead: str = ""
 ) -> dict[str, HeadMap]:
     """A signed map of heads for each kind of attention, on one scale; ``lead`` begins each title."""
-    top = max(map(abs, values.values()), default=0.0) or 1.0
+    limits = effect_limits(values.values())
     several = len({head.kind for head in values}) > 1
 
     def title(kind: str) -> str:
         return f"{lead}every {kind} head" if several else f"{lead}every head"
 
-    return maps_by_kind(values, name, title, unit=unit, limits=(-top, top), signed=True)
+    return maps_by_kind(values, name, title, unit=unit, limits=limits, signed=True)
+
+
+LEAST_EFFECT = 0.01  # full colour of effects, at least: of nats, logits, or a share of a score's difference
+
+
+def effect_limits(effects: Iterable[float]) -> tuple[float, float]:
+    """The ends of the scale of effects; rounding errors alone stay without colour."""
+    return plain_limits(effects, signed=True, least=LEAST_EFFECT)
 
 
 Step = tuple["Place | None", "Place | None"]
@@ -193,6 +222,7 @@ class DistanceMap(Titled):
     groups: tuple[int, ...] = ()  # their sizes along both axes, in order; none for the heads of two models
     top: float = 1.0  # the distance at the far end of the colour bar
     low: float = 0.0  # and at its near end
+    bar: str = "Jensen-Shannon distance, nats"
     matched: bool = False  # the diagonal pairs each row with its column, nearest first
 
     def nearness(self) -> Array:

@@ -255,7 +255,7 @@ def test_click_on_word_highlights_image(seen):
     _, lists = use(seen, "decoder", clicks=[("#picture", 3, "mat", 0)])
     assert "mat attends to" in lists["#looks-at"][0]
     assert sum("▀" in line for line in lists["#looks-at"]) > 10
-    assert any("full brightness =" in line for line in lists["#looks-at"])
+    assert any("full brightness:" in line for line in lists["#looks-at"])
 
 
 def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
@@ -275,6 +275,6 @@ def test_click_on_moment_lists_words_attending_to_it(heard):
 def test_token_lists_share_one_bar_scale(seen):
     app, lists = use(seen, "decoder", "k")
     lines = (line.strip() for each in lists.values() for line in each)
-    assert len({line for line in lines if line.startswith("full bar =")}) == 1
+    assert len({line for line in lines if line.startswith("full bar:")}) == 1
     heaviest = app.focus_of(app.pinned)
     assert max(heaviest.looks_at.bars[0].weight, heaviest.looked_at_by.bars[0].weight) <= heaviest.full_bar

@@ -19,7 +19,7 @@ ANSWERED = {
     "show TEXT --head L0H0 --words --hide-special": "special tokens hidden: they receive",
     "show TEXT --zoom 4-9": "only tokens 4-9: other tokens receive",
     "show BOOK --truncate --layer 0": (
-        "own · “cat cat cat cat cat cat cat cat…” · ",
+        "own · “cat cat cat cat",
         "cut: the first 512 of 2,002 tokens are shown",
     ),
     "show TEXT -m ./new": "untrained",
@@ -117,7 +117,7 @@ ANSWERED = {
     "flow TEXT --layer 1": "rollout through layers 0-1 ·",
     "flow TEXT --layer 0-2": (
         "rollout layer by layer · own",
-        "one map per layer; rows attend to columns; 13 ×",
+        "one map per layer; rows draw on columns; 13 ×",
     ),
     "flow TEXT --layer 0-3 -o made/layers.png --dpi 50": "saved made/layers.png",
     **{

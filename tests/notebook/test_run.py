@@ -84,7 +84,7 @@ def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
         assert answer(run(*asked, *model, "--json")) == rounded(json.loads(json.dumps(shown.numbers)))
         table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))
         pandas.testing.assert_frame_equal(shown.frame(), table)
-        assert shown._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
+        assert shown._repr_mimebundle_()[0]["image/png"].startswith(b"\x89PNG")
     with pytest.raises(InputError, match="from another model"):
         read.patch(attnscope.load("own").read("A cat sat"))
     read.save(tmp_path / "cat.trace")
@@ -110,7 +110,11 @@ def test_console_prints_the_picture_of_the_command(cat, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert repr(cat.head("L2H1")) == run("show", TEXT, "--head", "L2H1", "--plain").out.rstrip("\n")
     assert 'run.head("L0H7")' in repr(cat)
-    assert repr(cat.stats()).splitlines()[0].startswith("own · “The cat sat on the mat because…” · 4 layers")
+    assert (
+        repr(cat.stats())
+        .splitlines()[0]
+        .startswith("own · “The cat sat on the mat because it was tired.” · 4 layers")
+    )
 
 
 def test_head_has_scores_role_and_labels(cat):
@@ -149,16 +153,17 @@ def test_stats_are_a_frame_rows_and_a_table(cat, tmp_path):
     page = table._repr_html_()
     assert "<tr><th>L2H1</th><td>previous</td>" in page
     assert page.partition("</thead>")[0].count("<th>") <= 10
-    assert set(table._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert set(table._repr_mimebundle_()[0]) == {"text/plain", "text/html"}
     assert table._repr_png_() is None
     with pytest.raises(OutputError, match="this answer is a table"):
         table.save(tmp_path / "figures.png")
 
 
 def test_mime_bundle_has_image_and_text(cat, tmp_path):
-    assert set(cat._repr_mimebundle_()) == {"text/plain", "text/html"}
+    assert set(cat._repr_mimebundle_()[0]) == {"text/plain", "text/html"}
     for shown in (cat.head("L2H1"), cat.token("cat")):
-        bundle = shown._repr_mimebundle_()
+        bundle, described = shown._repr_mimebundle_()
+        assert "attention weight" in described["image/png"]["alt"]
         assert bundle["image/png"].startswith(b"\x89PNG")
         assert bundle["text/plain"] == repr(shown)
     cat.head("L2H1").save(tmp_path / "head.svg")
@@ -193,7 +198,7 @@ def test_attention_kinds_are_saved_as_one_picture(tmp_path):
     both.save(out / "both.png")
     (saved,) = out.iterdir()
     assert saved.read_bytes() == both._repr_png_()
-    (shown,) = re.findall('<img src="data:image/png;base64,(.+?)"', both._repr_html_())
+    (shown,) = re.findall('src="data:image/png;base64,(.+?)"', both._repr_html_())
     assert base64.b64decode(shown) == saved.read_bytes()
     assert {head.kind for head in both.heads} == {"encoder", "decoder", "cross"}
     cross = both.head("cross L0H1")

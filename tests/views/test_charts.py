@@ -37,7 +37,7 @@ def curves(edges, *values, unit="share", along="row"):
     ("along", "ends", "at_points"),
     [
         ("row", ("row 0", "1,999"), False),
-        ("step", ("step 0", "1,000"), False),
+        ("step", ("step 0", "1,000"), True),
         ("layers", ("layers 0", "1,000"), True),
     ],
 )
@@ -49,14 +49,14 @@ def test_curve_axis_ends_at_its_last_row_or_run(along, ends, at_points):
 @pytest.mark.parametrize(
     ("values", "unit", "top", "least"),
     [
-        ((0.04, None, 0.02), "share", 0.1, 0.02),
+        ((0.04, None, 0.02), "share", 0.05, 0.02),
         ((0.11, 0.3, None), "share", 0.5, 0.05),
         ((0.25, 0.06), "share", 0.25, 0.05),
-        ((1.5, 3.5), "nats", 3.5, 0.05),
-        ((-4.0, 2.0), "keys", 4.0, -4.0),
+        ((1.5, 3.5), "nats", 5.0, 0.05),
+        ((-4.0, 2.0), "keys", 5.0, -4.0),
     ],
 )
-def test_curve_scale_tops_at_a_round_share_or_the_maximum(values, unit, top, least):
+def test_curve_scale_tops_at_the_largest_value_rounded_up(values, unit, top, least):
     view = curves(tuple(range(len(values) + 1)), values, unit=unit)
     assert (view.top, view.least) == (top, least)
     known = [value for value in values if value is not None]
@@ -97,8 +97,8 @@ def test_bar_list_counts_the_rest_and_describes_boxes():
     [
         ((0.05, 0.1), None, 0.1),
         ((0.05, 0.3), None, 0.5),
-        ((), None, 0.1),
-        ((1.7,), None, 1.7),
+        ((), None, 1.0),
+        ((1.7,), None, 2.0),
         ((0.3,), 2, 2),
     ],
 )
@@ -185,14 +185,14 @@ def test_distance_map_is_ordered_by_cluster_and_pooled_by_mean():
     assert matched.notes == ("the first 3 of 5 rows and 5 columns",)
 
 
-@pytest.mark.parametrize(("peaks", "scale"), [((0.05, 0.08), "head"), ((0.05, 0.9), "fixed")])
-def test_head_pair_shares_a_scale_apart_from_the_difference(peaks, scale):
+@pytest.mark.parametrize(("peaks", "tops"), [((0.05, 0.08), (0.1, 0.05)), ((0.05, 0.9), (1, 1))])
+def test_head_pair_shares_a_scale_apart_from_the_difference(peaks, tops):
     one, other = (bare(np.full((2, 3), peak), np.tri(2, 3, 1) > 0) for peak in peaks)
     parting = RowGap("cat", 2, 0.51, ("a", "b"), (0.9, 0.2))
     view = head_pair(("L0H1", "L2H3"), (one, other), (parting,), scale="auto")
-    assert [each.scale for each in (*view.maps, view.difference)] == [scale, scale, "head"]
+    ends = [(0, tops[0]), (0, tops[0]), (-tops[1], tops[1])]
+    assert [each.limits for each in (*view.maps, view.difference)] == ends
     assert [each.title for each in (*view.maps, view.difference)] == ["L0H1", "L2H3", "L0H1 − L2H3"]
     np.testing.assert_allclose(view.difference.values, np.full((2, 3), peaks[0] - peaks[1]))
-    assert view.difference.limits == pytest.approx((peaks[0] - peaks[1], peaks[1] - peaks[0]))
     assert view.difference.masked.tolist() == [[False, False, True], [False] * 3]
     assert view.sentences == ("cat 2: 0.51 nats apart; L0H1 attends to a (0.90) · L2H3 attends to b (0.20)",)

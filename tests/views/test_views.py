@@ -17,7 +17,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.stats import overview
 from attnscope.text import visible
 from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
-from attnscope.views.heads import effect_maps, head_map, joint_difference, number
+from attnscope.views.heads import effect_maps, head_map, joint_difference, number, plain_limits
 from tests.axes.test_axes import grouped
 from tests.render.screen import bare, printed
 
@@ -129,29 +129,46 @@ def test_head_scale_applies_to_each_thumbnail() -> None:
     np.testing.assert_allclose(thumbnail_levels(fixed.layers[0], fixed), stack, rtol=1e-6)
 
 
-@pytest.mark.parametrize("peak", [0.2, 0.9])
-def test_faint_pooled_maps_scale_to_their_largest_cell(peak: float) -> None:
-    values = np.full((2, 96, 96), 0.01)
-    values[:, 30:32, 7] = peak - 0.01  # a cell of 2 x 2
-    values[0, :8, 50] = 0.15  # a head that is not all faint
+@pytest.mark.parametrize(("peak", "top"), [(0.2, 0.2), (0.21, 0.25), (0.45, 0.5), (0.9, 1.0), (3.0, 1.0)])
+def test_auto_scale_ends_at_the_largest_cell_rounded_up(peak: float, top: float) -> None:
+    values = np.full((2, 6, 6), 0.01)
+    values[1, 3, 4] = peak
+    one = bare(values[1])
+    assert heatmap(one, scale="auto").limits == (0, top)
+    assert heatmap(one, scale="fixed").limits == (0, 1)
+    assert heatmap(one, scale="head").limits == (0, peak)
+    row = head_row([heatmap(bare(each)) for each in values], scale="auto")  # one scale for both
+    assert [each.limits for each in row.maps] == [(0, top)] * 2
     view = grid([(0, bare(values))], scale="auto")
-    assert view.shown_scale == "fixed"
-    assert view.top == pytest.approx(peak)
-    assert thumbnail_levels(view.layers[0], view).max() == pytest.approx(1)
-    assert view.scale_ends() == ("0", f"{peak:g}")
-    assert f"colour scale: 0 to {peak:g} (the largest weight)" in view.legend()
-    short = grid([(0, bare(values[:, :48, :48]))], scale="auto")
-    for other in (replace(view, scale="fixed"), short):
-        assert other.top == 1
+    assert (view.shown_scale, view.top, view.scale_ends()) == ("fixed", top, ("0", f"{top:.2g}"))
+    assert replace(view, scale="fixed").top == 1
 
 
-@pytest.mark.parametrize(("bright", "top"), [(8, 0.5), (10, 1.0)])
-def test_bright_cells_count_among_unmasked_cells_of_long_rows(bright: int, top: float) -> None:
-    """Of 48 rows 24 have more than half of the keys: 876 open cells, of which one in a hundred decides."""
-    values = np.zeros((1, 96, 96))
-    values[0, 60:62, : 2 * bright : 2] = 0.5  # cells of 2 x 2
-    values[0, :20, ::2] = 0.5 * np.tri(20, 48)  # rows of few keys
-    assert grid([(0, bare(values, np.tri(96, dtype=bool)))], scale="auto").top == top
+@pytest.mark.parametrize(("far", "top"), [(0.2, 0.2), (0.3, 1.0)])
+def test_rows_of_few_keys_set_the_scale_unless_the_others_are_dark(far: float, top: float) -> None:
+    values = np.diag([1.0, *[far] * 11])
+    view = heatmap(bare(values, np.tri(12, dtype=bool)), scale="auto")
+    assert view.limits == (0, top)
+    assert view.notes == (("1 values are outside 0 to 0.2",) if top < 1 else ())
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "limits"),
+    [
+        ([0.0, 0.36], {}, (0, 0.5)),
+        ([2.45, 2.93], {}, (0, 5)),
+        ([2.45, 2.93], {"from_zero": False}, (2.4, 3.0)),
+        ([1.2, 2.31], {"from_zero": False}, (1.0, 2.5)),
+        ([0.9, 2.31], {"from_zero": False}, (0, 2.5)),
+        ([4.0, 4.0], {"from_zero": False}, (0, 5)),
+        ([-3.0, -2.0], {}, (-3, -2)),
+        ([-0.3, 0.04], {"signed": True}, (-0.5, 0.5)),
+        ([2.3e-5], {"signed": True, "least": 0.01}, (-0.01, 0.01)),
+        ([], {}, (0, 1)),
+    ],
+)
+def test_plain_limits_show_differences_but_no_noise(values, options, limits) -> None:
+    assert plain_limits(values, **options) == limits
 
 
 def test_row_scale_of_thumbnails_is_each_rows_largest_weight() -> None:
@@ -190,9 +207,9 @@ def test_layer_mean_ignores_missing_scores(rows: list[list[float]]) -> None:
 
 def test_head_map_pads_ragged_layers() -> None:
     view = head_map({2: [0.5], 0: [1.0, 3.0]}, "entropy", unit="nats")
-    assert (view.layers, view.limits) == ((0, 2), (0, 3))
+    assert (view.layers, view.limits, view.bar) == ((0, 2), (0, 5), "entropy, nats")
     assert math.isnan(view.values[1, 1])
-    np.testing.assert_allclose(view.levels()[0], [1 / 3, 1])
+    np.testing.assert_allclose(view.levels()[0], [1 / 5, 3 / 5])
 
 
 def test_token_list_omits_non_finite_weights_and_has_image_boxes():
@@ -208,7 +225,7 @@ def test_effect_maps_of_all_kinds_share_one_signed_scale() -> None:
     assert [view.title for view in maps.values()] == ["nats, every encoder head", "nats, every cross head"]
     assert {view.limits for view in maps.values()} == {(-2.0, 2.0)}
     (alone,) = effect_maps({Head("L0H0"): 0.0}, "effect").values()
-    assert (alone.title, alone.limits) == ("every head", (-1.0, 1.0))
+    assert (alone.title, alone.limits) == ("every head", (-0.01, 0.01))
 
 
 def test_difference_masks_unmatched_rows_and_shared_zeros():
@@ -274,9 +291,8 @@ def test_grid_scale_ignores_first_causal_rows() -> None:
     said = " ".join(printed(drawn).split())
     assert "colour scale: 0 to each head's largest weight in rows with many unmasked keys" in said
     one = heatmap(replace(even, values=even.values[0]), scale="auto")
-    assert one.scale == "head"
-    assert one.limits[1] == pytest.approx(1 / 25)
-    assert "colour scale: 0 to" in one.notes[0]
+    assert one.limits == (0, 0.05)  # above 1 / 25
+    assert "values are outside 0 to 0.05" in one.notes[0]
     previous = bare(np.eye(48, k=-1)[None], open_)
     assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
 

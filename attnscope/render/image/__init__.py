@@ -1,4 +1,4 @@
-"""Views as images: PNG, SVG and PDF, drawn by matplotlib without a screen.
+"""Views as images: PNG, JPEG, SVG and PDF, drawn by matplotlib without a screen.
 
     warnings = save_image(view, "L05H03.png")  # the suffix says the format
     with drawing(view) as (figure, warnings):
@@ -10,6 +10,7 @@ style. Token text is literal (no formulas), and characters that no font has are 
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import struct
@@ -31,6 +32,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation, Text
+from PIL import Image
 from PIL.PngImagePlugin import putchunk
 
 from attnscope.axes import Place
@@ -41,7 +43,8 @@ from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import Style
 from attnscope.storage.files import write_whole
 from attnscope.storage.folder import PICTURES
-from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, RoleMap, TokenView
+from attnscope.text import clean
+from attnscope.views import Drawable, Grid, HeadPair, HeadRow, Heatmap, RoleMap, TokenView, describe
 from attnscope.views.charts import Curves, LayerGraph, Panels, SoundMap, Stack, Terms
 from attnscope.views.heads import DistanceMap, HeadDistances, HeadMap
 
@@ -125,6 +128,7 @@ DPI = 150  # default dots per inch of a PNG
 SETTINGS = {
     "text.parse_math": False,
     "svg.hashsalt": "attnscope",
+    "svg.fonttype": "none",  # text stays text: it can be found, read aloud, and set in the reader's fonts
     "pdf.fonttype": 42,  # letters stay text, and fonts are TrueType for publishers that refuse type 3
     "axes.formatter.use_locale": False,
 }
@@ -141,22 +145,33 @@ def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: An
         named = f"{path.suffix!r} is not an image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
     with drawing(view, **look) as (figure, warnings):
-        write_whole(path, encode(figure, form, dpi))
+        write_whole(path, encode(figure, form, dpi, view))
     return warnings
 
 
-def encode(figure: Figure, form: str, dpi: float = DPI) -> bytes:
-    """The bytes of a figure in one of ``FORMATS``; the same for the same figure."""
+def encode(figure: Figure, form: str, dpi: float = DPI, view: Drawable | None = None) -> bytes:
+    """The bytes of a figure in one of ``FORMATS``; the same for the same figure.
+
+    An SVG and a PDF have the title of the ``view``, and its description for those who cannot see it.
+    """
     for part in figure.subfigs:
-        part.set_dpi(dpi if form == "png" else 72)  # the others count in points
-    if form == "png":
+        part.set_dpi(dpi if form in ("png", "jpg") else 72)  # the others count in points
+    if form in ("png", "jpg"):
         canvas: Any = figure.canvas
         figure.set_dpi(dpi)
         canvas.draw()
-        return encode_png(canvas, dpi)
+        return (encode_png if form == "png" else encode_jpeg)(canvas, dpi)
+    title, described = (clean(text) for text in describe(view)) if view is not None else ("", "")
     buffer, undated = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[form]
-    figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata={undated: None})
-    return buffer.getvalue()
+    words = {"Title": title, "Subject": described} if form == "pdf" else {}
+    known = {name: text for name, text in words.items() if text}
+    figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata={undated: None, **known})
+    if form == "pdf" or view is None:
+        return buffer.getvalue()
+    begin, tag, rest = buffer.getvalue().partition(b"<svg ")
+    inside = f"<title>{html.escape(title)}</title><desc>{html.escape(described)}</desc>"
+    attributes, end, content = rest.partition(b">")
+    return b"".join([begin, tag, b'role="img" ', attributes, end, inside.encode(), content])
 
 
 def encode_png(canvas: Any, dpi: float) -> bytes:
@@ -177,6 +192,14 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
     putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
     putchunk(buffer, b"IDAT", zlib.compress(rows.data, 1))
     putchunk(buffer, b"IEND", b"")
+    return buffer.getvalue()
+
+
+def encode_jpeg(canvas: Any, dpi: float) -> bytes:
+    """A canvas as a JPEG, its letters sharp."""
+    buffer = io.BytesIO()
+    pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    Image.fromarray(pixels).save(buffer, "jpeg", quality=95, subsampling=0, dpi=(round(dpi), round(dpi)))
     return buffer.getvalue()
 
 
@@ -252,7 +275,7 @@ class Album:
             # what two heads must have in common to share a sheet, besides their line counts
             axes, fonts = (view.weights.queries, view.weights.keys), matplotlib.rcParams["font.family"]
             fixed = [(reading.name, reading.baseline, reading.unit) for reading in view.readings]
-            kind = (view.scale == "row", view.signed, bool(view.masked.any()), view.written)
+            kind = (view.scale == "row", view.signed, bool(view.masked.any()), view.written, view.bar)
             looks = (axes, style, fonts, fixed, kind)
             shared = next((each for each in self._sheets if each.fits(view, looks)), None)
             if shared is None:

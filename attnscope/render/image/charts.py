@@ -17,7 +17,19 @@ from attnscope.render.colour import STEPS, blend, is_light, resize, table
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import BELOW, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.text import clean, round_short
-from attnscope.views import Bar, Bars, Curves, HeadMap, LayerGraph, Overlay, SoundMap, Stack, Term, Terms
+from attnscope.views import (
+    Bar,
+    Bars,
+    Curve,
+    Curves,
+    HeadMap,
+    LayerGraph,
+    Overlay,
+    SoundMap,
+    Stack,
+    Term,
+    Terms,
+)
 from attnscope.views.charts import TokenView, full_light
 
 PICTURE_HEIGHT = 5.0  # inches of a picture's height
@@ -68,7 +80,7 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
         _, weights = shown.maps[number - 1]
         levels = resize(np.clip(weights / (top or 1.0), 0, 1), *pixels.shape[:2])
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        light = "bright: shown" if weights.dtype == bool else f"full brightness = {top:.2g}"
+        light = "bright: shown" if weights.dtype == bool else f"full brightness: {top:.2g} weight"
         axes.annotate(light, (0, 0), (0, -3), va="top", **QUIET, **below)
         pixels = blend(pixels, levels, style.cmap)
     axes.imshow(pixels.astype("uint8"), interpolation="nearest", aspect="auto")
@@ -80,6 +92,12 @@ def _draw_picture(axes: Axes, shown: Overlay, number: int, pixels: Array, top: f
 
 
 LIST_GAP = 0.5
+
+
+def _name_below(axes: Axes, name: str, points: float = 3) -> None:
+    """Write what the values are below the axes."""
+    look: dict[str, Any] = {"ha": "center", "va": "top", "gid": paper.AXIS_NAME, **QUIET}
+    axes.annotate(name, (0.5, 0), (0, -points), xycoords="axes fraction", textcoords="offset points", **look)
 
 
 def token_figure(view: TokenView, style: Style) -> Figure:
@@ -98,15 +116,16 @@ def token_figure(view: TokenView, style: Style) -> Figure:
     lines = max((title.count("\n") for title in titles), default=0)
     height = 0.22 * max(longest, 1)
     whole = length * len(lists) + (label + LIST_GAP) * (len(lists) - 1)
-    drawn = paper.sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.35))
+    drawn = paper.sheet(view, whole, height, (label, 0.4, 0.35 + 0.15 * lines, 0.52))
     for i, (title, (_, bars)) in enumerate(zip(titles, lists, strict=True)):
         axes = drawn.part(i * (length + label + LIST_GAP), 0, length)
         _draw_list(axes, bars, view.full_bar, longest, style)
         left = -(label - GAP) / length  # where the bars' labels begin
         place: dict[str, Any] = {"transform": axes.transAxes, "ha": "left"}
         axes.text(left, 1 + 0.08 / height, title, size=NORMAL, weight="bold", va="bottom", **place)
+        _name_below(axes, view.bar, 15)
         if bars.more:
-            axes.text(left, -0.22 / height, bars.rest, va="top", **QUIET, **place)
+            axes.text(left, -0.38 / height, bars.rest, va="top", **QUIET, **place)
     return drawn.figure
 
 
@@ -150,7 +169,7 @@ def curves_figure(view: Curves, style: Style) -> Figure:
     left, right = paper.room(names, NORMAL), paper.room([f"{view.top:.2f} {view.unit}"], SMALL)
     width = DEFAULT_WIDTH if style.width is None else max(style.width - left - right, LEAST_WIDTH)
     even = any(value is not None for curve in view.curves for value in curve.baseline)
-    note = f"{'line: baseline; ' * even}all on one scale, 0 to {round_short(view.top)} {view.unit}"
+    note = f"{view.bar}: 0 to {round_short(view.top)} in every head{'; line: baseline' * even}"
     height = len(names) * (CURVE_HEIGHT + CURVE_GAP) - CURVE_GAP
     drawn = paper.sheet(view, width, height, (left, right, 0.05, 0.3), notes=(note, *view.notes))
     first, last, least = view.edges[0], view.edges[-1], min(0.0, view.least)
@@ -170,11 +189,14 @@ def curves_figure(view: Curves, style: Style) -> Figure:
 
 def _lines_figure(view: Curves, style: Style) -> Figure:
     """All curves on one axis, in different colours and dashes, with a legend."""
-    right = paper.room([curve.head for curve in view.curves], SMALL) + 0.5
+    right = paper.room([*(curve.head for curve in view.curves), "uniform attention"], SMALL) + 0.5
     width = DEFAULT_WIDTH if style.width is None else max(style.width - 0.7 - right, LEAST_WIDTH)
-    drawn = paper.sheet(view, width, LINES_HEIGHT, (0.7, right, 0.05, 0.52), notes=view.notes)
-    axes, step = drawn.part(), min(0.2, LINES_HEIGHT / len(view.curves))
-    for number, curve in enumerate(view.curves):
+    drawn = paper.sheet(view, width, LINES_HEIGHT, (0.7, right, 0.05, 0.58), notes=view.notes)
+    curves, baselines = list(view.curves), {curve.baseline for curve in view.curves}
+    if len(baselines) == 1 and any(value is not None for value in view.curves[0].baseline):
+        curves.append(Curve("uniform attention", view.curves[0].baseline, ()))
+    axes, step = drawn.part(), min(0.2, LINES_HEIGHT / len(curves))
+    for number, curve in enumerate(curves):
         colour, dash = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
         values, name = np.array(curve.values, float), clean(curve.head)
         axes.plot(view.edges[:-1], values, ".", linestyle=dash, color=colour, label=name)
@@ -182,8 +204,12 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
         drawn.figure.add_artist(Line2D([start, end], [y, y], color=colour, linestyle=dash, linewidth=1.3))
         drawn.figure.text(*drawn.at(width + 0.45, (number + 0.5) * step), name, size=SMALL, va="center")
     axes.set_xlabel(view.along, size=paper.BELOW, color=GREY)
-    axes.set_ylabel(f"{view.measure}, {view.unit}", size=paper.BELOW, color=GREY)
+    axes.set_ylabel(view.bar, size=paper.BELOW, color=GREY)
     axes.tick_params(labelsize=SMALL, length=2)
+    low, high = axes.get_ylim()
+    spare = max(LEAST_RISE - (high - low), 0) / 2  # differences of rounding errors are not drawn tall
+    axes.set_ylim(low - spare, high + spare)
+    axes.ticklabel_format(useOffset=False)
     for side, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         side.set_ticks([tick for tick in side.get_ticklocs() if low <= tick <= high])
     for name, spine in axes.spines.items():
@@ -194,8 +220,9 @@ def _lines_figure(view: Curves, style: Style) -> Figure:
 
 
 LINES_HEIGHT = 2.9  # inches
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195")
-"""The colours of Okabe & Ito, safe for colour-blind readers; further lines differ in dash."""
+LEAST_RISE = 0.01  # of a measure, from the bottom to the top of its axis
+COLOURS = ("#0072b2", "#d55e00", "#00875f", "#b0568a", "#a66f00", "#7a5195", "#1b1b1b")
+"""Like those of Okabe & Ito, safe for colour-blind readers, and dark enough on paper; then dashes differ."""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
@@ -208,7 +235,8 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     left = paper.room(labels, size)
     width = 4.5 if style.width is None else max(style.width - left - 0.3, LEAST_WIDTH)
     notes = (view.legend, *view.notes)
-    drawn = paper.sheet(view, width, row * len(labels), (left, 0.3, 0.05, 0.14), notes=notes)
+    margins = (left + paper.NAME_ROOM, 0.3, 0.05, 0.35)
+    drawn = paper.sheet(view, width, row * len(labels), margins, notes=notes)
     axes = drawn.part()
     starts = view.shares.cumsum(1) - view.shares  # [label, part]
     for part, (letter, tone) in enumerate(zip(view.letters, view.tones, strict=True)):
@@ -225,6 +253,8 @@ def stack_figure(view: Stack, style: Style) -> Figure:
     shown = range(0, len(labels), every)
     paper.beside(axes, list(shown), [labels[at] for at in shown], size)
     paper.frame(axes)
+    paper.name_axes(axes, (view.axes.rows, ""), margins[0])
+    _name_below(axes, view.axes.columns)
     return drawn.figure
 
 
@@ -242,15 +272,19 @@ def terms_figure(view: Terms, style: Style) -> Figure:
     heads = view.heads if view.heads is not None and view.heads.values.size else None
     wide = 0.0 if heads is None else min(MAP_CELL * heads.values.shape[1], 4.2)
     stacked = heads is not None and style.narrow
-    beside = 0.0 if heads is None or stacked else MAP_GAP + wide
+    bar, bar_above, _ = (0.0, 0.0, False) if heads is None else paper.bar_room(style, heads.bar)
+    beside = 0.0 if heads is None or stacked else MAP_GAP + wide + bar
     length = 3.2 if not style.width else max(style.width - label - beside - 0.35, 1.2)
-    wide = min(wide, length) if stacked else wide
+    wide = min(wide, length - bar) if stacked else wide
     tall = 0.2 * rows
     cell = 0.0 if heads is None else min(MAP_CELL * 0.8, tall / len(heads.layers))
     below = MAP_GAP + cell * len(heads.layers) if heads is not None and stacked else 0.0
     notes = (*(each.sentence for each in view.moved), *view.notes)
-    drawn = paper.sheet(view, length + beside, tall + below, (label, 0.2, 0.12, 0.3), notes=notes)
+    drawn = paper.sheet(
+        view, length + beside, tall + below, (label, 0.2, max(0.12, bar_above), 0.42), notes=notes
+    )
     axes = drawn.part(0, 0, length, tall)
+    _name_below(axes, view.bar)
     axes.set_ylim(rows - 0.5, -0.5)
     _draw_terms(axes, view, terms, places, style, length)
     if heads is not None:
@@ -288,6 +322,8 @@ def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Sty
     paper.paint(axes, heads.values, style.cmap, heads.limits)
     quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
     axes.set_title(clean(heads.title), size=SMALL, color=GREY, loc="left", pad=12)
+    low, high = (f"{limit:.3g}" for limit in heads.limits)
+    paper.draw_colour_bar(axes, style, [(0, low), (1, high)], heads.bar)
     for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):
         axes.text(head, -0.6, heads.columns[head], ha="center", va="bottom", **quiet)
     for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
@@ -299,7 +335,8 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
     """The map with the path over it, the spectrogram and the words above it, seconds below."""
     rows, frames = view.values.shape
     labels = [paper.short(clean(token)) for token in view.tokens]
-    left, right = paper.room(labels, SMALL), 0.2
+    left, bar = paper.room(labels, SMALL) + paper.NAME_ROOM, paper.bar_room(style, view.bar)
+    right = bar.right
     width = 6.0 if style.width is None else max(style.width - left - right, 1.0)
     apart = paper.LABEL_PITCH * POINT * frames / width  # least frames between two readable words
     shown: list[tuple[str, int]] = []
@@ -308,9 +345,10 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
             shown.append((paper.short(clean(word)), at))
     strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
     top = paper.room([word for word, _ in shown], SMALL) + strip
-    drawn = paper.sheet(view, width, 0.17 * rows, (left, right, top, 0.25))
+    drawn = paper.sheet(view, width, 0.17 * rows, (left, right, max(top, bar.above), 0.42))
     axes = above = drawn.part()
-    paper.paint(axes, view.values, style.cmap, (0.0, float(view.values.max(initial=0.0)) or 1.0))
+    most = float(view.values.max(initial=0.0)) or 1.0
+    paper.paint(axes, view.values, style.cmap, (0.0, most))
     if view.bands is not None:
         above = paper.draw_bands(drawn, view.bands, axes)
     ends = np.repeat(view.path, 2)[1:-1] - 0.5  # along a row, then down to the next
@@ -327,6 +365,9 @@ def sound_map_figure(view: SoundMap, style: Style) -> Figure:
         below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
         axes.annotate(f"{number * step:g} s", (place, rows - 0.5), (0, -3), **QUIET, **below)
     paper.frame(axes)
+    paper.name_axes(axes, (view.axes.rows, ""), left)
+    _name_below(axes, view.axes.columns, 13)
+    paper.draw_colour_bar(axes, style, [(0, "0"), (1, f"{most:.2g}")], view.bar)
     return drawn.figure
 
 
@@ -355,14 +396,16 @@ def graph_figure(view: LayerGraph, style: Style) -> Figure:
     """Nodes as boxes with their roles below, edges as wide as what they carry, coloured by its sign."""
     places, columns = view.places(), [node.column for node in view.nodes]
     last, tallest = max(columns), max(map(columns.count, columns))
+    top = max((abs(edge.effect) for edge in view.edges), default=0.0) or 1.0
+    notes = (f"lines: {view.bar}; the widest {top:.2g}", *view.notes) if view.edges else view.notes
     widest = max(0.9, 0.35 + NAME_INCHES * max(len(node.name) for node in view.nodes))
     margin = (widest + 0.2) / 2
-    drawn = paper.sheet(view, (widest + 0.4) * (last or 1), 0.62 * tallest + 0.35, (margin, margin, 0.1, 0.1))
+    size = (widest + 0.4) * (last or 1), 0.62 * tallest + 0.35
+    drawn = paper.sheet(view, *size, (margin, margin, 0.1, 0.1), notes=notes)
     axes = drawn.part()
     axes.set_xlim(0, last or 1)
     axes.set_ylim(tallest / 2 + 0.45, -tallest / 2 - 0.15)
     colours = table(style.cmap) / 255.0
-    top = max((abs(edge.effect) for edge in view.edges), default=0.0) or 1.0
     boxes = dict[str, Any]()
     for node in view.nodes:
         look = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#888888", "linewidth": 0.8}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from matplotlib.patches import Rectangle
 from attnscope.axes import Array
 from attnscope.render.colour import DIVERGING, choose_map, is_light, role_colour, steps, table
 from attnscope.render.image import sheet as paper
-from attnscope.render.image.sheet import BAR_ROOM, GAP, GREY, NORMAL, POINT, QUIET, SMALL, Style
+from attnscope.render.image.sheet import BAR_ROOM, GAP, GREY, NAME_ROOM, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
 from attnscope.views.maps import CLEAR_CELLS, ROLE_LETTERS, Grid, RoleMap, thumbnail_levels
 
@@ -32,16 +31,22 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     queries, keys = view.weights.queries, view.weights.keys
     cell = min(max(2.6 / max(rows, columns), 0.21), 7.0 / max(rows, columns))
     ticks = scale_ticks(view)
-    right = style.room(ticks[-1][1])
+    estimate = (style.width or 0.0) * 0.45 * rows / columns  # inches of the map's height
+    right, bar_above, upright = paper.bar_room(style, view.bar, ticks[-1][1], estimate)
     if style.width:
-        cell = max(style.width - paper.label_room(queries, cell, NORMAL) - right, 1.0) / columns
+        free = style.width - right - NAME_ROOM
+        cell = max(free - paper.label_room(queries, cell, NORMAL), 1.0) / columns
         if style.narrow:  # labels shrink with the cells
             left = paper.label_room(queries, cell if view.bands is None else max(cell, LEAST_ROW))
-            cell = max(style.width - left - right, 1.0) / columns
+            cell = max(free - left, 1.0) / columns
     tall = cell if view.bands is None else max(cell, LEAST_ROW)
     strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
     below = 0.1 if view.column_losses is None else LOSS_HEIGHT + 0.16
-    margins = (paper.label_room(queries, tall), right, paper.label_room(keys, cell) + strip, below)
+    left, above = (
+        paper.label_room(queries, tall) + NAME_ROOM,
+        paper.label_room(keys, cell) + strip + NAME_ROOM,
+    )
+    margins = (left, right, max(above, bar_above), below)
     notes = notes_below(view)
     drawn = paper.sheet(view, cell * columns, tall * rows, margins, notes=notes, readings=view.readings)
     axes = top = drawn.part()
@@ -49,13 +54,14 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     if view.bands is not None:
         top = paper.draw_bands(drawn, view.bands, axes)
     paper.put(axes, queries, keys, (cell, tall), written=view.written, top=top)
+    paper.name_axes(axes, view.axes[:2], left, above)
     if style.annotate and cell >= 0.1:  # inches of a legible number
         texts = np.array([[f"{value:.2f}".replace("0.", ".", 1) for value in row] for row in view.values])
         shown = ~view.masked & ~view.hidden & (np.abs(view.values) >= 0.005)
         options = {"size": min(NORMAL, cell * 72 * 0.42), "va": "center_baseline", "gid": WEIGHT_TEXT}
         _write_into_cells(axes, np.where(shown, texts, ""), view.levels(), style, **options)
     paper.frame(axes)
-    paper.draw_colour_bar(axes, style, ticks)
+    paper.draw_colour_bar(axes, style, ticks, view.bar, upright=upright)
     if view.column_losses is not None:
         _draw_losses(drawn.part(0, tall * rows + 0.06, None, LOSS_HEIGHT), view, view.column_losses, style)
     return drawn.figure
@@ -108,17 +114,16 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
     low, high = (f"{limit:.3g}" for limit in view.limits)
-    top = f"{high} {view.unit}".strip()
-    if len(view.unit) > 6:
-        top = "\n".join([high, *textwrap.wrap(view.unit, 12)])
-    right = max(BAR_ROOM, paper.BAR_WIDTH + paper.room(top.split("\n"), SMALL))
+    right, above, _ = paper.bar_room(style, view.bar, high)
     left = max(0.45, paper.room(view.rows, NORMAL))
     means = 0.45 * view.by_layer  # inches, with the gap before them
     if style.width:
         cell = max(style.width - left - right - 0.3 - means, 1.0) / max(heads, 1)
+    else:  # space for a title
+        right = max(right, TITLED_WIDTH - left - cell * heads - means)
     below, tall = 1.65 * view.by_layer, 1.3  # inches for the points, and of these
     width, height = cell * heads, cell * 0.7 * layers
-    margins = (left, right, 0.25, 0.1)
+    margins = (left, right, max(0.25, above), 0.1)
     drawn = paper.sheet(view, width + means, height + below, margins, title=view.title or view.name)
     axes = drawn.part(0, 0, width, height)
     size = min(8.0, cell * 72 * 0.3)
@@ -128,9 +133,11 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
         column = replace(view, values=view.means[:, None])
         last = drawn.part(width + 0.1, 0, means - 0.1, height)
         _draw_numbers(last, column, ["mean"], style, min(cell, means - 0.1))
-        _draw_points(drawn.part(0, height + below - tall, width, tall), view, style, (low, high))
+        points = drawn.part(0, height + below - tall, width, tall)
+        _draw_points(points, view, style, (low, high))
+        paper.name_axes(points, (view.bar, ""), left)
         axes = last
-    paper.draw_colour_bar(axes, style, [(0, low), (1, top)])
+    paper.draw_colour_bar(axes, style, [(0, low), (1, high)], view.bar)
     return drawn.figure
 
 
@@ -148,7 +155,7 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
     """Each head as a point over its layer, and a line through the means."""
     at = np.arange(len(view.layers))
     rows = np.repeat(at, view.values.shape[1])
-    axes.scatter(rows, view.values.ravel(), s=9, color=[style.bar], linewidths=0, alpha=0.8)
+    axes.scatter(rows, view.values.ravel(), s=9, color=[style.bar], linewidths=0)
     axes.plot(at, view.means, color=GREY, linewidth=1)
     air = 0.05 * (view.limits[1] - view.limits[0])
     axes.set_xlim(-0.5, len(at) - 0.5)
@@ -159,6 +166,7 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
     paper.frame(axes, ("left", "bottom"))
 
 
+TITLED_WIDTH = 4.6  # inches in which a title with two texts has three lines
 MAP_SIDE = 2.9  # inches of a map's longer side
 MAP_GAP = 0.15
 NAME_HEIGHT = 0.42  # inches of a head's name and role below its map
@@ -169,24 +177,28 @@ def pair_figure(view: HeadPair, style: Style) -> Figure:
     rows, columns = view.difference.values.shape
     queries, keys = view.difference.weights.queries, view.difference.weights.keys
     cell, beside = MAP_SIDE / max(rows, columns), 1 if style.narrow else 3
-    left, between = paper.label_room(queries, cell, NORMAL), BAR_ROOM + MAP_GAP
+    rooms = [paper.bar_room(style, each.bar, "0.00") for each in (*view.maps, view.difference)]
+    right, bar_above, _ = map(max, zip(*rooms, strict=True))
+    left, between = paper.label_room(queries, cell, NORMAL) + NAME_ROOM, right + MAP_GAP
     if style.width is not None:
-        cell = max(style.width - left - BAR_ROOM - (beside - 1) * between, 1.2 * beside) / (beside * columns)
+        cell = max(style.width - left - right - (beside - 1) * between, 1.2 * beside) / (beside * columns)
     width, height = cell * columns, cell * rows
-    above = paper.label_room(keys, cell)
+    above = max(paper.label_room(keys, cell) + NAME_ROOM, bar_above)
     step = (width + between, 0.0) if beside > 1 else (0.0, height + above + 0.3)  # from one map to the next
     notes = (*view.sentences, *view.notes)
-    margins = (left, BAR_ROOM, above, 0.3)
+    margins = (left, right, above, 0.3)
     drawn = paper.sheet(view, width + 2 * step[0], height + 2 * step[1], margins, notes=notes)
     for place, each in enumerate((*view.maps, view.difference)):
         axes = drawn.part(place * step[0], place * step[1], width, height)
-        own = Style(None, DIVERGING) if each.signed else style
+        own = replace(style, cmap=DIVERGING) if each.signed else style
         _draw_weights(axes, each, own.cmap)
-        paper.put(axes, queries if beside == 1 or not place else (), keys, (cell, cell))
+        first = beside == 1 or not place
+        paper.put(axes, queries if first else (), keys, (cell, cell))
+        paper.name_axes(axes, (each.axes.rows if first else "", each.axes.columns), left, above)
         paper.frame(axes)
         axes.text(0, -0.02, each.title, transform=axes.transAxes, size=NORMAL, weight="bold", va="top")
         low, high = each.scale_ends(".2g", minus="−")
-        paper.draw_colour_bar(axes, own, [(0, low), (1, paper.stacked(high))])
+        paper.draw_colour_bar(axes, own, [(0, low), (1, paper.stacked(high))], each.bar)
     return drawn.figure
 
 
@@ -195,8 +207,9 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     weights = view.maps[0].weights
     rows, columns = view.maps[0].values.shape
     cell = MAP_SIDE / max(rows, columns)
-    ticks = scale_ticks(view.maps[0])
-    right = style.room(ticks[-1][1])
+    ticks, one = scale_ticks(view.maps[0]), view.maps[0]
+    right, bar_above, _ = paper.bar_room(style, one.bar, ticks[-1][1])
+    right += NAME_ROOM  # at the left edge
     beside = min(len(view.maps), 4)
     if style.width is not None:
         free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + MAP_GAP
@@ -207,7 +220,8 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
         free = style.width - paper.label_room(weights.queries, cell) - right + MAP_GAP  # labels shrink, too
         cell = max(free / beside - MAP_GAP, 1.0) / columns
     width, height = cell * columns, cell * rows
-    left, above = paper.label_room(weights.queries, cell), paper.label_room(weights.keys, cell)
+    left, right = paper.label_room(weights.queries, cell) + NAME_ROOM, right - NAME_ROOM
+    above = max(paper.label_room(weights.keys, cell) + NAME_ROOM, bar_above)
     lines = -(-len(view.maps) // beside)
     down = height + NAME_HEIGHT + above  # from row to row
     field = (beside * (width + MAP_GAP) - MAP_GAP, lines * down - NAME_HEIGHT - above)
@@ -218,12 +232,13 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
         axes = drawn.part(place * (width + MAP_GAP), line * down, width, height)
         _draw_weights(axes, each, style.cmap)
         paper.put(axes, () if place else weights.queries, weights.keys, (cell, cell), written=each.written)
+        paper.name_axes(axes, ("" if place else one.axes.rows, one.axes.columns), left, above)
         paper.frame(axes)
         where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
         axes.annotate(each.title, (0, 0), (0, -3), size=NORMAL, weight="bold", **where)
         axes.annotate(each.subtitle, (0, 0), (0, -15), **where, **QUIET)
         if number == beside - 1:
-            paper.draw_colour_bar(axes, style, ticks)
+            paper.draw_colour_bar(axes, style, ticks, one.bar)
     return drawn.figure
 
 
@@ -231,6 +246,8 @@ def draw_heatmap(view: Heatmap, axes: Axes, cmap: str | None = None) -> None:
     """Draw a head's weights: rows down, columns across, masked cells hatched; token text is literal."""
     _draw_weights(axes, view, choose_map(cmap, signed=view.signed), aspect=None)
     axes.set_title(view.title.partition(" · ")[0], parse_math=False)  # axes are narrow and stand in a row
+    axes.set_ylabel(view.axes.rows)
+    axes.set_xlabel(view.axes.columns)
     weights = view.weights
     for ticks, places, turned in ((axes.set_yticks, weights.queries, 0), (axes.set_xticks, weights.keys, 90)):
         shown = list(range(0, len(places), -(-len(places) // 60)))  # of sixty places, each is labelled
@@ -251,11 +268,13 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     composite, (tall, wide, gap) = mosaic(view, style.cmap)
     heads, layers = view.heads, view.numbers
     low, high = view.scale_ends(minus="−")
-    left, right = 0.33 if style.narrow else 0.45, style.room(high)
+    left, (right, above, _) = 0.33 if style.narrow else 0.45, paper.bar_room(style, view.bar, high)
     head = _thumbnail_side(view, style)
     layer = head * (tall + gap) / (wide + gap)
     notes = ("; ".join(view.legend(masked="grey: masked" if masked else "")), *view.notes)
-    drawn = paper.sheet(view, head * heads, layer * len(layers), (left, right, 0.25, 0.16), notes=notes)
+    drawn = paper.sheet(
+        view, head * heads, layer * len(layers), (left, right, max(0.25, above), 0.16), notes=notes
+    )
     axes = drawn.part()
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     if view.written_from(view.size[1]) < view.size[1]:
@@ -266,7 +285,7 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
     paper.beside(axes, middles, [f"L{n}" for n in layers], size)
     paper.frame(axes, ())
-    paper.draw_colour_bar(axes, style, [(0, low), (1, paper.stacked(high))])
+    paper.draw_colour_bar(axes, style, [(0, low), (1, paper.stacked(high))], view.bar)
     return drawn.figure
 
 
@@ -275,7 +294,7 @@ CLEAR_SIDE = CLEAR_CELLS * 1.25 * POINT  # least inches of a thumbnail
 
 def _thumbnail_side(view: Grid, style: Style) -> float:
     """Inches from thumbnail to thumbnail."""
-    left, right = 0.33 if style.narrow else 0.45, style.room(view.scale_ends()[1])
+    left, right = 0.33 if style.narrow else 0.45, paper.bar_room(style, view.bar, view.scale_ends()[1]).right
     if style.width:
         return max(style.width - left - right, 1.0) / view.heads
     return min(0.85, 11.0 / max(view.heads, 1))
@@ -425,7 +444,7 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     paper.frame(axes)
-    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f} nats\napart"), (1, view.near_end)])
+    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f}"), (1, view.near_end)], view.bar)
 
 
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -24,7 +25,7 @@ from matplotlib.transforms import AffineDeltaTransform, ScaledTranslation
 
 from attnscope.axes import Array, Place
 from attnscope.errors import SelectionError
-from attnscope.render.colour import STEPS, table
+from attnscope.render.colour import mark_colour, table
 from attnscope.text import (
     balance_lines,
     clean,
@@ -241,7 +242,7 @@ class Style:
     @property
     def bar(self) -> Array:
         """The colour of a bar, visible on any map."""
-        return np.asarray(table(self.cmap)[STEPS * 5 // 8] / 255.0)
+        return np.asarray(mark_colour(self.cmap) / 255.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,6 +303,7 @@ def sheet(
     ]
     top = above + sum(step + air for _, text, _, _, step, air in heads if text) + GAP
     bottom = below + (measured + len(lines)) * LINE_HEIGHT + GAP
+    bottom = math.ceil(100 * bottom - 1e-6) / 100  # titles stand on whole dots wherever the sheet is placed
     tall = top + height + bottom
     figure = Figure(figsize=(full, tall), facecolor="white")
     FigureCanvasAgg(figure)
@@ -464,8 +466,25 @@ def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
     return ScaledTranslation(x * POINT / wide, y * POINT / tall, AffineDeltaTransform(figure.transFigure))
 
 
+NAME_ROOM = 0.16  # inches for the name of an axis, beyond its labels
+AXIS_NAME, BAR_NAME = "axis", "bar"  # group ids
+
+
+def name_axes(axes: Axes, names: tuple[str, str], left: float, above: float = 0.0) -> None:
+    """Name the rows at the left edge of the labels, upright, and the columns above them; in inches."""
+    figure: Any = axes.figure
+    box, (wide, tall) = axes.get_position(), figure.get_size_inches()
+    look: dict[str, Any] = {"gid": AXIS_NAME, **QUIET}
+    low = box.height * tall < room(names[:1], SMALL)  # it reaches into the corner beside the columns' labels
+    across, up = box.x0 - (left - 0.05) / wide, box.y0 if low else box.y0 + box.height / 2
+    figure.text(across, up, names[0], rotation=90, ha="left", va="bottom" if low else "center", **look)
+    up = box.y1 + (above - 0.02) / tall
+    figure.text(box.x0 + box.width / 2, up, names[1], ha="center", va="top", **look)
+
+
 BAR_ROOM = 0.75  # inches for the bar and its labels
 BAR_WIDTH = 0.3  # inches of the bar alone
+BAR_NAME_COLUMNS = 12  # most characters of a line of its name, unless a word is longer
 
 
 def stacked(words: str) -> str:
@@ -473,8 +492,31 @@ def stacked(words: str) -> str:
     return words.replace(" ", "\n")
 
 
-def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]) -> None:
-    """Draw the colour bar on the right of ``axes``; ``ticks`` are (0 to 1, text)."""
+def _name_lines(name: str) -> list[str]:
+    return textwrap.wrap(name, BAR_NAME_COLUMNS, break_long_words=False, break_on_hyphens=True)
+
+
+class BarRoom(NamedTuple):
+    """Inches for a colour bar beside the axes, and for its name above them unless that stands ``upright``."""
+
+    right: float
+    above: float
+    upright: bool = False
+
+
+def bar_room(style: Style, name: str, tick: str = "0", tall: float = 0.0) -> BarRoom:
+    """The room of a bar with this largest ``tick``; ``tall`` inches have room for an upright name."""
+    if style.narrow and tall >= room([name], SMALL):  # on the right of the labels
+        return BarRoom(style.room(tick) + NAME_ROOM / 2, 0.0, True)
+    lines = _name_lines(name)
+    above = round(0.14 + len(lines) * SMALL * POINT * 1.1, 2)
+    return BarRoom(max(style.room(tick), round(0.14 + room(lines, SMALL), 2)), above)
+
+
+def draw_colour_bar(
+    axes: Axes, style: Style, ticks: Sequence[tuple[float, str]], name: str, *, upright: bool = False
+) -> None:
+    """Draw the colour bar on the right of ``axes``, its name above; ``ticks`` are (0 to 1, text)."""
     figure: Any = axes.figure
     box, (wide, tall) = axes.get_position(), figure.get_size_inches()
     height = min(box.height, 2.4 / tall)  # inches
@@ -484,6 +526,12 @@ def draw_colour_bar(axes: Axes, style: Style, ticks: Sequence[tuple[float, str]]
     paint(bar, ramp, style.cmap, (0, 1), origin="lower", extent=(0, 1, 0, 1), interpolation=None)
     beside(bar, [at for at, _ in ticks], [text for _, text in ticks], SMALL, right=True)
     for text, (at, words) in zip(bar.texts, ticks, strict=True):
-        if at == 1 and words.count("\n") > 1:  # a long unit goes above a short bar
-            text.set_verticalalignment("bottom")
+        if at == 1 and words.count("\n") > 1:  # beside the bar alone, since its name is above
+            text.set_verticalalignment("top")
+    look: dict[str, Any] = {"gid": BAR_NAME, "linespacing": 1.0, **QUIET}
+    if upright:
+        right = box.x1 + (style.room(ticks[-1][1]) + NAME_ROOM / 2 - 0.02) / wide
+        figure.text(right, box.y1, name, ha="right", va="top", rotation=90, **look)
+    else:
+        figure.text(box.x1 + apart / wide, box.y1 + 0.08 / tall, "\n".join(_name_lines(name)), **look)
     frame(bar)

@@ -33,9 +33,11 @@ from attnscope.render.colour import (
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
 from attnscope.views import (
+    ATTENTION,
+    DARK,
     FAINT,
-    FAINT_ROWS,
     ROLE_LETTERS,
+    WEIGHT,
     Drawable,
     HeadDescription,
     LayerGraph,
@@ -176,6 +178,7 @@ class Page:
     by: str | None = (
         None  # what colours the overview: ``role`` or a score; else maps if these are large enough
     )
+    bar: str = WEIGHT  # what the weights are, in words
     _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
@@ -206,7 +209,10 @@ class Page:
             "top": top,
             "signed": self.signed,
             "power": POWER,
-            "faint": [FAINT, FAINT_ROWS],
+            "faint": FAINT,
+            "dark": DARK,
+            "bar": self.bar,
+            "sentence": ATTENTION.sentence,
             "hidden": [self.min_weight, code.shown],
             "axes": list(self._label_axes()),
             "scene": self._picture(),
@@ -329,7 +335,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     page = Page(
         layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
         layers.proofs, heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
-        heads.by,
+        heads.by, heads.bar,
     )  # fmt: skip
     return page.text()
 

@@ -73,7 +73,7 @@ function drawAll() {
 function drawHead() {
   const kind = PAGE.kinds[state.kind].kind;
   element("name").textContent = `${headName()} · ${kind}`;
-  element("stage").setAttribute("aria-label", `map of ${headName()}: rows attend to columns`);
+  element("stage").setAttribute("aria-label", `map of ${headName()}: ${PAGE.sentence}`);
   element("lined").setAttribute("aria-label", `lines of ${drawnHeads().map(nameOf).join(", ")}`);
   element("proof").textContent = layerNow().proof;
   element("mode").value = state.mode;

@@ -105,8 +105,8 @@ const faintest = (heads, alone) => (alone ? (heads > 3 ? 0.05 : 0.02) : 0.1);
 function strengthOf(head, row, column) {
   const byte = head.bytes[row * head.columns + column];
   if (byte === CLOSED) return 0;
-  head.scale ??= shownScale(head);
-  head.full ??= head.scale === "row" ? new Map() : head.scale === "head" ? largestOfHead(head) || 1 : 1;
+  head.scale ??= state.scale;
+  head.full ??= head.scale === "row" ? new Map() : lineEnd(head);
   if (head.scale === "row" && !head.full.has(row)) head.full.set(row, largestOfRow(head.bytes, row, head.columns) || 1);
   return Math.min(SIZE[byte] / (head.scale === "row" ? head.full.get(row) : head.full), 1);
 }
@@ -149,12 +149,19 @@ function tokenAt(event) {
   return null;
 }
 
+// The weight of the strongest line; on the scale "auto" 1, unless all would be faint.
+function lineEnd(head) {
+  const full = fullOf(head, head.scale ?? state.scale);
+  return head.scale === "auto" && full > PAGE.dark ? 1 : full;
+}
+
 // What the legend says of lines.
 function leastLine() {
   const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
   const few = showsFew(focus) ? "; the five strongest of each token" : "";
-  const bars = state.token === null ? "" : `; full bar = ${current.scale === "fixed" ? "1" : "the largest"}`;
-  return (current.scale === "fixed" ? `below ${least} no line` : `of the largest; below ${least} of it no line`) + few + bars;
+  const full = current.scale === "row" ? "the largest" : lineEnd(current) === 1 ? "1" : endOf(current);
+  const bars = state.token === null ? "" : `; full bar = ${full}`;
+  return (full === "1" ? `below ${least} no line` : `of ${full}; below ${least} of it no line`) + few + bars;
 }
 
 // Lines of three strengths as they are drawn now, each with its number.

@@ -72,14 +72,16 @@ const headOf = ({ bytes, rows, columns }, head) => ({
 function colourOverview(most) {
   const smalls = overview.layers.map((layer) => pooled(layer, most));
   const faint = state.scale === "auto" && (PAGE.signed || !standsOut());
-  const scale = state.scale === "auto" ? (faint ? "head" : "fixed") : state.scale;
+  const scale = faint ? "head" : state.scale;
+  const every = (small, layer) => Array.from({ length: layer.heads }, (_, head) => headOf(small, head));
+  const end = scale === "auto" ? fullColour(smalls.flatMap((small, at) => every(small, overview.layers[at]))) : null;
   overview.pictures = overview.layers.map((layer, at) => {
-    const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale));
+    const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale, end));
     const { bytes, rows, columns } = smalls[at];
     return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
   overview.most = most;
-  const full = { fixed: "1", row: "each row's largest weight", head: "each head's largest weight" };
+  const full = { auto: end, fixed: "1", row: "each row's largest weight", head: "each head's largest weight" };
   const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
   const where = aside ? " in rows with many unmasked keys" : "";
   element("shades").textContent = `Colour scale: ${FROM}${full[scale]}${where}.`;
@@ -92,9 +94,9 @@ function standsOut() {
   for (const layer of overview.layers) {
     const [rows, columns] = layer.small, whole = { bytes: thumbnails(layer), rows, columns };
     for (let head = 0; head < layer.heads; head++)
-      if (largestOfHead(headOf(whole, head)) > PAGE.faint[0]) clear++;
+      if (largestOfHead(headOf(whole, head)) > PAGE.faint) clear++;
   }
-  return clear >= PAGE.faint[1] * all;
+  return clear >= 0.1 * all;
 }
 
 function drawOverview() {

@@ -20,7 +20,7 @@ from attnscope.render.colour import blend, resize
 from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import clean, isolate, round_short, visible
-from attnscope.views import AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
+from attnscope.views import WEIGHT, AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
 from attnscope.views.charts import BREAK, SPACE, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
 
 LABEL_COLUMNS = 24
@@ -44,7 +44,7 @@ def token_lines(view: TokenView, surface: Surface) -> Iterator[Line]:
     for block in [screen.side_by_side(drawn, width + 4)] if beside else drawn:
         yield from block
         yield []
-    yield [Segment(f"full bar = {full:.3g}", DIM)]
+    yield [Segment(f"full bar: {full:.3g} {view.bar}", DIM)]
 
 
 def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: Surface) -> Iterator[Line]:
@@ -297,8 +297,10 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
     if view.narrow is not None and console.width < 100:
         view = view.narrow
     titles = (view.title, "bold"), (view.subtitle, "dim")
-    yield from (Text(visible(text), style=style) for text, style in titles if text)
     surface = Surface.from_console(console, console.options, None, False)
+    for text, style in titles:
+        if text:
+            yield Text("\n".join(surface.title_lines(visible(text))), style=style)
     palette = surface.palette(signed=False) if surface.colour else None
     if view.rows:
         table = RichTable(box=None, padding=(0, view.gap, 0, 0), pad_edge=view.edge, header_style="bold")
@@ -391,7 +393,7 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
     levels = np.clip(weights / (top or 1.0), 0, 1)
     if not surface.colour:
         yield from _shades(view, levels, columns, surface)
-        yield surface.colour_bar("0", f"{top:.2g}", palette)
+        yield from surface.colour_bar("0", f"{top:.2g}", palette, WEIGHT)
         return
     size = 2 * count, columns
     picture = blend(resize(view.pixels, *size), resize(levels, *size), palette.cmap)
@@ -405,7 +407,7 @@ def _picture(view: Overlay, weights: Array, top: float, room: int, surface: Surf
             else:
                 blocks.append(Segment("▀", Style.from_color(Color.from_rgb(*above[column]), under)))
         yield blocks
-    yield [Segment(f"full brightness = {top:.2g}", DIM)]
+    yield [Segment(f"full brightness: {top:.2g} {WEIGHT}", DIM)]
 
 
 def _shades(view: Overlay, levels: Array, room: int, surface: Surface) -> Iterator[Line]:

@@ -221,14 +221,8 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     shown = "blank: masked" if surface.colour else "·: masked"
     words = "; ".join(small.legend(masked=shown if masked else "", line=WRITTEN_MARK))
     words += "; shades have no sign" * (view.signed and not surface.colour)
-    bar = surface.colour_bar(*small.scale_ends(), surface.palette(signed=view.signed))
-    left = sum(segment.cell_length for segment in bar) + 3
-    if surface.width - left < left:
-        yield bar
-        yield from surface.quiet(words)
-        return
-    for at, line in enumerate(screen.wrap_text(words, surface.width - left)):
-        yield [*([Segment(" " * (left - 3))] if at else bar), Segment(f"   {line}", DIM)]
+    palette = surface.palette(signed=view.signed)
+    yield from surface.colour_bar(*small.scale_ends(), palette, view.bar, words)
 
 
 def _remedy(view: Grid, surface: Surface) -> str:
@@ -289,8 +283,8 @@ def compact_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         return Segment(text, screen.style_on(palette, round(level * (TONES - 1))) if surface.colour else None)
 
     yield from _cell_blocks(view.rows, len(view.columns), numbered, cell, surface)
-    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()
-    yield surface.colour_bar(low, high, palette)
+    low, high = (f"{limit:.3g}" for limit in view.limits)
+    yield from surface.colour_bar(low, high, palette, view.bar)
 
 
 def _cell_blocks(

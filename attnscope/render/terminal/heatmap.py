@@ -18,7 +18,7 @@ from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.grid import compact_lines
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Line, Palette, Surface
 from attnscope.text import isolate
-from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap
+from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap, share_scale
 
 NUMBER_COLUMNS = 4  # columns of a cell with its number
 MOST_FULL_LINES = 40  # most rows with a line each
@@ -171,15 +171,9 @@ def _loss_line(view: Heatmap, strip: Sequence[float | None], layout: CellLayout,
 
 def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palette) -> Iterator[Line]:
     """The colour bar, how to read the map, and the columns' texts if nothing else shows them."""
-    bar = surface.colour_bar(*view.scale_ends(".2g"), palette)
-    beside = surface.width - sum(segment.cell_length for segment in bar) - 3
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBER_COLUMNS)
     text += "; two rows per line, the upper one labelled" * layout.half
-    if cell_len(text) <= beside:
-        yield [*bar, Segment(f"   {text}", DIM)]
-    else:
-        yield bar
-        yield from surface.quiet(text)
+    yield from surface.colour_bar(*view.scale_ends(".2g"), palette, view.bar, text)
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
         labels = (key.label if key.pooled else f"{key.start} {key.label}" for key in view.weights.keys)
         lines = screen.flow_items(["columns:", *map(isolate, labels)], surface.width, "   ")
@@ -211,16 +205,17 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
     beside = min(max((surface.width + HEAD_GAP) // least, 1), len(view.maps))
     width = (surface.width + HEAD_GAP) // beside
     own, palette = replace(surface, width=width - HEAD_GAP), surface.palette(signed=view.maps[0].signed)
-    settled, layout = _fit_layout(view.maps[0], own)
+    layout = _fit_layout(view.maps[0], own)[1]
+    maps = share_scale([_fit_layout(each, own)[0] for each in view.maps])
     for start in range(0, len(view.maps), beside):
         blocks = []
-        for each in view.maps[start : start + beside]:
+        for each in maps[start : start + beside]:
             role = Segment(f" {each.subtitle}", DIM)
-            cells = _cells_of(_fit_layout(each, own)[0], layout, own, palette)
+            cells = _cells_of(each, layout, own, palette)
             blocks.append([[Segment(each.title, BOLD), role], *cells])
         yield from screen.side_by_side(blocks, width)
         yield []
-    yield from _legend(settled, layout, surface, palette)
+    yield from _legend(maps[0], layout, surface, palette)
 
 
 def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:
@@ -278,11 +273,11 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
             mean = [Segment(f"{means[row]:>5}")] if beside_them else []
             yield [Segment(name.ljust(label), DIM), *numbers, *mean]
     yield []
-    low, high = f"{view.limits[0]:.3g}", f"{view.limits[1]:.3g} {view.unit}".rstrip()
+    low, high = (f"{limit:.3g}" for limit in view.limits)
     if surface.colour:
-        yield surface.colour_bar(low, high, palette)
+        yield from surface.colour_bar(low, high, palette, view.bar)
     else:
-        yield [Segment(f"{view.name}: {low} to {high}", DIM)]
+        yield [Segment(f"{view.bar}: {low} to {high}", DIM)]
 
 
 DISTANCE, SQUARE_COLUMNS = 6, 2
@@ -307,7 +302,8 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     yield from _distance_rows(view, layout, surface)
     yield []
     if surface.colour:
-        yield surface.colour_bar(f"{view.top:.2f} nats", view.near_end, surface.palette(signed=False))
+        palette = surface.palette(signed=False)
+        yield from surface.colour_bar(f"{view.top:.2f}", view.near_end, palette, view.bar)
     else:
         ends = [view.top - (view.top - view.low) * level for level in screen.SHADE_LEVELS]
         steps = [f"{surface.shade(at)} {end:.2f}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]

@@ -177,19 +177,20 @@ class Surface:
         title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
         beside = title and subtitle and cell_len(title) + 3 + cell_len(subtitle) <= self.width
         if title:
-            shown = [cut(title, self.width)] if tight else self._title_lines(title)
+            shown = [cut(title, self.width)] if tight else self.title_lines(title)
             bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in shown]
             if beside:
                 bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]
             yield from bold
         if tight:
             return
-        for line in self._title_lines(subtitle) if subtitle and not beside else ():
+        for line in self.title_lines(subtitle) if subtitle and not beside else ():
             yield [Segment(isolate(line), DIM)]
         if title or subtitle:
             yield []
 
-    def _title_lines(self, text: str) -> list[str]:
+    def title_lines(self, text: str) -> list[str]:
+        """A title in as few even lines as fit."""
         return isolate_lines(cut(line, self.width) for line in balance_lines(text, self.width, cell_len))
 
     def footing(self, notes: Iterable[str]) -> Iterator[Line]:
@@ -207,8 +208,25 @@ class Surface:
         whole, eighth = divmod(round(max(columns, 0) * 8), 8)
         return "#" * whole if self.ascii else "█" * whole + " ▏▎▍▌▋▊▉"[eighth].strip()
 
-    def colour_bar(self, low: str, high: str, palette: Palette) -> Line:
-        """The colour map with the labels of its ends; without colour, where each shade begins."""
+    def colour_bar(self, low: str, high: str, palette: Palette, name: str, words: str = "") -> Iterator[Line]:
+        """The colour map with its ends and its name; without colour, where each shade begins.
+
+        ``words`` stand beside it, or below where there is less room than it takes.
+        """
+        bar = self._ramp(low, high, palette)
+        wide = sum(segment.cell_length for segment in bar)
+        if wide + 1 + cell_len(name) > self.width:
+            words = "; ".join(filter(None, (name, words)))
+        else:
+            bar.append(Segment(f" {name}", DIM))
+            wide += 1 + cell_len(name)
+        room = self.width - wide - 3
+        lines = wrap_text(words, room) if room > wide or cell_len(words) <= room else []
+        yield [*bar, Segment(f"   {lines[0]}", DIM)] if lines else bar
+        yield from ([Segment(" " * (wide + 3)), Segment(line, DIM)] for line in lines[1:])
+        yield from self.quiet(words) if not lines else ()
+
+    def _ramp(self, low: str, high: str, palette: Palette) -> Line:
         if not self.colour:
             shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_LEVELS)
             return [Segment(f"{'  '.join(shades)}  of {high}")]

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.views import HeadDescription, Score
+from attnscope.views import HeadDescription, Score, round_up
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
@@ -144,7 +144,7 @@ def test_page_saves_png_with_the_colours_of_the_weights(opened) -> None:
     middles = (np.arange(COUNT) + 0.5) * cell
     rows, columns = (2 * (start + top + middles)).astype(int), (2 * (14 + left + middles)).astype(int)
     found = picture[np.ix_(rows, columns)]
-    np.testing.assert_allclose(found, table("ember")[steps(head(1, 5))], atol=3)
+    np.testing.assert_allclose(found, table("ember")[steps(head(1, 5) / round_up(head(1, 5).max()))], atol=3)
 
 
 @pytest.mark.parametrize(("key", "form"), [("p", "png"), ("v", "svg")])

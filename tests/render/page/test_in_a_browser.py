@@ -10,7 +10,7 @@ import pytest
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.page import UP, Code, pack
-from attnscope.views import ROLE_LETTERS, HeadDescription, Score
+from attnscope.views import ROLE_LETTERS, HeadDescription, Score, round_up
 from tests.questions.roles import plant_roles
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
@@ -162,9 +162,14 @@ def test_lines_mode_pins_tokens_of_either_side(opened) -> None:
 
 def test_scale_key_changes_the_colour_scale(opened) -> None:
     high = "element('high').textContent"
-    largest = f"{stored(heads(0)[0]).max():.2f}, this head's largest"
-    for found in (["auto", "1"], ["fixed", "1"], ["row", "each row's largest"], ["head", largest]):
-        assert opened.run(f"[state.scale, {high}]") == found
+    largest = stored(heads(0)[0]).max()
+    for scale, full in (
+        ("auto", f"{round_up(largest):g} attention weight"),
+        ("fixed", "1 attention weight"),
+        ("row", "each row's largest attention weight"),
+        ("head", f"{largest:.2f} attention weight, this head's largest"),
+    ):
+        assert opened.run(f"[state.scale, {high}]") == [scale, full]
         opened.press("s")
     assert opened.run("state.scale") == "auto"
 
@@ -224,7 +229,8 @@ def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
     width = seen.shape[1]
     assert seen[-1, width // 4].sum() > 200  # a weight on the map of the darkest ground
     assert "in rows with many unmasked keys" in chromium.text("shades")
-    assert "this head's largest in rows with many unmasked keys" in chromium.text("high")
+    largest = spread(causal=True)[LONG // 2 :].max()  # of rows with more than half of the keys
+    assert chromium.text("high") == f"{round_up(largest):g} attention weight"
 
 
 def test_page_pooling_equals_python_pooling(chromium, tmp_path) -> None:

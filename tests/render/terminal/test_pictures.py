@@ -232,7 +232,7 @@ def test_token_lists_have_bars_exact_to_an_eighth_column() -> None:
     text = printed(token_view(field, query=0, key=0))
     rows = [re.findall(r"(\w+ \d)  (\d\.\d\d)", part) for part in text.split("is attended to by")]
     assert rows == [[("cat 0", "0.75"), ("sat 1", "0.25")], [("sat 1", "1.00"), ("cat 0", "0.75")]]
-    assert "full bar = 1" in text
+    assert "full bar: 1 attention weight" in text
     field = bare(np.array([[0.5, 0.25, 0.125, 0.125]]))
     text = printed(token_view(field, query=0, key=None), width=200)
     bars = [re.sub(r"[^▏▎▍▌▋▊▉█]", "", line) for line in text.splitlines() if "0." in line and "█" in line]

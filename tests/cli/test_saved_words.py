@@ -1,0 +1,90 @@
+"""What a saved picture says without the terminal beside it: title, names of axes and bars; and its bytes."""
+
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+SVG = "{http://www.w3.org/2000/svg}"
+CAT, DOG = "The cat sat on the mat because it was", "The dog sat on the mat because it was"
+QUERY, KEY, WEIGHT = "query (attends)", "key (attended to)", "attention weight"
+HEAD = (QUERY, KEY, WEIGHT)
+
+WORDS = {
+    "show CAT": ("own", CAT, WEIGHT, "one map per head", "rows attend to columns"),
+    "show CAT --head L2H1": ("L2H1", "own", CAT, "encoder attention", *HEAD),
+    "show CAT --head L2H1 --weighting norm": ("weighted by norm", "attention weighted by norm"),
+    "show CAT -m own-causal --head L1H1 --loss": (CAT, "decoder attention", *HEAD, "loss", "nats"),
+    "show CAT --head L2H1,L1H3": ("L2H1", "L1H3", CAT, *HEAD),
+    "show CAT --token cat": ("cat (token 2) attends to", CAT, WEIGHT),
+    "show CAT --head L2H0 --neurons 'it -> cat'": ("it 8 → cat 2", CAT, "added to the score before"),
+    "show CAT --by entropy": ("own", CAT, "entropy, nats"),
+    "stats CAT --map entropy": ("entropy · encoder", CAT, "entropy, nats"),
+    "stats CAT --map previous": ("previous · encoder", CAT, "previous, share"),
+    "stats CAT --by-position previous": ("previous by position", CAT, "previous, share: 0 to", "row 0"),
+    "ablate CAT --importance": ("importance · encoder", CAT, "importance, nats"),
+    "stats CAT -m own-causal --faithful": (CAT, "the prediction: ", "% of the tokens removed", "probability"),
+    "find 'it -> cat' CAT": ("it -> cat · encoder attention", CAT, "attention, share"),
+    "spans 'A cat sat. It ran.'": ("part (attends)", "part (attended to)", WEIGHT, "A cat sat. It ran."),
+    "spans 'The king said that he' -m own-causal --generate 3 --written": (
+        "generated token (attends)", "share of its attention", "A [CLS]", "The king said that he",
+    ),
+    "flow CAT": ("rollout", CAT, "token of the layer (draws on)", "input token (contributes)"),
+    "flow CAT --layer 0-1": ("rollout layer by layer", CAT, "contribution, share", "rows draw on columns"),
+    "flow CAT --token it": ("it (token 8) draws on", CAT, "contribution, share"),
+    "compare CAT --with-text DOG": (CAT, DOG, "change, × 10⁻³ nats"),
+    "compare CAT --with-text DOG --head L2H1": (f"“{DOG}”", f"“{CAT}”", QUERY, KEY, "difference of weights"),
+    "compare CAT L2H1 L1H3": ("L2H1 and L1H3", CAT, *HEAD, "difference of weights"),
+    "compare CAT": (CAT, "Jensen- Shannon distance, nats"),
+    "compare L1H0 --composition -m own-causal": ("own-causal", "K-composition", "score minus random"),
+    "cut 'it -> cat' CAT -m own-causal": (
+        "cut it -> cat (renormalized)", "own-causal", CAT, "the prediction: 'a'", "effect, log- probability",
+        "below 0: the prediction needs what was changed", "all 12 heads at once",
+    ),
+    "patch CAT --with-text DOG -m own-causal": (
+        f"head outputs of “{CAT}” patched into “{DOG}” · own-causal", "the prediction: 'a'", "recovered",
+        "1: all of it; below 0: the wrong way",
+    ),
+    "patch CAT --with-text DOG -m own-causal --noise --to L2H1:q": (
+        f"of “{DOG}” patched into “{CAT}” on the way to L2H1:q",
+    ),
+    "patch CAT --with-text DOG -m own-causal --by token": (
+        f"residual stream of “{CAT}” patched into “{DOG}”", "dog←cat 2", "recovered",
+    ),
+    "logits CAT -m own-causal": ("what each part adds to the score", CAT, "added to the score, logits"),
+    "circuit pairs.tsv -m own-causal": ("circuit · own-causal", CAT, DOG, "lines: share of the score's"),
+    "cachecost --texts texts.txt -m own-causal --sink 1 --recent 4": (
+        "own-causal · a window of 1 + 4 tokens", "loss", "rise of the loss, nats per token", "% of the cache",
+    ),
+}  # fmt: skip
+"""The commands that save a picture, and what its text must have."""
+
+
+def texts_of(svg: bytes) -> str:
+    """The text of a picture, in one line; the hyphen of a word that was broken stays."""
+    root = ElementTree.fromstring(svg)
+    texts = (" ".join(part for part in each.itertext()) for each in root.iter(f"{SVG}text"))
+    return re.sub(r"\s+", " ", " ".join(texts)).replace("\u2068", "").replace("\u2069", "")
+
+
+@pytest.mark.parametrize("typed", WORDS)
+def test_picture_names_its_text_axes_and_bar_in_equal_bytes(run, place, monkeypatch, tmp_path, typed):
+    monkeypatch.chdir(place)
+    (tmp_path / "pairs.tsv").write_text(f"{CAT}\t{DOG}\n")
+    words = [
+        {"CAT": CAT, "DOG": DOG, "pairs.tsv": tmp_path / "pairs.tsv"}.get(w, w) for w in shlex.split(typed)
+    ]
+    saved = []
+    for name in ("one.svg", "two.svg"):  # the second may come from the cache
+        ran = run(*words, "-o", tmp_path / name)
+        assert ran.code == 0, ran.err
+        saved.append((tmp_path / name).read_bytes())
+    assert saved[0] == saved[1]
+    shown = texts_of(saved[0])
+    for words in WORDS[typed]:
+        assert words in shown, shown
+    root = ElementTree.fromstring(saved[0])
+    title, described = (root.findtext(f"{SVG}{tag}") for tag in ("title", "desc"))
+    assert title
+    assert described

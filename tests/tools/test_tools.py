@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.render.page.browser import CHROMIUM, browser
+from tests.tools import gallery
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
 
@@ -85,3 +86,17 @@ def test_attack_case_ends_in_an_answer_or_one_sentence(kind, bases, tmp_path, mo
 def test_control_codes_in_output_are_detected(printed):
     assert unseen(printed.encode("utf-8", "surrogatepass"))
     assert not unseen("a ␛ ‹202E› שלום\n".encode())
+
+
+@pytest.mark.nightly
+def test_gallery_shows_every_terminal_within_its_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gallery", str(tmp_path), "--tokens", "13", "--shapes", "4x8,12x12"])
+    monkeypatch.setattr(gallery, "CHROMIUM", None)
+    gallery.main()
+    lines = re.findall(r"\d+ × (\d+), (\d+) lines", capsys.readouterr().out)
+    assert len(lines) == 4
+    assert all(int(used) < int(height) for height, used in lines)
+    index = (tmp_path / "index.html").read_text("utf-8")
+    files = re.findall(r'(?:src|href)="([^"]+)"', index)
+    assert {"4x8-13.png", "12x12-13.html"} <= {*files}
+    assert all((tmp_path / file).is_file() for file in files)

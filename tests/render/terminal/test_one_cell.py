@@ -75,6 +75,12 @@ def test_thumbnails_give_way_to_letters_below_six_cells() -> None:
         assert len(lines) < 24
 
 
+def test_picture_has_six_rows_and_columns_or_those_of_its_text() -> None:
+    long, short = (grid([(0, bare(np.eye(count)[None]))], roles=roles_of(["p"])) for count in (13, 3))
+    assert [long.is_clear(*size) for size in ((6, 6), (5, 9), (9, 5))] == [True, False, False]
+    assert [short.is_clear(*size) for size in ((3, 3), (2, 3))] == [True, False]
+
+
 def test_legend_names_layers_that_have_room_for_maps() -> None:
     stack = bare(np.stack([random_head(13).values] * 32))
     view = grid([(layer, stack) for layer in range(32)], title="a model", roles=roles_of(["p" * 32] * 32))

@@ -375,6 +375,11 @@ class RoleMap(Titled):
                 words[role] = f"{ROLE_WORDS.get(role, role)} {count:,}" + f" ({weak:,} weak)" * bool(weak)
         return words
 
+    @property
+    def bar(self) -> str:
+        """What the colours are, in words."""
+        return f"role of each head: {', '.join(self.legend.values())}"
+
 
 CLEAR_CELLS = 6  # rows and columns below which a map is no picture, unless the text is as short
 

@@ -5,7 +5,7 @@
 Writes pictures, pages, and an ``index.html`` that shows each terminal, dark and light, and prints how long
 each took. The models are tiny GPT-2 models with heads that attend to planted offsets, sharply, or loosely.
 With Chromium, each page is photographed, too. What has too many weights is named and left out: a page of more
-than ``MOST_STORED`` or of a text of more than ``MOST_PAGED`` tokens, and a pass of more than ``MOST_WEIGHTS``,
+than ``MOST_STORED`` or of more than ``MOST_PAGED`` tokens, and a pass of more than ``MOST_WEIGHTS``,
 such as 32 × 32 heads on 8,000 tokens (65 thousand million weights, a quarter of an hour on one core).
 """
 

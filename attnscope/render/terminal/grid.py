@@ -231,8 +231,8 @@ def _remedy(view: Grid, surface: Surface) -> str:
         part = replace(view, layers=view.layers[:count], whole=False)
         if count < len(view.layers) and is_clear(view, layout_of(part, surface), surface):
             layers = "-".join(dict.fromkeys(str(part.layers[at].layer) for at in (0, -1)))
-            return f"maps instead: --layers {layers}, or --large"
-    return "maps instead: --large"
+            return f"maps: --head NAME, --layers {layers}, or --large"
+    return "maps: --head NAME, or --large"
 
 
 WIDEST_LETTER = 3  # columns of a cell without a number
@@ -241,9 +241,10 @@ BLOCK_GAP = 2  # columns between blocks of layers
 
 def role_lines(view: RoleMap, surface: Surface, remedy: str = "") -> Iterator[Line]:
     """The letter of each head's role on its colour, and what the letters mean."""
+    patterns = view.patterns
 
     def cell(row: int, head: int, width: int) -> Segment:
-        roles = view.patterns[row]
+        roles = patterns[row]
         return _letter(roles[head], width, surface) if head < len(roles) else Segment(" " * width)
 
     yield from _cell_blocks([f"L{layer}" for layer in view.layers], view.heads, WIDEST_LETTER, cell, surface)

@@ -98,7 +98,12 @@ def immediate(act: Callable[[], object], *names: str, help: str) -> Any:
 
 ALWAYS = {
     "quiet": immediate(lambda: set_verbosity(-1), "--quiet", "-q", help="Print neither notes nor progress."),
-    "verbose": immediate(lambda: set_verbosity(1), "--verbose", "-v", help="Print how long each step took."),
+    "verbose": immediate(
+        lambda: set_verbosity(1),
+        "--verbose",
+        "-v",
+        help="Name the kernels that ran, and how long each step took.",
+    ),
 }
 """Options of every command."""
 

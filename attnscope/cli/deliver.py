@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from attnscope.cli.messages import is_quiet, notify, warn
+from attnscope.cli.messages import is_quiet, is_verbose, notify, warn
 from attnscope.cli.options import PICTURES, Metadata, PrintedOptions, SavedOptions
 from attnscope.errors import OutputError
 from attnscope.records import plain
@@ -53,6 +53,10 @@ def deliver(
     * without any of these ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
     """
     out: Path | None = getattr(output, "out", None)
+    if is_verbose() and (sites := _calls_of(answer.to_record())):
+        from attnscope.questions.sentences import describe_kernels
+
+        notify(f"attention: {describe_kernels(sites)}")
     if out is not None:
         save(answer, out, picture, opened=output.open_file)
     if getattr(output, "as_json", False):
@@ -78,6 +82,14 @@ def deliver(
         )
         if since is not None:
             notify(f"{since}; --no-cache runs the model again")
+
+
+def _calls_of(result: Any) -> Sequence[Any]:
+    """The attention calls behind a result: those of its pass, or those of its heads."""
+    if hasattr(result, "record"):
+        return tuple(result.record.sites)
+    sites = [getattr(each, "site", None) for each in (result, *getattr(result, "heads", ()))]
+    return [site for site in sites if hasattr(site, "kernel")]
 
 
 def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False) -> None:

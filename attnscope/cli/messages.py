@@ -31,6 +31,11 @@ def is_quiet() -> bool:
     return _verbosity.get() < 0
 
 
+def is_verbose() -> bool:
+    """Whether what ran is named, and how long each step took."""
+    return _verbosity.get() > 0
+
+
 def notify(sentence: str) -> None:
     """Print a note beside the answer, such as a saved file, on standard error."""
     if not is_quiet():
@@ -57,7 +62,7 @@ def spinner(message: str) -> Iterator[None]:
     begun = monotonic()
     with _live_progress() as bar, listening(_listener(bar, message)) if bar else nullcontext():
         yield
-    if _verbosity.get() > 0:
+    if is_verbose():
         print(f"{message}: {monotonic() - begun:.2f} s", file=sys.stderr)
 
 

@@ -1,237 +1,39 @@
-"""A run: one text that went through one model, the commands' questions as methods, and how answers appear."""
+"""A run: one text that went through one model, and the commands' questions as methods."""
 
 from __future__ import annotations
 
-import base64
-import html
-import io
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rich.console import Console
-
 from attnscope.attention import Head, Kind
-from attnscope.axes import Array
 from attnscope.errors import AttnscopeError, InputError, OutputError, SelectionError
-from attnscope.measures import DEFAULT, MEASURES
+from attnscope.measures import DEFAULT
 from attnscope.models import Model, ModelInput
 from attnscope.models.identity import describe_input
 from attnscope.models.request import InputRequest
 from attnscope.models.trace_model import TracedModel
+from attnscope.notebook.drawing import Display, Drawing, FigureTable, HeadDrawing, HeadsPage
 from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, parse_claim
-from attnscope.questions.head import OneHead, one_head
+from attnscope.questions.head import heads_answer, one_head, several_heads
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import Stats, measure_heads, overview, overview_answer, stats_answer
+from attnscope.questions.stats import measure_heads, overview, overview_answer
 from attnscope.questions.token import one_token
 from attnscope.records import plain
 from attnscope.render.page import PAGE, page_of, save_page
-from attnscope.render.terminal import print_views
 from attnscope.storage.arrays import FORMATS as DATA
-from attnscope.storage.files import write_whole
 from attnscope.storage.trace import SUFFIX, write_trace
-from attnscope.text import clean
-from attnscope.views import Ranking, describe
 
 if TYPE_CHECKING:  # what loads torch or matplotlib is imported when it is asked
-    from matplotlib.axes import Axes
-
     from attnscope.questions.cause import CutMode
     from attnscope.questions.patching import What
 
 T = TypeVar("T")
-
-
-class Display:
-    """Base of what prints as text in a console, and as HTML or an image in a notebook."""
-
-    def _repr_html_(self) -> str | None:
-        return None
-
-    def _repr_png_(self) -> bytes | None:
-        return None
-
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        page = self._repr_html_()
-        shown = {"text/html": page} if page is not None else {"image/png": self._repr_png_()}
-        return {"text/plain": repr(self), **shown}, {"image/png": {"alt": self._alt}}
-
-    @property
-    def _alt(self) -> str:
-        """What the picture shows, for those who cannot see it."""
-        return ""
-
-
-class Drawing(Display):
-    """An answer as pictures, with the numbers behind it; ``save`` writes it, ``cmap`` colours it."""
-
-    def __init__(self, answer: Answer, cmap: str | None = None) -> None:
-        self._answer = answer
-        self._cmap = cmap
-
-    @property
-    def numbers(self) -> Mapping[str, Any]:
-        """The numbers behind the picture, as plain data: what the command line prints with ``--json``."""
-        return self._answer.numbers
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes on the picture."""
-        return tuple(self._answer.numbers.get("notes", ()))
-
-    def frame(self) -> Any:
-        """The numbers as a ``pandas.DataFrame``: what the command line prints with ``--csv``."""
-        if self._answer.table is None:
-            raise AttnscopeError("this answer has no table: use numbers")
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise AttnscopeError("frame() needs pandas: pip install pandas") from error
-        header, *rows = self._answer.table()
-        return pandas.DataFrame(rows, columns=header)
-
-    def save(self, path: str | Path, *, dpi: float = 150, width: float | None = None) -> None:
-        """Write the picture: .png, .svg, .pdf or .jpg."""
-        from attnscope.render.image import save_image
-
-        if not self._answer.pictures:
-            raise OutputError(f"cannot write {path}: this answer is a table; use frame()")
-        save_image(self._answer.picture, path, dpi=dpi, cmap=self._cmap, width=width)
-
-    @cached_property
-    def _image(self) -> bytes | None:
-        from attnscope.render.image import drawing, encode
-
-        if not self._answer.pictures:
-            return None
-        with drawing(self._answer.picture, cmap=self._cmap) as (figure, _):
-            return encode(figure, "png")
-
-    @property
-    def _alt(self) -> str:
-        return ". ".join(map(clean, describe(self._answer.picture))) if self._answer.pictures else ""
-
-    def __repr__(self) -> str:
-        return as_text(lambda console: print_views(self._answer.views, console, plain=True))
-
-    def _repr_png_(self) -> bytes | None:
-        return self._image
-
-    def _repr_html_(self) -> str | None:
-        """The image and the heads worth a look; ``None`` if there is only an image."""
-        rankings = [view for view in self._answer.views if isinstance(view, Ranking)]
-        if self._image is None or not rankings:
-            return None
-        image = base64.b64encode(self._image).decode()
-        alt = html.escape(self._alt)
-        parts = [f'<img alt="{alt}" src="data:image/png;base64,{image}" style="max-width:100%">']
-        for ranking in rankings:
-            parts.append(f"<p><b>{html.escape(ranking.title)}</b></p>" if ranking.heads else "")
-            parts.append(_html_table((), [(each.head, each.reason, each.command) for each in ranking.heads]))
-            parts += [f"<p>{html.escape(note)}</p>" for note in ranking.notes]
-        return "\n".join(parts)
-
-
-class HeadDrawing(Drawing):
-    """One head: its heatmap with labels, its unpooled weights, its scores by measure, and its role."""
-
-    def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
-        super().__init__(answer, cmap)
-        self.weights = weights  # [query, key]
-        self.head, self._view = result.figures.address, result.heatmap
-        self.figures, self.role = result.figures.figures, result.figures.role
-        self.queries = tuple(place.label for place in self._view.weights.queries)
-        self.keys = tuple(place.label for place in self._view.weights.keys)
-
-    def plot(self, ax: Axes | None = None, *, cmap: str | None = None) -> Axes:
-        """Draw the heatmap on the given axes, or on the current ones, and return them."""
-        from attnscope.render.image.maps import draw_heatmap
-
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            ax = plt.gca()
-        draw_heatmap(self._view, ax, cmap or self._cmap)
-        return ax
-
-
-def as_text(draw: Callable[[Console], object]) -> str:
-    """The drawing on a console as wide as the terminal, also in Jupyter."""
-    file, width = io.StringIO(), shutil.get_terminal_size((100, 24)).columns
-    draw(Console(file=file, width=width, highlight=False, force_jupyter=False, color_system=None))
-    return file.getvalue().rstrip("\n")
-
-
-class FigureTable(Drawing):
-    """The scores of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
-
-    def __init__(self, measured: Stats) -> None:
-        measured_names = {name for head in measured.heads for name in head.figures}
-        names = [name for name in MEASURES if name in measured_names]
-        super().__init__(stats_answer(measured, measured.heads, names, None))
-        self.measured, self.heads = measured, measured.heads
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """A dictionary per head: kind, layer, head, role, and each score and its baseline."""
-        assert self._answer.table is not None
-        header, *rows = self._answer.table()
-        return [dict(zip(map(str, header), row, strict=True)) for row in rows]
-
-    def frame(self) -> Any:
-        """The rows as a ``pandas.DataFrame``, indexed by head."""
-        return super().frame().set_axis([str(head.address) for head in self.heads])
-
-    def _repr_html_(self) -> str:
-        """A row per head, with the columns of ``attnscope stats``."""
-        table: Any = self._answer.views[0]
-        rows = [
-            [cell if isinstance(cell, str) else "".join(text for text, _ in cell) for cell in row]
-            for row in table.rows
-        ]
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
-        return _html_table([column.name.replace("\n", " ").strip() for column in table.columns], rows) + notes
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class HeadsPage(Display):
-    """All heads as one self-contained HTML page; a notebook shows it in a frame."""
-
-    html: str
-    title: str
-
-    def save(self, path: str | Path) -> None:
-        """Write the page. Raises ``OutputError``."""
-        write_whole(path, self.html.encode())
-
-    def __repr__(self) -> str:
-        return f"a page of all heads of {self.title}: save it, and open it in a browser"
-
-    def _repr_html_(self) -> str:
-        """A frame that may run the page's own script and save its pictures, and nothing else."""
-        return (
-            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.html)}" '
-            f'style="width:100%;height:640px;border:0"></iframe>'
-        )
-
-
-def _html_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table whose first column is its index."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    lines = ["<table>", f"<thead><tr>{head}</tr></thead><tbody>" if names else "<tbody>"]
-    for index, *cells in rows:
-        line = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        lines.append(f"<tr><th>{html.escape(index)}</th>{line}</tr>")
-    return "\n".join((*lines, "</tbody></table>"))
 
 
 def _select(head: Head | str | None = None, **options: Any) -> Selection:
@@ -258,7 +60,7 @@ def _parsed(texts: tuple[str, ...], parse: Callable[[str], Iterable[T]], example
 class Run(Display):
     """One text that went through one model; a notebook shows every head, and a few worth a look.
 
-    It holds a trace or a file of weights; only ``cut`` and ``patch`` run the model, ``source``, again.
+    It holds a trace or a file of weights; questions about predictions run the model, ``source``, again.
     ``words`` merges the pieces of words, ``hide_special`` leaves special tokens out and notes their
     weight.
     """
@@ -346,14 +148,20 @@ class Run(Display):
         *,
         words: bool = False,
         hide_special: bool = False,
-        scale: str = "fixed",
+        scale: str = "auto",
         min_weight: float = 0.0,
         cmap: str | None = None,
-    ) -> HeadDrawing:
-        """One head by its address, ``"L2H1"`` or ``"cross L0H3"``; cells below ``min_weight`` are hidden."""
-        selection = _select(
-            head=head, words=words, hide_special=hide_special, scale=scale, min_weight=min_weight
-        )
+    ) -> HeadDrawing | Drawing:
+        """One head by its address, ``"L2H1"`` or ``"cross L0H3"``, as a ``HeadDrawing``.
+
+        Several are drawn side by side: ``"L2H1,L1H3"``. Cells below ``min_weight`` are hidden.
+        """
+        options: dict[str, Any] = {"words": words, "hide_special": hide_special}
+        options |= {"scale": scale, "min_weight": min_weight}
+        if isinstance(head, str) and "," in head:
+            named = [each.strip() for each in head.split(",")]
+            return Drawing(heads_answer(several_heads(*self._inputs, _select(**options), named)), cmap)
+        selection = _select(head=head, **options)
         result = one_head(*self._inputs, selection)
         answer = Answer.from_view("head", result.heatmap, result)
         return HeadDrawing(answer, result, self._pass.weights(result.figures.address), cmap)
@@ -390,7 +198,8 @@ class Run(Display):
         ``head`` adds the difference between one head's maps on two texts; ``by="layer"`` compares the layers
         of this run.
         """
-        from attnscope.questions.compare import compare_all_heads, heads_answer
+        from attnscope.questions.compare import compare_all_heads
+        from attnscope.questions.compare import heads_answer as distances_answer
         from attnscope.questions.compare_layers import compare_layers, layers_answer
         from attnscope.questions.compare_texts_models import compare_passes
 
@@ -399,7 +208,9 @@ class Run(Display):
             raise InputError('by="layer" compares the layers of one run: leave out the other')
         if other is None:
             result = compare_all_heads(*self._inputs, selection)
-            answer = heads_answer(result, None) if by is None else layers_answer(compare_layers(result), None)
+            answer = (
+                distances_answer(result, None) if by is None else layers_answer(compare_layers(result), None)
+            )
             return Drawing(answer, cmap)
         if not isinstance(other, Run):
             raise InputError(f"{other!r} is not a run: compare(model.read(text))")
@@ -497,15 +308,7 @@ class Run(Display):
         if by not in (choices := ("head", "token")):
             raise SelectionError(f"no map by {by!r}: there are {' and '.join(choices)}")
         with self._model_in_eval_mode() as (model, request):
-            if isinstance(other, str):
-                other_request = replace(request, text=other)
-            elif not isinstance(other, Run) or other.source is None:
-                raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
-            elif self.source is None or other.source[0] != self.source[0]:
-                raise InputError("the other run is from another model: read both texts with one reader")
-            else:
-                other_request = other.source[1]
-            pair = TextPair(request.prepare(model), other_request.prepare(model), target, against)
+            pair = TextPair(request.prepare(model), self._other(other).prepare(model), target, against)
             if by == "token":
                 return Drawing(trace_answer(trace_tokens(model, pair, noise=noise)), cmap)
             end, heads = None if to is None else Receiver.parse(to), _heads(head)
@@ -536,6 +339,87 @@ class Run(Display):
         with self._model_in_eval_mode() as (model, request):
             result = explain_head(model, request.prepare(model), named[0], Head(head), other, depth)
         return Drawing(why_answer(result), cmap)
+
+    def _other(self, other: Run | str) -> InputRequest:
+        """Another text for the same model, or that of its run. Raises ``InputError``."""
+        assert self.source is not None
+        if isinstance(other, str):
+            return replace(self.source[1], text=other)
+        if not isinstance(other, Run) or other.source is None:
+            raise InputError(f"{other!r} is neither a text nor a run of a model: patch(model.read(text))")
+        if other.source[0] != self.source[0]:
+            raise InputError("the other run is from another model: read both texts with one reader")
+        return other.source[1]
+
+    def circuit(
+        self,
+        other: Run | str,
+        *,
+        target: str | None = None,
+        against: str | None = None,
+        faithfulness: float = 0.8,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """The smallest circuit behind what tells the prediction on this text from that on another."""
+        from attnscope.questions.circuit import circuit_answer, find_circuit
+        from attnscope.questions.patching import TextPair
+
+        with self._model_in_eval_mode() as (model, request):
+            pair = TextPair(request.prepare(model), self._other(other).prepare(model), target, against)
+            return Drawing(circuit_answer(find_circuit(model, [pair], faithfulness)), cmap)
+
+    def logits(
+        self,
+        *,
+        target: str | None = None,
+        against: str | None = None,
+        head: Head | str | None = None,
+        by: Literal["part", "layer"] = "part",
+        cmap: str | None = None,
+    ) -> Drawing:
+        """What each part of the model adds to a prediction's score, and the words that a ``head`` moves.
+
+        ``by="layer"`` is the logit lens: the prediction after every layer.
+        """
+        from attnscope.questions.logits import direct_effects, lens_answer, logit_lens, logits_answer
+
+        if by not in (choices := ("part", "layer")):
+            raise SelectionError(f"no logits by {by!r}: there are {' and '.join(choices)}")
+        if head is not None and by == "layer":
+            raise SelectionError('by="layer" reads whole layers: leave out head')
+        with self._model_in_eval_mode() as (model, request):
+            prepared, named = request.prepare(model), None if head is None else Head(head)
+            if by == "layer":
+                return Drawing(lens_answer(logit_lens(model, prepared, target, against)), cmap)
+            return Drawing(
+                logits_answer(direct_effects(model, prepared, target, against, named), named), cmap
+            )
+
+    def ablate(
+        self,
+        head: Head | str | Sequence[Head | str] = (),
+        *,
+        importance: bool = False,
+        top: int = 20,
+        cmap: str | None = None,
+    ) -> Drawing:
+        """The heads without which the loss rises most; with ``head`` the predictions without these heads.
+
+        ``importance`` estimates the rises from one gradient.
+        """
+        from attnscope.questions.loss import ablate, ablation_answer
+        from attnscope.questions.stats import measure_heads, removals_answer
+
+        if (heads := _heads(head)) and importance:
+            raise SelectionError("importance is of all heads: leave out head")
+        with self._model_in_eval_mode() as (model, request):
+            prepared = request.prepare(model)
+            if heads:
+                return Drawing(ablation_answer(ablate(model, prepared, _select(), heads)), cmap)
+            measured = measure_heads(
+                model, prepared, _select(), importance=importance, ablation=not importance
+            )
+            return Drawing(removals_answer(measured, top), cmap)
 
     def spans(
         self, by: str = "sentence", *, head: Head | str | None = None, cmap: str | None = None

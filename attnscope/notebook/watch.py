@@ -21,8 +21,8 @@ from attnscope.lazy import torch
 from attnscope.measures import MEASURES, HeadFigures, Measurement
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.trace_recording import has_dropout
+from attnscope.notebook.drawing import Display, Drawing
 from attnscope.notebook.reader import eval_mode
-from attnscope.notebook.run import Display, Drawing
 from attnscope.questions.corpus import CorpusRun, corpus_stats
 from attnscope.questions.processes import joined_processes
 from attnscope.questions.stats import Condition, parse_conditions

@@ -33,7 +33,17 @@ from attnscope.questions.sentences import (
     selected_sites,
 )
 from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record
-from attnscope.views import HeadDistances, HeadPair, HeadRank, Ranking, RowGap, View, distance_map, head_pair
+from attnscope.views import (
+    HeadDistances,
+    HeadPair,
+    HeadRank,
+    Ranking,
+    RowGap,
+    View,
+    distance_map,
+    head_pair,
+    number,
+)
 
 NEAREST = 5  # pairs that are listed; --csv has all of them
 
@@ -70,8 +80,14 @@ class PairDistance:
     @property
     def words(self) -> str:
         """Their distance in words."""
-        error = f" ± {self.error:.3f}" if self.error else ""
-        return f"{self.distance:.3f}{error} nats apart"
+        return f"{with_error(self.distance, self.error)} nats apart"
+
+
+def with_error(distance: float, error: float) -> str:
+    """A distance in nats and its standard error, if it has one, in significant digits."""
+    if error:
+        return f"{number(distance, error)} ± {number(error, error)}"
+    return f"{distance:.3f}" if distance >= 0.0005 or distance == 0 else f"{distance:.1g}"
 
 
 def pair_distance(
@@ -293,8 +309,7 @@ def measure_texts(
     if not each:
         raise InputError("no text to compare heads on: give at least one")
     mean, rows = comparison.average_over_texts(each), RowCount(*map(sum, zip(*counts, strict=True)))
-    certain = note_certainty(rows, mean.error, mean.stability)
-    return TextDistances(first, mean, rows, (*dict.fromkeys(notes), *certain))
+    return TextDistances(first, mean, rows, tuple(dict.fromkeys(notes)))
 
 
 def compare_all_heads(
@@ -322,7 +337,7 @@ def compare_all_heads(
         stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {name} · {kind_title(first.kind)}",
         subtitle=first.provenance if one else f"mean over {len(texts):,} texts",
-        notes=measured.notes,
+        notes=(*measured.notes, *note_certainty(measured.rows, mean.error, mean.stability)),
     )
 
 

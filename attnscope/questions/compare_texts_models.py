@@ -315,6 +315,12 @@ def compare_models(
     matched = f"{len(first.heads)} heads matched with {len(second.heads)}"
     what = "drift of each head" if first.heads == second.heads else matched
     quoted = f"{quote_text(texts[0][0])} · ".removeprefix(" · ")
+    matches = [*comparison.match_heads(mean.mean)]
+    errors = (
+        mean.error.diagonal()
+        if first.heads == second.heads
+        else mean.error[tuple(zip(*matches, strict=True))]
+    )
     units: Literal["tokens", "words"] = "tokens" if all(same_tokens) else "words"
     compared = f"{quoted}{measured.rows.of:,} {units} compared"
     return ModelComparison(
@@ -324,15 +330,14 @@ def compare_models(
         distances=mean.mean,
         error=mean.error,
         matches=tuple(
-            compare.pair_distance(cell, first.heads, second.heads, mean.mean, mean.error)
-            for cell in comparison.match_heads(mean.mean)
+            compare.pair_distance(cell, first.heads, second.heads, mean.mean, mean.error) for cell in matches
         ),
         units=units,
         texts=len(texts),
         stability=mean.stability,
         title=f"{what} · {model.title} and {other.title} · {kind_title(kind)}",
         subtitle=compared if len(texts) == 1 else f"mean over {len(texts):,} texts",
-        notes=measured.notes,
+        notes=(*measured.notes, *compare.note_certainty(measured.rows, errors, mean.stability)),
     )
 
 
@@ -384,7 +389,11 @@ def texts_answer(result: TextComparison, command: str | None) -> Answer:
     """Two texts: their alignment, the change of each head, and the difference map of one head."""
     opening = f"{command} --head " if command and result.difference is None else ""
     listed = [
-        HeadRank(each.head.name, f"changes by {each.change:.3f} nats", opening and opening + each.head.name)
+        HeadRank(
+            each.head.name,
+            f"changes by {compare.with_error(each.change, each.error)} nats",
+            opening and opening + each.head.name,
+        )
         for each in result.ranking[:LISTED]
     ]
     name, view = ("change", result.view) if result.difference is None else ("difference", result.difference)

@@ -244,11 +244,14 @@ class QuestionResult:
         whole = all(each.rank is None or each.rank.is_integer() for each in self.heads[:top])
         left = ("head", *(("kind",) if several else ()))
         columns = [Column(name, name not in left, "keep") for name in (*left, "share", "baseline", "rank")]
-        rows = []
+        rows, largest = [], min(self.heads[0].weight or 1.0, 1.0)
         for each in self.heads[:top]:
             rank = "–" if each.rank is None else f"{each.rank:.{0 if whole else 1}f}"
             kind = (each.head.kind or "",) if several else ()
-            rows.append((each.head.name, *kind, number(each.weight), number(each.baseline), rank))
+            shares = (
+                number(share, largest if share >= 0.01 else share) for share in (each.weight, each.baseline)
+            )
+            rows.append((each.head.name, *kind, *shares, rank))
         return Table(tuple(columns), tuple(rows), notes=self.notes)
 
 
@@ -405,12 +408,12 @@ def _absent(part: TextPart, axis: Axis, side: str) -> str:
     """The message that a part does not exist, with near matches."""
     name, number = part.place
     if part.text.isdigit():
-        return f"no token {part.text} among the {side}, which are 0 to {len(axis) - 1:,}"
+        return f"no token {part.text}: the {side} are tokens 0 to {len(axis) - 1:,}"
     if number == 0:
-        return f"no {part.text!r} among the {side}: the first is {name}#1"
+        return f"no {part.text!r}: the first is {name}#1"
     if number is not None and (count := len(TextPart(name).tokens(axis))):
-        return f"no {part.text!r} among the {side}: {name} is at {count:,} place{'s' * (count > 1)}"
+        return f"no {part.text!r}: {name} occurs {sentences.pluralize(count, 'time')} among the {side}"
     places = [place for place, _ in word_groups(axis)]
     near = nearest_name(name, [place.text.strip() for place in places])
     read = sentences.list_some(list(dict.fromkeys(place.label for place in places)))
-    return f"no {part.text!r} among the {side}: {near}they read {read}"
+    return f"{part.text!r} is not in the text: {near}its tokens are {read}"

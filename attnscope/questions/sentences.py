@@ -162,8 +162,13 @@ def extent(sites: Sequence[SiteRecord]) -> str:
 
 def describe_kernels(sites: Sequence[SiteRecord]) -> str:
     """Kernel, type, and where the weights come from."""
-    parts = zip(*((site.kernel, site.dtype, _HAD[site.source]) for site in sites), strict=True)
-    return ", ".join(" and ".join(dict.fromkeys(part)) for part in parts)
+    named = ((KERNELS.get(site.kernel, site.kernel), site.dtype, _HAD[site.source]) for site in sites)
+    kernels, types, sources = (" and ".join(dict.fromkeys(part)) for part in zip(*named, strict=True))
+    return f"{kernels}, {types}; {sources}"
+
+
+KERNELS = {"sdpa": "PyTorch SDPA", "eager": "eager attention", "flash_attention_2": "FlashAttention 2"}
+"""What a report calls the implementations of transformers."""
 
 
 _HAD = {

@@ -29,7 +29,6 @@ from attnscope.questions.sentences import kind_title, name_pass, provenance, req
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
-from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
     Column,
     Curve,
@@ -43,7 +42,9 @@ from attnscope.views import (
     grid,
     maps_by_kind,
     name_weight,
+    number,
 )
+from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views.charts import Cell
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
@@ -303,14 +304,17 @@ def _role_cells(head: HeadFigures) -> tuple[str, str]:
 def _draw_column(scores: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
     """The cells of a column; the brightest is 1, or the largest if it is not a share."""
 
+    values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
+    largest = max(values, default=0.0)
+
     def text(each: Figure | Importance | Removal | None) -> str:
         if each is None or unit != "loss":
-            return "–" if each is None else f"{each.value:.2f}"
+            faint = 0 < largest < 0.01  # of a long text, where two decimals say nothing
+            return "–" if each is None else number(each.value, largest) if faint else f"{each.value:.2f}"
         return f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
 
     texts = [text(each) for each in scores]
-    values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
-    top, width = 1.0 if unit == "share" else max(values, default=0) or 1.0, max(map(len, texts), default=0)
+    top, width = 1.0 if unit == "share" else largest or 1.0, max(map(len, texts), default=0)
     return [
         text if each is None else ((text.rjust(width), min(value / top, 1.0)),)
         for each, text, value in zip(scores, texts, values, strict=True)

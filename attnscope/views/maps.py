@@ -73,7 +73,8 @@ class Score:
     def texts(self) -> tuple[str, str]:
         """The number, and its baseline in parentheses; empty without one."""
         baseline = "" if self.baseline is None else f"(baseline {round_short(self.baseline)})"
-        return f"{self.value:.2f}", baseline
+        faint = self.baseline is not None and 0 < abs(self.value) < 0.005 and self.baseline < 0.01
+        return (round_short(self.value) if faint else f"{self.value:.2f}"), baseline
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:

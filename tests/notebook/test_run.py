@@ -16,6 +16,7 @@ import transformers
 import attnscope
 from attnscope.errors import InputError, ModelError, OutputError, SelectionError
 from attnscope.models.seal import UNTESTED_NOTE
+from attnscope.notebook.drawing import in_python
 from attnscope.records import plain
 from tests.measures.rounding import rounded
 from tests.models import speech
@@ -90,6 +91,49 @@ def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
     read.save(tmp_path / "cat.trace")
     with pytest.raises(attnscope.AttnscopeError, match="this run has no model"):
         attnscope.open(tmp_path / "cat.trace").cut("sat -> A")
+
+
+def test_predictions_are_explained_in_python_as_by_commands(run, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("A cat sat on\tA dog sat on\n")
+    read, own = attnscope.load("own-causal").read("A cat sat on"), ["-m", "own-causal"]
+    for shown, asked in (
+        (read.logits(target="the"), ["logits", "A cat sat on", "--target", "the"]),
+        (read.logits(by="layer"), ["logits", "A cat sat on", "--by", "layer"]),
+        (read.ablate(), ["ablate", "A cat sat on"]),
+        (read.ablate(importance=True), ["ablate", "A cat sat on", "--importance"]),
+        (read.ablate("L1H0"), ["ablate", "A cat sat on", "--head", "L1H0"]),
+        (
+            read.circuit("A dog sat on", faithfulness=0.5),
+            ["circuit", tmp_path / "pairs.tsv", "--faithfulness=0.5"],
+        ),
+        (read.head("L1H0,L2H1", scale="fixed"), ["show", "A cat sat on", "--head", "L1H0,L2H1"]),
+    ):
+        assert answer(run(*asked, *own, "--json")) == rounded(json.loads(json.dumps(shown.numbers)), 6)
+        assert "--" not in repr(shown)  # which names options
+    for wrong in (lambda: read.logits(head="L1H0", by="layer"), lambda: read.ablate("L1H0", importance=True)):
+        with pytest.raises(SelectionError, match="leave out head"):
+            wrong()
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [
+        (
+            "L0H1 exists in cross attention too: --kind cross shows it",
+            'its name with the kind, as "cross L0H0", shows it',
+        ),
+        (
+            "8 of 8 calls ran in the fused pass (--exact-kernel: the model's own)",
+            "8 of 8 calls ran in the fused pass",
+        ),
+        ("score: how strongly; --csv prints every measure", "score: how strongly; frame() has every measure"),
+        ("20 of 32 heads; 12 more: --top 0", "20 of 32 heads; 12 more: numbers has all"),
+        ("leave out --hide-special", "leave out hide_special"),
+    ],
+)
+def test_notes_name_python_in_place_of_options(note, words):
+    assert words in in_python(note)
+    assert "--" not in in_python(note)
 
 
 def test_run_check_equals_the_command(cat, run):

@@ -155,7 +155,7 @@ class Answers:
 
     def stats(self, text: str, model: str = "own", top: int = 20) -> str:
         """What every head does: its role and scores with their baselines, the clearest patterns first."""
-        from attnscope.notebook.run import as_text
+        from attnscope.notebook.drawing import as_text
         from attnscope.questions.stats import score_table
         from attnscope.render.terminal import print_view
 

@@ -31,6 +31,7 @@ from attnscope.views import (
     Terms,
 )
 from attnscope.views.charts import TokenView, full_light
+from attnscope.views.heads import number as format_number
 
 PICTURE_HEIGHT = 5.0  # inches of a picture's height
 PICTURE_GAP = 0.25
@@ -143,7 +144,9 @@ def _draw_list(axes: Axes, bars: Bars, full: float, longest: int, style: Style) 
     for row, weight in enumerate(weights):
         colour, side, aside = ("black", "right", -0.01) if weight > 0.8 * full else (GREY, "left", 0.01)
         at = weight + full * aside
-        axes.text(at, row, f"{weight:.2f}", size=SMALL, color=colour, ha=side, va="center")
+        axes.text(
+            at, row, format_number(weight, min(full, 1.0)), size=SMALL, color=colour, ha=side, va="center"
+        )
     for side, spine in axes.spines.items():
         spine.set(linewidth=0.5, color="#888888", visible=side in ("left", "bottom"))
 

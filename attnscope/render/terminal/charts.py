@@ -22,6 +22,7 @@ from attnscope.render.terminal.surface import BOLD, DIM, MARK, PLAIN, TONES, Lin
 from attnscope.text import clean, isolate, round_short, visible
 from attnscope.views import WEIGHT, AlignedTexts, Bars, Overlay, Ranking, Step, Table, TokenView, mean_known
 from attnscope.views.charts import BREAK, SPACE, Cell, Curves, MovedWords, Stack, Term, Terms, full_light
+from attnscope.views.heads import number as format_number
 
 LABEL_COLUMNS = 24
 
@@ -54,15 +55,17 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
         yield [Segment(screen.fit_text("nothing: every key is masked", width), DIM)]
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
+    weights = [format_number(each.weight, min(full, 1.0)) for each in bars.bars]
+    figures = 3 + max(map(len, weights))  # columns with the spaces around them
     label = min(longest, LABEL_COLUMNS, width // 3)
-    room = min(width - label - 7 - where, 48)
+    room = min(width - label - figures - where, 48)
     style = surface.bar_style()
-    for each in bars.bars:
+    for each, weight in zip(bars.bars, weights, strict=True):
         drawn = surface.bar(each.weight / full * room)
         yield [
-            Segment(f"{screen.number_label(each.label, each.position, label)}  {each.weight:.2f} "),
+            Segment(f"{screen.number_label(each.label, each.position, label)}  {weight} "),
             *([Segment(each.where.ljust(where), DIM)] if where else []),
-            Segment(screen.fit_text(drawn, width - label - 7 - where), style),
+            Segment(screen.fit_text(drawn, width - label - figures - where), style),
         ]
     if bars.more:
         yield [Segment(screen.fit_text(" " * (label + 2) + bars.rest, width), DIM)]
@@ -204,7 +207,11 @@ def curves_lines(view: Curves, surface: Surface) -> Iterator[Line]:
 
 def _ends(values: Sequence[float | None]) -> str:
     numbers = [value for value in values if value is not None]
-    return f"{numbers[0]:.2f} to {numbers[-1]:.2f}, {max(numbers):.2f}" if numbers else "–"
+    if not numbers:
+        return "–"
+    largest = min(max(map(abs, numbers)), 1.0)
+    first, last, most = (format_number(each, largest) for each in (numbers[0], numbers[-1], max(numbers)))
+    return f"{first} to {last}, {most}"
 
 
 def stack_lines(view: Stack, surface: Surface) -> Iterator[Line]:

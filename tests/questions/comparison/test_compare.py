@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -235,6 +236,24 @@ def test_small_drift_is_in_thousandths_and_other_heads_empty(own):
     assert seen.view.unit == "× 10⁻³ nats"
     assert seen.view.values[:, 2] == pytest.approx(1000 * seen.drift)
     assert np.isnan(seen.view.values[:, :2]).all()
+
+
+def test_drift_has_its_own_standard_error_in_note_and_digits(own, monkeypatch):
+    monkeypatch.setattr(compare, "FEWEST", 8)
+    monkeypatch.setattr(compare.even_rows, "__defaults__", (1,))
+    other = copied(own, lambda weights: 1.01 * weights)
+    long = f"{TEXT} {OTHER}"
+    seen = compare_models(own, other, [(own.prepare(long), other.prepare(long))])
+    drift = seen.error.diagonal()
+    assert seen.error.max() > 10 * drift.max() > 0  # of pairs of different heads
+    (note,) = (each for each in seen.notes if each.startswith("standard error"))
+    assert (
+        note == f"standard error of a distance: {drift.mean():.1g} nats on average, {drift.max():.1g} at most"
+    )
+    first = seen.ranking[0]
+    assert re.fullmatch(r"0\.0*[1-9]\d* ± 0\.0*[1-9]\d? nats apart", first.words)
+    shown, error = (float(each) for each in first.words.removesuffix(" nats apart").split(" ± "))
+    assert (shown, error) == pytest.approx((first.distance, first.error), rel=0.1)
 
 
 def test_text_change_agrees_with_scipy(minilm):

@@ -29,6 +29,7 @@ from attnscope.questions.sentences import kind_title, name_pass, provenance, req
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import nearest_name
 from attnscope.text import round_short
+from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
     Column,
     Curve,
@@ -44,7 +45,6 @@ from attnscope.views import (
     name_weight,
     number,
 )
-from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views.charts import Cell
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}

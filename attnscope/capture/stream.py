@@ -64,7 +64,7 @@ def is_spread(node: Node, side: int) -> bool:
 def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Tensor | None]:
     """The gradients of a node's inputs, from those of its outputs; held inputs have none.
 
-    ``zeros``: columns of zeros stay zero, so that a derivative by them is not asked for.
+    ``zeros``: no derivative by a column of zeros is asked for.
     """
     name, saved = kind(node), cast(Any, node)
     grad = next((grad for grad in grads if grad is not None), None)
@@ -89,15 +89,11 @@ def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Te
 
 def _product(grad: Tensor, right: Tensor | None, zeros: bool) -> Tensor | None:
     """A gradient of ``x @ right`` as that of x, from rows that have any, and with ``zeros`` from columns."""
-    if right is None:
-        return None
-    if grad.ndim != 2:
-        return grad @ right.mT
+    if right is None or grad.ndim != 2:
+        return None if right is None else grad @ right.mT
     there = grad.detach() != 0
     rows, columns = there.any(1).nonzero().flatten(), there.any(0).nonzero().flatten()
-    length = len(grad)
-    if len(rows) < length:
-        grad = grad.index_select(0, rows)
+    length, grad = len(grad), grad if len(rows) == len(grad) else grad.index_select(0, rows)
     if zeros and len(columns) < grad.shape[1]:
         grad, right = grad.index_select(1, columns), right.index_select(1, columns)
     product = grad @ right.mT

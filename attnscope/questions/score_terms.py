@@ -138,6 +138,31 @@ class ScorePass:
         asked[row, key] = 1
         return self._explain(site, head.head, asked, None, self._name_cell(site, row, key))
 
+    def explain_all(
+        self, head: Head, top: int
+    ) -> Iterator[tuple[tuple[int, int], str, list[tuple[str, str, float, float]]]]:
+        """Every unmasked cell of a head, its name, and its strongest terms: parts, value, excess."""
+        site = self.find(head).site
+        attention, call, number = self.states.attentions[site], self._call(site), head.head
+        sides = (call.query, number), (call.key, number // shared_by(call))
+        every = [summands_of(self.states, side, of, torch.eye(side.shape[2])).vectors for side, of in sides]
+        query, key = (torch.stack([*vectors.values()]) for vectors in every)  # [part, token, size]
+        names = [(one.name, other.name) for one in every[0] for other in every[1]]
+        for row in range(query.shape[1]):
+            keys = unmasked_keys(attention, row, number).nonzero().flatten()
+            terms = scale_of(call, number) * torch.einsum("ps,qks->kpq", query[:, row], key[:, keys]).flatten(
+                1
+            )
+            excess = (terms - terms.mean(0)) * (len(keys) / max(1, len(keys) - 1))  # over the other keys
+            weights = attention.rows(row, row + 1, [number])[0, 0, 0]
+            for at, place in enumerate(keys.tolist()):
+                strongest = excess[at].abs().argsort(descending=True, stable=True)[:top].tolist()
+                listed = [
+                    (*names[term], float(terms[at, term]), float(excess[at, term])) for term in strongest
+                ]
+                named = " → ".join(self._name_cell(site, row, place))
+                yield (row, place), f"{named}: {float(weights[place]):.3f}", listed
+
     def follow(self, terms: ScoreTerms) -> Iterator[Carried]:
         """The heads that wrote the query's and the key's part of the strongest term that a head wrote."""
         call, head, cells, at = self._call(terms.site), terms.head.head, terms.cells, terms.strongest()

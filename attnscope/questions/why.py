@@ -28,6 +28,7 @@ from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, T
 STORED_TERMS = 100  # terms of a cell among the numbers; the others are one sum
 LISTED_TERMS = 8  # terms that are printed
 LISTED_PARTS = 5  # parts of either side that are printed
+OPENED_TOKENS = 40  # tokens of a text, at most, of whose map a page explains each cell
 DRAWN_TERMS = 3  # terms of a head that are drawn
 
 Value = Annotated[float, Meaning("its value in the score")]
@@ -207,8 +208,32 @@ def _sides(parts: Sequence[Summand], numbers: Array) -> tuple[SidePart, ...]:
     return tuple(sorted(sides, key=lambda each: -abs(each.excess)))
 
 
-def why_answer(result: Why, top: int = LISTED_TERMS, maps: Mapping[Head, Heatmap] | None = None) -> Answer:
-    """For each head of the path its score and its strongest terms, and the graph; ``maps`` are for a page."""
+def explain_cells(model: Model, prepared: ModelInput, head: Head) -> dict[tuple[int, int], Table]:
+    """The strongest terms of each cell of a head's map; none of a text of more than ``OPENED_TOKENS``."""
+    if len(prepared.tokens) > OPENED_TOKENS:
+        return {}
+    columns = (
+        *map(Column, ("query part", "key part")),
+        *(Column(name, True) for name in ("value", "excess")),
+    )
+    cells = ScorePass.run(model, prepared).explain_all(head, LISTED_PARTS)
+    tables = dict[tuple[int, int], Table]()
+    for cell, title, terms in cells:
+        rows = tuple((*term[:2], *map(_signed, term[2:])) for term in terms)
+        tables[cell] = Table(columns, rows, title=title)
+    return tables
+
+
+def why_answer(
+    result: Why,
+    top: int = LISTED_TERMS,
+    maps: Mapping[Head, Heatmap] | None = None,
+    opened: Mapping[tuple[int, int], Table] | None = None,
+) -> Answer:
+    """For each head of the path its score and its strongest terms, and the graph.
+
+    ``maps`` are for a page, and ``opened`` what opens there at the cells of the named head's map.
+    """
     views: list[Table] = []
     for at, each in enumerate(result.path):
         title, subtitle = f"why {each.head.name} attends from {each.query} to {each.key}", ""
@@ -219,7 +244,7 @@ def why_answer(result: Why, top: int = LISTED_TERMS, maps: Mapping[Head, Heatmap
         views.append(Table(title=title, subtitle=subtitle, notes=tuple(_sentences(each, result))))
         views += [_terms_table(each, top), _sides_table(each)]
     views[-1] = replace(views[-1], notes=result.notes)
-    graph = why_graph(result, maps or {})
+    graph = why_graph(result, maps or {}, opened or {})
     return Answer(tuple(views), {"why": graph}, lambda: result, lambda: _csv_rows(result))
 
 
@@ -279,7 +304,9 @@ def _signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"  # without a negative zero
 
 
-def why_graph(result: Why, maps: Mapping[Head, Heatmap]) -> LayerGraph:
+def why_graph(
+    result: Why, maps: Mapping[Head, Heatmap], opened: Mapping[tuple[int, int], Table]
+) -> LayerGraph:
     """Each head of the path, and what wrote the query and the key of its strongest terms, by layers.
 
     A node is a part at a token; an edge is as wide as all terms of that part on its side, by their excess.
@@ -302,7 +329,10 @@ def why_graph(result: Why, maps: Mapping[Head, Heatmap]) -> LayerGraph:
         cell = explained.get(name)
         role = "" if cell is None else f"to {cell.key}: {cell.weight:.2f}"
         map_ = None if cell is None else maps.get(cell.head)
-        nodes.append(GraphNode(name, order.index(column), role, None, map_))
+        tables = opened if cell is result.path[0] else {}
+        nodes.append(GraphNode(name, order.index(column), role, None, map_, tables))
     title = f"why {result.path[0].head.name} attends: {result.question} · {result.title}"
-    notes = ("an edge is as wide as the excess of its part, summed over the other side", *result.notes)
-    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes)
+    notes = ["an edge is as wide as the excess of its part, summed over the other side", *result.notes]
+    if maps and not opened:
+        notes.append(f"the cells of a map open in pages of one text of at most {OPENED_TOKENS} tokens")
+    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=tuple(notes))

@@ -423,13 +423,14 @@ class SoundMap(Titled):
 
 @dataclass(frozen=True, eq=False)
 class GraphNode:
-    """A node: its name, column, role, how much it carries, and its own map."""
+    """A node: its name, column, role, how much it carries, its own map, and what opens at the map's cells."""
 
     name: str
     column: int
     role: str = ""
     effect: float | None = None
     map: Heatmap | None = None
+    opened: Mapping[tuple[int, int], Table] = field(default_factory=dict)  # by row and column
 
 
 @dataclass(frozen=True, slots=True)

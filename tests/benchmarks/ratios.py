@@ -116,6 +116,7 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     ours, theirs = partial(process, png, folder, fresh=True), partial(process, script, folder)
     yield "first pass, MiniLM as PNG, relative to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches, measured, relative to the plain pass", swin(rounds)
+    yield "why in the last layer of gpt2, 128 tokens, relative to logits", why(folder, rounds)
     yield from many_texts(rounds)
     yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
     yield "export of 157 pictures, relative to import torch", pictures(folder)
@@ -247,6 +248,28 @@ def swin(rounds: int) -> float:
 
     plain = torch.inference_mode()(partial(model, picture))
     return paired(partial(cost, figures), partial(cost, plain), rounds)
+
+
+def why(folder: str, rounds: int) -> float:
+    """The terms of the last row's score in GPT-2's last layer, random weights, on one thread."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from attnscope.attention import Head
+    from attnscope.models import load
+    from attnscope.questions.find import parse_questions
+    from attnscope.questions.logits import direct_effects
+    from attnscope.questions.why import explain_head
+
+    torch.set_num_threads(1)
+    place = Path(folder, "gpt2-why")
+    GPT2LMHeadModel(GPT2Config(vocab_size=8192, bos_token_id=0, eos_token_id=0)).save_pretrained(place)
+    load("own").reader.tokenizer.save(str(place / "tokenizer.json"))
+    model = load(place, predicting=True)
+    prepared = model.prepare_tensors({"input_ids": torch.arange(100, 228)[None]})
+    (cells,), head = parse_questions("127 -> 5"), Head(11, 3)
+    ours = partial(cost, lambda: explain_head(model, prepared, cells, head))
+    return paired(ours, partial(cost, lambda: direct_effects(model, prepared, None, None)), rounds)
 
 
 def main() -> None:

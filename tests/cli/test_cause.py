@@ -162,6 +162,16 @@ def test_circuit_of_bundled_model_is_printed_drawn_and_saved(ask, tmp_path):
     assert "<script" not in page
 
 
+def test_page_of_why_links_each_cell_to_its_terms(run, tmp_path):
+    text = "The cat sat; it slept."
+    run("why", "it -> cat", text, "--head", "L1H3", "--depth", "2", "-o", tmp_path / "why.html")
+    page = (tmp_path / "why.html").read_text("utf-8")
+    links = re.findall(r"href='#(cell-\d+-\d+)'", page)
+    assert len(links) == len(set(links)) == 9 * 9
+    assert re.findall(r"id='(cell-\d+-\d+)'", page) == links
+    assert "<script" not in page
+
+
 def test_graph_page_escapes_markup():
     nodes = GraphNode("<i>a</i>", 0, effect=1.0), GraphNode("b", 1)
     edges = (GraphEdge("<i>a</i>", "b", 1.0),)

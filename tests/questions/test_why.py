@@ -1,5 +1,6 @@
 """The terms of a head's score: their sum, single terms against removed parts, planted heads, and prompts."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from attnscope.models import load
 from attnscope.questions.find import parse_questions
 from attnscope.questions.prompts import mean_why, read_prompts
 from attnscope.questions.score_terms import ScorePass
-from attnscope.questions.why import explain_head, why_answer
+from attnscope.questions.why import explain_cells, explain_head, why_answer
 from tests.questions.intervention.shapes import NETWORKS, saved
 from tests.questions.planted import Planted, wrap_planted
 from tests.questions.test_logits import CAUSAL, OTHERS
@@ -277,6 +278,21 @@ def test_lost_part_is_refused(made, monkeypatch):
     monkeypatch.setattr(summands, "values_and_slopes", some)
     with pytest.raises(ModelError, match=r"cannot be explained: their terms sum to .*, query times key is"):
         explain_head(made("gpt2"), made("gpt2").prepare(TEXT), ask("3 -> 1"), LAST)
+
+
+def test_every_cell_opens_its_own_terms():
+    model, _, behind = plant(4)
+    prepared = model.prepare(WORDS)
+    tables = explain_cells(model, prepared, behind)
+    assert set(tables) == {(row, key) for row in range(6) for key in range(row + 1)}
+    for row, key in ((5, 2), (5, 3), (3, 0)):
+        (why,) = explain_head(model, prepared, ask(f"{row} -> {key}"), behind).path
+        terms = {(term.query, term.key): (term.value, term.excess) for term in why.terms}
+        rows = {cells[:2]: tuple(map(float, cells[2:])) for cells in tables[row, key].rows}
+        assert rows == {parts: pytest.approx(terms[parts], abs=0.0051) for parts in rows}
+        assert next(iter(rows)) == (why.terms[0].query, why.terms[0].key)
+        assert tables[row, key].title == f"{why.query} → {why.key}: {why.weight:.3f}"
+    assert explain_cells(model, replace(prepared, tokens=prepared.tokens * 7), behind) == {}
 
 
 def test_graph_leads_from_parts_to_explained_heads():

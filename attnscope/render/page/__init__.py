@@ -40,9 +40,11 @@ from attnscope.views import (
     WEIGHT,
     Drawable,
     HeadDescription,
+    Heatmap,
     LayerGraph,
     RoleMap,
     Scene,
+    Table,
 )
 
 if TYPE_CHECKING:
@@ -384,7 +386,7 @@ def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title><style>{style}</style></head><body>",
         f'<header><h1>{title}</h1><p class="quiet">{_escape(view.subtitle)}</p></header><main>',
-        f"<section>{_image(bare, 'svg', 'the circuit by layers', cmap)}</section>",
+        f"<section>{_image(bare, 'svg', 'the graph by layers', cmap)}</section>",
         *_edges(view),
         *_nodes(view, cmap),
         "</main>",
@@ -418,10 +420,46 @@ def _edges(view: LayerGraph) -> Iterator[str]:
 def _nodes(view: LayerGraph, cmap: str | None) -> Iterator[str]:
     """Each head with its effect and its role, and its map on the first text."""
     for node in view.nodes:
-        if node.effect is None:
+        if node.effect is None and node.map is None:
             continue
-        yield f"<section><h2>{_escape(node.name)} <small>{node.effect:+.3f} {_escape(node.role)}</small></h2>"
-        if node.map is not None:
+        effect = "" if node.effect is None else f"{node.effect:+.3f} "
+        yield f"<section><h2>{_escape(node.name)} <small>{effect}{_escape(node.role)}</small></h2>"
+        if node.map is not None and node.opened:
+            yield from _links(node.map, node.opened)
+        elif node.map is not None:
             bare = replace(node.map, title="", subtitle="", notes=(), readings=())
             yield _image(bare, "png", f"the map of {node.name}", cmap)
         yield "</section>"
+
+
+CELL = 22  # pixels of a cell with a link
+LABEL = 96  # pixels of a label
+
+
+def _links(map_: Heatmap, opened: Mapping[tuple[int, int], Table]) -> Iterator[str]:
+    """A map whose cells are links to tables below it, of which the chosen one shows: no script is needed."""
+    axes = map_.weights.queries, map_.weights.keys
+    rows, columns = ([_escape(place.label) for place in axis] for axis in axes)
+    width, height = 3 * LABEL // 2 + CELL * len(columns), LABEL + CELL * len(rows)
+    yield "<p class='quiet'>rows attend to columns; a click on a cell opens its terms</p>"
+    yield f"<svg class='links' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>"
+    for number, label in enumerate(rows):
+        y = LABEL + CELL * (number + 0.7)
+        yield f"<text x='{LABEL - 6}' y='{y:.0f}' text-anchor='end'>{label}</text>"
+    for number, label in enumerate(columns):
+        x, y = LABEL + CELL * (number + 0.6), LABEL - 6
+        yield f"<text transform='translate({x:.0f} {y}) rotate(-60)'>{label}</text>"
+    for (row, column), terms in opened.items():
+        x, y, title = LABEL + CELL * column, LABEL + CELL * row, _escape(terms.title)
+        yield f"<a href='#cell-{row}-{column}'><rect x='{x}' y='{y}' width='{CELL - 1}' height='{CELL - 1}'"
+        yield f" fill-opacity='{float(map_.values[row, column]):.3f}'><title>{title}</title></rect></a>"
+    yield "</svg>"
+    for (row, column), terms in opened.items():
+        yield f"<div class='opened' id='cell-{row}-{column}'><h2>{_escape(terms.title)}</h2>"
+        names = "".join(f"<th scope='col'>{_escape(each.name)}</th>" for each in terms.columns)
+        yield f"<table><tr class='quiet'>{names}</tr>"
+        for cells in terms.rows:
+            pairs = zip(terms.columns, cells, strict=True)
+            tags = (f"<td{' class=number' * each.right}>{_escape(str(cell))}</td>" for each, cell in pairs)
+            yield f"<tr>{''.join(tags)}</tr>"
+        yield "</table></div>"

@@ -50,6 +50,7 @@ SAME = [
     (lambda run: run.token(2, head="L2H1"), ["show", TEXT, "--token", "2", "--head", "L2H1"]),
     (lambda run: run.compare(attnscope.load("own").read(DOG)), ["compare", TEXT, "--with-text", DOG]),
     (lambda run: run.compare(), ["compare", TEXT]),
+    (lambda run: run.compare(by="layer"), ["compare", TEXT, "--by", "layer"]),
     (lambda run: run.stats(), ["stats", TEXT]),
     (lambda run: run.find("it -> cat", "* -> -1"), ["find", "it -> cat", "* -> -1", TEXT]),
     (lambda run: run.flow(token="cat"), ["flow", TEXT]),
@@ -64,6 +65,13 @@ def test_run_methods_return_the_numbers_of_the_commands(cat, own, run, call, com
     read = own.read(LONGER) if LONGER in command else cat
     numbers = json.loads(json.dumps(call(read).numbers))
     assert answer(run(*command, "--json")) == rounded(numbers, len(TEXT.split()))  # tokens, at least
+
+
+def test_overview_and_comparison_are_by_role_measure_or_layer(cat, own):
+    assert "p previous 3" in repr(cat.overview(by="role"))
+    assert "entropy, nats" in repr(cat.overview(by="entropy"))
+    with pytest.raises(attnscope.AttnscopeError, match="leave out the other"):
+        cat.compare(own.read(DOG), by="layer")
 
 
 def test_run_cut_and_patch_equal_the_commands(run, tmp_path):

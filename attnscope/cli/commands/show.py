@@ -80,8 +80,9 @@ def show(
 ) -> None:
     """Show what the attention heads do on a text.
 
-    Without a head: a thumbnail of every head, and the heads most worth a look. With --head: its heatmap and
-    scores. Rows are the tokens that attend, columns the tokens they attend to.
+    Without a head: a thumbnail of every head, or one cell where there are many, and the heads most worth a
+    look. With --head: its heatmap and scores. Rows are the tokens that attend, columns the tokens they attend
+    to.
 
     Examples:
 

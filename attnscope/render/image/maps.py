@@ -303,13 +303,13 @@ def _thumbnail_side(view: Grid, style: Style) -> float:
 def role_figure(view: RoleMap, style: Style) -> Figure:
     """The letter of each head's role on its colour; below, what the letters mean."""
     layers, heads = len(view.layers), max(view.heads, 1)
-    cell = min(0.22, 11.0 / heads)  # inches
+    cell = max(min(0.45, 7.0 / heads), min(0.22, 11.0 / heads))  # inches
     if style.width:
         cell = max(style.width - 0.45 - GAP, 1.0) / heads
     entries = [(role, f"{words}") for role, words in view.legend.items()]
     size = min(NORMAL, cell * 72 * 0.72)
     beside = max(int((cell * heads + 0.45) / ENTRY_WIDTH), 1)
-    below = 0.1 + ENTRY_HEIGHT * -(-len(entries) // beside)
+    below = 0.16 + ENTRY_HEIGHT * -(-len(entries) // beside)
     drawn = paper.sheet(view, cell * heads, cell * layers, (0.45, GAP, 0.25, below))
     axes = drawn.part()
     white = (255, 255, 255)
@@ -326,7 +326,7 @@ def role_figure(view: RoleMap, style: Style) -> Figure:
     down = range(0, layers, max(1, round(paper.LABEL_PITCH * POINT / cell)))
     paper.beside(axes, down, [f"L{view.layers[row]}" for row in down], SMALL)
     paper.frame(axes)
-    key = drawn.part(-0.3, cell * layers + 0.1, ENTRY_WIDTH * beside, below - 0.1)
+    key = drawn.part(-0.3, cell * layers + 0.1, ENTRY_WIDTH * beside, below - 0.16)
     key.set(xlim=(0, beside), ylim=(-(-len(entries) // beside), 0))
     paper.frame(key, ())
     for number, (role, words) in enumerate(entries):

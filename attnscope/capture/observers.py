@@ -323,6 +323,7 @@ class Sample(RowObserver):
 
     choose: Callable[[Attention], Rows | None]  # None skips a call
     maps: list[Sampled] = field(default_factory=list)
+    signed: bool = False
 
     def begin(self, attention: Attention) -> CellReading | None:
         """Begin to read a call, if it was chosen."""

@@ -83,8 +83,8 @@ class LayerOptions(Group):
     kind: Annotated[
         str | None,
         Option(
-            help="encoder, decoder or cross.",
-            autocompletion=offering(lambda: ("encoder", "decoder", "cross")),
+            help="encoder, decoder, cross or mixer.",
+            autocompletion=offering(lambda: ("encoder", "decoder", "cross", "mixer")),
         ),
     ] = None
 

@@ -189,6 +189,11 @@ class ModelInput:
         grids = {each.tokens: (each.tokens, each.tokens) for each in self.pictures[1:] if alone}
         return {**self.axes, **grids}
 
+    def axes_of(self, kind: Kind) -> tuple[Axis, Axis] | None:
+        """The labels of a kind of attention; a mixer has those of the decoder, or else of the encoder."""
+        kinds: tuple[Kind, ...] = ("decoder", "encoder") if kind == "mixer" else (kind,)
+        return next((self.axes[each] for each in kinds if each in self.axes), None)
+
     @property
     def read_count(self) -> int:
         """How many of ``tokens`` were read; generated ones follow."""

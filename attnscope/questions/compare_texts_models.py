@@ -37,9 +37,10 @@ def pairing(left: ModelInput, right: ModelInput, pair: Callable[[Axis, Axis], Pa
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
-        if kind not in left.axes or kind not in right.axes:
+        one, other = left.axes_of(kind), right.axes_of(kind)
+        if one is None or other is None:
             raise InputError(f"{kind_title(kind)} cannot be aligned: its token positions are unknown")
-        queries, keys = map(pair, left.axes[kind], right.axes[kind])
+        queries, keys = map(pair, one, other)
         return queries, keys
 
     return pairs
@@ -52,7 +53,7 @@ def paired_rows(text: ModelInput, pairs: Pairing, side: int, cells: int = CELLS)
         queries, keys = ([pair[side] for pair in axis] for axis in pairs(attention.site.kind))
         sizes = [
             f"{len(axes[0])} × {len(axes[1])}"
-            for axes in ((attention.queries, attention.keys), text.axes[attention.site.kind])
+            for axes in ((attention.queries, attention.keys), text.axes_of(attention.site.kind) or ((), ()))
         ]
         if sizes[0] != sizes[1]:
             raise SelectionError(
@@ -178,7 +179,7 @@ def compare_texts(
     pairs = pairing(prepared, other, by_place(selection))
     results, maps = list[compare.HeadRows](), []  # maps of the selected head, [query, key]
     for side, text in enumerate((prepared, other)):
-        whole = Sample(paired_rows(text, pairs, side, MAX_DIFFERENCE_TOKENS**2))
+        whole = Sample(paired_rows(text, pairs, side, MAX_DIFFERENCE_TOKENS**2), signed=True)
         beside = [SharedRows([whole], selection.heads)] if selection.head is not None else []
         results.append(read_head_rows(model, text, every, paired_rows(text, pairs, side), beside=beside))
         kind = results[0].kind
@@ -189,7 +190,7 @@ def compare_texts(
     count = len(pairs(kind)[0])
     error = np.array([comparison.sampling_error(head, count) for head in divergences])
     change = divergences.double().mean(1).numpy()
-    axes = zip(prepared.axes[kind], other.axes[kind], strict=True)
+    axes = zip(*(each.axes_of(kind) or ((), ()) for each in (prepared, other)), strict=True)
     queries, keys = (_steps(*map(selection.coarsening, pair)) for pair in axes)
     certainty = compare.note_certainty(compare.RowCount(divergences.shape[1], count), error)
     notes = tuple(dict.fromkeys([*model.notes, *prepared.notes, *other.notes, *left.notes, *certainty]))
@@ -344,7 +345,7 @@ def compare_models(
 def _have_same_tokens(left: ModelInput, right: ModelInput, kind: Kind) -> bool:
     """Whether both models read the same tokens, whose texts are known."""
     texts, others = (
-        [[getattr(token, "text", None) for token in axis] for axis in each.axes.get(kind, ())]
+        [[getattr(token, "text", None) for token in axis] for axis in each.axes_of(kind) or ()]
         for each in (left, right)
     )
     return texts == others and not any(None in axis for axis in texts)

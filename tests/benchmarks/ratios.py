@@ -117,6 +117,8 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     yield "first pass, MiniLM as PNG, relative to the usual script", paired(ours, theirs, rounds)
     yield "Swin of 3,136 patches, measured, relative to the plain pass", swin(rounds)
     yield "why in the last layer of gpt2, 128 tokens, relative to logits", why(folder, rounds)
+    for tokens in (512, 4_096):
+        yield f"a gated delta rule of {tokens:,} tokens as matrices, to its pass", matrices(tokens)
     yield from many_texts(rounds)
     yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
     yield "export of 157 pictures, relative to import torch", pictures(folder)
@@ -270,6 +272,34 @@ def why(folder: str, rounds: int) -> float:
     (cells,), head = parse_questions("127 -> 5"), Head(11, 3)
     ours = partial(cost, lambda: explain_head(model, prepared, cells, head))
     return paired(ours, partial(cost, lambda: direct_effects(model, prepared, None, None)), rounds)
+
+
+def matrices(tokens: int) -> float:
+    """The processor time of a layer of four heads of size 128 with all its rows read, on one thread."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextModel
+
+    from attnscope.capture import Coarsen, recording
+    from attnscope.capture.observers import SharedRows
+    from attnscope.questions.selection import Selection
+
+    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 99}
+    config = Qwen3NextConfig(**sizes, **heads, **experts, layer_types=["linear_attention"])
+    torch.set_num_threads(1)
+    model, ids = Qwen3NextModel._from_config(config).eval(), torch.zeros(1, tokens, dtype=torch.long)
+    maps: Coarsen = Selection().coarsen(48)
+
+    @torch.inference_mode()
+    def run(mixers: bool) -> float:
+        start = time.process_time()
+        with recording(model, [SharedRows([maps])] * mixers, warn=False, mixers=mixers):
+            model(input_ids=ids, use_cache=False)
+        return time.process_time() - start
+
+    run(False)
+    return run(True) / run(False)
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ HUB = {
     "EleutherAI/pythia-14m": folders.gpt2,
     "Qwen/Qwen2.5-7B": folders.gpt2,
     "Qwen/Qwen3-0.6B": folders.chat,
+    "tiiuae/Falcon-H1-0.5B-Base": folders.hybrid,
     "google-t5/t5-small": folders.t5,
     "google-bert/bert-base-uncased": lambda path: path.symlink_to(folders.minilm()),
     "facebook/dinov2-base": partial(images.vision, name="dinov2"),

@@ -106,7 +106,7 @@ def test_completion_offers_every_measure_and_role():
     [
         ("stats", "--map", "ind", ["induction"]),
         ("show", "--cmap", "vir", ["viridis"]),
-        ("show", "--kind", "", ["encoder", "decoder", "cross"]),
+        ("show", "--kind", "", ["encoder", "decoder", "cross", "mixer"]),
     ],
 )
 def test_completion_offers_matching_values(command, option, begun, offered):

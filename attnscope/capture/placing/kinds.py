@@ -267,7 +267,7 @@ def keys_lost(call: Call | None, keys: int) -> int:
     if call is None or not isinstance(number := getattr(call.module, "layer_idx", None), int):
         return 0
     caches = [getattr(call.kwargs.get(name), "layers", ()) for name in CACHES]
-    layers = [each[number] for each in caches if number < len(each)]
+    layers = [each[number] for each in caches if 0 <= number < len(each)]
     sliding = [int(each.get_seq_length()) for each in layers if getattr(each, "is_sliding", False)]
     return max([0, *(seen - keys for seen in sliding)])
 

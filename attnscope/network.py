@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, OutputError
 from attnscope.limits import CONFIG_BYTES, VOCABULARY_BYTES
+from attnscope.registry import BUNDLED
 from attnscope.storage.files import read_json, read_regular, write_whole
 from attnscope.storage.tensors import read_safetensors
 
@@ -398,7 +399,6 @@ PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK
 FORMAT = "attnscope-encoder"
 VERSION = 1
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-BUNDLED = ("own", "own-causal")
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 
 

@@ -33,6 +33,8 @@ else:
         return lambda function: function
 
 
+BUNDLED = ("own", "own-causal")  # the encoders that come with attnscope
+
 Entry = TypeVar("Entry")
 Maker = TypeVar("Maker", bound="Callable[..., Any]")
 

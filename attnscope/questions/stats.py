@@ -27,7 +27,7 @@ from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
 from attnscope.records import Meaning, Notes, Parts, record
-from attnscope.registry import nearest_name
+from attnscope.registry import BUNDLED, nearest_name
 from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
@@ -500,7 +500,7 @@ def overview(
         grids[kind] = grid(
             pairs,
             title=f"{name_pass(model, prepared)} · {kind_title(kind)}",
-            subtitle=provenance(calls),
+            subtitle=f"{'small built-in model, ' * (model.name in BUNDLED)}{provenance(calls)}",
             scale=selection.scale,
             bar=name_weight(model.weighting, kind),
             large=large,
@@ -561,7 +561,8 @@ def _heads_worth_a_look(
         if head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
             reason += f"; {far:.0%} of the way from uniform attention to one key, rows {apart:.2f} nats apart"
-        yield HeadRank(head.name + kind, reason, words)
+        word = "" if head.role is None or head.role.name == NONE else head.role.name
+        yield HeadRank(head.name + kind, reason, words, word)
 
 
 def _one_cell_a_head(result: Overview, by: str) -> Mapping[str, RoleMap | HeadMap]:

@@ -90,6 +90,7 @@ class HeadRank:
     head: str
     reason: str
     command: str = ""
+    word: str = ""  # why in a word, where there is no room for more
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,6 +85,9 @@ def ranking_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
             yield [Segment(" " * indent + command, DIM)]
 
 
+NEXT = "Next: "  # before the command that opens a head
+
+
 def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     """The same in the remaining lines of a screen: one line per head, or the names alone; one command."""
     notes = list(surface.footing(view.notes))
@@ -95,7 +98,7 @@ def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
     if not view.heads or len(full) <= (surface.height or 0):
         yield from full if view.heads else notes
         return
-    command = view.heads[0].command
+    command = view.heads[0].command and f"{NEXT}{view.heads[0].command}"
     fitting = left - 1 - -(-cell_len(command) // surface.width)  # under the title, and over the command
     if fitting < 2:
         yield from _names_alone(view, surface, left)
@@ -114,9 +117,13 @@ def brief_lines(view: Ranking, surface: Surface) -> Iterator[Line]:
 
 
 def _names_alone(view: Ranking, surface: Surface, left: int) -> Iterator[Line]:
-    """The names of all heads, and a command if so many lines have room for it."""
-    command = view.heads[0].command
+    """The names of all heads, why in a word, and a command if so many lines have room for it."""
+    command = view.heads[0].command and f"{NEXT}{view.heads[0].command}"
     names = f"{view.title}: {' '.join(each.head for each in view.heads)}"
+    worded = f"{view.title}: {' · '.join(f'{each.head} {each.word}'.strip() for each in view.heads)}"
+    if cell_len(worded) <= surface.width and -(-cell_len(command) // surface.width) < left:
+        yield from ([Segment(worded, BOLD)], *([[Segment(command, DIM)]] if command else []))
+        return
     for shown in (command, f"--head {view.heads[0].head.split()[0]} opens one"):
         if command and cell_len(names) + 3 + cell_len(shown) <= surface.width:
             yield [Segment(names, BOLD), Segment(f"   {shown}", DIM)]

@@ -31,6 +31,7 @@ from attnscope.views import (
 
 CLEAR_COLUMNS = 5  # columns and half-lines at which a thumbnail shows most of its detail
 TIGHT_LINES, LOOSE_LINES = 4, 7  # lines of title, names and legend, and with the subtitle and lines of air
+WIDEST_GAP = 4  # columns between thumbnails
 LARGE_COLUMNS = 17  # columns of a large thumbnail with several keys per column
 WRITTEN_MARK = "━"  # marks the columns of generated tokens
 
@@ -88,6 +89,7 @@ def _fill_screen(view: Grid, surface: Surface, bands: int) -> GridLayout:
     height, gap = max(pitch - 1, 2), int(step > 2)
     width = columns_of(view, min(step - gap, max(height, CLEAR_COLUMNS)))
     height = half_lines(view, min(width, height) if height >= CLEAR_COLUMNS else height)
+    gap = max(gap, min(step - width, WIDEST_GAP))  # as wide as the terminal
     return in_bands(view, surface, width, height, gap, max(pitch - height, 0), tight)
 
 

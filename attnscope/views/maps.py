@@ -416,9 +416,9 @@ class Grid(Titled):
     roles: RoleMap | None = None  # shown where a thumbnail has too few cells
 
     def is_clear(self, rows: int, columns: int) -> bool:
-        """Whether thumbnails of this size are pictures; so are all, where no roles can stand for them."""
+        """Whether thumbnails of this size are pictures; so are large ones, and all without roles."""
         queries, keys = (min(size, CLEAR_CELLS) for size in self.size)
-        return self.roles is None or (rows >= queries and columns >= keys)
+        return self.large or self.roles is None or (rows >= queries and columns >= keys)
 
     def written_from(self, columns: int) -> int:
         """The first generated column in a thumbnail of ``columns``; ``columns`` if there is none."""

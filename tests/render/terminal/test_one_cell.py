@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ def test_picture_has_six_rows_and_columns_or_those_of_its_text() -> None:
     long, short = (grid([(0, bare(np.eye(count)[None]))], roles=roles_of(["p"])) for count in (13, 3))
     assert [long.is_clear(*size) for size in ((6, 6), (5, 9), (9, 5))] == [True, False, False]
     assert [short.is_clear(*size) for size in ((3, 3), (2, 3))] == [True, False]
+    assert replace(long, large=True).is_clear(1, 17)
 
 
 def test_legend_names_layers_that_have_room_for_maps() -> None:

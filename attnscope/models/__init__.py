@@ -11,6 +11,7 @@ from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
+from attnscope.registry import BUNDLED
 
 __all__ = ["DTYPES", "Model", "ModelInput", "load"]
 
@@ -43,7 +44,7 @@ def load(
     ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
     disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.
     """
-    from attnscope.network import BUNDLED, is_encoder_folder
+    from attnscope.network import is_encoder_folder
 
     name = os.fspath(name)
     if device_map is not None and device != "auto":

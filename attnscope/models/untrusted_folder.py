@@ -20,8 +20,7 @@ from typing import Any
 
 from attnscope import limits
 from attnscope.errors import AttnscopeError, InputError, ModelError, first_line, out_of_memory, readable
-from attnscope.network import BUNDLED
-from attnscope.registry import nearest_name
+from attnscope.registry import BUNDLED, nearest_name
 
 CONFIGS = (
     "config.json",

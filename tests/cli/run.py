@@ -13,7 +13,7 @@ import pytest
 
 from attnscope.cli import main
 from attnscope.models import Model, load
-from attnscope.network import BUNDLED
+from attnscope.registry import BUNDLED
 
 ROOT = Path(__file__).parents[2]
 

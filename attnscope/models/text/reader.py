@@ -42,7 +42,8 @@ from attnscope.models.text.tokens import (
     tokens_of_encoding,
 )
 from attnscope.models.untrusted_folder import ModelSource, foreign_work
-from attnscope.network import BUNDLED, MASK, TOKENIZER, Encoder, folder_of, load_encoder, load_tokenizer
+from attnscope.network import MASK, TOKENIZER, Encoder, folder_of, load_encoder, load_tokenizer
+from attnscope.registry import BUNDLED
 from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:

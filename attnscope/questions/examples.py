@@ -164,8 +164,11 @@ def corpus_examples(
 
     Rows are ordered ``by`` a measure, by the weight on the right part of a question, or by their largest
     weight outside their own and the first token. The answer is about one ``head``, or all. The texts of its
-    ``top`` rows are read a second time, for their context. Raises ``SelectionError`` for an unknown head.
+    ``top`` rows are read a second time, for their context. Raises ``SelectionError`` for an unknown head,
+    ``InputError`` for a corpus that can be read only once.
     """
+    if not corpus.repeatable:
+        raise InputError(f"{corpus.name} cannot be read again for the context of rows: save it to a file")
     names = tuple(dict.fromkeys((*DEFAULT, *([by] if isinstance(by, str) else []))))
     total = ExampleTotals(Measurement(names))
     work = _ExamplesWork(model, corpus, Selection(), run, total, by)

@@ -187,6 +187,7 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     from attnscope.models import load
     from attnscope.models.inputs import batches
     from attnscope.questions.corpus import corpus_stats
+    from attnscope.questions.examples import corpus_examples
     from attnscope.storage.corpus import ListedTexts
     from tests.benchmarks.loop import by_loop
 
@@ -211,6 +212,8 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     yield "2,000 sentences, MiniLM, relative to the eager loop", paired(ours, loop, rounds)
     bare = partial(cost, batched)
     yield "2,000 sentences, MiniLM, relative to the plain batched pass", paired(ours, bare, rounds)
+    kept = partial(cost, lambda: corpus_examples(model, ListedTexts(sentences)))
+    yield "examples of 2,000 sentences, MiniLM, relative to their scores", paired(kept, ours, rounds)
 
 
 def flat(folder: str, few: int = 2_000, times: int = 10) -> float:

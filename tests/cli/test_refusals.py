@@ -179,6 +179,7 @@ REFUSED = {
     "atlas -o nowhere": "--texts",
     "atlas --texts texts.txt": "Missing option '--out'",
     "examples L1H3": "--texts",
+    "examples L1H3 --texts -": "cannot be read again for the context of rows: save it to a file",
     "examples --texts texts.txt --top 3": "--top",
     "examples L9H0 --texts texts.txt": "no head L9H0: there are L0H0 to L3H7",
     "examples L1H3 --texts texts.txt --by previos": "did you mean 'previous'?",

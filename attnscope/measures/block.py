@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+KEY_PATTERNS: dict[str, Callable[[tuple[Token, ...]], Iterable[int]]] = {}
+"""Parts of a text that a measure asks about, by their spelling: each finds its tokens in a text."""
+
+
 class TokenFacts(NamedTuple):
     """What measures need to know about the tokens along one axis, or of a text that serves a whole batch."""
 
@@ -28,6 +32,7 @@ class TokenFacts(NamedTuple):
     segment: Tensor
     names: Tensor  # of special tokens by their text, see ``number_of``; -1 for all others
     patches: Tensor  # picture, row and column, [text, token, 3]; -1 for tokens that are not patches
+    matches: Tensor  # bool, [text, token, pattern], which tokens each of ``KEY_PATTERNS`` finds
 
     @classmethod
     def from_texts(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
@@ -42,7 +47,12 @@ class TokenFacts(NamedTuple):
             names[text, place] = number_of(texts[text][place].text)
         pictured = bool(((ids >= PICTURE_ID) & (ids < SOUND_ID)).any())
         patches = gather(find_patch) if pictured else torch.full((*ids.shape, 3), -1)
-        return cls(ids, special, gather(is_punctuation), gather(attrgetter("segment")), names, patches)
+        matches = torch.zeros(*ids.shape, len(KEY_PATTERNS), dtype=torch.bool)
+        for number, find in enumerate(KEY_PATTERNS.values()):
+            for text, tokens in enumerate(texts):
+                matches[text, list(find(tuple(tokens))), number] = True
+        segment = gather(attrgetter("segment"))
+        return cls(ids, special, gather(is_punctuation), segment, names, patches, matches)
 
     def part(self, start: int, stop: int, device: torch.device) -> TokenFacts:
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""

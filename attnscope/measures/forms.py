@@ -309,6 +309,26 @@ class InWindow(Form):
         return Total(value, near >= 0, near / runs.count[:, None], total * near)
 
 
+LEAST_OPEN = 4  # unmasked keys of a row in which no key of uniform attention is a peak
+
+
+class OnRule(Form):
+    """Whether a row's largest weight is above ``LEAST_PEAK`` and on a key that the function of a block names,
+    -> bool, [text, row, key]. Equally large keys share the row.
+    """
+
+    needs = ("positions", "queries", "keys")
+    rows = f"rows with such a key and at least {LEAST_OPEN} unmasked keys"
+    fused = False
+
+    def measure_block(self, block: Block) -> PerRow:
+        named = self.function(block)[:, None] & block.allowed  # [text, head or 1, row, key]
+        largest = block.largest[..., None]
+        peak = (block.rows == largest) & (largest > LEAST_PEAK)
+        value = (peak & named).sum(-1) / peak.sum(-1).clamp_min(1)
+        return PerRow(value.to(block.rows.dtype), named.any(-1) & (block.open_keys >= LEAST_OPEN))
+
+
 class OnKeys(Form):
     """Weights summed, each times a factor of its key: a function of the keys' tokens, -> [text, key]."""
 

@@ -24,6 +24,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.head import Losses, find_figures, pick_figures, token_losses_table
 from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
+from attnscope.questions.rules import rule_measure as rule_measure  # declares the measures rule(...)
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
 from attnscope.records import Meaning, Notes, Parts, record
@@ -49,7 +50,8 @@ from attnscope.views.charts import Cell
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
-NAME = r"offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
+RULE = r"rule\(.+?\)(?=\s*[<>=!])"
+NAME = RULE + r"|offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
 
@@ -72,7 +74,8 @@ class Condition:
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
     """Read ``entropy<1 and role=none``: parsed, never run as code. Raises ``SelectionError``."""
-    return tuple(_condition(part.strip()) for part in re.split(r"\s+and\s+", text.strip()))
+    parts = re.split(r"\s+and\s+(?!(?:(?!rule\().)*?\)\s*[<>=!])", text.strip())  # not in rule(...)
+    return tuple(_condition(part.strip()) for part in parts)
 
 
 def _condition(text: str) -> Condition:

@@ -101,6 +101,8 @@ ANSWERED = {
     ),
     "find --gold pairs.txt --alignments links.txt -m ./t5": ("AER", "find its source best"),
     "find --gold pairs.txt --alignments links.txt --rows predicting -m ./t5": "aligned predicting L",
+    "rule L0H7 --texts texts.txt": ("+1", "to hold it: attnscope check"),
+    "explain rule(-1)": "[max_j A[i, j] > 0.3 at a key j that is -1]",
     "examples L1H3 --texts texts.txt": ("tenths of 100 random rows", "nearest heads, by the weight"),
     "examples L1H3 --texts texts.txt --by '* -> -1' --top 1": "score: * -> -1",
     "atlas --texts texts.txt -o made/atlas": "saved 35 files in made/atlas: open made/atlas/index.html",

@@ -29,6 +29,7 @@ BASES = {
     "flow": [TEXT],
     "spans": ["A cat sat. It slept there."],
     "atlas": ["--texts", "texts.txt", "-o", "folder"],
+    "rule": ["L0H7", "--texts", "texts.txt"],
     "examples": ["L1H1", "--texts", "texts.txt"],
     "export": [TEXT, "-o", "folder", "--layer", "0", "--head", "0"],
     "info": ["own"],

@@ -29,6 +29,7 @@ ASKED = {
     "find 'it -> cat' TEXT": "",
     "spans TEXT": "|--pair '1 -> 1'|-m own-causal --truncate --max-tokens 4 --generate 3 --written",
     "examples --texts texts.txt": "|L1H1 --by previous",
+    "rule --texts texts.txt": "|L1H1",
     "flow TEXT": "|--method relevance|--faithful",
     "cut TEXT 'it -> cat'": "|--head L0H1",
     "patch TEXT --with-text OTHER": "|--fast",

@@ -12,7 +12,7 @@ from attnscope.registry import entry_points_of, package_of, plugins
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Commands": (
         *("show", "browse", "stats", "find", "compare", "flow"),
-        *("spans", "examples", "atlas", "export", "info", "check", "explain"),
+        *("spans", "examples", "atlas", "rule", "export", "info", "check", "explain"),
     ),
     "Cause": ("why", "logits", "ablate", "cut", "patch", "circuit", "cachecost"),
     "More": ("align", "loss", "train", "track", "schema", "skill", "mcp", "cache"),

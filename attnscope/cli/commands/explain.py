@@ -35,4 +35,7 @@ def explain(options: WordOptions) -> None:
     from attnscope.measures import explain as explain_word
     from attnscope.measures import list_words
 
+    if (options.word or "").startswith("rule("):
+        import attnscope.questions.rules  # noqa: F401  # declares these measures
+
     print(list_words() if options.word is None else explain_word(options.word))

@@ -18,6 +18,7 @@ from attnscope.capture.observers import RowObserver, rows_at_a_time
 from attnscope.figures import Figure, HeadFigures
 from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
+from attnscope.measures.exact import ExactSum
 from attnscope.measures.forms import MEASURES, KeySum, KeyWeight, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
@@ -39,7 +40,7 @@ class Sums:
     sums over texts of the squared value, of value times rows, and of the squared number of rows, for errors.
     """
 
-    numbers: Tensor
+    exact: ExactSum
     top: Tensor | None = None  # [head], the largest score before the softmax, if it is measured
 
     @classmethod
@@ -47,12 +48,12 @@ class Sums:
         """Sum over the texts of a batch, both ``[rows|value|baseline, measure, text, head]``."""
         rows, value, _baseline = choice + lone  # [measure, text, head]
         spread = torch.stack([(rows > 0).double(), value.square(), value * rows, rows.square()])
-        return cls(torch.cat([choice, lone, spread]).sum(2))
+        return cls(ExactSum(torch.cat([choice, lone, spread]).sum(2)))
 
     def __add__(self, other: Sums) -> Sums:
         """The sum of both."""
         tops = [sums.top for sums in (self, other) if sums.top is not None]
-        return Sums(self.numbers + other.numbers, torch.stack(tops).amax(0) if tops else None)
+        return Sums(self.exact + other.exact, torch.stack(tops).amax(0) if tops else None)
 
     def figures(self, lone: bool = True) -> list[list[Figure | None]]:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
@@ -61,8 +62,9 @@ class Sums:
         ``s_t`` over ``n_t`` rows of ``T`` texts and the value ``f``, it is
         ``sqrt(T / (T - 1) Σ (s_t - f n_t)²) / Σ n_t`` (Cochran 1977, Sampling Techniques, 6.4).
         """
-        rows, value, baseline = self.numbers[:3] + self.numbers[3:6] if lone else self.numbers[:3]
-        texts, squared, with_rows, rows_squared = self.numbers[6:]
+        sums = self.exact.value()
+        rows, value, baseline = sums[:3] + sums[3:6] if lone else sums[:3]
+        texts, squared, with_rows, rows_squared = sums[6:]
         value, baseline = value / rows, baseline / rows
         squares = squared - 2 * value * with_rows + value.square() * rows_squared
         error = (squares.clamp_min(0) * texts / (texts - 1)).sqrt() / rows
@@ -75,15 +77,15 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
-        return {"numbers": self.numbers.tolist(), "top": None if self.top is None else self.top.tolist()}
+        return {"numbers": self.exact.state(), "top": None if self.top is None else self.top.tolist()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Sums:
         """Restore sums from ``state``. Raises ``ValueError`` where they do not fit together."""
-        numbers, top = torch.tensor(state["numbers"], dtype=torch.float64), state["top"]
-        if numbers.ndim != 3 or len(numbers) != 10:
+        exact, top = ExactSum.from_state(state["numbers"]), state["top"]
+        if len(exact.shape) != 3 or exact.shape[0] != 10:
             raise ValueError("the sums are of several shapes")
-        return cls(numbers, None if top is None else torch.tensor(top, dtype=torch.float64))
+        return cls(exact, None if top is None else torch.tensor(top, dtype=torch.float64))
 
 
 def sums_of_statistics(
@@ -314,7 +316,7 @@ class Measurement(RowObserver):
         return self._facts[-1][1]
 
     def merge(self, other: Measurement) -> None:
-        """Add the sums of another measurement of the same measures; order only changes rounding."""
+        """Add the sums of another measurement of the same measures, in any order."""
         if list(self.measures) != list(other.measures):
             raise ValueError(f"cannot merge {list(other.measures)} into {list(self.measures)}")
         for site, sums in other._sums.items():
@@ -356,8 +358,8 @@ class Measurement(RowObserver):
         measurement = cls(state["measures"])
         for entry in state["sites"]:
             sums = Sums.from_state(entry["sums"])
-            if sums.numbers.shape[1] != len(measurement.measures):
-                raise ValueError(f"there are sums of {sums.numbers.shape[1]} measures")
+            if sums.exact.shape[1] != len(measurement.measures):
+                raise ValueError(f"there are sums of {sums.exact.shape[1]} measures")
             measurement._add(read(Site, entry["site"]), sums, entry["absent"])
         return measurement
 

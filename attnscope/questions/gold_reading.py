@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnscope.attention import Attention, Kind, Site, Token
 from attnscope.axes import places
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
 from attnscope.figures import Figure
+from attnscope.measures.exact import ExactSum
 from attnscope.measures.measurement import Sums
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.parts import locate_tokens
@@ -45,16 +45,16 @@ class SiteSums:
     """
 
     heads: tuple[int, ...]
-    table: Tensor  # float64, [slot, COUNTS + 6 * head]
+    table: ExactSum  # [slot, COUNTS + 6 * head]
 
     def of(self, slot: int, halves: Sequence[int]) -> Scored:
         """The sums of one slot over one half of the corpus, or both, as scores."""
-        row = self.table[[HALVES * slot + half for half in halves]].sum(0)
+        row = self.table.value()[[HALVES * slot + half for half in halves]].sum(0)
         total, squares, products = row[COUNTS:].view(2, 3, -1).transpose(0, 1)  # [right|weight, head] each
         asked, asked_squared, texts, even = (each.expand_as(total) for each in row[:4])
         none = torch.zeros_like(total)
         sums = [asked, total, even, none, none, none, texts, squares, products, asked_squared]
-        return Sums(torch.stack(sums)).figures(), row[4:COUNTS]
+        return Sums(ExactSum(torch.stack(sums))).figures(), row[4:COUNTS]
 
 
 MOST_LABELS = 1000  # most labels of a file; every head has scores for each
@@ -86,19 +86,26 @@ class GoldTotals:
         return HALVES * self.slots.setdefault(slot, len(self.slots)) + half
 
     def merge(self, other: GoldTotals) -> None:
-        """Add the sums of other texts; the later ones may have more slots."""
+        """Add the sums of other texts; slots of their own may have other numbers."""
+        numbers = [self.slots.setdefault(slot, len(self.slots)) for slot in other.slots]
+        places = [HALVES * number + half for number in numbers for half in range(HALVES)]
         for site, theirs in other.sums.items():
-            mine = self.sums.setdefault(site, SiteSums(theirs.heads, theirs.table[:0]))
-            more = len(theirs.table) - len(mine.table)
-            padded = F.pad(mine.table, (0, 0, 0, max(more, 0)))
-            mine.table = padded + F.pad(theirs.table, (0, 0, 0, max(-more, 0)))
+            rows = places[: theirs.table.shape[0]] or [*range(theirs.table.shape[0])]
+            mine = self.sums.get(site)
+            have = 0 if mine is None else mine.table.shape[0]
+            count = max(have, *(row + 1 for row in rows))
+            table = theirs.table.place(rows, count)
+            if mine is not None:
+                table = mine.table.place(range(have), count) + table
+            self.sums[site] = SiteSums(theirs.heads, table)
+        self.others |= other.others
         self.skipped |= other.skipped
         self.lost += other.lost
 
     def state(self) -> dict[str, Any]:
         """All of it as plain lists, which JSON keeps exactly."""
         sums = [
-            {"site": asdict(site), "heads": list(each.heads), "table": each.table.tolist()}
+            {"site": asdict(site), "heads": list(each.heads), "table": each.table.state()}
             for site, each in self.sums.items()
         ]
         plain = {"slots": list(self.slots), "others": sorted(self.others), "skipped": sorted(self.skipped)}
@@ -113,9 +120,9 @@ class GoldTotals:
         total = cls({}, slots, set(others), read(int, state["lost"]), set(skipped))
         for entry in state["sums"]:
             heads = read(tuple[int, ...], entry["heads"])
-            table = torch.tensor(entry["table"], dtype=torch.float64)
-            shaped = table.ndim == 2 and table.shape[1] == COUNTS + 6 * len(heads)
-            if not shaped or len(table) > HALVES * len(listed) or min(heads) < 0:
+            table = ExactSum.from_state(entry["table"])
+            shaped = len(table.shape) == 2 and table.shape[1] == COUNTS + 6 * len(heads)
+            if not shaped or not 0 < table.shape[0] <= HALVES * len(listed) or min(heads) < 0:
                 raise ValueError("the sums do not fit together")
             total.sums[read(Site, entry["site"])] = SiteSums(heads, table)
         unknown = any(slot[1] not in (0, 1) for slot in listed)
@@ -298,7 +305,7 @@ class GoldReading:
                 self.found.skipped.add(site.kind)
                 return
             sums = asked.tables.sums(attention.only(heads), HALVES * self.slots)
-            self.found.merge(GoldTotals({site: SiteSums(tuple(heads), sums)}))
+            self.found.merge(GoldTotals({site: SiteSums(tuple(heads), ExactSum(sums))}))
 
 
 class _Tables:

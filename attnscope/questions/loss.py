@@ -251,7 +251,7 @@ class HeadSums:
         """What ``state`` saved. Raises ``ValueError`` or ``TypeError`` for anything else."""
         made = cls()
         made.heads = {Head(**entry["head"]): Sums.from_state(entry["sums"]) for entry in state}
-        if any(sums.numbers.shape[1:] != (1, 1) for sums in made.heads.values()):
+        if any(sums.exact.shape[1:] != (1, 1) for sums in made.heads.values()):
             raise ValueError("these are not sums over texts")
         return made
 

@@ -270,7 +270,14 @@ LIES = {  # what each field must not be
         "call": (-1,),
         "kind": ("sideways",),
     },
-    lambda state: site(state)["sums"]: {"numbers": ([[1.0]], 1.0, [[1.0], [1.0, 2.0]], [["a"]], [[10**400]])},
+    lambda state: site(state)["sums"]: {"numbers": ([[1.0]], 1.0, {}, {"shape": [10, 1]})},
+    lambda state: site(state)["sums"]["numbers"]: {
+        "shape": ([1], [1 << 40], [-1], "10", GONE),
+        "addend": ([1.0], ["a"]),
+        "7": ([10**400], [0.5]),
+        "x": ([],),
+        "9": ([],),
+    },
     lambda state: state["progress"]: {
         "entries": (-1, 10**400, "1", 0.5),
         "other": (1,),

@@ -284,7 +284,7 @@ LIES = {
     "heads that are texts": lambda sums: sums["sums"][0].update(heads=["0"]),
     "no heads": lambda sums: sums["sums"][0].update(heads=[]),
     "fewer heads than sums": lambda sums: sums["sums"][0].update(heads=[0]),
-    "ragged sums": lambda sums: sums["sums"][0]["table"][0].pop(),
+    "ragged sums": lambda sums: sums["sums"][0]["table"]["shape"].pop(),
     "a site of another kind": lambda sums: sums["sums"][0]["site"].update(kind="sideways"),
 }
 

@@ -215,6 +215,56 @@ def test_kernel_that_is_not_linear_is_named_and_not_shown():
     assert "misses its output" in record.without_attention[0].reason
 
 
+def causal_conv1d_fn(hidden_states, weight, bias):
+    """A convolution over each channel's last tokens.  [batch, channel, token] -> the same"""
+    padded = nn.functional.pad(hidden_states, (weight.shape[1] - 1, 0))
+    return nn.functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
+
+
+class Layer(nn.Module):
+    """A convolution, and after it the parts that are given."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        weight, bias = noise(V, 3), noise(V)
+        self.parts = nn.ModuleList(parts)
+        self.conv = Mixing("causal_conv1d_fn", hidden_states=noise(B, V, T), weight=weight, bias=bias)
+
+    def forward(self, x):
+        made = self.conv(x)
+        for part in self.parts:
+            part(x)
+        return made
+
+
+def test_convolution_is_shown_where_it_is_all_the_mixing_of_a_layer():
+    name, given, _ = gla()
+    layers, keep = nn.ModuleList([Layer(), Layer(Mixing(name, **given))]), MapObserver()
+    model = nn.Module()
+    model.layers, model.forward = layers, lambda x: [layer(x) for layer in layers]
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        model(torch.zeros(1))
+    assert not record.failures
+    assert [each.site.name for each in record.sites] == ["layers.0.conv", "layers.1.parts.0"]
+    taps, weights = layers[0].conv.given["weight"].mean(0), keep.maps[0].weights
+    expected = sum(torch.diag(taps[2 - back].expand(T - back), -back) for back in range(3))
+    torch.testing.assert_close(weights, expected.expand(B, 1, T, T))  # its bias belongs to no token
+    assert record.sites[0].kernel == f"short convolution, mean of {V} channels"
+    assert record.sites[0].difference < 1e-13
+
+
+def chunk_linear_attn(q, k, v):
+    """Every token sees every other."""
+    return torch.einsum("bqhd,bkhd,bkhc->bqhc", q, k, v)
+
+
+def test_mixer_that_sees_later_tokens_has_no_masked_keys():
+    q, k, v = (noise(B, T, H, size) for size in (K, K + 1, V))
+    _, [each] = observe("chunk_linear_attn", q=q, k=k[..., :K], v=v)
+    torch.testing.assert_close(each.weights, torch.einsum("bqhd,bkhd->bhqk", q, k[..., :K]))
+    assert each.allowed.all()
+
+
 def test_kernel_that_continues_a_state_is_named():
     name, given, _ = rwkv7()
     record, maps = observe(name, **given, initial_state=torch.ones(B, H, K, V))

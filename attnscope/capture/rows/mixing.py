@@ -17,7 +17,7 @@ from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.record import tolerance
 
 BLOCK_BYTES = 1 << 30  # of rows that are held at a time; each block costs all runs of the kernel again
-LARGEST_ERROR = 1e-5  # of A @ values against the output, over its largest number, in float32
+LARGEST_ERROR = 1e-5  # of A @ values against the output, over its largest number, but of half types
 LARGEST_ABOVE = 1e-6  # what of the largest weight may lie above the diagonal of a causal mixer: rounding
 
 MISSES = (
@@ -135,7 +135,8 @@ class MixingRows:
                 self.proof.difference = float((again - output).abs().max() / (output.abs().max() or 1))
                 self.proof.causal = queries == keys and above <= LARGEST_ABOVE * largest
                 self.proof.sums = float(sums.min()), float(sums.max())
-        most_allowed = LARGEST_ERROR if self.values.dtype == torch.float32 else tolerance(self.values.dtype)
+        half = self.values.dtype in (torch.float16, torch.bfloat16)
+        most_allowed = tolerance(self.values.dtype) if half else LARGEST_ERROR
         if not self.proof.difference <= most_allowed:
             raise NoMatrix(MISSES.format(self.proof.difference))
         return block

@@ -265,6 +265,31 @@ def test_mixer_that_sees_later_tokens_has_no_masked_keys():
     assert each.allowed.all()
 
 
+def chunk_simple_gla(q, k, v, g):
+    """What calls another kernel is one call."""
+    return chunk_gla(q, k, 2 * v, g)
+
+
+class Twice(Mixing):
+    """Heads that a module computes one after the other."""
+
+    def forward(self, x):
+        first = super().forward(x)
+        return torch.cat([first, super().forward(x)], 2)
+
+
+def test_heads_of_several_calls_are_one_layer_without_inner_calls():
+    _, given, matrix = gla()
+    model, keep = nn.Sequential(Twice("chunk_simple_gla", **given)), MapObserver()
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        model(torch.zeros(1))
+    [call], [each] = record.sites, keep.maps
+    assert call.heads == 2 * H
+    assert call.difference < 1e-13
+    expected = 2 * np.stack([[matrix(b, h) for h in [*range(H)] * 2] for b in range(B)])
+    np.testing.assert_allclose(each.weights.numpy(), expected, atol=1e-12)
+
+
 def test_kernel_that_continues_a_state_is_named():
     name, given, _ = rwkv7()
     record, maps = observe(name, **given, initial_state=torch.ones(B, H, K, V))
@@ -335,6 +360,7 @@ def test_every_family_is_shown_exactly(family):
         plain = model(**{**given, "use_cache": False})[0]
         with recording(model, [keep], warn=False, mixers=True) as record:
             assert torch.equal(model(**{**given, "use_cache": False})[0], plain)
+    assert not record.failures
     calls = [call for call in record.sites if call.site.kind == "mixer"]
     assert calls
     assert max(call.difference for call in calls) < 1e-6

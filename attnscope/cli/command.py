@@ -305,7 +305,7 @@ def _reads(name: str, named: str | Path, path: Path) -> bool:
     from attnscope.storage.corpus import kind_of
 
     text = str(named)
-    many = name == "checkpoints" or (name == "texts" and not os.path.exists(text))
+    many = name in ("checkpoints", "merge") or (name == "texts" and not os.path.exists(text))
     for each in glob(text) if many else (text, text.rpartition(":")[0]):  # FILE.py:NAME
         if os.path.exists(each):
             inside = any(os.path.samefile(each, folder) for folder in path.resolve().parents)

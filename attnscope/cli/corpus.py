@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from glob import glob
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
-from attnscope.cli.command import Group, Often, is_typed, refuse, refuse_without
-from attnscope.cli.messages import progress_bar, stop, warn
+from attnscope.cli.command import (
+    Group,
+    Often,
+    fields_of,
+    is_typed,
+    refuse,
+    refuse_combined,
+    refuse_typed,
+    refuse_without,
+)
+from attnscope.cli.messages import notify, progress_bar, stop, warn
 from attnscope.cli.options import MANY, ModelOptions, SourceOptions
 from attnscope.cli.source import load_model
 from attnscope.errors import InputError
@@ -30,6 +41,10 @@ Prepared = TypeVar("Prepared")
 
 MOST_REPORTED_TEXTS = 20  # unreadable texts that are reported one by one; further ones are only counted
 
+SHARD = Option(help="Measure part I of N of the texts; see --merge.", metavar="I/N")
+MERGE = Option(help="Add up the sums of all shards: 'sums-*.json'.", metavar="FILES")
+
+MERGED = "the sums have been measured"
 FIELD = "names a field of .jsonl, or a column of .parquet"
 
 
@@ -59,20 +74,53 @@ class TextsOptions(Group):
 
 
 class CorpusOptions(TextsOptions):
-    """A corpus that is measured as a whole; the run can be stopped and resumed."""
+    """A corpus that is measured as a whole; the run can be stopped and resumed, or shared."""
 
     panel = MANY
     strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
     checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
         None
     )
+    shard: Annotated[str | None, SHARD] = None
+    merge: Annotated[str | None, MERGE] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_without(("shard", "checkpoint"))
+        parse_shard(self.shard)
+
+    @property
+    def many(self) -> bool:
+        """Whether many texts are measured, or their sums are merged."""
+        return self.texts is not None or self.merge is not None
+
+
+def parse_shard(shard: str | None) -> tuple[int, int]:
+    """The number of a shard, and of how many. Raises wrong usage."""
+    from attnscope.questions.corpus import MOST_SHARDS
+
+    if shard is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d{1,3})/(\d{1,3})", shard, re.ASCII)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    words = f"{shard!r:.40} is no part of the texts: write I/N, 1/8 to 8/8, of up to {MOST_SHARDS}"
+    refuse(not 1 <= number <= count <= MOST_SHARDS, "--shard", words)
+    return number, count
+
+
+def find_sums(pattern: str, *groups: Any) -> tuple[Path, ...]:
+    """The files of sums that --merge names. Raises wrong usage for typed options of these groups."""
+    refuse_typed(fields_of(*groups), f"cannot be combined with --merge: {MERGED}")
+    paths = [pattern] if Path(pattern).exists() else sorted(glob(pattern))
+    refuse(not paths, "--merge", f"no file matches {pattern}")
+    return tuple(map(Path, paths))
 
 
 def check_texts(options: CorpusOptions, source: SourceOptions) -> None:
     """Refuse a text beside a corpus."""
     refuse(
-        options.texts is not None and source.names_one,
-        "--texts",
+        options.many and source.names_one,
+        "--texts" if options.merge is None else "--merge",
         "cannot be combined with a text or another input",
     )
 
@@ -129,7 +177,13 @@ def measure_corpus(
     options: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
 ) -> Stats:
     """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
-    from attnscope.questions.corpus import corpus_stats
+    from attnscope.questions.corpus import corpus_stats, merged_stats
+
+    if options.merge is not None:
+        refuse_combined(("texts", "merge", MERGED))
+        paths = find_sums(options.merge, source, model)
+        how.pop("exact_kernel", None)
+        return merged_stats(paths, selection, **how)
 
     corpus = open_corpus(options, chat=source.chat)
     loaded = load_model(model, predicting=bool(how.get("importance") or how.get("ablation")))
@@ -140,7 +194,7 @@ def measure_corpus(
 @contextmanager
 def corpus_run(source: Any, options: Any, size: int) -> Iterator[CorpusRun]:
     """The settings of a run, with a bar and tokens per second on a terminal; Ctrl-C says how to resume."""
-    from attnscope.questions.corpus import CorpusRun
+    from attnscope.questions.corpus import CorpusRun, EmptyShard
 
     start, before = time.monotonic(), list[int]()  # the tokens that an earlier run read, in a checkpoint
     with progress_bar() as draw:
@@ -157,9 +211,14 @@ def corpus_run(source: Any, options: Any, size: int) -> Iterator[CorpusRun]:
             yield CorpusRun(
                 **{name: getattr(source, name) for name in ("max_tokens", "truncate", "chat")},
                 **{name: getattr(options, name) for name in ("limit", "strict", "checkpoint")},
+                shard=parse_shard(options.shard),
+                merge=() if options.merge is None else find_sums(options.merge),
                 report=reporter(),
                 watch=watch,
             )
+        except EmptyShard as error:
+            notify(f"{error}: its sums are saved in {options.checkpoint}")
+            raise SystemExit(0) from None
         except KeyboardInterrupt:
             resumed = f"the same command resumes from {options.checkpoint}"
             stop("give --checkpoint FILE to resume" if options.checkpoint is None else resumed)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from attnscope.capture import FUSED, KnownPasses, Record
@@ -25,10 +27,13 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, pluralize, require_selected
 from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
 from attnscope.records import read
+from attnscope.storage.checkpoint import fingerprint, read_checkpoint, read_shards, write_checkpoint
 from attnscope.storage.corpus import Corpus, CorpusText
-from attnscope.storage.files import fingerprint, read_checkpoint, write_checkpoint
+from attnscope.version import __version__
 
 LISTED_PLACES = 3  # of texts that could not be read, in a note
+
+VERSIONS = [f"{name} {version(name)}" for name in ("torch", "transformers")] + [f"attnscope {__version__}"]
 
 SUMMED_FIELDS = ("texts", "tokens", "notes", "taken", "calls", "layout")
 """What grows batch by batch; all else is counted again with a window inside which a run resumes."""
@@ -43,7 +48,7 @@ class Progress:
     texts: int = 0
     tokens: int = 0
     skipped: int = 0  # texts that could not be read
-    places: tuple[str, ...] = ()  # the first of them
+    places: tuple[tuple[int, str], ...] = ()  # the first of them, with their numbers
     cut: int = 0  # texts that were longer than the model reads
     unknown: int = 0  # tokens that are not in its vocabulary
     lacks: tuple[str, ...] = ()  # how it spells them
@@ -52,6 +57,8 @@ class Progress:
     calls: int = 0
     layout: tuple[str, ...] = ()  # what ran, in words
     batches: int = 0  # of the next window that are already counted
+    windows: int = 0  # that are done
+    finished: bool = False
 
     def note(self, notes: Sequence[str]) -> None:
         """Count a text that was cut, and unknown tokens; keep each other note once."""
@@ -65,16 +72,22 @@ class Progress:
             elif note not in self.notes:
                 self.notes += (note,)
 
+    def merge(self, other: Progress) -> None:
+        """Add what another shard has counted; shards are added in their order."""
+        for name in ("texts", "tokens", "skipped", "cut", "unknown", "taken", "calls"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.places = tuple(sorted((*self.places, *other.places))[:LISTED_PLACES])
+        self.notes += tuple(note for note in other.notes if note not in self.notes)
+        self.lacks, self.layout = self.lacks or other.lacks, self.layout or other.layout
+
     @property
     def left_out(self) -> tuple[str, ...]:
         """The notes, and how many texts were skipped or cut, in words."""
         notes = [*self.notes]
         notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
-            more = ", ..." if self.skipped > len(self.places) else ""
-            notes.append(
-                f"{pluralize(self.skipped, 'text')} could not be read: {', '.join(self.places)}{more}"
-            )
+            places, more = (place for _, place in self.places), ", ..." * (self.skipped > len(self.places))
+            notes.append(f"{pluralize(self.skipped, 'text')} could not be read: {', '.join(places)}{more}")
         if self.cut:
             were = "was" if self.cut == 1 else "were"
             notes.append(f"{pluralize(self.cut, 'text')} {were} cut at the limit of tokens")
@@ -91,8 +104,16 @@ class CorpusRun:
     chat: bool = False
     strict: bool = False  # whether an unreadable text raises ``InputError``; else ``report`` gets its place
     checkpoint: Path | None = None  # of the sums; a run that finds it resumes to bit-identical sums
+    shard: tuple[int, int] = (1, 1)  # which part of the texts is read, of how many
+    merge: tuple[Path, ...] = ()  # the sums of all shards, which are added up in place of a run
     report: Callable[[str], None] = lambda sentence: None
     watch: Callable[[Progress], None] = lambda progress: None  # gets the progress after every batch
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That the answer is about one shard, if it is."""
+        number, count = self.shard
+        return () if count == 1 else (f"shard {number} of {count}: --merge adds up the sums of all",)
 
 
 WINDOW_TEXTS = 8192
@@ -112,6 +133,24 @@ def windows(entries: Iterable[CorpusText]) -> Iterator[list[CorpusText]]:
             window, characters = [], 0
     if window:
         yield window
+
+
+MOST_SHARDS = 128  # the texts of so many windows are held at a time
+
+
+Window = list[CorpusText]
+
+
+def deal(stream: Iterable[Window], count: int, begun: int) -> Iterator[tuple[Window, bool]]:
+    """Each window, and whether it is dealt whole: each shard gets one of a full round.
+
+    The windows of the last round, which is not full, are shared batch by batch. ``begun`` windows are done.
+    """
+    stream = iter(stream)
+    while dealt := list(islice(stream, count - begun % count)):
+        whole = (begun + len(dealt)) % count == 0
+        yield from ((window, whole) for window in dealt)
+        begun += len(dealt)
 
 
 ROUND_BATCHES = 4  # per process, after which several processes combine their sums
@@ -158,17 +197,14 @@ class CorpusWork(ABC):
 
         ``settings`` identify this run among others on the same model and heads, ``restore`` makes sums
         from their saved ``state``. Raises ``InputError`` if no text can be read. Processes of torchrun share
-        the batches, and add all of them in the same order, so the sums are bit-identical.
+        the batches; sums do not depend on their order. Of several shards, only one is read; its batches are
+        those of the whole run. With ``run.merge``, the sums of all shards are read instead.
         """
-        run, model = self.run, self.model
-        identity = {
-            "model": fingerprint(model.module) if run.checkpoint else "",
-            "selection of heads": asdict(self.selection),
-            "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
-            "weighting": None if model.weighting == "raw" else model.weighting,
-            "mixers": model.mixers,
-            **settings,
-        }
+        run, identity = self.run, self._identity(settings)
+        if run.merge:
+            self.total, self.progress, _ = merge_shards(run.merge, identity, lambda _, sums: restore(sums))
+            return
+        identity["shard"] = run.shard if run.shard[1] > 1 else None
         with together() as processes:
             if not self.source.repeatable and (run.checkpoint or processes.count > 1):
                 raise InputError(f"{self.source.name} cannot be resumed or shared: save it to a file")
@@ -176,37 +212,68 @@ class CorpusWork(ABC):
             saved = processes.broadcast(None if path is None else read_checkpoint(path, identity))
             if saved is not None:
                 self._resume(saved, restore)
-            saved_at = monotonic()
-            for window in windows(islice(self.source.entries(), self.progress.entries, run.limit)):
-                for reached in self._window(window, processes):
-                    if path and (reached is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
-                        state = {"sums": self.total.state(), "progress": asdict(reached)}
-                        write_checkpoint(path, identity, state)
-                        saved_at = monotonic()
+            about, saved_at = asdict(Measured.of(self.model, self.source)), monotonic()
+            for reached in self._run(processes):
+                if path and (reached is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
+                    state = {"sums": self.total.state(), "progress": asdict(reached), "about": about}
+                    write_checkpoint(path, identity, state)
+                    saved_at = monotonic()
             if processes.count > 1:
                 self.total, self.progress = processes.broadcast((self.total, self.progress))
         if not self.progress.texts:
-            raise InputError(f"{self.source.name} holds no text that {model.name} can read")
+            sentence = f"{self.source.name} holds no text that {self.model.name} can read"
+            raise InputError(sentence) if run.shard[1] == 1 else EmptyShard(f"{sentence} in this shard")
+
+    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What sums are of, besides the shard."""
+        run, model = self.run, self.model
+        return {
+            "model": fingerprint(model.module) if run.checkpoint or run.merge else "",
+            "selection of heads": asdict(self.selection),
+            "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
+            "weighting": None if model.weighting == "raw" else model.weighting,
+            "mixers": model.mixers,
+            "version": VERSIONS,
+            **settings,
+        }
+
+    def _run(self, processes: Processes) -> Iterator[Progress]:
+        """Read every window of this shard; yields how to go on whenever the sums have more batches."""
+        left = islice(self.source.entries(), self.progress.entries, self.run.limit)
+        for window, whole in deal(windows(left), self.run.shard[1], self.progress.windows):
+            if whole and not self._own:  # another shard's
+                self.progress.entries += len(window)
+                self.progress.done = window[-1].done
+                self.progress.windows += 1
+            else:
+                yield from self._window(window, processes, slice(None) if whole else self._share)
+        self.progress.finished = True
+        yield self.progress
+
+    @property
+    def _own(self) -> bool:
+        """Whether the next window is this shard's: whole, or at least to count the texts in it."""
+        number, count = self.run.shard
+        return self.progress.windows % count == number - 1
+
+    @property
+    def _share(self) -> slice:
+        """Which batches of a window are this shard's, if it is shared."""
+        number, count = self.run.shard
+        return slice(number - 1, None, count)
 
     def _resume(self, saved: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any]) -> None:
-        try:
-            self.total, self.progress = restore(saved["sums"]), read(Progress, saved["progress"])
-            counts = [each for each in vars(self.progress).values() if isinstance(each, int)]
-            if min(counts) < 0 or len(self.progress.layout) not in (0, 2):
-                raise ValueError
-        except MemoryError:
-            raise
-        except Exception:  # a file may hold anything
-            raise InputError(
-                f"{self.run.checkpoint} is no checkpoint of this run: delete it, or name another file"
-            ) from None
+        problem = f"{self.run.checkpoint} is no checkpoint of this run: delete it, or name another file"
+        self.total, self.progress, _ = _restore(saved, restore, problem)
+        self.progress.finished = False
 
-    def _window(self, window: list[CorpusText], processes: Processes) -> Iterator[Progress]:
+    def _window(self, window: list[CorpusText], processes: Processes, share: slice) -> Iterator[Progress]:
         """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
         progress, begun = self.progress, replace(self.progress)
         read = list(self._read(window, processes))
         batches = inputs.batches(text.prepared for text in read)
         jobs = [(batch, self.plan_batch([read[number] for number in batch.numbers])) for batch in batches]
+        batches, jobs = batches[share], jobs[share]
         tokens = sum(batch.tokens for batch in batches)
         tokens_done = sum(batch.tokens for batch in batches[: begun.batches])
         left = jobs[begun.batches :]
@@ -235,31 +302,102 @@ class CorpusWork(ABC):
                 grown = {name: getattr(progress, name) for name in SUMMED_FIELDS}
                 yield replace(begun, **grown, batches=begun.batches + start + round_)
         progress.done, progress.batches = window[-1].done, 0
+        progress.windows += 1
         yield progress
 
     def _read(self, window: Sequence[CorpusText], processes: Processes) -> Iterator[ReadText]:
         """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
         limit = Limit(self.run.max_tokens, self.run.truncate)
-        prepared_texts = iter(self.model.prepare_all(inputs, limit, chat=self.run.chat))
+        prepared_texts, own = iter(self.model.prepare_all(inputs, limit, chat=self.run.chat)), self._own
         for entry in window:
             self.progress.entries += 1
             prepared = InputError(entry.fault) if entry.fault else next(prepared_texts)
             if not isinstance(prepared, InputError):
-                self.progress.note(prepared.notes)
+                self.progress.note(prepared.notes if own else ())
                 yield ReadText(entry, prepared, self.progress.entries)
                 continue
             if self.run.strict:
                 raise InputError(f"{self.source.name}, {entry.where}: {prepared}")
+            if not own:
+                continue
             self.progress.skipped += 1
-            self.progress.places = (*self.progress.places, entry.where)[:LISTED_PLACES]
+            place = self.progress.entries, entry.where
+            self.progress.places = (*self.progress.places, place)[:LISTED_PLACES]
             if processes.number == 0:
                 self.run.report(f"{entry.where}: {prepared}")
 
 
+class EmptyShard(InputError):
+    """A shard has no text, as a corpus may have fewer batches than shards; its sums are saved."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What sums are of, for whoever adds them up without the model."""
+
+    name: str
+    revision: str | None
+    title: str
+    notes: tuple[str, ...]
+    path: str | None  # of the corpus
+    corpus: str
+
+    @classmethod
+    def of(cls, model: Model, source: Corpus) -> Measured:
+        """The model and the corpus of a run."""
+        path, revision = getattr(source, "path", None), getattr(model, "revision", None)
+        notes = tuple(model.notes)
+        return cls(model.name, revision, model.title, notes, None if path is None else str(path), source.name)
+
+    @property
+    def model(self) -> Any:
+        """What describes the model in an answer."""
+        return SimpleNamespace(name=self.name, revision=self.revision)
+
+
+Restored = tuple[Any, Progress, Any]
+
+
+def _restore(saved: Mapping[str, Any], restore: Callable[[Mapping[str, Any]], Any], problem: str) -> Restored:
+    """What a checkpoint holds. Raises ``InputError`` with the ``problem`` for anything else."""
+    try:
+        total, progress = restore(saved["sums"]), read(Progress, saved["progress"])
+        counts = [each for each in vars(progress).values() if isinstance(each, int)]
+        if min(counts) < 0 or len(progress.layout) not in (0, 2):
+            raise ValueError
+        return total, progress, read(Measured, saved["about"])
+    except MemoryError:
+        raise
+    except Exception:  # a file may hold anything
+        raise InputError(problem) from None
+
+
+def merge_shards(
+    paths: Sequence[Path], identity: Mapping[str, Any], restore: Callable[[Mapping[str, Any], Any], Any]
+) -> Restored:
+    """The sums of all shards of one run, equal to those of one run over all texts, bit for bit.
+
+    ``restore`` makes sums from the identity and the state of one. Raises ``InputError`` as ``read_shards``.
+    """
+    merged: Restored | None = None
+    for path, of, state in read_shards(paths, identity):
+        problem = f"{path} does not hold the sums of this question: name other files"
+        total, progress, about = _restore(state, partial(restore, of), problem)
+        if merged is None:
+            merged = total, progress, about
+        else:
+            merged[0].merge(total)
+            merged[1].merge(progress)
+    assert merged is not None
+    if not merged[1].texts:
+        raise InputError(f"the shards of {merged[2].corpus} hold no text that {merged[2].name} can read")
+    return merged
+
+
 @dataclass
 class Totals:
-    """Sums over batches. They are added batch by batch, in one order whatever the number of processes."""
+    """Sums over batches, which do not depend on their order."""
 
     measured: Measurement
     importances: HeadSums = field(default_factory=partial(HeadSums, importance=True))
@@ -318,21 +456,57 @@ def corpus_stats(
         "ablation": ablation,
     }
     work.walk(settings, lambda state: Totals.from_state(state, names))
-    total, progress = work.total, work.progress
+    stats = _finish(work.total, work.progress, Measured.of(model, corpus), settings)
+    notes = (*stats.notes, *run.notes)
+    return replace(stats, notes=notes, read=(model, *stats.read[1:]))
+
+
+def merged_stats(
+    paths: Sequence[Path],
+    selection: Selection | None = None,
+    *,
+    names: tuple[str, ...] = DEFAULT,
+    importance: bool = False,
+    ablation: Way | None = None,
+) -> Stats:
+    """What ``corpus_stats`` gives, from the sums of all its shards; needs neither the model nor the texts.
+
+    Raises ``InputError`` for files of other sums, and without those of a measure among ``names``.
+    """
+    asked = {
+        "selection of heads": asdict(selection or Selection()),
+        "importance": importance,
+        "ablation": ablation,
+    }
+
+    def restore(of: Mapping[str, Any], state: Any) -> Totals:
+        measured = read(tuple[str, ...], of["set of measures"])
+        return Totals.from_state(state, measured)
+
+    total, progress, about = merge_shards(paths, asked, restore)
+    lacking = [name for name in names if name not in total.measured.measures]
+    if lacking:
+        raise InputError(f"these sums do not have {', '.join(lacking)}: measure the shards with that option")
+    return _finish(total, progress, about, asked)
+
+
+def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[str, Any]) -> Stats:
+    """The scores of all sums."""
     importances, removals = total.importances.figures(), total.removals.figures()
-    if (importance and not importances) or (ablation and not removals):
+    if (asked["importance"] and not importances) or (asked["ablation"] and not removals):
         raise InputError(
-            f"{corpus.name} holds nothing that {model.name} predicts: give longer texts, or, "
+            f"{about.corpus} holds nothing that {about.name} predicts: give longer texts, or, "
             "of an encoder-decoder, one text and its target"
         )
     layers, _ = progress.layout or ("", "")
-    parts = (model.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens")
+    parts = (about.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens")
+    path = None if about.path is None else Path(about.path)
     return Stats(
         settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
         " · ".join(part for part in parts if part),
         count_fused(progress.taken, progress.calls),
-        (*model.notes, *progress.left_out, *describe_way(ablation)),
-        read=(model, getattr(corpus, "path", None), (progress.texts, progress.tokens)),
+        (*about.notes, *progress.left_out, *describe_way(asked["ablation"])),
+        read=(about.model, path, (progress.texts, progress.tokens)),
     )
 
 

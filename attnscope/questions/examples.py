@@ -250,7 +250,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
         BY_WEIGHT if work.by is None else str(work.by),
         tuple(heads),
         " · ".join(part for part in title if part),
-        (*work.model.notes, *progress.left_out),
+        (*work.model.notes, *progress.left_out, *work.run.notes),
         (work.model, getattr(work.source, "path", None), (progress.texts, progress.tokens)),
     )
 
@@ -274,7 +274,7 @@ class _Shown:
         self.shown = [*self.top, *(row for *_, rows in self.deciles for row in rows)]
         self.ids: Array = site.top.place[head, : len(strongest), 2:].numpy()  # [row, row's | key's]
         bins = tuple(each / BINS for each in range(1, BINS))
-        both = (EDGES, site.gaps[head]), (bins, site.weights[head]), (bins, site.entropy[head])
+        both = (EDGES, site.gaps.value()[head]), (bins, site.weights[head]), (bins, site.entropy[head])
         self.histograms = [
             Histogram(tuple(map(float, edges)), tuple((sums / sums.sum().clamp_min(1e-30)).tolist()))
             for edges, sums in both
@@ -365,7 +365,7 @@ class _Overlaps:
         codes, keys, weights = list[Array](), list[Array](), list[Array]()
         for site, each in self.total.sites.items():
             if site.kind == kind:
-                every += (Head(site.layer, head, kind) for head in range(len(each.gaps)))
+                every += (Head(site.layer, head, kind) for head in range(len(each.weights)))
                 codes += list(((each.sample.place[..., 0].long() << 32) + each.sample.place[..., 1]).numpy())
                 keys += list(each.sample.keys.numpy())
                 weights += list(each.sample.weights.numpy())

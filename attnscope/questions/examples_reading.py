@@ -20,6 +20,7 @@ from torch.nn.functional import one_hot, pad
 from attnscope.attention import Kind, Site, Token
 from attnscope.measures import Measurement
 from attnscope.measures.block import Block
+from attnscope.measures.exact import ExactSum
 from attnscope.measures.measurement import MeasuredBlock
 from attnscope.questions.find import Question, ResolvedQuestion
 from attnscope.records import read
@@ -100,15 +101,17 @@ class SiteExamples:
 
     top: ExampleRows  # by score
     sample: ExampleRows  # by a random rank
-    gaps: Tensor  # float64, [head, bin]: the weight on keys by their distance
+    gaps: ExactSum  # [head, bin]: the weight on keys by their distance
     weights: Tensor  # float64, [head, bin]: rows by the largest weight outside their own and the first token
     entropy: Tensor  # float64, [head, bin]: rows by their normalized entropy
 
     @classmethod
     def none(cls, heads: int) -> SiteExamples:
         """Nothing, for so many heads."""
-        bins = (torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, BINS, BINS))
-        return cls(ExampleRows.none(heads), ExampleRows.none(heads), *bins)
+        gaps, *bins = (
+            torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, BINS, BINS)
+        )
+        return cls(ExampleRows.none(heads), ExampleRows.none(heads), ExactSum(gaps), *bins)
 
     def merge(self, other: SiteExamples) -> None:
         """Add what is kept of other texts."""
@@ -119,7 +122,8 @@ class SiteExamples:
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data."""
-        bins = {name: getattr(self, name).tolist() for name in ("gaps", "weights", "entropy")}
+        bins: dict[str, Any] = {name: getattr(self, name).tolist() for name in ("weights", "entropy")}
+        bins["gaps"] = self.gaps.state()
         rows = {
             name: [b64encode(each.numpy().tobytes()).decode() for each in vars(rows).values()]
             for name, rows in (("top", self.top), ("sample", self.sample))
@@ -129,15 +133,16 @@ class SiteExamples:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SiteExamples:
         """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        bins = [torch.tensor(state[name], dtype=torch.float64) for name in ("gaps", "weights", "entropy")]
-        heads = len(bins[0])
-        if [each.shape for each in bins] != [(heads, count) for count in (len(EDGES) + 1, BINS, BINS)]:
+        bins = [torch.tensor(state[name], dtype=torch.float64) for name in ("weights", "entropy")]
+        heads, gaps = len(bins[0]), ExactSum.from_state(state["gaps"])
+        shapes = [gaps.shape, *(each.shape for each in bins)]
+        if shapes != [(heads, count) for count in (len(EDGES) + 1, BINS, BINS)]:
             raise ValueError("the histograms do not fit together")
         rows = []
         for name in ("top", "sample"):
             parts = zip(ROW_SHAPES, state[name], strict=True)
             rows.append(ExampleRows(*(_decode(text, heads, kind, shape) for (kind, shape), text in parts)))
-        return cls(rows[0], rows[1], *bins)
+        return cls(rows[0], rows[1], gaps, *bins)
 
 
 def _decode(text: str, heads: int, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -161,7 +166,7 @@ class ExampleTotals:
         """Add the sums of other texts."""
         self.measured.merge(other.measured)
         for site, theirs in other.sites.items():
-            self.sites.setdefault(site, SiteExamples.none(len(theirs.gaps))).merge(theirs)
+            self.sites.setdefault(site, SiteExamples.none(len(theirs.weights))).merge(theirs)
         for kind, both in other.counts.items():
             for mine, more in zip(self.counts.setdefault(kind, (Counter(), Counter())), both, strict=True):
                 mine.update(more)
@@ -239,7 +244,7 @@ class ExampleReading:
         kept.weights += count_bins(largest, counts)
         if "normalized_entropy" in measured.values:
             kept.entropy += count_bins(*measured.values["normalized_entropy"])
-        kept.gaps += sum_by_gap(block, find_gaps(block, row))
+        kept.gaps += ExactSum(sum_by_gap(block, find_gaps(block, row)))
         score = largest
         if isinstance(self.by, str):
             nowhere = largest, torch.zeros_like(counts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from attnscope.attention import Head, Site
@@ -13,7 +14,15 @@ from attnscope.errors import InputError
 from attnscope.models import Model
 from attnscope.models.inputs import Batch
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import BatchResult, CorpusRun, CorpusWork, ReadText
+from attnscope.questions.corpus import (
+    BatchResult,
+    CorpusRun,
+    CorpusWork,
+    Measured,
+    Progress,
+    ReadText,
+    merge_shards,
+)
 from attnscope.questions.gold_reading import REACH, Asked, GoldReading, GoldTotals, Scored, ask_batch
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, list_some, pluralize, selected_sites
@@ -76,8 +85,8 @@ def rank_heads(total: GoldTotals, ways: Sequence[str], held_out: bool) -> list[L
             ranked.sort(key=lambda head: head.rank)
             scores.append(LabelScores(slot[0], ways[slot[1]], tuple(ranked)))
             counts[slot[0]] = max(counts[slot[0]], *(head.rows for head in ranked))
-    labels = [label for label, _ in counts.most_common()]
-    return sorted(scores, key=lambda each: labels.index(each.label))
+    labels = sorted(counts, key=lambda label: (-counts[label], label))
+    return sorted(scores, key=lambda each: (labels.index(each.label), ways.index(each.way)))
 
 
 def _score(
@@ -128,12 +137,45 @@ def find_gold(
     work.relations = tuple(relations)
     asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
     work.walk(asked, GoldTotals.from_state)
-    total, progress = work.total, work.progress
+    result = _finish(work.total, work.progress, Measured.of(model, file), file, relations, held_out)
+    return replace(result, notes=(*result.notes, *run.notes), read=(model, *result.read[1:]))
+
+
+def merged_gold(
+    paths: Sequence[Path],
+    file: GoldFile,
+    selection: Selection | None = None,
+    *,
+    relations: Sequence[str] = (),
+    held_out: bool = False,
+) -> GoldResult:
+    """What ``find_gold`` gives, from the sums of all its shards; needs no model.
+
+    Raises ``InputError`` for files of other sums.
+    """
+    asked = {
+        "file of questions": file.fingerprint(),
+        "set of relations": list(relations),
+        "selection of heads": asdict(selection or Selection()),
+    }
+    total, progress, about = merge_shards(paths, asked, lambda _, state: GoldTotals.from_state(state))
+    return _finish(total, progress, about, file, relations, held_out)
+
+
+def _finish(
+    total: GoldTotals,
+    progress: Progress,
+    about: Measured,
+    file: GoldFile,
+    relations: Sequence[str],
+    held_out: bool,
+) -> GoldResult:
+    """The scores of all sums."""
     labels = tuple(rank_heads(total, file.directions, held_out))
     if not labels:
-        raise InputError(_nothing(work))
-    title = f"{model.title} · {progress.layout[0]} · {pluralize(progress.texts, 'text')}, "
-    notes = [*model.notes, *progress.left_out]
+        raise InputError(_nothing(total, about, relations))
+    title = f"{about.title} · {progress.layout[0]} · {pluralize(progress.texts, 'text')}, "
+    notes = [*about.notes, *progress.left_out]
     if total.lost:
         lost = pluralize(total.lost, "pair")
         notes.append(f"{lost} could not be asked: a word shares its tokens or was cut off")
@@ -142,7 +184,7 @@ def find_gold(
         notes.append(f"attention that is not over the tokens was left out: {skipped}")
     if file.links and len(labels) > 1:
         notes.append(_compare_rows(*sorted(labels, key=lambda each: each.heads[0].rank)))
-    read = model, file.path, (progress.texts, progress.tokens)
+    read = about.model, file.path, (progress.texts, progress.tokens)
     return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes), read)
 
 
@@ -192,16 +234,16 @@ class _GoldWork(CorpusWork):
         return text._replace(entry=text.entry._replace(pairs=pairs))
 
 
-def _nothing(work: _GoldWork) -> str:
+def _nothing(total: GoldTotals, about: Measured, relations: Sequence[str]) -> str:
     """Why no question was asked."""
-    if work.total.others:
-        labels = sorted(work.total.others)
-        near = nearest_name(work.relations[0], labels)
-        return f"no {' or '.join(work.relations)} in {work.source.name}: {near}it has {list_some(labels, 20)}"
-    if work.total.skipped:
-        kinds = " and ".join(sorted(work.total.skipped))
-        return f"the {kinds} attention of {work.model.name} is not over the tokens"
-    return f"no pair of {work.source.name} can be asked of {work.model.name}"
+    if total.others and relations:
+        labels = sorted(total.others)
+        near = nearest_name(relations[0], labels)
+        return f"no {' or '.join(relations)} in {about.corpus}: {near}it has {list_some(labels, 20)}"
+    if total.skipped:
+        kinds = " and ".join(sorted(total.skipped))
+        return f"the {kinds} attention of {about.name} is not over the tokens"
+    return f"no pair of {about.corpus} can be asked of {about.name}"
 
 
 MAX_RARITY = 10

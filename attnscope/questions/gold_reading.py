@@ -47,9 +47,15 @@ class SiteSums:
     heads: tuple[int, ...]
     table: ExactSum  # [slot, COUNTS + 6 * head]
 
+    @cached_property
+    def values(self) -> Tensor:
+        """The sums, rounded.  -> float64, [slot, COUNTS + 6 * head]"""
+        return self.table.value()
+
     def of(self, slot: int, halves: Sequence[int]) -> Scored:
         """The sums of one slot over one half of the corpus, or both, as scores."""
-        row = self.table.value()[[HALVES * slot + half for half in halves]].sum(0)
+        rows = (HALVES * slot + half for half in halves)
+        row = self.values[[row for row in rows if row < len(self.values)]].sum(0)
         total, squares, products = row[COUNTS:].view(2, 3, -1).transpose(0, 1)  # [right|weight, head] each
         asked, asked_squared, texts, even = (each.expand_as(total) for each in row[:4])
         none = torch.zeros_like(total)

@@ -22,7 +22,7 @@ from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
 from attnscope.render.page import PAGE, save_page
 from attnscope.storage import folder as folders
-from attnscope.storage.files import fingerprint
+from attnscope.storage.checkpoint import fingerprint
 from attnscope.text import number_ranges
 from attnscope.version import __version__
 from attnscope.views import Drawable

@@ -1,4 +1,4 @@
-"""Files: written atomically, regular files only, lines of bounded length; sums of an unfinished run."""
+"""Files: written atomically, regular files only, lines of bounded length."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ import os
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from attnscope.errors import AttnscopeError, InputError, OutputError, first_line, out_of_memory
 from attnscope.limits import STATE_BYTES
 from attnscope.text import clean
-
-if TYPE_CHECKING:
-    from torch import nn
 
 MOST_LINE_BYTES = 1 << 23  # most bytes of a line: more than any text with all its annotations
 REST = "the file cannot be read from here on"
@@ -215,52 +212,3 @@ def write_whole(path: str | Path, content: bytes, *, private: bool = False) -> N
     """Write a file whole or not at all; see ``open_whole``."""
     with open_whole(path, private=private) as file:
         file.write(content)
-
-
-CHECKPOINT_VERSION = 3  # the version of a checkpoint
-SAMPLED_NUMBERS = 64  # numbers taken from each weight for a model's fingerprint
-
-
-def write_checkpoint(path: Path, identity: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Write the sums so far as JSON, whole or not at all. Raises ``OutputError``."""
-    content = {"attnscope checkpoint": CHECKPOINT_VERSION, "of": identity, "state": state}
-    write_whole(path, json.dumps({**content, "sha256": _checksum(identity, state)}).encode())
-
-
-def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read what ``write_checkpoint`` wrote, if it exists; ``InputError`` for another file or identity."""
-    try:
-        content = read_json(path)
-        if content["attnscope checkpoint"] != CHECKPOINT_VERSION:
-            raise KeyError
-        of, state = dict(content["of"]), dict(content["state"])
-        if content["sha256"] != _checksum(of, state):
-            raise ValueError
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        problem = "is not a checkpoint of attnscope, or a damaged one: delete it, or name another file"
-        raise InputError(f"{path} {problem}") from None
-    differing = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
-    if differing:
-        other = " and ".join(differing)
-        raise InputError(f"{path} belongs to a run with another {other}: delete it, or name another file")
-    cleaned: dict[str, Any] = clean_texts(state)
-    return cleaned
-
-
-def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """A checkpoint's checksum: a changed number would silently give a wrong figure."""
-    return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
-
-
-def fingerprint(module: nn.Module) -> str:
-    """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
-    digest = hashlib.sha256()
-    for name, weights in sorted(module.state_dict().items()):
-        has_values = weights.device.type != "meta"
-        few = weights.detach().reshape(-1)[:SAMPLED_NUMBERS].double().tolist() if has_values else []
-        digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())
-    return digest.hexdigest()

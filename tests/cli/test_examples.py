@@ -116,7 +116,10 @@ def marked(place: str):
 
 def words_of(line: str) -> list[str]:
     """What a shell makes of a command, with training shortened."""
-    words = [found for word in shlex.split(line) for found in sorted(glob(word)) or [word]]
+    words = []
+    for typed in shlex.split(line, posix=False):
+        word = shlex.split(typed)[0]
+        words += (word == typed and sorted(glob(word))) or [word]  # a quoted pattern stays one
     if words[:2] != ["attnscope", "train"]:
         return words
     for name in {"--minutes", "--steps"} & {*words}:

@@ -91,6 +91,8 @@ VALUES = {
     "target": "mat",
     "against": "dog",
     "texts": "texts.txt",
+    "shard": "1/2",
+    "merge": "sums-*.json",
     "field": "words",
     "limit": 1,
     "checkpoint": "sums.json",

@@ -19,7 +19,8 @@ from attnscope.errors import AttnscopeError, OutputError
 from attnscope.models import load
 from attnscope.models.trace_recording import record_trace
 from attnscope.storage.arrays import read_weights, save_weights
-from attnscope.storage.files import fingerprint, write_whole
+from attnscope.storage.checkpoint import fingerprint
+from attnscope.storage.files import write_whole
 from attnscope.storage.gold import read_gold
 from attnscope.storage.trace import read_trace, write_trace
 from attnscope.storage.trace.layout import allowed_of, traced_rows

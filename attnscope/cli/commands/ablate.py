@@ -48,10 +48,10 @@ def ablate(
     """
     check_texts(corpus, source)
     heads = options.parse_heads(attention.head, attention)
-    texts = corpus.texts is not None
+    texts = corpus.many
     plain = not (texts or ablation.importance)
     refuse(len(heads) > 1 and not plain, "--head", "several heads are removed from one text: name one")
-    refuse_without(("mean", "texts"))
+    refuse_without(("mean", "texts merge"))
     refuse_combined(
         ("mean", "importance", "an estimate removes no head"),
         ("top", "as_json as_csv out", "all heads are written"),

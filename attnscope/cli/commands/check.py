@@ -106,7 +106,7 @@ def check(
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
     selection = select(attention)
     check_texts(corpus, source)
-    if corpus.texts is not None:
+    if corpus.many:
         result = measure_corpus(corpus, source, model, selection, names=names)
     else:
         refuse(not source.names_one, "--texts", "give a text, --texts CORPUS or --file")

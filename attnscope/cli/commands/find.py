@@ -1,7 +1,7 @@
 """``attnscope find``: which heads attend from one part of a text to another, or to known answers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -16,7 +16,7 @@ from attnscope.cli.command import (
     refuse_without,
     repeat,
 )
-from attnscope.cli.corpus import corpus_run
+from attnscope.cli.corpus import MERGE, MERGED, SHARD, corpus_run, find_sums, parse_shard
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_source, split_questions
 
@@ -46,6 +46,12 @@ class GoldOptions(Group):
     checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
         None
     )
+    shard: Annotated[str | None, SHARD] = None
+    merge: Annotated[str | None, MERGE] = None
+
+    def __post_init__(self) -> None:
+        refuse_without(("shard", "checkpoint"))
+        parse_shard(self.shard)
 
 
 MAX_QUESTIONS = 500  # each is a table; more belong in a file for --gold
@@ -80,7 +86,7 @@ def answer_gold(
     model: options.MixedModelOptions,
 ) -> None:
     """Ask all heads the questions of a file, and print how well they answer."""
-    from attnscope.questions.gold import find_gold, gold_answer
+    from attnscope.questions.gold import find_gold, gold_answer, merged_gold
     from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import ROWS, read_gold
 
@@ -88,11 +94,15 @@ def answer_gold(
     refuse(gold.rows not in (None, *ROWS), "--rows", "write predicting or reading")
     file = read_gold(path, alignments=gold.alignments, coreference=gold.coreference, rows=gold.rows)
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
-    loaded = load_model(model)
-    with corpus_run(source, gold, file.size) as run:
-        result = find_gold(
-            loaded, file, options.select(attention), relations=relations, held_out=gold.held_out, run=run
-        )
+    how: dict[str, Any] = {"relations": relations, "held_out": gold.held_out}
+    selection = options.select(attention)
+    if gold.merge is not None:
+        refuse_combined(("limit strict checkpoint shard", "merge", MERGED))
+        result = merged_gold(find_sums(gold.merge, source, model), file, selection, **how)
+    else:
+        loaded = load_model(model)
+        with corpus_run(source, gold, file.size) as run:
+            result = find_gold(loaded, file, selection, run=run, **how)
     if not torchrun_processes().number:
         answer, read = gold_answer(result, output.top or 1), (*result.read, gold.alignments)
         deliver("find", answer, output, metadata=model.metadata, read=read)

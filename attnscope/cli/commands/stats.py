@@ -133,7 +133,7 @@ def stats(
     _refuse_conflicts(output)
     if extras.pooled is not None:
         options.check_place(extras.pooled, options.WHOLE)
-    pass_source = read_source(source, model) if corpus.texts is None else None
+    pass_source = None if corpus.many else read_source(source, model)
     selection = options.select_heads(attention)
     if extras.faithful and pass_source is not None:
         answer, read = _rank_by_faithfulness(pass_source, selection, attention.top, model)

@@ -19,8 +19,8 @@ from attnscope.models.inputs import Limit, batches
 from attnscope.questions.corpus import CorpusRun, corpus_stats, windows
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
+from attnscope.storage.checkpoint import write_checkpoint
 from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
-from attnscope.storage.files import write_checkpoint
 from attnscope.storage.gold import read_gold
 from tests.cli.test_every_architecture import family
 from tests.measures.rounding import near
@@ -314,7 +314,7 @@ def test_memory_error_in_checkpoint_is_not_a_format_error(own, sums, monkeypatch
 
 def test_hostile_checkpoint_text_and_counts_have_no_effect(own, kept, sums):
     def change(state):
-        state["progress"].update(notes=[HOSTILE], places=[HOSTILE], layout=[HOSTILE] * 2, skipped=1)
+        state["progress"].update(notes=[HOSTILE], places=[[1, HOSTILE]], layout=[HOSTILE] * 2, skipped=1)
         state["progress"].update(batches=10**9)  # more than a window ever had
         site(state)["site"].update(name=HOSTILE)
         site(state)["absent"]["entropy"] = HOSTILE

@@ -16,7 +16,7 @@ from attnscope.questions.find import parse_questions
 from attnscope.questions.prompts import mean_why, read_prompts
 from attnscope.questions.score_terms import ScorePass
 from attnscope.questions.why import explain_cells, explain_head, why_answer
-from tests.questions.intervention.shapes import NETWORKS, saved
+from tests.questions.intervention.shapes import GROUPED, NETWORKS, network, saved
 from tests.questions.planted import Planted, wrap_planted
 from tests.questions.test_logits import CAUSAL, OTHERS
 
@@ -235,19 +235,44 @@ def test_against_subtracts_terms_of_the_other_cells(made):
     assert found == pytest.approx({each: expected[each] for each in found}, abs=1e-6)
 
 
-def test_prompts_give_means_and_standard_errors():
-    model, *_, behind = plant(0)
-    prompts = read_prompts("{A} {B} hop jay {A}", "A,B\ncod,elm\nfig,gum\nkit,bay")
+def test_prompts_give_means_and_standard_errors(made):
+    model, template = made("llama"), "The {A} sat on the {B}"
+    prompts = read_prompts(template, "A,B\ncat,mat\ndog,bed\nman,box")
     texts = [model.prepare(each.text) for each in prompts]
-    why = mean_why(model, prompts, texts, "{A} {B} hop jay {A}", ask("{A}#2 -> {B}"), behind)
+    why = mean_why(model, prompts, texts, template, ask("on -> {A}"), LAST)
     each = [
-        explain_head(model, text, ask(prompt.fill("{A}#2 -> {B}")), behind).path[0].terms[0].excess
+        explain_head(model, text, ask(prompt.fill("on -> {A}")), LAST).path[0]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    first = why.path[0].terms[0]
-    assert why.prompts == why.path[0].cells == 3
-    assert first.excess == pytest.approx(np.mean(each))
-    assert first.error == pytest.approx(np.std(each, ddof=1) / 3**0.5)
+    (mean,) = why.path
+    first = mean.terms[0]
+    values = [
+        next(term.excess for term in one.terms if (term.query, term.key) == (first.query, first.key))
+        for one in each
+    ]
+    assert (why.prompts, mean.cells, mean.key) == (3, 3, "{A}")
+    assert mean.weight == pytest.approx(np.mean([one.weight for one in each]))
+    assert first.excess == pytest.approx(np.mean(values))
+    assert first.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+
+
+def test_soft_cap_is_a_step_between_product_and_score(tmp_path):
+    network_ = network("Gemma2ForCausalLM", **GROUPED, head_dim=8, attn_logit_softcapping=0.1)
+    model = load(saved(tmp_path, network_))
+    (why,) = explain_head(model, model.prepare(TEXT), ask("5 -> 2"), LAST).path
+    assert abs(why.product) > 0.02
+    assert why.capped == pytest.approx(0.1 * np.tanh(why.product / 0.1), abs=1e-6)
+    assert why.capped == pytest.approx(why.score, abs=1e-6)
+    assert sum(part.value for part in why.by_key) == pytest.approx(why.product, abs=1e-5)
+
+
+def test_position_bias_is_a_term_of_its_own(tmp_path):
+    alibi = network("MptForCausalLM", vocab_size=8192, d_model=32, n_layers=2, n_heads=4, max_seq_len=64)
+    model = load(saved(tmp_path, alibi))
+    (why,) = explain_head(model, model.prepare(TEXT), ask("5 -> 2"), Head(1, 0)).path
+    slope = 2 ** (-8 / 4)  # of the first of four heads (Press et al. 2022)
+    assert why.bias_excess == pytest.approx(-slope * (3 - np.mean([5, 4, 2, 1, 0])), abs=1e-5)
+    assert why.score == pytest.approx(why.product + why.bias, abs=1e-5)
 
 
 def test_row_with_one_key_has_no_excess(made):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from attnscope.attention import Attention, AttentionCall, Head, Site
 from attnscope.capture.projections import Projections
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import call_behind, mix
 from attnscope.capture.stream import (
+    LINEAR,
     Edge,
     Lost,
     Row,
@@ -28,7 +30,9 @@ from attnscope.capture.stream import (
     Stream,
     StreamRows,
     Written,
+    kind,
     layer_of,
+    pull,
     sort_others,
 )
 
@@ -74,20 +78,30 @@ class StreamStates(StreamRows):
     states: dict[Edge, State] = field(default_factory=dict)
     attentions: dict[Site, Attention] = field(default_factory=dict)
     _outputs: dict[Site, Tensor] = field(default_factory=dict)
+    _softmax: tuple[Node | None, Tensor] | None = None  # the last one's scores, and where they come from
+    _softmaxes: dict[Site, tuple[Node | None, Tensor]] = field(default_factory=dict)
 
     def observe(self, attention: Attention) -> None:
         """Keep the call, and look for the output projection."""
         self.attentions[attention.site] = attention
+        if call_behind(attention.read) is None and self._softmax is not None:
+            self._softmaxes[attention.site] = self._softmax
+        self._softmax = None
         Projections.observe(self, attention)
 
     def call(self, site: Site) -> AttentionCall | None:
         """What the kernel received, with its gradients; ``None`` where only weights are known."""
         with torch.enable_grad():
-            return call_behind(self.attentions[site].read)
+            call = call_behind(self.attentions[site].read)
+            return call or _call_behind_softmax(
+                self.attentions[site], *self._softmaxes.get(site, (None, None))
+            )
 
     def enter(self, function: str, arguments: Sequence[Any]) -> None:
-        """Copy the states that a function is about to write into."""
+        """Copy the states that a function is about to write into; hold the scores that a softmax gets."""
         written = arguments[0] if arguments else None
+        if function == "softmax" and isinstance(written, Tensor):
+            self._softmax = written.grad_fn, written.detach()
         if not WRITES.search(function) or not isinstance(written, Tensor):
             return
         place = written.untyped_storage().data_ptr()
@@ -153,6 +167,46 @@ class StreamStates(StreamRows):
             ]
             self._outputs[site] = torch.cat(parts, 1).detach()
         return self._outputs[site]
+
+
+def _call_behind_softmax(
+    attention: Attention, node: Node | None, scores: Tensor | None
+) -> AttentionCall | None:
+    """The queries and keys whose product led to a softmax, and what was added to it; ``None`` if several did.
+
+    For scores that a model computes in views of other shapes, or with its bias in one step.
+    """
+    paths = [] if node is None or scores is None else list(_products(node))
+    if len(paths) != 1 or attention.values is None or scores is None:
+        return None
+    ((product, way),), grad = paths, torch.ones_like(scores)
+    for each, side in way:
+        grad = cast(Tensor, pull(each, [grad])[side])
+    saved, added = cast(Any, product), kind(product) == "Baddbmm"
+    query = saved._saved_batch1 if added else saved._saved_self  # [head, query, size]
+    key = saved._saved_batch2 if added else saved._saved_mat2  # [head, size, key]
+    size = attention.heads, len(attention.queries), len(attention.keys)
+    if (*query.shape[:2], key.shape[2]) != size:
+        return None
+    scale = float(grad.abs().max()) * (saved._saved_alpha if added else 1)
+    call = AttentionCall(query[None], key.mT[None], attention.values, scale)
+    bias = scores.reshape(1, *size) - scale * (query @ key)[None].detach()
+    return replace(call, biases=(bias,))
+
+
+def _products(scores: Node) -> Iterator[tuple[Node, list[tuple[Node, int]]]]:
+    """The products of two states behind scores, each with the nodes on the way to it and their inputs."""
+    waiting, seen = [(scores, list[tuple[Node, int]]())], {scores}
+    while waiting:
+        node, way = waiting.pop()
+        name = kind(node)
+        if name in ("Bmm", "Baddbmm"):
+            yield node, way
+        elif name in LINEAR or name in ("Mul", "Div", "Maximum", "Where"):
+            for side, (each, _) in enumerate(node.next_functions):
+                if each is not None and each not in seen:
+                    seen.add(each)
+                    waiting.append((each, [*way, (node, side)]))
 
 
 def heads_apart(states: Tensor, queries: int, heads: int, size: int) -> Tensor:

@@ -24,9 +24,7 @@ TEXT = "The cat sat on the mat"
 LAST = Head(1, 3)
 QUICK = {"gpt2", "llama", "qwen3", "gemma2", "falcon", "bart"}
 EVERY = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.sweep)
-    for name in (*CAUSAL, *OTHERS)
-    if name != "bloom"
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.sweep) for name in (*CAUSAL, *OTHERS)
 ]
 
 
@@ -266,9 +264,15 @@ def test_soft_cap_is_a_step_between_product_and_score(tmp_path):
     assert sum(part.value for part in why.by_key) == pytest.approx(why.product, abs=1e-5)
 
 
-def test_position_bias_is_a_term_of_its_own(tmp_path):
-    alibi = network("MptForCausalLM", vocab_size=8192, d_model=32, n_layers=2, n_heads=4, max_seq_len=64)
-    model = load(saved(tmp_path, alibi))
+ALIBI = {
+    "mpt": network("MptForCausalLM", vocab_size=8192, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "bloom": CAUSAL["bloom"],  # adds it within the product
+}
+
+
+@pytest.mark.parametrize("name", ALIBI)
+def test_position_bias_is_a_term_of_its_own(name, tmp_path):
+    model = load(saved(tmp_path, ALIBI[name]))
     (why,) = explain_head(model, model.prepare(TEXT), ask("5 -> 2"), Head(1, 0)).path
     slope = 2 ** (-8 / 4)  # of the first of four heads (Press et al. 2022)
     assert why.bias_excess == pytest.approx(-slope * (3 - np.mean([5, 4, 2, 1, 0])), abs=1e-5)
@@ -289,9 +293,19 @@ def test_masked_cell_and_absent_head_are_named(made):
         ran.explain(Head(7, 0), ask("3 -> 1"))
 
 
-def test_attention_with_unknown_queries_is_refused(made):
+def test_scores_of_two_products_are_refused(tmp_path):
+    sizes = {"vocab_size": 8192, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+    model = load(saved(tmp_path, network("XLNetLMHeadModel", **sizes)))
     with pytest.raises(ModelError, match="its queries and keys are not known"):
-        explain_head(made("bloom"), made("bloom").prepare(TEXT), ask("3 -> 1"), LAST)
+        explain_head(model, model.prepare(TEXT), ask("3 -> 1"), LAST)
+
+
+def test_scores_scaled_in_other_shapes_have_no_bias(tmp_path):
+    sizes = {"vocab_size": 8192, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
+    model = load(saved(tmp_path, network("XGLMForCausalLM", **sizes, max_position_embeddings=64)))
+    (why,) = explain_head(model, model.prepare(TEXT), ask("5 -> 2"), LAST).path
+    assert abs(why.product) > 0.01
+    assert (why.bias, why.bias_excess) == pytest.approx((0, 0), abs=1e-6)
 
 
 def test_lost_part_is_refused(made, monkeypatch):

@@ -47,6 +47,8 @@ from attnscope.views import (
 
 NEAREST = 5  # pairs that are listed; --csv has all of them
 
+UNCLEAR = 0.25  # a silhouette up to which there is no substantial structure (Kaufman & Rousseeuw 1990)
+
 NATS = "Jensen-Shannon divergence, in nats"
 ComparedKind: TypeAlias = Annotated[str, Meaning("the kind of attention that is compared", shape=Kind)]
 Errors: TypeAlias = Annotated[Array, Meaning("their standard errors", shape=MATRIX)]
@@ -155,7 +157,8 @@ class Comparison:
         )
         return (
             f"{clusters:,} cluster{'s' * (clusters > 1)}{others} (average linkage, threshold "
-            f"{comparison.CUT:g} × median distance; silhouette {self.groups.silhouette:.2f})"
+            f"{comparison.CUT:g} × median distance; silhouette {self.groups.silhouette:.2f}"
+            f"{': no clear structure' * (self.groups.silhouette <= UNCLEAR)})"
         )
 
     @property

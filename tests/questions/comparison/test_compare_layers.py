@@ -1,6 +1,7 @@
 """Layers compared by their heads, against loops over distances of eager attention."""
 
 import csv
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -121,6 +122,9 @@ def test_note_counts_clusters_and_heads_alone(own, text):
     if alone:
         named += f" of {32 - alone} heads, and {alone} that resemble{'s' * (alone == 1)} no other"
     assert seen.view.table.notes[0].startswith(f"{named} (average linkage")
+    for silhouette, unclear in ((0.25, True), (0.26, False)):
+        told = replace(seen, groups=replace(seen.groups, silhouette=silhouette)).view.table.notes[0]
+        assert told.endswith("no clear structure)") == unclear
 
 
 def test_sheet_is_the_table_alone_and_points_come_on_request(own):

@@ -144,7 +144,8 @@ def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[
     if not shape.tight:
         yield []
     if surface.height and not view.large and count + TIGHT_LINES > surface.height:
-        yield [Segment("taller than the screen: scroll up; --layer 0-5 or --large shows more per head", DIM)]
+        large = "" if view.roles is None else " or --large"  # which only an overview of heads has
+        yield [Segment(f"taller than the screen: scroll up; --layer 0-5{large} shows more per head", DIM)]
     yield from legend(view, small, surface)
 
 

@@ -97,6 +97,10 @@ class StreamStates(StreamRows):
                 self.attentions[site], *self._softmaxes.get(site, (None, None))
             )
 
+    def name(self, head: Head) -> str:
+        """A head's address, with its kind where the model has several."""
+        return str(head) if len({site.kind for site in self.sites}) > 1 else head.name
+
     def enter(self, function: str, arguments: Sequence[Any]) -> None:
         """Copy the states that a function is about to write into; hold the scores that a softmax gets."""
         written = arguments[0] if arguments else None
@@ -283,10 +287,9 @@ def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[Summa
     """What each part gives, and its gradient, which depends on the seed of the walk."""
     states = stream.rows
     assert isinstance(states, StreamStates)
-    several = len({site.kind for site in states.sites}) > 1
     with torch.enable_grad():
         for edge, grad in parts.heads.items():
-            yield from _of_heads(states, stream.written[edge], grad, several)
+            yield from _of_heads(states, stream.written[edge], grad)
         for edge, (layer, module) in sort_others(stream, parts).items():
             kind, name = ("mixer", module) if module else ("feed-forward", "feed-forward")
             yield Summand(kind, f"{name} {layer}", layer), states.state(edge), parts.others[edge]
@@ -305,7 +308,7 @@ def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[Summa
 
 
 def _of_heads(
-    states: StreamStates, written: Written, grad: Tensor, several: bool
+    states: StreamStates, written: Written, grad: Tensor
 ) -> Iterator[tuple[Summand, Tensor, Tensor]]:
     """Each head of one call, and their projection's bias."""
     site = written.site
@@ -314,7 +317,7 @@ def _of_heads(
     rows, slopes = _slopes_of_heads(states, written, grad)
     for number, (value, slope) in enumerate(zip(states.mixed(site), slopes, strict=True)):
         head = Head(site.layer, number, site.kind)
-        yield Summand("head", str(head) if several else head.name, site.layer, head), value[rows], slope
+        yield Summand("head", states.name(head), site.layer, head), value[rows], slope
 
 
 def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tuple[Tensor, Iterable[Tensor]]:

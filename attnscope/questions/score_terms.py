@@ -49,6 +49,7 @@ class ScoreTerms:
 
     site: Site
     head: Head
+    name: str  # of the head, with its kind where the model has several
     cells: Cells
     query: Summands  # a sum for each row
     key: Summands  # a sum for each row's cells, then one for each row's others
@@ -241,7 +242,9 @@ class ScorePass:
             found = f"their terms sum to {values.sum():.4g}, query times key is {means['product']:.4g}"
             raise ModelError(f"the scores of {self.model.name} cannot be explained: {found}")
         address, cap = Head(site.layer, head, site.kind), call.softcap
-        return ScoreTerms(site, address, cells, query, key, values, others, means, cap)
+        return ScoreTerms(
+            site, address, self.states.name(address), cells, query, key, values, others, means, cap
+        )
 
     def _call(self, site: Site) -> AttentionCall:
         """What a kernel received. Raises ``ModelError`` where its queries and keys are not known."""
@@ -306,4 +309,4 @@ def sinks_of(call: AttentionCall, head: int, row: int) -> list[float]:
 def name_token(axis: Axis, place: int) -> str:
     """A token and its number."""
     token = axis[place]
-    return str(place) if isinstance(token, int) else f"{visible(token.text.strip())} {place}"
+    return str(place) if isinstance(token, int) else f"{visible(token.text.strip() or token.text)} {place}"

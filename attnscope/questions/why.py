@@ -76,6 +76,7 @@ class ExplainedScore:
     """The score of some cells of one head, as means, and its terms."""
 
     head: Address
+    name: Annotated[str, Meaning("its address in words, with its kind where the model has several")]
     query: Annotated[str, Meaning("the row: a token and its number, or the named part")]
     key: Annotated[str, Meaning("the key likewise")]
     cells: Annotated[int, Meaning("the cells that values are means of")]
@@ -99,7 +100,7 @@ class ExplainedScore:
     @property
     def place(self) -> str:
         """The head and its row, as a graph names them."""
-        return f"{self.head.name} · {self.query}"
+        return f"{self.name} · {self.query}"
 
 
 @record("why a head attends from one part of a text to another", "why")
@@ -171,6 +172,7 @@ def describe_score(explained: Sequence[ScoreTerms], link: Link | None = None) ->
     terms = (ScoreTerm(queries[a].name, keys[b].name, *_known(numbers[a, b])) for a, b in places)
     return ExplainedScore(
         head=first.head,
+        name=first.name,
         query=first.cells.names[0],
         key=first.cells.names[1],
         cells=sum(int((each.cells.asked != 0).sum()) for each in explained),
@@ -236,9 +238,9 @@ def why_answer(
     """
     views: list[Table] = []
     for at, each in enumerate(result.path):
-        title, subtitle = f"why {each.head.name} attends from {each.query} to {each.key}", ""
+        title, subtitle = f"why {each.name} attends from {each.query} to {each.key}", ""
         if (link := each.link) is not None:
-            term = f"{result.path[link.into].head.name}'s term {link.term}"
+            term = f"{result.path[link.into].name}'s term {link.term}"
             subtitle = f"it wrote the {link.side} part of {term}; this key carries {link.carried:+.2f}"
         title = title if at else f"{title} · {result.title}"
         views.append(Table(title=title, subtitle=subtitle, notes=tuple(_sentences(each, result))))
@@ -311,28 +313,47 @@ def why_graph(
 
     A node is a part at a token; an edge is as wide as all terms of that part on its side, by their excess.
     """
-    columns, edges = dict[str, tuple[bool, int, bool]](), list[GraphEdge]()
     explained = {each.place: each for each in reversed(result.path)}
+    columns = {
+        each.place: (each.head.kind != "encoder", each.head.layer, int(each.head.kind == "cross"))
+        for each in result.path
+    }
+    edges, nodes = list[GraphEdge](), list[GraphNode]()
     for each in result.path:
-        kind, strongest = each.head.kind, each.terms[:DRAWN_TERMS]
-        columns[each.place] = kind != "encoder", each.head.layer, False
-        for way, token, sides in (("query", each.query, each.by_query), ("key", each.key, each.by_key)):
-            named = {getattr(term, way) for term in strongest}
-            behind = kind == "encoder" or (kind == "cross" and way == "key")  # in the encoder's stream
-            for side in sides:
-                if side.part in named or f"{side.part} · {token}" in explained:
-                    name, layer = f"{side.part} · {token}", -1 if side.layer is None else side.layer
-                    columns.setdefault(name, (not behind, layer, side.kind != "head"))
-                    edges.append(GraphEdge(name, each.place, side.excess, way[0].upper()))
-    order, nodes = sorted(set(columns.values())), list[GraphNode]()
+        for name, column, edge in _sources(each, result):
+            columns.setdefault(name, column)
+            edges.append(edge)
+    order = sorted(set(columns.values()))
     for name, column in columns.items():
         cell = explained.get(name)
         role = "" if cell is None else f"to {cell.key}: {cell.weight:.2f}"
         map_ = None if cell is None else maps.get(cell.head)
         tables = opened if cell is result.path[0] else {}
         nodes.append(GraphNode(name, order.index(column), role, None, map_, tables))
-    title = f"why {result.path[0].head.name} attends: {result.question} · {result.title}"
+    title = f"why {result.path[0].name} attends: {result.question} · {result.title}"
     notes = ["an edge is as wide as the excess of its part, summed over the other side", *result.notes]
     if maps and not opened:
         notes.append(f"the cells of a map open in pages of one text of at most {OPENED_TOKENS} tokens")
     return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=tuple(notes))
+
+
+def _sources(each: ExplainedScore, result: Why) -> Iterator[tuple[str, tuple[bool, int, int], GraphEdge]]:
+    """What wrote the strongest terms, and the heads of the path among it: name, column and edge.
+
+    Columns are streams, the encoder's before the decoder's, layers, and in these heads, cross-attention, others.
+    """
+    places = {one.place for one in result.path}
+    crossed = any(one.head.kind == "cross" for one in result.path)
+    for way, token, sides in (("query", each.query, each.by_query), ("key", each.key, each.by_key)):
+        strongest = {getattr(term, way) for term in each.terms[:DRAWN_TERMS]}
+        behind = each.head.kind == "encoder" or (each.head.kind == "cross" and way == "key")
+        for side in sides:
+            other = "encoder " * (behind and crossed and side.kind != "head")
+            name, layer = f"{other}{side.part} · {token}", -1 if side.layer is None else side.layer
+            if side.part in strongest or name in places:
+                step = int(side.part.startswith("cross")) if side.kind == "head" else 2
+                yield (
+                    name,
+                    (not behind, layer, step),
+                    GraphEdge(name, each.place, side.excess, way[0].upper()),
+                )

@@ -279,6 +279,19 @@ def test_position_bias_is_a_term_of_its_own(name, tmp_path):
     assert why.score == pytest.approx(why.product + why.bias, abs=1e-5)
 
 
+@pytest.mark.parametrize(("head", "cells"), [("cross L1H3", "1 -> 3"), ("encoder L1H3", "1 -> 3")])
+def test_two_streams_meet_in_cross_attention(made, head, cells):
+    model = made("bart")
+    why = explain_head(model, model.prepare(TEXT, "the mat sat"), ask(cells), Head(head), depth=3)
+    kinds = {part.part.split()[0] for part in why.path[0].by_query if part.kind == "head"}
+    assert kinds == ({"encoder"} if head.startswith("encoder") else {"decoder", "cross"})
+    assert {part.part.split()[0] for part in why.path[0].by_key if part.kind == "head"} == {"encoder"}
+    graph = why_answer(why).picture
+    column = {node.name: node.column for node in graph.nodes}
+    assert all(column[edge.source] < column[edge.target] for edge in graph.edges)
+    assert {each.place for each in why.path} <= {edge.source for edge in graph.edges} | {why.path[0].place}
+
+
 def test_row_with_one_key_has_no_excess(made):
     why = explain_head(made("llama"), made("llama").prepare(TEXT), ask("0 -> 0"), LAST).path[0]
     assert why.weight == 1

@@ -340,7 +340,7 @@ def why_graph(
 def _sources(each: ExplainedScore, result: Why) -> Iterator[tuple[str, tuple[bool, int, int], GraphEdge]]:
     """What wrote the strongest terms, and the heads of the path among it: name, column and edge.
 
-    Columns are streams, the encoder's before the decoder's, layers, and in these heads, cross-attention, others.
+    Columns are streams, the encoder's first, then layers, and in a layer heads, cross-attention, others.
     """
     places = {one.place for one in result.path}
     crossed = any(one.head.kind == "cross" for one in result.path)

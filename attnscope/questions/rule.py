@@ -155,7 +155,7 @@ class RuleReading:
             )
         allowed = _of_rows(block.allowed.any(1), text, at)
         named = self.named[site.kind, start] & allowed[:, None]  # [row, candidate, key]
-        largest, key = block.rows[text, :, at].max(-1)  # [row, head]
+        largest, key = (each.cpu() for each in block.rows[text, :, at].max(-1))  # [row, head]
         right = named.gather(-1, key[:, None].expand(-1, named.shape[1], -1)).mT  # [row, head, candidate]
         peak = largest > LEAST_PEAK
         hits = pack_bits(right & peak[..., None]) | (peak.long() << len(self.candidates))

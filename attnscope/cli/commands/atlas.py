@@ -27,7 +27,7 @@ def atlas(
     reading: ReadingOptions,
     model: options.WeightedModelOptions,
 ) -> None:
-    """Write an atlas of all heads over a corpus: one page, and a file of each head.
+    """Write an atlas of all heads over a corpus: a page and files.
 
     index.html needs no other file and no network: all heads in a plane where near ones attend alike, or by
     their scores; a search; and for each head what attnscope examples shows. heads/L5H1.json has the same

@@ -93,9 +93,9 @@ class Recorder(Pass):
         trace: PassTrace | None = None,
         mixers: bool = False,
     ) -> None:
-        beside, self.mixers = (Mixers,) * mixers, mixers
+        beside = (Mixers,) * mixers
         super().__init__(model, observers, axes, (*TRACKERS, *beside, *plugins("hooks").values()), trace)
-        self.fused = fused
+        self.fused, self.mixers = fused, mixers
 
     def kernel_call(self, name: str, kernel: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a Hugging Face attention function exactly once, and capture it; not under vmap."""
@@ -129,8 +129,7 @@ class Recorder(Pass):
             concluded = conclude(frame, result)
             probe = probe_kernel(frame, again, args, kwargs, result) if self.mixers else None
             if concluded is None and probe is not None:
-                shape = *frame.query.shape[:3], frame.key.shape[2]
-                self.add(CapturedCall.from_rows(probe, "probe", name, shape, frame.query.dtype), path)
+                self.tracker(Mixers).show(probe, name, path)
             elif concluded is None:
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:

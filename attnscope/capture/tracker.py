@@ -46,6 +46,7 @@ class Pass(ABC):
         self.stack = ModuleStack(model, self._begin_pass, self._enter, self._leave, compiled, self.guard)
         self.ran: set[str] = set()  # the modules that were called
         self.frames: list[Frame] = []  # the attention functions of transformers that run
+        self.mixers = False  # whether what has no softmax or no formula is shown by identity values
         self.lineage_paused = False  # whether the running code needs no lineage
         self.label_lengths = {len(axis) for pair in axes.values() for axis in pair}
         self.events = 0  # attention calls, gates, and modules that were named

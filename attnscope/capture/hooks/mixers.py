@@ -19,12 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attnscope.attention import Kind
 from attnscope.capture.hooks.functions import Function, Tap, quietly
 from attnscope.capture.hooks.modules import CALLED, Call
+from attnscope.capture.hooks.torch_functions import ATEN, DIRECT
+from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.placing.kinds import layer_around
 from attnscope.capture.record import is_within, name_mixers
 from attnscope.capture.rows.capture import CapturedCall
-from attnscope.capture.rows.mixing import MixingRows, Proof
+from attnscope.capture.rows.mixing import MixingRows, NoMatrix, Proof
 from attnscope.capture.tracker import Pass, Tracker
 
 
@@ -102,8 +105,12 @@ INLINE = {"MiniMaxLightningAttention": Inline("lightning attention", "act_fn", "
 CONTINUES = "its {} continues the state of an earlier part, which no matrix over these tokens shows"
 MATRIX = "{}: {}, each head as a signed matrix A"
 PROOF = "; A × values gives the kernel's output within {:.1g}; rows sum to {:.2g} to {:.2g}"
-SCORES = "scores of linear and state-space layers are of |A|, each row divided by its sum"
+SCORES = "scores of such heads are of |A|, each row divided by its sum"
 BEFORE = "a short convolution over {details} tokens comes before the values of {names}"
+
+
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+ROUNDING = 1e-3  # of a matrix that leaves every token where it is
 
 
 def first_of(result: Any) -> Any:
@@ -201,6 +208,19 @@ class Mixers(Tracker):
         else:
             self.calls.setdefault(path, []).append(mixer)
 
+    def on_torch_call(self, call: TorchCall) -> None:
+        """Show an operator that has no formula here, if identity values give a matrix between tokens."""
+        name = call.name.partition(".")[0]
+        direct = ATEN.fullmatch(name) is not None
+        if not isinstance(call.func, OPERATORS) or (str(call.func).startswith("aten.") and not direct):
+            return
+        with quietly():
+            rows = probe_operator(call)
+        if rows is not None:
+            self.show(rows, name, self.recorder.owner)
+        elif direct:
+            self.recorder.name(self.recorder.owner, DIRECT.format(name))
+
     def leave(self, call: Call, output: object) -> None:
         """Show what a module computed, and a convolution that is all the mixing of its layer."""
         record, path = self.recorder.record, call.name
@@ -220,14 +240,19 @@ class Mixers(Tracker):
                 self._show(mixer, inner)
 
     def _show(self, mixer: MixerCall, path: str) -> None:
-        """Show a mixer to the observers."""
-        batch, tokens, heads, channels = mixer.values.shape
-        kernel = mixer.title if mixer.heads else f"{mixer.title}, mean of {channels:,} channels"
+        """Show the call of a mixer to the observers."""
+        channels = f", mean of {mixer.values.shape[-1]:,} channels"
         rows = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads)
+        self.show(rows, mixer.title + channels * (not mixer.heads), path, "mixer")
+
+    def show(self, rows: MixingRows, kernel: str, path: str, kind: Kind | None = None) -> None:
+        """Show rows by identity values to the observers; without a kind, they are of attention."""
         self.shown.append((kernel, path, rows.proof))
-        shape = batch, heads, tokens, tokens
-        capture = CapturedCall.from_rows(rows, "probe", kernel, shape, mixer.values.dtype)
-        self.recorder.add(replace(capture, kind="mixer", is_cross=False), path)
+        (batch, queries, heads, _), keys = rows.output.shape, rows.values.shape[1]
+        shape = batch, heads, queries, keys
+        capture = CapturedCall.from_rows(rows, "probe", kernel, shape, rows.values.dtype)
+        cross = None if kind is None else False
+        self.recorder.add(replace(capture, kind=kind, is_cross=cross), path)
 
 
 class KernelListener(Protocol):
@@ -248,6 +273,47 @@ def kernels_of(model: nn.Module, listener: KernelListener) -> Iterator[None]:
             for name in KERNELS.keys() & vars(owner).keys():
                 stack.enter_context(_tap(owner, name).listening(owner, listener))
         yield
+
+
+def heads_behind(states: Tensor) -> Tensor:
+    """[batch, head, token, channel] -> [batch, token, head, channel], or back"""
+    return states.transpose(1, 2).contiguous()
+
+
+def probe_operator(call: TorchCall) -> MixingRows | None:
+    """The rows of an operator on queries, keys and values, if its values are mixed between tokens.
+
+    Axes are [batch, head, token, channel], or tokens before heads: with the wrong ones, there is no matrix.
+    """
+    output = first_of(call.result)
+    places = [
+        place
+        for place, part in enumerate(call.args)
+        if isinstance(part, Tensor) and part.ndim == 4 and part.is_floating_point()
+    ]
+    if (
+        len(places) < 3
+        or not isinstance(output, Tensor)
+        or output.shape[:3] != call.args[places[0]].shape[:3]
+    ):
+        return None
+    for turn in (heads_behind, Tensor.contiguous):
+        rows = MixingRows(
+            functools.partial(_operate, call, places[2], turn), turn(call.args[places[2]]), turn(output), True
+        )
+        with suppress(NoMatrix, RuntimeError):
+            matrix = rows.rows(0, rows.output.shape[1], None)
+            own = matrix.diagonal(0, -2, -1)
+            if bool((matrix.abs().sum((-2, -1)) > (1 + ROUNDING) * own.abs().sum(-1)).any()):
+                return rows
+    return None
+
+
+def _operate(call: TorchCall, place: int, turn: Function, values: Tensor) -> Tensor:
+    """The output of an operator for other values, [batch, token, head, channel] like these."""
+    args = (*call.args[:place], turn(values), *call.args[place + 1 :])
+    output: Tensor = turn(first_of(call.func(*args, **call.kwargs)))
+    return output
 
 
 @functools.cache

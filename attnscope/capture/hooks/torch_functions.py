@@ -108,6 +108,8 @@ class AttentionFunctions(Tracker):
                 self._add_whole(capture_projection(bind(args, kwargs), result[0]), recorder.owner, call)
             elif name == "flex_attention":
                 recorder.add_kernel_call(capture_flex(args, kwargs, result[0]), *call.tensors[:2])
+            elif recorder.mixers:
+                return  # what is left is shown by identity values
             elif ATEN.fullmatch(name) and why_opaque(recorder.stack.calls[-1].module) is None:
                 recorder.name(recorder.owner, DIRECT.format(name))
 

@@ -19,6 +19,7 @@ from attnscope.capture.rows import mixing
 from attnscope.measures import Measurement
 from tests.capture.observing import MapObserver
 from tests.capture.tiny import FAMILIES, inputs
+from tests.models.mixers import SIZE, UNSEEN, Attention, weights
 from tests.tools.coverage.recipes import make
 
 B, T, H, K, V = 2, 11, 3, 6, 4
@@ -400,8 +401,8 @@ def test_attention_function_without_formula_is_shown_by_identity_values():
     assert [(call.source, call.site.kind, call.site.layer) for call in record.sites] == [
         ("probe", "decoder", layer) for layer in range(3)
     ]
-    for each, weights in zip(keep.maps, own, strict=True):
-        torch.testing.assert_close(each.weights, weights, atol=1e-6, rtol=0)
+    for each, rows in zip(keep.maps, own, strict=True):
+        torch.testing.assert_close(each.weights, rows, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt-oss", "gemma2", "t5"])
@@ -419,3 +420,46 @@ def test_identity_values_give_rows_of_softmax(family):
         model(**given)
     assert len(errors) == len(record.sites) > 0
     assert max(errors) < 1e-6
+
+
+@torch.library.custom_op("attnscope_tests::mix_tokens_first", mutates_args=())
+def mix_tokens_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    return ((q @ k.mT).sigmoid() @ v).transpose(1, 2).contiguous()
+
+
+@torch.library.custom_op("attnscope_tests::scale", mutates_args=())
+def scale(a: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A matrix that leaves each token where it is."""
+    return a + b + 2 * v
+
+
+def directly(m, q, k, v):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+
+
+def tokens_first(m, q, k, v):
+    return mix_tokens_first(*(each.transpose(1, 2).contiguous() for each in (q, k, v))).transpose(1, 2)
+
+
+OPERATORS = {
+    "a custom operator": (UNSEEN["a custom operator"], lambda q, k: weights(q, k)),
+    "tokens first": (tokens_first, lambda q, k: (q @ k.mT).sigmoid()),
+    "an operator of torch, called directly": (directly, lambda q, k: weights(q, k)),
+    "one that mixes no tokens": (lambda m, q, k, v: scale(q, k, v), None),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator_is_shown_by_identity_values(name):
+    mix, expected = OPERATORS[name]
+    module, keep, x = Attention(mix).eval(), MapObserver(), torch.randn(1, 7, SIZE)
+    model = nn.Sequential(module)
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        model(x)
+    assert not record.failures
+    assert not record.without_attention
+    assert len(record.sites) == (expected is not None)
+    if expected is not None:
+        q, k, _ = module.heads(x)
+        torch.testing.assert_close(keep.maps[0].weights, expected(q, k), atol=1e-6, rtol=0)

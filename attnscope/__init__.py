@@ -6,6 +6,8 @@ The public face, each name loaded when it is first used:
     open                a Run from a file: a trace, or weights
     record              a Run of whatever a module runs inside a with block
     watch, callback     the scores of every head while a model is trained
+    measure_texts       sums of every head over many texts, measured in parts and added up
+    TextSums            what measure_texts gives: a + b, finish
     Run                 what one pass showed: head, token, stats, compare, find, spans, flow, check, page
     Reader              a model, ready to read texts
     Head                the address of a head: Head("L2H1")
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
     from attnscope.notebook.reader import Reader, load, open, record, wrap
     from attnscope.notebook.run import Run
+    from attnscope.notebook.texts import TextSums, measure_texts
     from attnscope.notebook.watch import callback, watch
 
 from attnscope.version import __version__
@@ -33,9 +36,11 @@ __all__ = [
     "Head",
     "Reader",
     "Run",
+    "TextSums",
     "__version__",
     "callback",
     "load",
+    "measure_texts",
     "open",
     "record",
     "watch",
@@ -44,6 +49,7 @@ __all__ = [
 
 _ELSEWHERE = {"AttnscopeError": "errors", "Head": "attention", "Run": "notebook.run"}
 _ELSEWHERE |= {"callback": "notebook.watch", "watch": "notebook.watch"}
+_ELSEWHERE |= {"TextSums": "notebook.texts", "measure_texts": "notebook.texts"}
 
 
 def __getattr__(name: str) -> Any:

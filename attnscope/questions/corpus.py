@@ -200,7 +200,7 @@ class CorpusWork(ABC):
         the batches; sums do not depend on their order. Of several shards, only one is read; its batches are
         those of the whole run. With ``run.merge``, the sums of all shards are read instead.
         """
-        run, identity = self.run, self._identity(settings)
+        run, identity = self.run, self.identity(settings)
         if run.merge:
             self.total, self.progress, _ = merge_shards(run.merge, identity, lambda _, sums: restore(sums))
             return
@@ -222,9 +222,9 @@ class CorpusWork(ABC):
                 self.total, self.progress = processes.broadcast((self.total, self.progress))
         if not self.progress.texts:
             sentence = f"{self.source.name} holds no text that {self.model.name} can read"
-            raise InputError(sentence) if run.shard[1] == 1 else EmptyShard(f"{sentence} in this shard")
+            raise NoTexts(sentence) if run.shard[1] == 1 else EmptyShard(f"{sentence} in this shard")
 
-    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What sums are of, besides the shard."""
         run, model = self.run, self.model
         return {
@@ -328,7 +328,11 @@ class CorpusWork(ABC):
                 self.run.report(f"{entry.where}: {prepared}")
 
 
-class EmptyShard(InputError):
+class NoTexts(InputError):
+    """Nothing of a corpus can be read."""
+
+
+class EmptyShard(NoTexts):
     """A shard has no text, as a corpus may have fewer batches than shards; its sums are saved."""
 
 
@@ -459,6 +463,45 @@ def corpus_stats(
     stats = _finish(work.total, work.progress, Measured.of(model, corpus), settings)
     notes = (*stats.notes, *run.notes)
     return replace(stats, notes=notes, read=(model, *stats.read[1:]))
+
+
+@dataclass
+class CorpusSums:
+    """The sums of every head over some texts, which add up in any order to those over all of them."""
+
+    total: Totals
+    progress: Progress
+    about: Measured
+    identity: dict[str, Any]  # of the model, its version and the measures
+
+    def __add__(self, other: CorpusSums) -> CorpusSums:
+        """The sums over the texts of both. Raises ``InputError`` for sums of another model or measures."""
+        differing = [name for name, value in self.identity.items() if other.identity.get(name) != value]
+        if differing:
+            raise InputError(f"these sums are of another {' and '.join(differing)}: they do not add up")
+        total, progress = Totals.from_state(self.total.state()), replace(self.progress)
+        total.merge(other.total)
+        progress.merge(other.progress)
+        return replace(self, total=total, progress=progress)
+
+    def finish(self) -> Stats:
+        """The scores of every head. Raises ``NoTexts`` without any."""
+        if not self.progress.texts:
+            raise NoTexts(f"{self.about.corpus} holds no text that {self.about.name} can read")
+        return _finish(self.total, self.progress, self.about, {"importance": False, "ablation": None})
+
+
+def corpus_sums(
+    model: Model, corpus: Corpus, *, names: tuple[str, ...] = DEFAULT, run: CorpusRun = CorpusRun()
+) -> CorpusSums:
+    """What ``corpus_stats`` makes its scores of, to be added up with the sums of other texts."""
+    total = Totals(Measurement(names))
+    work = _StatsWork(model, corpus, Selection(), run, total, False, None, False)
+    with suppress(NoTexts):  # another part may have some
+        work.walk({}, lambda state: Totals.from_state(state, names))
+    identity = work.identity({"set of measures": list(names)})
+    identity["model"] = fingerprint(model.module)
+    return CorpusSums(work.total, work.progress, Measured.of(model, corpus), identity)
 
 
 def merged_stats(

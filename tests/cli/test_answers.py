@@ -36,6 +36,12 @@ ANSWERED = {
     "show --from heads.npz -o made/again.html": "saved made/again.html",
     "show --from heads.npz --labels labels.txt --head L0H0": "hip knee foot",
     "show --from a.trace": "attnscope show --from a.trace --head L0H7",
+    "show TEXT --relative DOG --head L1H5": (
+        "relative to “The dog sat",
+        "log₂ of weight over neutral weight",
+    ),
+    "show TEXT --relative DOG --token it": "weight over neutral weight",
+    "show TEXT --relative DOG -o made/relative.html": "saved made/relative.html",
     "show TEXT --weighting norm": f"attnscope show --weighting norm '{WORDS['TEXT']}' --head",
     "show --image a.png -m ./vit": ("2 layers × 2 heads · 17 tokens", STANDS_OUT),
     "show --image a.png -m ./vit --token 0,3 -o made/patch.pdf": "saved made/patch.pdf",

@@ -72,6 +72,7 @@ VALUES = {
     "head": "L1H1",
     "token": "cat",
     "neurons": "it -> cat",
+    "relative": "The dog sat on the mat.",
     "scale": "row",
     "min_weight": 0.2,
     "zoom": "1-3",

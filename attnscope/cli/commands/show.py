@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
@@ -25,6 +26,7 @@ from attnscope.cli.source import PassSource, list_prompts, model_progress, read_
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
+    from attnscope.models import ModelInput
     from attnscope.questions.answer import Answer
     from attnscope.questions.selection import Selection
 
@@ -34,6 +36,21 @@ class NeuronOptions(Group):
 
     panel = options.WHERE
     neurons: Annotated[str | None, Option(help='One score by dimension, "it -> cat": query × key.')] = None
+
+
+class RelativeOptions(Group):
+    """Neutral texts to divide by."""
+
+    panel = options.WHERE
+    relative: Annotated[
+        str | None, Option(help="Divide by the weights of a neutral text, or of a file of them.")
+    ] = None
+
+    def prepare(self, source: PassSource) -> Callable[[Any], list[ModelInput]]:
+        """Reads the neutral text, or every line of a file, with a model."""
+        path = Path(self.relative or "")
+        texts = path.read_text("utf-8").splitlines() if path.is_file() else [self.relative or ""]
+        return lambda model: [source.with_text(text).prepare(model) for text in texts if text.strip()]
 
 
 class ShowOutput(options.FileOutput):
@@ -71,6 +88,7 @@ def show(
     source: options.BatchSource,
     attention: options.ShownHeads,
     score: NeuronOptions,
+    contrast: RelativeOptions,
     axes: options.MapOptions,
     template: options.PromptsOptions,
     output: ShowOutput,
@@ -106,12 +124,14 @@ def show(
     zoom, head = options.parse_rows(output.zoom, "--zoom"), heads[0] if len(heads) == 1 else None
     shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom}
     selection = options.select(attention, axes, head, **shown)
-    if score.neurons is not None:
-        answer, read = _split_score(source_of_pass, selection, score.neurons)
-        return deliver("show", answer, output, picture, model.metadata, read)
-    if template.prompts is not None:
-        answer, read = _average_head(source_of_pass, selection, template)
-        return deliver("show", answer, output, picture, model.metadata, read)
+    for given, ask in (
+        (score.neurons, partial(_split_score, pair=score.neurons)),
+        (template.prompts, partial(_average_head, template=template)),
+        (contrast.relative, partial(_divide, contrast=contrast)),
+    ):
+        if given is not None:
+            answer, read = ask(source_of_pass, selection)
+            return deliver("show", answer, output, picture, model.metadata, read)
     from attnscope.questions.answer import Answer
     from attnscope.questions.head import head_answer, heads_answer, one_head, several_heads
     from attnscope.questions.layers import all_heads, whole_layers
@@ -154,6 +174,26 @@ def show(
     deliver("show", answer, output, picture, model.metadata, text)
 
 
+def _divide(source: PassSource, selection: Selection, contrast: RelativeOptions) -> tuple[Answer, Any]:
+    """A head, a token or a page, each weight over that of a neutral text, and what was read."""
+    from attnscope.questions.answer import Answer
+    from attnscope.questions.head import head_answer
+    from attnscope.questions.layers import all_heads
+    from attnscope.questions.relative import relative_head, relative_heads, relative_token
+
+    with source.open_with_progress(cached=False) as text:
+        neutral = contrast.prepare(source)(text[0])
+        if selection.token is not None:
+            answer = Answer.from_view("token", relative_token(*text, neutral, selection))
+        elif selection.head is not None:
+            answer = head_answer(relative_head(*text, neutral, selection))
+        else:
+            others = [all_heads(text[0], each, selection) for each in neutral]
+            page = relative_heads(all_heads(*text, selection), others, neutral)
+            answer = Answer((), {}, dict, heads=lambda: page)
+    return answer, text
+
+
 def _pass_kind(by: str | None, paged: bool) -> Literal["fused", "other"]:
     """The pass that measures what colours the heads; refuses what is unknown, or not on a page."""
     from attnscope.measures import DEFAULT, MEASURES
@@ -171,11 +211,15 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
     for name in ("token", "neurons", "loss"):
         refuse(len(heads) > 1 and is_given(name), f"--{name}", "requires one head, not several")
     refuse(is_given("neurons") and not heads, "--neurons", "name the head: --head L2H0")
+    one = len(heads) == 1 or is_given("token") or output.suffix == ".html"
+    refuse(is_given("relative") and not one, "--relative", "divides one head, --token, or a page: -o P.html")
     refuse(is_given("prompts") and len(heads) != 1, "--prompts", "averages one head: add --head")
     refuse_combined(
         ("prompts", "token loss words hide_special", "it averages one head"),
         ("neurons", "token words hide_special", "a score belongs to two tokens of one head"),
         ("neurons", "weighting", "it shows the scores before the softmax"),
+        ("relative", "neurons prompts loss zoom min_weight large by", "it shows quotients of weights"),
+        ("relative", "saved save_trace generate", "it runs the model on other texts"),
         ("loss", "token", ""),
         ("loss", "neurons", ""),
         ("zoom", "token loss neurons prompts image", "it shows a part of a map"),
@@ -212,9 +256,9 @@ def _average_head(
     return answer, (loaded, source.text, template.prompts, *inputs)
 
 
-def _split_score(source: PassSource, selection: Selection, pair: str) -> tuple[Answer, Any]:
+def _split_score(source: PassSource, selection: Selection, pair: str | None) -> tuple[Answer, Any]:
     """One score of a head, by dimension, and what was read."""
     from attnscope.questions.neurons import neurons_answer, split_score
 
     with source.open_with_progress(cached=False) as text:
-        return neurons_answer(split_score(*text, selection, pair)), text
+        return neurons_answer(split_score(*text, selection, pair or "")), text

@@ -335,7 +335,7 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     layers = heads.layers
     least, top = layers.ends
     page = Page(
-        layers.kinds, layers.title, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
+        layers.kinds, heads.name, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
         layers.proofs, heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
         heads.by, heads.bar,
     )  # fmt: skip

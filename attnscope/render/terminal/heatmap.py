@@ -81,7 +81,8 @@ def _fit_layout(view: Heatmap, surface: Surface) -> tuple[Heatmap, CellLayout]:
     labels = (cell_len(each.label) + (not each.pooled) * len(f" {each.start}") for each in queries)
     label = min(max(labels, default=0), _widest_label(surface))
     room = surface.width - label - 1
-    wide = NUMBER_COLUMNS + (not surface.colour)  # without colour a shade stands beside the number
+    # without colour a shade stands beside the number; a value has a sign and a digit behind its point
+    wide = NUMBER_COLUMNS + (not surface.colour) + (not view.per_cent)
     for cell in (wide, 2):
         if rows <= MOST_FULL_LINES and columns * cell <= room:
             return view, CellLayout(cell, False, label)
@@ -143,16 +144,25 @@ def _rows(
                 line.append(Segment(" " * layout.cell))
             elif surface.colour:
                 style = screen.style_on(palette, int(tones[row, column]), abs(value) < 0.05)
-                line.append(Segment(_number(value, layout.cell), style))
+                line.append(Segment(_number(value, layout.cell, view.per_cent), style))
             else:
                 shade = surface.shade(float(shown[row, column]))
                 wide = layout.cell >= NUMBER_COLUMNS
-                line.append(Segment(shade + _number(value, layout.cell)[1:] if wide else shade * layout.cell))
+                line.append(
+                    Segment(
+                        shade + _number(value, layout.cell, view.per_cent)[1:]
+                        if wide
+                        else shade * layout.cell
+                    )
+                )
         yield list(Segment.simplify(line))
 
 
-def _number(value: float, cell: int) -> str:
-    """Per cent, if it fits the cell and is at least half a per cent."""
+def _number(value: float, cell: int, per_cent: bool) -> str:
+    """Per cent, if it fits the cell and is at least half a per cent; or the value with one digit."""
+    if not per_cent:
+        text = f"{value:.1f}" if cell > NUMBER_COLUMNS else ""
+        return f"{text:>{cell - 1}} " if cell > 1 else " "
     shown = cell >= NUMBER_COLUMNS and abs(value) >= 0.005 and -0.995 < value < 9.995
     return f"{round(100 * value) if shown else '':>{cell - 1}} " if cell > 1 else " "
 

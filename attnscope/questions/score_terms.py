@@ -69,11 +69,11 @@ class ScoreTerms:
         return tuple(self.key.vectors)
 
     def strongest(self) -> tuple[int, int] | None:
-        """The term with the largest excess, in size, of those that a head wrote a part of."""
+        """The term with the largest excess, in size, of those that a head wrote a part of, if any."""
         by_head = ([part.head is not None for part in side] for side in (self.queries, self.keys))
         wrote = np.logical_or.outer(*by_head)
         excess = np.where(wrote, np.abs(self.values - self.others), -1)
-        return divmod(int(excess.argmax()), len(self.keys)) if wrote.any() else None
+        return divmod(int(excess.argmax()), len(self.keys)) if excess.max() > 0 else None
 
 
 class Carried(NamedTuple):

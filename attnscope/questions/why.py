@@ -141,8 +141,9 @@ def explain_head(
                 explained.append(ran.explain_cell(carried.head, *carried.cell))
                 path.append(describe_score(explained[-1:], Link(at, *carried[2:])))
     named = None if against is None else str(against)
-    title, noted = name_pass(model, prepared), (*model.notes, *prepared.notes, *ran.record.notes)
-    return Why(str(question), named, tuple(path), 1, title, (*note_terms(explained, named), *noted))
+    ended = () if ends else ("the path ends here: no head wrote a term of these scores",)
+    notes = *ended, *note_terms(explained, named), *model.notes, *prepared.notes, *ran.record.notes
+    return Why(str(question), named, tuple(path), 1, name_pass(model, prepared), notes)
 
 
 def note_terms(explained: Sequence[ScoreTerms], against: str | None) -> tuple[str, ...]:

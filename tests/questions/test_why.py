@@ -298,6 +298,16 @@ def test_row_with_one_key_has_no_excess(made):
     assert not any(term.excess for term in why.terms)
 
 
+def test_path_ends_before_the_first_layer(made):
+    model = made("llama")
+    why = explain_head(model, model.prepare(TEXT), ask("5 -> 2"), LAST, depth=4)
+    assert {each.head.layer for each in why.path} == {0, 1}
+    assert "the path ends here" in why.notes[0]
+    alone = explain_head(model, model.prepare(TEXT), ask("0 -> 0"), LAST, depth=2)
+    assert len(alone.path) == 1
+    assert "the path ends here" in alone.notes[0]
+
+
 def test_masked_cell_and_absent_head_are_named(made):
     ran = ScorePass.run(made("llama"), made("llama").prepare(TEXT))
     with pytest.raises(SelectionError, match="those keys are masked"):

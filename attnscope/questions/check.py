@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from xml.sax.saxutils import escape, quoteattr
 
 from attnscope.attention import Attention, Head
 from attnscope.capture.record import FunctionObserver, tolerance
@@ -275,8 +276,8 @@ def check_served(served: TracedModel, model: Model) -> tuple[Verdict, ...]:
 LISTED_CHANGES = 10
 
 
-def check_answer(result: CheckResult, tolerance: float) -> Answer:
-    """One line per claim, and what changed since the snapshot."""
+def _outcomes(result: CheckResult, tolerance: float) -> list[tuple[bool, str, str]]:
+    """Of each claim, and of the snapshot: whether it holds, its words, and the evidence."""
     lines = [(each.holds, each.claim, each.evidence) for each in result.claims]
     changed = result.changes or ()
     if result.changes is not None:
@@ -287,6 +288,36 @@ def check_answer(result: CheckResult, tolerance: float) -> Answer:
         evidence += f", {pluralize(roles, 'role')} changed" if roles else ""
         evidence += f"; largest {most.size:.2g}, {most.head}.{most.measure}" if most else ""
         lines.append((not changed, "snapshot", evidence))
+    return lines
+
+
+def junit_report(result: CheckResult, tolerance: float, model: str) -> str:
+    """The outcomes as JUnit XML: a test case for each, named by its claim."""
+    cases, lines = [], _outcomes(result, tolerance)
+    for holds, claim, evidence in lines:
+        content = "" if holds else f"<failure message={quoteattr(evidence)}/>"
+        content += f"<system-out>{escape(evidence)}</system-out>"
+        cases.append(f"<testcase classname={quoteattr(model)} name={quoteattr(claim)}>{content}</testcase>")
+    failures = sum(not holds for holds, *_ in lines)
+    head = f'<testsuite name="attnscope check" tests="{len(lines)}" failures="{failures}">'
+    return "\n".join(['<?xml version="1.0" encoding="utf-8"?>', head, *cases, "</testsuite>"])
+
+
+ESCAPES: dict[str, int | str | None] = {"%": "%25", "\r": "%0D", "\n": "%0A"}  # of GitHub's workflow commands
+
+
+def github_annotations(result: CheckResult, tolerance: float) -> str:
+    """The outcomes as workflow commands of GitHub: an error for each claim that fails, notices for others."""
+    lines = []
+    for holds, claim, evidence in _outcomes(result, tolerance):
+        message = f"{claim}: {evidence}".translate(str.maketrans(ESCAPES))
+        lines.append(f"::{'notice' if holds else 'error'} title=attnscope check::{message}")
+    return "\n".join(lines)
+
+
+def check_answer(result: CheckResult, tolerance: float) -> Answer:
+    """One line per claim, and what changed since the snapshot."""
+    lines, changed = _outcomes(result, tolerance), result.changes or ()
     rows: list[tuple[Cell, ...]] = [
         ((("ok    ", "green"),) if holds else (("FAILED", "bold red"),), *words) for holds, *words in lines
     ]

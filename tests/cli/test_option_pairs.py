@@ -141,7 +141,11 @@ VALUES = {
 }
 """A value that matters, by the field of an option."""
 
-OWN_VALUES = {"show": {"by": "entropy"}, "why": {"against": "it -> The", "depth": 2}}
+OWN_VALUES = {
+    "check": {"format": "junit"},
+    "show": {"by": "entropy"},
+    "why": {"against": "it -> The", "depth": 2},
+}
 """Those of one command."""
 
 KEYS = {

@@ -1,13 +1,15 @@
 """``attnscope check``: claims about heads, for training jobs and continuous integration."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from attnscope.cli.command import Group, Often, command, refuse, refuse_without
+from attnscope.cli.command import Group, Often, command, refuse, refuse_combined, refuse_without
 from attnscope.cli.corpus import CorpusOptions, check_texts, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.messages import notify
@@ -24,6 +26,9 @@ from attnscope.cli.source import (
     read_source,
     split_text,
 )
+
+if TYPE_CHECKING:
+    from attnscope.questions.check import CheckResult
 
 COMPARISON = re.compile(r"[<>=]\s*\S+$")  # so ends what is a claim, also one with a slip in it
 
@@ -49,13 +54,38 @@ class ClaimOptions(Group):
     ] = 0.05
 
 
+class CheckOutput(NumbersOptions):
+    """Where the outcomes go."""
+
+    format: Annotated[
+        Literal["junit", "github"] | None,
+        Option(help="For CI: JUnit XML, or lines that GitHub shows as annotations."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_combined(("format", "as_json as_latex", ""))
+
+
+def deliver_check(result: CheckResult, tolerance: float, output: CheckOutput, model: Any, **how: Any) -> None:
+    """Print the outcomes in the requested format."""
+    from attnscope.questions.check import check_answer, github_annotations, junit_report
+
+    if output.format == "junit":
+        print(junit_report(result, tolerance, model.name))
+    elif output.format == "github":
+        print(github_annotations(result, tolerance))
+    else:
+        deliver("check", check_answer(result, tolerance), output, **how)
+
+
 @command
 def check(
     options: ClaimOptions,
     source: TextAmong,
     corpus: CorpusOptions,
     attention: LayerOptions,
-    output: NumbersOptions,
+    output: CheckOutput,
     model: WeightedModelOptions,
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
@@ -73,7 +103,6 @@ def check(
     from attnscope.measures import DEFAULT
     from attnscope.questions.check import (
         CheckResult,
-        check_answer,
         check_served,
         compare_snapshot,
         parse_claim,
@@ -99,8 +128,9 @@ def check(
         other = load_model(replace(model, model=options.with_model))
         with model_progress(other, served.prepared):
             checked = CheckResult(check_served(served, other))
-        answer, read = check_answer(checked, options.tolerance), served.prepared
-        deliver("check", answer, output, read=(served, read), other=(other, read))
+        read = served.prepared
+        how: dict[str, Any] = {"read": (served, read), "other": (other, read)}
+        deliver_check(checked, options.tolerance, output, served, **how)
         raise SystemExit(int(not checked.holds))
     refuse(not asks, "CLAIMS", "give a claim, --save-snapshot or --with-snapshot")
     names = tuple(dict.fromkeys((*DEFAULT, *(name for each in claims for name in each.names))))
@@ -118,8 +148,8 @@ def check(
     if options.with_snapshot is not None:
         checked = replace(compare_snapshot(result, options.with_snapshot, options.tolerance), claims=verdicts)
     if torchrun_processes().number == 0:  # of several processes, only the first prints and writes
-        answer = check_answer(checked, options.tolerance)
-        deliver("check", answer, output, metadata=model.metadata, read=result.read)
+        how = {"metadata": model.metadata, "read": result.read}
+        deliver_check(checked, options.tolerance, output, result.read[0], **how)
         if options.save_snapshot is not None:
             save_snapshot(result, options.save_snapshot)
             notify(f"saved {options.save_snapshot}")

@@ -218,7 +218,8 @@ class MeasuredBlock(NamedTuple):
     start: int
     block: Block
     texts: Sequence[int]
-    values: Mapping[str, tuple[Tensor, Tensor]]  # of what row, and whether it counts, [text, head, row]
+    values: Mapping[str, tuple[Tensor, Tensor]]  # of each row, and whether it counts, [text, head, row]
+    labelled: bool  # whether its rows and keys are the tokens of ``Measurement.label``
 
 
 class Measurement(RowObserver):
@@ -228,7 +229,9 @@ class Measurement(RowObserver):
     """
 
     rows: range | None = None  # limits each call to some rows
-    watch: Callable[[MeasuredBlock], None] | None = None  # gets every row; then the fused pass has no part
+    watch: Callable[[MeasuredBlock], None] | None = (
+        None  # gets every row with all its keys, from no fused pass
+    )
 
     def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_WEIGHTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
@@ -273,8 +276,8 @@ class Measurement(RowObserver):
                 top = None if scores is None else statistics.top.double().amax((0, 2))
                 self._add_sums(attention.site, sums, absent, top)
                 return None
-        reading = _Reading(self, attention, present, absent, queries, keys, scores)
-        return None if reading.add_windows() else reading
+        reading = _Reading(self, attention, present, absent, queries, keys, scores, labelled)
+        return None if self.watch is None and reading.add_windows() else reading
 
     def _add_sums(
         self, site: Site, sums: Tensor, absent: Mapping[str, str], top: Tensor | None = None
@@ -390,6 +393,7 @@ class _Reading:
     queries: TokenFacts | None
     keys: TokenFacts | None
     scores: ReadScores | None
+    labelled: bool
 
     def __post_init__(self) -> None:
         attention, count = self.attention, len(self.measures)
@@ -473,7 +477,9 @@ class _Reading:
                 counts = setting.counts[0] | setting.counts[1]
                 names = (measure.name for measure in self.measures)
                 by_name = dict(zip(names, zip(values, counts, strict=True), strict=True))
-                self.measurement.watch(MeasuredBlock(self.attention.site, start, block, texts, by_name))
+                self.measurement.watch(
+                    MeasuredBlock(self.attention.site, start, block, texts, by_name, self.labelled)
+                )
             if self.top is not None and block.top is not None:
                 self.top = torch.maximum(self.top, block.top.double().amax((0, 2)).cpu())  # [head]
 

@@ -234,8 +234,8 @@ class ExampleReading:
     def add(self, measured: MeasuredBlock) -> None:
         """Read a block of rows."""
         site, block = measured.site, measured.block
-        if block.queries is None or block.keys is None:
-            return  # no tokens
+        if not measured.labelled:
+            return  # no tokens, or others than the text's
         kept = self.sites.setdefault(site, SiteExamples.none(block.rows.shape[1]))
         row = torch.arange(measured.start, measured.start + block.rows.shape[2])
         habit = find_habit(block)
@@ -271,7 +271,7 @@ class ExampleReading:
             if resolved is not None:
                 about[number] = torch.tensor([int(each) in resolved.rows for each in row])
                 wanted[number] = resolved.wanted
-        here = block.of_keys(wanted)  # [text, row or 1, key]
+        here = wanted[:, None]  # [text, 1, key]
         if question.step is not None:
             here = (find_gaps(block, row) == question.step)[None]
         score = (block.rows * here[:, None].to(block.rows)).sum(-1)
@@ -320,11 +320,10 @@ def pick_rows(
     text, at = index // len(row), index % len(row)  # [head, row]
     weights, place = block.rows[text, head, at].topk(min(MOST_KEYS, block.rows.shape[-1]))
     beyond = ~habit[at.to(habit.device)].gather(-1, place) & (weights > 0)
-    keys = place if block.columns is None else block.columns[at].gather(-1, place)
     first = beyond.int().argmax(-1, keepdim=True)
     ids = [facts.ids.cpu()[text.clamp(max=len(facts.ids) - 1)] for facts in (block.queries, block.keys)]
     own = ids[0].gather(-1, at[..., None])
-    other = ids[1].gather(-1, keys.gather(-1, first).cpu())
+    other = ids[1].gather(-1, place.gather(-1, first).cpu())
     other = other.masked_fill(~beyond.any(-1, keepdim=True).cpu(), -1)
     where = number[text], row[at][..., None], own, other
     short = (0, MOST_KEYS - place.shape[-1])
@@ -332,6 +331,6 @@ def pick_rows(
         best >> INDEX_BITS,
         score[text, head, at].float(),
         torch.cat(where, -1).int(),
-        pad(keys.cpu().int(), short, value=-1),
+        pad(place.cpu().int(), short, value=-1),
         pad(weights.cpu().float(), short),
     )

@@ -141,7 +141,7 @@ class RuleReading:
     def add(self, measured: MeasuredBlock) -> None:
         """Read a block of rows."""
         site, block, start = measured.site, measured.block, measured.start
-        if block.start is None or block.queries is None or block.columns is not None:
+        if block.start is None or not measured.labelled:
             return
         number = torch.tensor([self.numbers[text] for text in measured.texts])[:, None]
         rank = draw_ranks(number, torch.arange(start, start + block.rows.shape[2]))

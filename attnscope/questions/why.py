@@ -332,10 +332,10 @@ def why_graph(
         tables = opened if cell is result.path[0] else {}
         nodes.append(GraphNode(name, order.index(column), role, None, map_, tables))
     title = f"why {result.path[0].name} attends: {result.question} · {result.title}"
-    notes = ["an edge is as wide as the excess of its part, summed over the other side", *result.notes]
+    notes, bar = result.notes, "excess of a part, summed over the other side"
     if maps and not opened:
-        notes.append(f"the cells of a map open in pages of one text of at most {OPENED_TOKENS} tokens")
-    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=tuple(notes))
+        notes = (*notes, f"the cells of a map open in pages of one text of at most {OPENED_TOKENS} tokens")
+    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes, bar=bar)
 
 
 def _sources(each: ExplainedScore, result: Why) -> Iterator[tuple[str, tuple[bool, int, int], GraphEdge]]:

@@ -23,6 +23,8 @@ class RuleTexts(CorpusOptions):
 
     panel = options.MANY
     checkpoint: Path | None = None
+    shard: str | None = None
+    merge: str | None = None
     max_tokens: Annotated[int | None, Option(help="Cut each text after N tokens.", min=1)] = None
     truncate: Annotated[bool, Option(help="Cut texts that are too long for the model.")] = False
     chat: Annotated[bool, Option(help="Read each text by the model's chat template.")] = False

@@ -22,7 +22,7 @@ from attnscope.questions.compare import CELLS, RowChooser, even_sample, read_hea
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, quote_text, quote_texts, selected_sites
 from attnscope.records import Meaning, Notes, derived, record
-from attnscope.views import DIFFERENCE, HeadMap, HeadRank, Heatmap, Ranking, head_map, heatmap
+from attnscope.views import DIFFERENCE, AxisNames, HeadMap, HeadRank, Heatmap, Ranking, head_map, heatmap
 from attnscope.views.heads import AlignedTexts, DistanceMap, Step, distance_map, joint_difference, layer_rows
 
 Pairs = Sequence["tuple[Sequence[int], Sequence[int]]"]
@@ -253,6 +253,7 @@ class ModelComparison:
     title: str
     subtitle: str
     notes: Notes
+    axes: AxisNames
 
     @derived(
         "each head's distance from itself, where both models have the same heads",
@@ -289,7 +290,8 @@ class ModelComparison:
             [head.name for head in columns],
             title=self.title,
             subtitle=f"{self.subtitle}; matched heads lie on the diagonal, nearest first",
-            notes=(*self.notes, "rows: heads of the first model; columns: heads of the second"),
+            notes=(*self.notes, f"rows: {self.axes.rows}; columns: {self.axes.columns}"),
+            axes=self.axes,
             matched=True,
         )
 
@@ -338,6 +340,7 @@ def compare_models(
         stability=mean.stability,
         title=f"{what} · {model.title} and {other.title} · {kind_title(kind)}",
         subtitle=compared if len(texts) == 1 else f"mean over {len(texts):,} texts",
+        axes=AxisNames(f"heads of {model.title}", f"heads of {other.title}", ""),
         notes=(*measured.notes, *compare.note_certainty(measured.rows, errors, mean.stability)),
     )
 

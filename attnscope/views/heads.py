@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.maps import Score, Titled, round_up
+from attnscope.views.maps import AxisNames, Score, Titled, round_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +224,7 @@ class DistanceMap(Titled):
     top: float = 1.0  # the distance at the far end of the colour bar
     low: float = 0.0  # and at its near end
     bar: str = "Jensen-Shannon distance, nats"
+    axes: AxisNames | None = None  # whose heads rows and columns are, if those of two models
     matched: bool = False  # the diagonal pairs each row with its column, nearest first
 
     def nearness(self) -> Array:

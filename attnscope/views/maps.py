@@ -470,7 +470,7 @@ class Grid(Titled):
         if self.shown_scale == "head":
             aside = any(not scale_rows(~layer.masked).all() for layer in self.layers)
             most = f"each head's largest weight{IN_LONG_ROWS if aside else ''}"
-            words.append(f"colour scale: {'±' if self.signed else '0 to '}{most}")
+            words.append(f"full scale: {'±' if self.signed else '0 to '}{most}")
         if self.without_attention:
             layers = ", ".join(f"L{each}" for each in self.without_attention)
             words.append(f"no attention of this kind in {layers}")

@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from tests.models.folders import minilm
+
 SVG = "{http://www.w3.org/2000/svg}"
 CAT, DOG = "The cat sat on the mat because it was", "The dog sat on the mat because it was"
 QUERY, KEY, WEIGHT = "query (attends)", "key (attended to)", "attention weight"
@@ -42,6 +44,7 @@ WORDS = {
     "compare CAT --with-text DOG --head L2H1": (f"“{DOG}”", f"“{CAT}”", QUERY, KEY, "difference of weights"),
     "compare CAT L2H1 L1H3": ("L2H1 and L1H3", CAT, *HEAD, "difference of weights"),
     "compare CAT": (CAT, "Jensen- Shannon distance, nats"),
+    "compare CAT --with-model MINILM": (CAT, "heads of own", "heads of …/", "Jensen- Shannon distance, nats"),
     "compare L1H0 --composition -m own-causal": ("own-causal", "K-composition", "score minus random"),
     "cut 'it -> cat' CAT -m own-causal": (
         "cut it -> cat (renormalized)", "own-causal", CAT, "the prediction: 'a'", "effect, log- probability",
@@ -78,7 +81,8 @@ def test_picture_names_its_text_axes_and_bar_in_equal_bytes(run, place, monkeypa
     monkeypatch.chdir(place)
     (tmp_path / "pairs.tsv").write_text(f"{CAT}\t{DOG}\n")
     words = [
-        {"CAT": CAT, "DOG": DOG, "pairs.tsv": tmp_path / "pairs.tsv"}.get(w, w) for w in shlex.split(typed)
+        {"CAT": CAT, "DOG": DOG, "MINILM": minilm(), "pairs.tsv": tmp_path / "pairs.tsv"}.get(w, w)
+        for w in shlex.split(typed)
     ]
     saved = []
     for name in ("one.svg", "two.svg"):  # the second may come from the cache

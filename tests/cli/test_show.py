@@ -207,3 +207,11 @@ def test_cells_by_a_measure_are_those_of_stats(run, planted):
 def test_layers_may_be_named_in_the_plural(command):
     (option,) = [each for each in build(command).params if each.name == "layers"]
     assert {"--layer", "--layers"} <= {*option.opts}
+
+
+def test_verbose_names_the_kernel_and_others_do_not(run):
+    words = ("show", "The cat sat.", "--head", "L0H1", "--no-cache")
+    assert (
+        "attention: PyTorch SDPA, float32; weights recomputed from queries and keys" in run(*words, "-v").err
+    )
+    assert "SDPA" not in run(*words).err

@@ -3,6 +3,7 @@
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from attnscope.errors import SelectionError
 from attnscope.render.colour import (
@@ -10,10 +11,12 @@ from attnscope.render.colour import (
     OFFERED,
     TWO_SIDED,
     choose_map,
+    mark_colour,
     steps,
     table,
     terminal_colours,
 )
+from attnscope.render.image.charts import COLOURS
 
 # Machado, Oliveira & Fernandes 2009: full deuteranopia, protanopia and tritanopia, on linear RGB
 NUMBERS = {
@@ -97,3 +100,14 @@ def test_256_colour_terminals_keep_lightness_order(name: str) -> None:
     behind = np.maximum.accumulate(light * direction) - light * direction
     assert behind.max() < 8
     assert len(set(numbers.tolist())) >= 15
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_bars_and_lines_contrast_with_paper(name):
+    def luminance(colour) -> float:
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+        return float(np.dot(parts, [0.2126, 0.7152, 0.0722]))
+
+    colours = [mark_colour(name) / 255, *(to_rgb(colour) for colour in COLOURS)]
+    for colour in colours:
+        assert 1.05 / (luminance(colour) + 0.05) >= 3

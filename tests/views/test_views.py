@@ -277,7 +277,7 @@ def test_faint_grids_scale_each_head_by_itself_with_a_note() -> None:
         grid([(0, field)], scale=scale) for field, scale in ((even, "auto"), (even, "fixed"), (one, "auto"))
     )
     assert [each.shown_scale for each in (view, asked, clear)] == ["head", "fixed", "fixed"]
-    told = "colour scale: 0 to each head's largest weight"
+    told = "full scale: 0 to each head's largest weight"
     assert told in " ".join(printed(view).split())
 
 
@@ -289,7 +289,7 @@ def test_grid_scale_ignores_first_causal_rows() -> None:
     levels = thumbnail_levels(drawn.layers[0], drawn)[0]
     assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
     said = " ".join(printed(drawn).split())
-    assert "colour scale: 0 to each head's largest weight in rows with many unmasked keys" in said
+    assert "full scale: 0 to each head's largest weight in rows with many unmasked keys" in said
     one = heatmap(replace(even, values=even.values[0]), scale="auto")
     assert one.limits == (0, 0.05)  # above 1 / 25
     assert "values are outside 0 to 0.05" in one.notes[0]

@@ -416,12 +416,16 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     rows, columns = len(view.rows), len(view.columns)
     count = max(rows, columns)
     cell = min(max(TABLE_SIDE, count * NAME_PITCH * POINT), LARGEST_TABLE) / count
-    left = _label_room(view)
-    right = max(BAR_ROOM, 5.4 - left - cell * columns)  # so that there is space for a title
+    named = NAME_ROOM * (view.axes is not None)
+    left, (least, above, _) = _label_room(view) + named, paper.bar_room(style, view.bar, view.near_end)
+    right, above = max(least, 5.4 - left - cell * columns), max(0.35 + named, above)  # space for a title
     if style.width is not None:
-        right, cell = BAR_ROOM, max(style.width - left - BAR_ROOM, 1.0) / columns
-    drawn = paper.sheet(view, cell * columns, cell * rows, (left, right, 0.35, 0.2))
-    _draw_table(drawn.part(), view, cell * columns, cell * rows, style)
+        right, cell = least, max(style.width - left - least, 1.0) / columns
+    drawn = paper.sheet(view, cell * columns, cell * rows, (left, right, above, 0.2))
+    axes = drawn.part()
+    _draw_table(axes, view, cell * columns, cell * rows, style)
+    if view.axes is not None:
+        paper.name_axes(axes, view.axes[:2], left, above)
     return drawn.figure
 
 

@@ -79,7 +79,9 @@ class Site:
             raise ValueError(f"there is no layer {self.layer}, or call {self.call}")
 
 
-_HEAD = re.compile(r"(?a)(?:(encoder|decoder|cross)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".replace("#", r"(\d{1,9})"))
+_HEAD = re.compile(
+    r"(?a)(?:(encoder|decoder|cross|mixer)[ .])?(?:[Ll]#[Hh]#|#[.-]#)".replace("#", r"(\d{1,9})")
+)
 
 
 @dataclass(frozen=True, slots=True, order=True, init=False)

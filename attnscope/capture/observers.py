@@ -88,8 +88,8 @@ class SharedRows:
             rows, allowed = attention.rows(start, stop), attention.allowed(start, stop)
             shares = rows
             if attention.source == "probe":
-                sizes = rows.abs()
-                shares = sizes / sizes.sum(-1, keepdim=True).clamp(min=TINIEST)
+                sizes = abs(rows)
+                shares = sizes / (sizes.sum(-1)[..., None] + TINIEST)
             for reading, signed in readings:
                 reading.add(rows if signed else shares, allowed, start)
         for reading, _ in readings:

@@ -325,7 +325,7 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
         ("part", "save_trace weighting", "it is one of a recorded batch"),
         ("repeat_random", "image audio inputs chat second_text", ""),
         ("mixers", "weighting", "shares of a row are of weights that are not negative"),
-        ("mixers", "saved save_trace part", "a file holds no kernel to run again"),
+        ("mixers", "saved part", "a file holds no kernel to run again"),
         ("mixers", "generate", "a step continues a state, which no matrix over these tokens shows"),
     )
     if "weigh" in model.metadata:  # typed, or of the settings

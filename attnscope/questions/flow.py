@@ -55,6 +55,8 @@ class Mixing:
         if attention.batch > 1:
             said = f"{site.name} of {self.name} attends in {attention.batch:,} parts"
             self.in_parts.setdefault(site.kind, f"{said}: attention cannot be followed through it")
+        if attention.source == "probe":
+            self.in_parts.setdefault(site.kind, f"{site.name}: signed weights are no shares to be followed")
         if site.kind in self.in_parts:
             return
         step = rows_at_a_time(attention, BLOCK)

@@ -27,7 +27,7 @@ UNFINISHED = "unfinished export"
 """The manifest's key for an export in progress; its value identifies the export."""
 
 _NAME = re.compile(
-    rf"(?:(?:encoder|decoder|cross)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
+    rf"(?:(?:encoder|decoder|cross|mixer)-)?(?:{OVERVIEW}|L(?P<layer>\d+)(?:H(?P<head>\d+))?)\.(?P<form>\w+)"
 )
 
 

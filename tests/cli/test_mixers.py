@@ -9,7 +9,9 @@ import torch
 import transformers
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+import attnscope
 from attnscope.render.page import Code, unpack
+from attnscope.storage.folder import ExportPlan
 from tests.capture.hooks.test_mixers import recurrence
 from tests.models import folders
 
@@ -136,3 +138,25 @@ def test_corpus_notes_each_layer_once(run, folder, tmp_path):
     (tmp_path / "texts.txt").write_text("The cat sat.\nA small dog.\nIt was tired on the mat.\n", "utf-8")
     answer = run.json("stats", "--texts", tmp_path / "texts.txt", "-m", folder, "--mixers")
     assert sum("as a signed matrix" in note for note in answer["notes"]) == 1
+
+
+def test_trace_and_run_hold_the_signed_weights(run, folder, matrices, tmp_path):
+    trace = tmp_path / "a.trace"
+    assert run("show", TEXT, "-m", folder, "--mixers", "--save-trace", trace).code == 0
+    answer = run.json("show", "--from", trace, "--head", "L2H1", "--kind", "mixer")
+    assert answer["weights"][6][4] == pytest.approx(matrices[2, 1, 6, 4], abs=1e-6)
+    head = attnscope.load(folder, mixers=True).read(TEXT).head("mixer L2H1")
+    np.testing.assert_allclose(head.weights, matrices[2, 1], atol=1e-6)
+
+
+def test_export_of_mixers_knows_its_own_pictures(run, folder, tmp_path):
+    out = tmp_path / "out"
+    words = "export", TEXT, "-m", folder, "--mixers", "--layer", "0,3", "--head", "1", "-o", out
+    assert run(*words).code == 0
+    assert {path.name for path in out.glob("*H*.png")} == {"mixer-L00H01.png", "decoder-L03H01.png"}
+    assert all(ExportPlan(("png",)).covers(path.name) for path in out.iterdir())  # else they stay unnoticed
+
+
+def test_signed_layers_are_not_followed(folder):
+    with pytest.raises(attnscope.AttnscopeError, match="linear and state-space layers to follow"):
+        attnscope.load(folder, mixers=True).read(TEXT).flow(kind="mixer")

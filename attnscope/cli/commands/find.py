@@ -145,7 +145,10 @@ def find(
     if gold.gold is not None:
         inputs = query.questions or source.names_one
         refuse(inputs, "--gold", "the file has the texts: give no text and no question")
-        refuse_combined(("out", "gold", "it has no picture: use --json or --csv"))
+        refuse_combined(
+            ("out", "gold", "it has no picture: use --json or --csv"),
+            ("mixers", "gold", "its questions are asked of attention"),
+        )
         return answer_gold(gold.gold, gold, source, attention, output, model)
     refuse_without((fields_of(GoldOptions, but=("gold",)), "gold"))
     questions, source = split_questions(query.questions, source, "a question")

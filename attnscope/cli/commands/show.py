@@ -217,8 +217,8 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
     refuse_combined(
         ("prompts", "token loss words hide_special", "it averages one head"),
         ("neurons", "token words hide_special", "a score belongs to two tokens of one head"),
-        ("neurons", "weighting", "it shows the scores before the softmax"),
-        ("relative", "neurons prompts loss zoom min_weight large by", "it shows quotients of weights"),
+        ("neurons", "weighting mixers", "it shows the scores before the softmax"),
+        ("relative", "mixers neurons prompts loss zoom min_weight large by", "it shows quotients of weights"),
         ("relative", "saved save_trace generate", "it runs the model on other texts"),
         ("loss", "token", ""),
         ("loss", "neurons", ""),

@@ -178,7 +178,7 @@ def _refuse_conflicts(output: StatsOutput) -> None:
     refuse_combined(
         ("rows by_position pooled faithful", "texts", "it is of one text"),
         ("faithful", "saved", "a file has no model"),
-        ("by_position head_map pooled cell rows sort where jsonl as_csv exact_kernel", "faithful", ""),
+        ("by_position head_map pooled cell rows sort where jsonl as_csv exact_kernel mixers", "faithful", ""),
         ("head sort where top", "head_map", drawn),
         *([("as_json as_csv", "head_map", "add -o FILE.png")] * (output.out is None)),
         ("rows where sort", "by_position", "a curve covers all rows, and curves have a fixed order"),

@@ -312,3 +312,17 @@ def test_overview_shows_maps_roles_or_a_score_as_chosen(chromium, many) -> None:
     assert "Colour scale: 0 to 1" in chromium.text("shades")
     chromium.run(choose.format("auto"))
     assert "previous" in chromium.text("shades")
+
+
+def test_signed_weights_are_coloured_from_the_middle(chromium, tmp_path) -> None:
+    axis = tokens("the", "cat")
+    field = weights(np.array([[[-1.0, 0.0], [0.25, 0.5]]], np.float32), axis, axis)
+    chromium.open(write_page(tmp_path / "page.html", {"mixer": [(0, field)]}, signed=True))
+    shown = np.array(
+        chromium.run("Array.from(current.bytes, (byte) => [WEIGHT[byte], toneOf(WEIGHT[byte], 1)])")
+    )
+    np.testing.assert_allclose(shown[:, 0], [-1, 0, 0.25, 0.5], atol=Code(signed=True).error(1))
+    np.testing.assert_allclose(shown[:, 1], [0, 127.5, 159.4, 191.2], atol=1.5)
+    assert chromium.text("low").startswith("-")
+    chromium.run("pin(0)")
+    assert chromium.texts("#lists li button .place") == ["the 0", "the 0", "cat 1"]  # by size, not by sign

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Annotated, Any, Literal, TypeAlias
 from weakref import finalize
@@ -152,7 +153,7 @@ class KernelRuns:
 
     held: int = 0  # bytes of the largest block of rows
     runs: dict[str, int] = field(default_factory=dict)  # by function and shapes
-    calls: dict[str, tuple[Function, Any]] = field(default_factory=dict)  # tensors as shape and type
+    calls: dict[str, tuple[Function, Any]] = field(default_factory=dict)  # tensors as what makes them
 
     def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a kernel on shapes alone, and count it."""
@@ -162,7 +163,7 @@ class KernelRuns:
                 inspect.signature(function).bind(*args, **kwargs).arguments[kernel.values]
             )
             tokens, heads, channels = values.shape[1:]
-            shapes = tree_map(_shape_of, (args, kwargs))
+            shapes = tree_map(_numbers_like, (args, kwargs))
             key = f"{function} {shapes}"
             self.calls[key] = function, shapes
             self.runs[key] = self.runs.get(key, 0) + 1 - (-tokens // (channels if kernel.heads else 1))
@@ -174,30 +175,18 @@ class KernelRuns:
         return sum(count * self._time(*self.calls[key]) for key, count in self.runs.items())
 
     def _time(self, function: Function, shapes: Any) -> float:
-        args, kwargs = tree_map(lambda each: each.numbers() if isinstance(each, _Shape) else each, shapes)
+        args, kwargs = tree_map(lambda each: each() if isinstance(each, partial) else each, shapes)
         start = perf_counter()
         with torch.inference_mode():
             function(*args, **kwargs)
         return perf_counter() - start
 
 
-class _Shape(str):
-    """A tensor's shape and type, as one leaf."""
-
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-
-    def numbers(self) -> Tensor:
-        """A small number at every place."""
-        return torch.full(self.sizes, 0.01, dtype=self.dtype)
-
-
-def _shape_of(part: Any) -> Any:
+def _numbers_like(part: Any) -> Any:
+    """What makes a tensor of this shape and type, with a small number at every place."""
     if not isinstance(part, Tensor):
         return part
-    shape = _Shape(f"{tuple(part.shape)} {part.dtype}")
-    shape.sizes, shape.dtype = tuple(part.shape), part.dtype
-    return shape
+    return partial(torch.full, tuple(part.shape), 0.01, dtype=part.dtype)
 
 
 def _tables(module: nn.Module) -> list[nn.Embedding]:

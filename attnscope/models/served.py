@@ -23,6 +23,7 @@ from attnscope.axes import Array
 from attnscope.errors import InputError
 from attnscope.lazy import torch
 from attnscope.models.inputs import read_labels, relabel, tokens_of_labels
+from attnscope.models.served_hook import HookFile, find_hook
 from attnscope.models.trace_model import TracedModel, WeightsFile
 from attnscope.storage.files import reading
 from attnscope.storage.tensors import TensorFile
@@ -117,7 +118,7 @@ class Slice(NamedTuple):
 class ServedArrays(Mapping[str, Array]):
     """The tensors of one request as [1, head, token, size], read on demand, and masks."""
 
-    file: TensorFile
+    file: TensorFile | HookFile
     layout: str
     slices: Mapping[str, Slice]
     turn: Callable[[Array, int], Array] | None  # the rotary embedding, if still to be applied
@@ -169,6 +170,8 @@ def open_file(
     path = Path(path)
     if not path.exists():
         raise InputError(f"no such file: {path}")
+    if hook := find_hook(path):
+        return open_served(hook, labels, model, request, hook=True)
     if path.suffix.lower() == ".safetensors" and is_served(path):
         return open_served(path, labels, model, request)
     if model is not None or request is not None:
@@ -201,9 +204,16 @@ def _place(name: str) -> TensorName | None:
 
 
 def open_served(
-    path: Path, labels: Path | None = None, model: str | None = None, request: int | None = None
+    path: Path,
+    labels: Path | None = None,
+    model: str | None = None,
+    request: int | None = None,
+    *,
+    hook: bool = False,
 ) -> ServedModel:
     """The pass of one request, counted from 1; ``model`` names the model with its config and tokenizer.
+
+    With ``hook``, the file is one rank's of vLLM-Hook.
 
     Raises ``InputError`` for a file that does not fit, ``ModelError`` for a model that cannot be loaded.
     """
@@ -215,8 +225,8 @@ def open_served(
         source = ModelSource(model, None, False)
         config = source.load_config()
     with reading(path, "queries and keys from"):
-        file = TensorFile(path)
-        tensors = _choose_request(file, request)
+        file: TensorFile | HookFile = HookFile(path, request) if hook else TensorFile(path)
+        tensors = _choose_request(file, None if hook else request)
         trace = ServedReader(file, config and config.get_text_config(), tensors).trace()
         rows = slice(None) if tensors.bounds is None else tensors.bounds["k"]
         keys: Any = trace.axis(1)
@@ -252,7 +262,7 @@ class RequestTensors(NamedTuple):
 class ServedReader:
     """Reads one request of a file; what the file does not say comes from a config, or is noted as assumed."""
 
-    file: TensorFile
+    file: TensorFile | HookFile
     config: Any
     tensors: RequestTensors
     assumed: list[str] = field(default_factory=list)
@@ -377,7 +387,7 @@ def _layouts(
     return [each for each, keys in fitting if keys == total] or [each for each, _ in fitting]
 
 
-def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
+def _ends(file: TensorFile | HookFile, names: Sequence[str]) -> list[int] | None:
     """Where requests begin and end, if the file says. Raises ``ValueError`` for invalid values."""
     name = next((name for name in names if name in file), None)
     if name is None:
@@ -389,7 +399,7 @@ def _ends(file: TensorFile, names: Sequence[str]) -> list[int] | None:
     return [int(end) for end in ends]
 
 
-def _choose_request(file: TensorFile, request: int | None) -> RequestTensors:
+def _choose_request(file: TensorFile | HookFile, request: int | None) -> RequestTensors:
     """The tensors of a request, counted from 1. Raises ``ValueError`` if several need a number."""
     places = {name: place for name in file if (place := _place(name))}
     names = list(dict.fromkeys(place.request for place in places.values()))

@@ -61,7 +61,7 @@ def test_shared_options_are_in_every_applicable_command(option, names):
 def test_option_takes_the_same_value_in_every_command(option):
     words = [OPTIONS[name][option].spelling for name in LOOKING if option in OPTIONS[name]]
     values = {word.split(", ")[-1].partition(" ")[2] for word in words}
-    own = {"--by"}  # what a command orders or colours by
+    own = {"--by", "--format"}  # what a command orders or colours by; the formats of its files
     assert len(values) <= 1 or option in own, f"{option} takes {values}"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from attnscope.cli.messages import is_quiet, is_verbose, notify, warn
-from attnscope.cli.options import PICTURES, Metadata, PrintedOptions, SavedOptions
+from attnscope.cli.options import PARQUET, PICTURES, Metadata, PrintedOptions, SavedOptions
 from attnscope.errors import OutputError
 from attnscope.records import plain
 from attnscope.text import csv_cell, escape_json
@@ -99,6 +99,8 @@ def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = Fal
         path = Path(folder, f"answer{out.suffix}") if piped else out
         if out.suffix.lower() in PICTURES:
             save_pictures(answer, path, picture)
+        elif out.suffix.lower() == PARQUET:
+            save_parquet(answer, path)
         else:
             save_data(answer, path, picture)
         if piped:
@@ -143,6 +145,15 @@ def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
         write_whole(out, graph_page(apply_title_options(view, picture), picture.cmap).encode())
     else:
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
+
+
+def save_parquet(answer: Answer, out: Path) -> None:
+    """Write the table of an answer, all rows. Raises ``OutputError`` if it has none."""
+    from attnscope.storage.arrays import save_table
+
+    if answer.table is None:
+        raise OutputError("this answer has no table: save a picture, or use --json")
+    save_table(answer.table(), out)
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:

@@ -201,6 +201,7 @@ class MixedModelOptions(WeightedModelOptions):
 
 
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf", ".jpg")
+PARQUET = ".parquet"  # the suffix of a table
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 
@@ -269,7 +270,11 @@ class SavedOptions(PictureOptions):
             refuse(is_typed(name) and not drawn, option_of(name), "requires a saved picture: add -o FILE.png")
         refuse_first(
             (is_typed("dpi") and suffix != ".png", "--dpi", "requires a PNG: add -o FILE.png"),
-            (is_typed("cmap") and not (printed or suffix), "--cmap", "requires a picture: add -o FILE.png"),
+            (
+                is_typed("cmap") and (suffix == PARQUET or not (printed or suffix)),
+                "--cmap",
+                "requires a picture: add -o FILE.png",
+            ),
             (is_typed("graphics") and not printed, "--graphics", PRINTED),
             (is_typed("plain") and not printed, "--plain", PRINTED),
         )

@@ -1,4 +1,4 @@
-"""Attention weights in files, written and read back: NPZ, safetensors, JSON, CSV.
+"""Attention weights in files, written and read back: NPZ, safetensors, JSON, CSV; tables as Parquet.
 
     save_weights(kinds, "heads.npz")   # the suffix says the format
     saved = read_weights("heads.npz")  # what was saved, or another tool's tensors
@@ -17,6 +17,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +27,7 @@ from attnscope.axes import Array, Place, Weights
 from attnscope.errors import OutputError
 from attnscope.records import read
 from attnscope.registry import Registry
-from attnscope.storage.files import open_whole, reading
+from attnscope.storage.files import open_whole, reading, require_pyarrow, write_whole
 from attnscope.storage.tensors import DESCRIPTION, read_arrays, reader_suffixes, suffix_of
 from attnscope.text import Untrusted, csv_cell
 
@@ -354,3 +355,26 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
             sides = [query.start, csv_cell(query.text), key.start, csv_cell(key.text)]
             table.writerow([kind, layer, head, *sides, texts[head, row, column]])
     text.detach()
+
+
+def save_table(rows: Iterable[Sequence[Any]], path: Path) -> None:
+    """Write a table as Parquet: first the names of its columns, then its rows; an empty cell is null.
+
+    Raises ``InputError`` without pyarrow.
+    """
+    pyarrow: Any = require_pyarrow(path)
+    parquet: Any = import_module("pyarrow.parquet")
+    names, *lines = ([*row] for row in rows)
+    columns = [_column(values) for values in zip(*lines, strict=True)] or [[] for _ in names]
+    with io.BytesIO() as file:
+        parquet.write_table(pyarrow.table(dict(zip(map(str, names), columns, strict=True))), file)
+        write_whole(path, file.getvalue())
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Cells of one type: numbers, truth values, or else texts."""
+    cells = [None if value is None or value == "" else value for value in values]
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if kinds <= {int, float} or kinds == {bool}:
+        return [float(cell) if float in kinds and cell is not None else cell for cell in cells]
+    return [None if cell is None else str(cell) for cell in cells]

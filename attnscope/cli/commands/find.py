@@ -54,6 +54,7 @@ class GoldOptions(Group):
         parse_shard(self.shard)
 
 
+NO_PICTURE = "it has no picture: use --json, --csv or -o FILE.parquet"
 MAX_QUESTIONS = 500  # each is a table; more belong in a file for --gold
 
 
@@ -67,6 +68,7 @@ class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
     settable = "top"
+    suffixes = (*options.PICTURES, options.PARQUET)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,7 +148,7 @@ def find(
         inputs = query.questions or source.names_one
         refuse(inputs, "--gold", "the file has the texts: give no text and no question")
         refuse_combined(
-            ("out", "gold", "it has no picture: use --json or --csv"),
+            *([("out", "gold", NO_PICTURE)] * (output.suffix != options.PARQUET)),
             ("mixers", "gold", "its questions are asked of attention"),
         )
         return answer_gold(gold.gold, gold, source, attention, output, model)

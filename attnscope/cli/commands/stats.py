@@ -85,6 +85,7 @@ class StatsOptions(Group):
 class StatsOutput(options.TableOutput):
     """Where the scores go."""
 
+    suffixes = (*options.PICTURES, options.PARQUET)
     head_map: Annotated[
         str | None,
         Option(
@@ -169,8 +170,9 @@ def stats(
 def _refuse_conflicts(output: StatsOutput) -> None:
     """Wrong usage for options that exclude each other, or would do nothing."""
     drawn = "it draws every head"
+    tabular = output.suffix == options.PARQUET
     refuse_without(
-        ("out", "head_map by_position faithful"),
+        *([] if tabular else [("out", "head_map by_position faithful")]),
         ("cell", "pooled"),
         ("jsonl", "texts"),
         (options.COLOURS, "head_map by_position out"),
@@ -185,6 +187,7 @@ def _refuse_conflicts(output: StatsOutput) -> None:
         ("head_map jsonl as_csv pooled cell", "by_position", "it draws its curves alone"),
         ("sort where top", "head", "it names one head"),
         ("jsonl", "head_map", ""),
+        *([("head_map by_position jsonl", "out", "a .parquet file holds the table")] * tabular),
         ("jsonl", "checkpoint", "nothing is added up"),
     )
 

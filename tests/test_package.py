@@ -46,7 +46,7 @@ def test_installed_wheel_runs_commands_and_notebook_display(wheel, tmp_path):
         file.extractall(folder)
     cell = (
         f"import attnscope; assert attnscope.__file__.startswith({str(folder)!r})\n"
-        "shown = attnscope.load('own').read('The cat sat.')._repr_mimebundle_()\n"
+        "shown, described = attnscope.load('own').read('The cat sat.')._repr_mimebundle_()\n"
         "assert {'image/png', 'text/html'} & shown.keys()\n"
     )
     commands = {"version": ["--version"], "explained": ["explain", "previous"], "show": ["show", CAT]}

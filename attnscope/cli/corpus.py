@@ -97,10 +97,10 @@ class CorpusOptions(TextsOptions):
 
 def parse_shard(shard: str | None) -> tuple[int, int]:
     """The number of a shard, and of how many. Raises wrong usage."""
-    from attnscope.questions.corpus import MOST_SHARDS
-
     if shard is None:
         return 1, 1
+    from attnscope.questions.corpus import MOST_SHARDS
+
     match = re.fullmatch(r"(\d{1,3})/(\d{1,3})", shard, re.ASCII)
     number, count = map(int, match.groups()) if match else (0, 0)
     words = f"{shard!r:.40} is no part of the texts: write I/N, 1/8 to 8/8, of up to {MOST_SHARDS}"

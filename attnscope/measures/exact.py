@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import frexp, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from attnscope.lazy import torch
 from attnscope.records import read
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BITS = 48  # of a digit, so that 2^14 digits and more add up in 64 bits
 LOWEST = -304  # the exponent of the first digit's unit; smaller parts of an addend are dropped

@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import chain
 from operator import and_, or_
-from typing import TypeAlias
-
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import TYPE_CHECKING, TypeAlias
 
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
+from attnscope.lazy import torch
 from attnscope.measures.block import KEY_PATTERNS, Block
 from attnscope.measures.forms import LEAST_PEAK, MEASURES, Measure, OnRule
 from attnscope.measures.standard import NO_TOKEN
 from attnscope.questions.parts import TextPart, part_of
 from attnscope.text import read_number
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SAME, AFTER_SAME = "same", "after same"
 
-Keys: TypeAlias = Callable[[Block], Tensor]  # which keys of each row, bool, [text or 1, row or 1, key]
+Keys: TypeAlias = "Callable[[Block], Tensor]"  # which keys of each row, bool, [text or 1, row or 1, key]
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _same(block: Block) -> Tensor:
 def _after_same(block: Block) -> Tensor:
     assert block.queries is not None
     assert block.keys is not None
-    before = pad(block.keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
+    before = torch.nn.functional.pad(block.keys.ids[:, :-1], (1, 0), value=NO_TOKEN)
     return (block.queries.ids[..., None] == block.of_keys(before)) & (block.gaps <= 0)
 
 

@@ -1,5 +1,6 @@
 """``attnscope align`` from the command line."""
 
+import html
 import re
 
 import pytest
@@ -33,7 +34,8 @@ def test_align_saves_map_with_path(run, asked, tmp_path):
     assert (ran.code, ran.out) == (0, "")
     assert ran.err.endswith(f"saved {tmp_path / 'map.svg'}\n")
     drawn = (tmp_path / "map.svg").read_text("utf-8")
-    labels = [text.replace("\u200e", "").strip() for text in re.findall(r"<!-- (.*?) -->", drawn)]
+    texts = re.findall(r"<(?:text|tspan)\b[^>]*>([^<]*)<", drawn)
+    labels = [html.unescape(text).replace("\u200e", "").strip() for text in texts]
     assert {token["text"].strip() or "␣" for token in run.json(*asked)["tokens"]} <= {*labels}
 
 

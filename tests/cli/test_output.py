@@ -83,7 +83,7 @@ def test_completion_describes_each_option_in_one_line(run, monkeypatch, shell):
 
 
 NAMES_OF_OLD = (
-    "--keep --second --text --heads --layers --check-with --explain --list --no-title --completion --guessed"
+    "--keep --second --text --heads --check-with --explain --list --no-title --completion --guessed"
 )
 
 

@@ -187,7 +187,7 @@ def test_single_head_has_the_shared_mask():
 def test_negative_weights_use_a_signed_scale(odd):
     saved = odd((1, 2), {(0, 1, 2, 3): -0.5})
     picture = one_head(*saved, "L0H1").heatmap
-    assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-1.0, 1.0), -0.5)
+    assert (picture.signed, picture.limits, picture.values[2, 3]) == (True, (-0.5, 0.5), -0.5)
     assert overview(*saved, Selection()).grids["encoder"].signed
     assert not one_head(*saved, "L0H0").heatmap.signed
 

@@ -47,13 +47,19 @@ class TrackOptions(Group):
     watch: Annotated[bool, Option(help="Wait for new checkpoints until Ctrl-C; needs --log.")] = False
 
 
+class CurveOptions(options.SavedOptions):
+    """How curves are drawn: each has a colour of its own, and no map of colours."""
+
+    cmap: str | None = None
+
+
 @command
 def track(
     run: TrackOptions,
     corpus: TextsOptions,
     attention: options.LayerOptions,
     output: options.TableOutput,
-    picture: options.SavedOptions,
+    picture: CurveOptions,
     model: options.ModelOptions,
 ) -> None:
     """Follow heads through training: scores over checkpoints.

@@ -39,6 +39,7 @@ from attnscope.capture.stream import (
 WRITES = re.compile(r"[^_]_$|^__(i\w+|setitem)__$")
 """Names of functions that write into their first argument."""
 
+SMALL = 1 << 16  # numbers of a gradient up to which it is quicker to follow all heads of a call at once
 ROWS = 512  # rows of attention of which heads' outputs are computed at a time
 
 
@@ -239,14 +240,17 @@ def summands_of(states: StreamStates, tensor: Tensor, head: int, sums: Tensor) -
     seed[0, head, tokens] = random.to(seed)
     stream, parts = walk(states, tensor, seed.requires_grad_(True))
     weights, vectors = sums[:, tokens.cpu()].double(), dict[Summand, Tensor]()
-    for part, value, slope in values_and_slopes(stream, parts):
+    for several, values, slope in values_and_slopes(stream, parts):
         if slope.grad_fn is None:
             continue
-        value = value.to(slope).expand_as(slope)
-        (given,) = torch.autograd.grad(slope, seed, value, retain_graph=True, allow_unused=True)
+        batched = len(several) > 1
+        values = values.to(slope) if batched else values.to(slope).expand_as(slope)
+        more: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
+        (given,) = torch.autograd.grad(slope, seed, values, **more)
         if given is not None:
-            summed = weights @ given[0, head, tokens].double().cpu()
-            vectors[part] = vectors[part] + summed if part in vectors else summed
+            of_parts = given if batched else given[None]  # [part, 1, head, token, size]
+            for part, each in zip(several, of_parts[:, 0, head, tokens].double().cpu(), strict=True):
+                vectors[part] = vectors[part] + weights @ each if part in vectors else weights @ each
     return Summands(vectors, tuple(dict.fromkeys(stream.fixed_activations)))
 
 
@@ -283,8 +287,11 @@ def carried_by(
     return cells
 
 
-def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[Summand, Tensor, Tensor]]:
-    """What each part gives, and its gradient, which depends on the seed of the walk."""
+def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[list[Summand], Tensor, Tensor]]:
+    """What each part gives, and its gradient, which depends on the seed of the walk.
+
+    Several parts with one gradient come together, their values along a first axis.
+    """
     states = stream.rows
     assert isinstance(states, StreamStates)
     with torch.enable_grad():
@@ -292,32 +299,36 @@ def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[Summa
             yield from _of_heads(states, stream.written[edge], grad)
         for edge, (layer, module) in sort_others(stream, parts).items():
             kind, name = ("mixer", module) if module else ("feed-forward", "feed-forward")
-            yield Summand(kind, f"{name} {layer}", layer), states.state(edge), parts.others[edge]
+            yield [Summand(kind, f"{name} {layer}", layer)], states.state(edge), parts.others[edge]
         for edge, grad in parts.embeddings.items():
-            yield _name_embedding(states, parts, edge), states.state(edge), grad
+            yield [_name_embedding(states, parts, edge)], states.state(edge), grad
         for node, grad in parts.biases.items():
             value = node.variable.detach()  # type: ignore[attr-defined]
             table = value.ndim > 1 and value.shape[-2] > 1
-            yield POSITIONS if table else BIASES, value, grad
+            yield [POSITIONS if table else BIASES], value, grad
         for out, source, grad in parts.constants:
             if source is None or not {out, source} <= states.states.keys():
                 continue
             outside = layer_of(states.rows[out].module) is None
             added = states.state(out) - states.state(source)
-            yield POSITIONS if outside else BIASES, added, grad
+            yield [POSITIONS if outside else BIASES], added, grad
 
 
 def _of_heads(
     states: StreamStates, written: Written, grad: Tensor
-) -> Iterator[tuple[Summand, Tensor, Tensor]]:
-    """Each head of one call, and their projection's bias."""
-    site = written.site
+) -> Iterator[tuple[list[Summand], Tensor, Tensor]]:
+    """The heads of one call, and their projection's bias."""
+    site, mixed = written.site, states.mixed(written.site)
+    heads = [Head(site.layer, number, site.kind) for number in range(len(mixed))]
+    parts = [Summand("head", states.name(head), site.layer, head) for head in heads]
     if written.bias is not None:
-        yield BIASES, written.bias, grad
+        yield [BIASES], written.bias, grad
+    if written.weight is not None and len(mixed) > 1 and grad.numel() <= SMALL:
+        yield parts, (mixed @ written.weight.to(mixed)).reshape(-1, *grad.shape), grad
+        return
     rows, slopes = _slopes_of_heads(states, written, grad)
-    for number, (value, slope) in enumerate(zip(states.mixed(site), slopes, strict=True)):
-        head = Head(site.layer, number, site.kind)
-        yield Summand("head", states.name(head), site.layer, head), value[rows], slope
+    for part, value, slope in zip(parts, mixed, slopes, strict=True):
+        yield [part], value[rows], slope
 
 
 def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tuple[Tensor, Iterable[Tensor]]:

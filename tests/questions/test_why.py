@@ -335,7 +335,7 @@ def test_lost_part_is_refused(made, monkeypatch):
     every = summands.values_and_slopes
 
     def some(stream, parts):
-        yield from (each for each in every(stream, parts) if each[0].kind != "feed-forward")
+        yield from (each for each in every(stream, parts) if each[0][0].kind != "feed-forward")
 
     monkeypatch.setattr(summands, "values_and_slopes", some)
     with pytest.raises(ModelError, match=r"cannot be explained: their terms sum to .*, query times key is"):

@@ -61,6 +61,15 @@ def cut(text: str, width: int) -> str:
     return "".join(_shorten(text, width, cell_len)) if width > 0 else ""
 
 
+def cut_middle(text: str, width: int) -> str:
+    """The text in at most ``width`` cells: ``…`` replaces its middle."""
+    if cell_len(text) <= width:
+        return text
+    pieces = clusters(text)
+    tail = "".join(_fill(pieces[::-1], width // 3, cell_len)[::-1])
+    return f"{cut(text, width - cell_len(tail))}{tail}"
+
+
 def _shorten(text: str, room: int, size: Callable[[str], int]) -> list[str]:
     """The clusters of a text that is too long, as many as fit, with ``…`` for the others."""
     pieces = clusters(text)
@@ -177,7 +186,7 @@ class Surface:
         title, subtitle = (isolate_quotes(clean(text)) for text in (title, subtitle))
         beside = title and subtitle and cell_len(title) + 3 + cell_len(subtitle) <= self.width
         if title:
-            shown = [cut(title, self.width)] if tight else self.title_lines(title)
+            shown = [cut_middle(title, self.width)] if tight else self.title_lines(title)
             bold: list[Line] = [[Segment(isolate(line), BOLD)] for line in shown]
             if beside:
                 bold[-1] += [Segment("   "), Segment(isolate(subtitle), DIM)]

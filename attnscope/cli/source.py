@@ -244,7 +244,8 @@ class PassSource:
             read = [hash_file(path) for path in request.files]
         except OSError:
             return None
-        options = {name: value for name, value in asdict(model).items() if name != "offline"}
+        # commands with fewer options read the passes of those with more
+        options = {name: value for name, value in asdict(model).items() if value and name != "offline"}
         key: dict[str, Any] = {
             "request": asdict(request),
             "model": [model.name, options],

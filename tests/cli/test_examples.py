@@ -26,8 +26,9 @@ from tests.models import folders, images, speech
 from tests.tools.command_reference import examples_of
 from tests.tools.readme import BLOCK, DOCUMENTS, FENCED, README
 
-OTHERS = "--help --help-all --version --install-completion --nproc-per-node --guide --guidance"
-"""Options that no command of ours has: those of every program, of torchrun, and of an earlier release."""
+OTHERS = "--help --help-all --version --install-completion --nproc-per-node --array --gpus --requeue"
+OTHERS += " --guide --guidance"
+"""Options that no command of ours has: of every program, of torchrun, of Slurm, and of an earlier release."""
 
 MOST, WIDEST, LONGEST = 6, 78, 100  # examples of a command; characters of one in its help, and elsewhere
 LINES = 60  # of a help

@@ -82,10 +82,7 @@ def track(
     revisions = [name.strip() for name in (run.revisions or "").split(",") if name.strip()]
     refuse(corpus.texts is None, "--texts", "give the texts that heads are measured on")
     refuse_without(("revisions", "model"), ("watch", "log"), ("model", "revisions"))
-    refuse_combined(
-        ("watch", "revisions", "it waits for folders"),
-        ("cmap", "out", "the lines of a picture have colours of their own"),
-    )
+    refuse_combined(("watch", "revisions", "it waits for folders"))
     both = bool(run.revisions) == bool(run.checkpoints)
     refuse(both, "CHECKPOINTS", "give folders, or -m and --revisions")
     measures = tuple(dict.fromkeys(name.strip() for name in run.measure.split(",") if name.strip()))

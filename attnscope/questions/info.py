@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from typing import Annotated, Any, Literal, TypeAlias
 from weakref import finalize
@@ -25,7 +26,7 @@ from attnscope.capture.hooks.functions import Function
 from attnscope.capture.hooks.mixers import CONVOLUTION, KERNELS, kernels_of
 from attnscope.capture.record import FunctionObserver, beyond_rounding, pattern
 from attnscope.capture.rows.mixing import BLOCK_BYTES
-from attnscope.errors import AttnscopeError, ModelError, out_of_memory, readable
+from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory, readable
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import pick_class
 from attnscope.models.model import accepts
@@ -33,7 +34,8 @@ from attnscope.models.untrusted_folder import ModelSource, foreign_work
 from attnscope.questions.answer import Answer
 from attnscope.questions.sentences import group_by, layers_of, note_differences, note_unproved
 from attnscope.records import Meaning, Notes, Parts, record
-from attnscope.text import number_ranges
+from attnscope.storage.corpus import Corpus
+from attnscope.text import LARGEST_COUNT, number_ranges
 from attnscope.views import BREAK, Cell, Column, Table
 
 OWN = 64 << 20  # bytes of rows that are processed together, with what is computed from them
@@ -63,6 +65,35 @@ class LookCost:
     pace: Annotated[float, Meaning("floating-point operations a second, of a product measured here")]
     commands: Annotated[tuple[CommandCost, ...], Meaning("what each command takes")]
     notes: Notes
+
+
+SAMPLED_TEXTS = 500  # of a corpus, whose tokens are counted
+
+
+def estimate_corpus_cost(source: ModelSource, corpus: Corpus) -> LookCost:
+    """The cost of a pass over each text of a corpus, whose size is estimated from its first texts.
+
+    Raises ``InputError`` if none of these can be read.
+    """
+    config = source.load_config()
+    tokenizer = source.load_tokenizer(config)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or LARGEST_COUNT
+    entries = list(islice(corpus.entries(), SAMPLED_TEXTS))
+    texts = [entry.text for entry in entries if not entry.fault]
+    if not texts:
+        raise InputError(f"the first texts of {corpus.name} cannot be read")
+    lengths = [min(len(ids), positions) for ids in tokenizer(texts)["input_ids"]]
+    share = entries[-1].done / corpus.size if corpus.size and len(entries) == SAMPLED_TEXTS else 1.0
+    count = len(texts) / share
+    mean = max(1, round(sum(lengths) / len(lengths)))
+    cost = estimate_cost(source, mean)
+    one = cost.commands[0]
+    all_texts = replace(one, command="stats --texts", passes=count, seconds=one.seconds * count)
+    known = "all were counted" if share == 1 else f"estimated from the first {len(texts):,}"
+    if not corpus.size and len(entries) == SAMPLED_TEXTS:
+        known = f"counted are the first {len(texts):,}, as nobody knows how many there are"
+    size = f"{corpus.name}: {count:,.0f} texts, {count * sum(lengths) / len(lengths):,.0f} tokens; {known}"
+    return replace(cost, commands=(all_texts, *cost.commands), notes=(size, *cost.notes))
 
 
 def estimate_cost(source: ModelSource, tokens: int) -> LookCost:

@@ -1,5 +1,6 @@
 """The cost that info estimates from a config, and faults of models' own reports."""
 
+import re
 from functools import wraps
 
 import pytest
@@ -18,10 +19,20 @@ from transformers import (
 from transformers.models.mamba2 import modeling_mamba2
 
 from attnscope.capture import RowSums, recording
-from attnscope.errors import ModelError, SizeError
+from attnscope.errors import InputError, ModelError, SizeError
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.untrusted_folder import ModelSource
-from attnscope.questions.info import cost_answer, estimate_cost, fault, measure_pace, survey_model
+from attnscope.questions.info import (
+    SAMPLED_TEXTS,
+    cost_answer,
+    estimate_corpus_cost,
+    estimate_cost,
+    fault,
+    measure_pace,
+    survey_model,
+)
+from attnscope.storage.corpus import read_corpus
+from tests.models.folders import gpt2
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
 FUNNEL = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 100}
@@ -163,3 +174,28 @@ def test_runs_of_kernels_are_those_that_mixers_take(cost_of, monkeypatch):
 
 def test_cost_of_model_of_attention_alone_has_no_kernels(cost_of):
     assert all("--mixers" not in each.command for each in cost_of(CONFIGS["gpt2"], 20).commands)
+
+
+@pytest.mark.parametrize("count", [40, 4000])
+def test_corpus_cost_estimates_texts_and_tokens(tmp_path, count):
+    folder, words = gpt2(tmp_path / "model"), "the cat sat on the mat and it was tired"
+    lines = [words[: 7 + 4 * (number % 8)].strip() for number in range(count)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    cost = estimate_corpus_cost(ModelSource(str(folder), None, False), read_corpus(tmp_path / "a.txt"))
+    whole, one = cost.commands[:2]
+    tokens = sum(len(ids) for ids in transformers.AutoTokenizer.from_pretrained(folder)(lines)["input_ids"])
+    exact = count <= SAMPLED_TEXTS
+    assert whole.command == "stats --texts"
+    assert whole.passes == pytest.approx(count, rel=0 if exact else 0.02)
+    assert whole.seconds == pytest.approx(one.seconds * whole.passes)
+    (estimated,) = re.findall(r"([\d,]+) tokens", cost.notes[0])
+    estimated = int(estimated.replace(",", ""))
+    assert estimated == pytest.approx(tokens, rel=1e-9 if exact else 0.02)
+    assert ("all were counted" in cost.notes[0]) == exact
+
+
+def test_corpus_cost_needs_a_readable_text(tmp_path):
+    folder = gpt2(tmp_path / "model")
+    (tmp_path / "a.jsonl").write_text("{")
+    with pytest.raises(InputError, match=r"the first texts of .* cannot be read"):
+        estimate_corpus_cost(ModelSource(str(folder), None, False), read_corpus(tmp_path / "a.jsonl"))

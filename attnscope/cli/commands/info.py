@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from attnscope.cli.command import Group, command, fields_of, is_typed, refuse, refuse_combined, refuse_without
 from attnscope.cli.deliver import deliver
-from attnscope.cli.options import ModelOptions, NumbersOptions, SourceOptions
+from attnscope.cli.options import MANY, ModelOptions, NumbersOptions, SourceOptions
 from attnscope.cli.settings import settings_table
 from attnscope.cli.source import read_source
 from attnscope.registry import GROUPS, load_plugins
@@ -34,6 +35,9 @@ class AuditOptions(Group):
     copying: Annotated[bool, Option(help="Rank heads by how much they copy, from the weights alone.")] = False
     cost: Annotated[bool, Option(help="Estimate memory and time from the config alone.")] = False
     tokens: Annotated[int, Option(help="With --cost: the tokens of a text.", metavar="N", min=1)] = 512
+    texts: Annotated[
+        str | None, Option(help="With --cost: a corpus, as stats --texts reads it.", rich_help_panel=MANY)
+    ] = None
     defaults: Annotated[bool, Option(help="List the defaults that you set, and where.")] = False
     plugins: Annotated[bool, Option(help="List what other packages add.")] = False
 
@@ -84,24 +88,36 @@ def info(
     for mode in ("defaults", "plugins"):
         refuse_combined((fields_of(*groups, but=(mode, "as_latex")), mode, "it is a table of its own"))
     refuse_combined(
-        (fields_of(SourceOptions, AuditOptions, but=("cost", "tokens")), "cost", "it reads the config alone"),
+        (
+            fields_of(SourceOptions, AuditOptions, but=("cost", "tokens", "texts")),
+            "cost",
+            "it reads the config alone",
+        ),
         ("copying", "audit prove", ""),
         ("prove", "audit", ""),
     )
-    refuse_without(("tokens", "cost"))
+    refuse_without(("tokens texts", "cost"))
+    refuse_combined(("tokens", "texts", "its texts have tokens"))
     if options.defaults or options.plugins:
         table = settings_table() if options.defaults else plugins_table()
         return deliver("info", Answer((table,), {}, dict), output)
     if options.cost:
         from attnscope.models.untrusted_folder import ModelSource
-        from attnscope.questions.info import cost_answer, estimate_cost
+        from attnscope.questions.info import cost_answer, estimate_corpus_cost, estimate_cost
+        from attnscope.storage.corpus import read_corpus
 
         name = named.first or model.name
         refuse(
             name in ("own", "own-causal") or ".py:" in name, "--cost", "name a folder or a model of the hub"
         )
         source_of = ModelSource(name, model.revision, model.trust_remote_code)
-        return deliver("info", cost_answer(estimate_cost(source_of, options.tokens)), output, read=(name,))
+        if options.texts is None:
+            return deliver(
+                "info", cost_answer(estimate_cost(source_of, options.tokens)), output, read=(name,)
+            )
+        cost = estimate_corpus_cost(source_of, read_corpus(options.texts))
+        deliver("info", cost_answer(cost), output, read=(name, Path(options.texts)))
+        return None
     if not is_typed("model"):
         model = replace(model, model=named.first or model.model)
     elif named.first is not None:

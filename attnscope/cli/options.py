@@ -201,6 +201,7 @@ class MixedModelOptions(WeightedModelOptions):
 
 
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf", ".jpg")
+PIXELS = (".png", ".jpg")  # pictures that have a resolution
 PARQUET = ".parquet"  # the suffix of a table
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
@@ -237,7 +238,9 @@ class PictureOptions(Group):
     cmap: Annotated[
         str | None, Option(help="Colour map; an unknown name lists them.", autocompletion=offering(map_names))
     ] = None
-    dpi: Annotated[float, Option(help="Resolution of a PNG in dots per inch.", min=10, max=1200)] = 150
+    dpi: Annotated[float, Option(help="Resolution of a PNG or JPEG in dots per inch.", min=10, max=1200)] = (
+        150
+    )
     size: Annotated[
         float | None, Option(help="Width of a picture in inches; default: by its labels.", min=1, max=100)
     ] = None
@@ -269,7 +272,7 @@ class SavedOptions(PictureOptions):
         for name in ("title", "no_caption", "annotate", "size", "font"):
             refuse(is_typed(name) and not drawn, option_of(name), "requires a saved picture: add -o FILE.png")
         refuse_first(
-            (is_typed("dpi") and suffix != ".png", "--dpi", "requires a PNG: add -o FILE.png"),
+            (is_typed("dpi") and suffix not in PIXELS, "--dpi", "requires pixels: add -o FILE.png"),
             (
                 is_typed("cmap") and (suffix == PARQUET or not (printed or suffix)),
                 "--cmap",

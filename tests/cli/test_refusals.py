@@ -214,6 +214,7 @@ REFUSED = {
         "no part 'answer': the text has the parts [CLS], fact, rest 2"
     ),
     "spans TEXT --parts modality": "the input is text only",
+    "spans TEXT -o x.svg --dpi 40": "--dpi requires pixels: add -o FILE.png",
     "spans --image cat.png": "parts are cut out of a plain text",
     "flow TEXT --layer 0-2 --token it": "name one layer",
     "flow TEXT --target mat": "--target requires --method relevance or --faithful",

@@ -97,3 +97,9 @@ def test_picture_names_its_text_axes_and_bar_in_equal_bytes(run, place, monkeypa
     title, described = (root.findtext(f"{SVG}{tag}") for tag in ("title", "desc"))
     assert title
     assert described
+
+
+def test_jpeg_has_the_requested_resolution(run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    assert run("show", CAT, "--head", "L0H0", "-o", tmp_path / "head.jpg", "--dpi", "40").code == 0
+    assert image.open(tmp_path / "head.jpg").info["dpi"] == (40, 40)

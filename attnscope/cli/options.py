@@ -238,9 +238,7 @@ class PictureOptions(Group):
     cmap: Annotated[
         str | None, Option(help="Colour map; an unknown name lists them.", autocompletion=offering(map_names))
     ] = None
-    dpi: Annotated[float, Option(help="Resolution of a PNG or JPEG in dots per inch.", min=10, max=1200)] = (
-        150
-    )
+    dpi: Annotated[float, Option(help="Dots per inch of a PNG or JPEG.", min=10, max=1200)] = 150
     size: Annotated[
         float | None, Option(help="Width of a picture in inches; default: by its labels.", min=1, max=100)
     ] = None

@@ -453,6 +453,7 @@ def corpus_stats(
         limit = Limit(run.max_tokens, run.truncate)
         work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
     settings = {
+        "question": "scores",
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),
         "kernel": exact_kernel,
@@ -517,6 +518,7 @@ def merged_stats(
     Raises ``InputError`` for files of other sums, and without those of a measure among ``names``.
     """
     asked = {
+        "question": "scores",
         "selection of heads": asdict(selection or Selection()),
         "importance": importance,
         "ablation": ablation,

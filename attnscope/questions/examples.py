@@ -172,7 +172,12 @@ def corpus_examples(
     names = tuple(dict.fromkeys((*DEFAULT, *([by] if isinstance(by, str) else []))))
     total = ExampleTotals(Measurement(names))
     work = _ExamplesWork(model, corpus, Selection(), run, total, by)
-    settings = {"corpus": corpus.fingerprint(), "set of measures": list(names), "order of rows": str(by)}
+    settings = {
+        "question": "examples",
+        "corpus": corpus.fingerprint(),
+        "set of measures": list(names),
+        "order of rows": str(by),
+    }
     work.walk(settings, lambda state: ExampleTotals.from_state(state, names))
     return _summarize(work, head, top)
 

@@ -135,7 +135,11 @@ def find_gold(
     """
     work = _GoldWork(model, file, selection or Selection(), run, GoldTotals())
     work.relations = tuple(relations)
-    asked = {"file of questions": file.fingerprint(), "set of relations": list(relations)}
+    asked = {
+        "question": "answers",
+        "file of questions": file.fingerprint(),
+        "set of relations": list(relations),
+    }
     work.walk(asked, GoldTotals.from_state)
     result = _finish(work.total, work.progress, Measured.of(model, file), file, relations, held_out)
     return replace(result, notes=(*result.notes, *run.notes), read=(model, *result.read[1:]))
@@ -154,6 +158,7 @@ def merged_gold(
     Raises ``InputError`` for files of other sums.
     """
     asked = {
+        "question": "answers",
         "file of questions": file.fingerprint(),
         "set of relations": list(relations),
         "selection of heads": asdict(selection or Selection()),

@@ -85,7 +85,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _differ(of: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     """The names of what differs, in words."""
-    return " and ".join(name for name in identity if of.get(name) != json.loads(json.dumps(identity[name])))
+    names = [name for name in identity if of.get(name) != json.loads(json.dumps(identity[name]))]
+    return "question" if "question" in names else " and ".join(names)
 
 
 def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:

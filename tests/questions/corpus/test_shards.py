@@ -151,7 +151,7 @@ def test_shards_of_another_run_are_refused(shards, tmp_path):
 def test_sums_of_another_question_are_refused(shards, tmp_path):
     bank = tmp_path / "bank.conllu"
     bank.write_text(treebank.conllu(), "utf-8")
-    with pytest.raises(InputError, match="another file of questions"):
+    with pytest.raises(InputError, match="belongs to a run with another question"):
         merged_gold(shards, read_gold(bank))
 
 

@@ -51,7 +51,7 @@ def test_reports_escape_claims_and_evidence():
 @pytest.mark.subprocess
 def test_action_passes_its_inputs_on(tmp_path):
     yaml = pytest.importorskip("yaml")
-    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    action = yaml.safe_load((ROOT / ".github/check/action.yml").read_text())
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert hook["entry"] == "attnscope check"
     step = action["runs"]["steps"][1]

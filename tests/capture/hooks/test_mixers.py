@@ -1,5 +1,6 @@
 """Linear and state-space layers as signed matrices, against recurrences written out in float64."""
 
+from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -7,10 +8,6 @@ import pytest
 import torch
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
-from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
-from transformers.models.mamba.modeling_mamba import mamba_selective_scan
-from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
-from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from attnscope.capture import recording
 from attnscope.capture.hooks.mixers import CONTINUES, SCORES
@@ -21,6 +18,18 @@ from tests.capture.observing import MapObserver
 from tests.capture.tiny import FAMILIES, inputs
 from tests.models.mixers import SIZE, UNSEEN, Attention, weights
 from tests.tools.coverage.recipes import make
+
+pytest.importorskip("transformers", "5.16", reason="before, kernels were no functions of their own")
+
+
+def kernel_of(family, name):
+    return getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)
+
+
+chunk_kimi_delta_attention = kernel_of("kimi_linear", "chunk_kimi_delta_attention")
+mamba_selective_scan = kernel_of("mamba", "mamba_selective_scan")
+mamba2_chunk_scan = kernel_of("mamba2", "mamba2_chunk_scan")
+torch_chunk_gated_delta_rule = kernel_of("qwen3_next", "torch_chunk_gated_delta_rule")
 
 B, T, H, K, V = 2, 11, 3, 6, 4
 

@@ -14,6 +14,8 @@ COMMANDS = {
     "stats": ["stats", TEXT, "--sort", "previous", "--top", "5"],
     "stats --texts": ["stats", "--texts", "texts.txt"],
     "find": ["find", "it -> cat", TEXT],
+    "compare": ["compare", TEXT],
+    "compare --composition": ["compare", "--composition", "-m", "own-causal"],
     "find --gold": ["find", "--gold", "bank.conllu"],
 }
 
@@ -40,6 +42,7 @@ def test_parquet_refuses_what_it_cannot_hold(run, tmp_path, monkeypatch):
     file = tmp_path / "a.parquet"
     run("stats", TEXT, "--map", "entropy", "-o", file).refuses("a .parquet file holds the table")
     run("stats", TEXT, "-o", file, "--cmap", "viridis").refuses("requires a picture: add -o FILE.png")
+    run("compare", TEXT, "-o", file, "--scatter").refuses("a .parquet file holds the table")
     run("flow", TEXT, "-o", file).refuses("its name must end in")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     run("stats", TEXT, "-o", file).refuses("needs the package pyarrow: pip install pyarrow")

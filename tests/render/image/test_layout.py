@@ -56,7 +56,7 @@ def views() -> dict[str, object]:
         "parts": heatmap(random_head(3), **said),
         "matches": distance_map(np.full((12, 12), 0.3), matched, matched, **said, matched=True),
         "heads": all_heads(32),
-        "depth": replace(grid((layer, alone) for layer in range(6)), each="a layer"),
+        "depth": replace(grid((layer, alone) for layer in range(6)), each="layer"),
         "pair": pair(label="$x$"),
         "long pair": pair(40),
         "several heads": head_row(named[:3], title=LONG),

@@ -11,7 +11,8 @@ of the model runs as usual.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import Annotated
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Head
-from attnscope.capture import recording
+from attnscope.capture import Record, recording
 from attnscope.capture.record import tolerance
 from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
 from attnscope.errors import ModelError, SelectionError
@@ -112,21 +113,33 @@ class Writes:
         return [ModuleEffect(*where, effect) for where, effect in sorted(self.effects.mixers.items())]
 
 
-def direct_effects(
-    model: Model, prepared: ModelInput, target: str | None, against: str | None, head: Head | None = None
-) -> Writes:
-    """Decompose the score of ``target`` minus ``against``; ``head`` is the one whose words are told."""
+def require_weights(prepared: ModelInput) -> None:
+    """Raises ``ModelError`` for a trace."""
     if prepared.replay is not None:
         raise ModelError("a trace holds no weights of the model: give the model and the text")
-    at = place_prediction(model, prepared, target)
-    rows = StreamRows(length=model.objective.ids(prepared).shape[1], at=at)
+
+
+@contextmanager
+def watching_stream(model: Model, prepared: ModelInput, states: StreamRows) -> Iterator[Record]:
+    """A pass inside the block keeps its gradients, and ``states`` see its stream and its attention."""
     model.learn_kinds(prepared)
     with (
         torch.enable_grad(),
         model.threads(prepared),
-        rows.watching(model.module),
-        recording(model.module, [rows], prepared.axes, warn=False) as record,
+        states.watching(model.module),
+        recording(model.module, [states], prepared.axes, warn=False) as record,
     ):
+        yield record
+
+
+def direct_effects(
+    model: Model, prepared: ModelInput, target: str | None, against: str | None, head: Head | None = None
+) -> Writes:
+    """Decompose the score of ``target`` minus ``against``; ``head`` is the one whose words are told."""
+    require_weights(prepared)
+    at = place_prediction(model, prepared, target)
+    rows = StreamRows(length=model.objective.ids(prepared).shape[1], at=at)
+    with watching_stream(model, prepared, rows) as record:
         prediction = score_prediction(model, prepared, target, against)
     logits = prediction.logits
     if logits.grad_fn is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, AttentionCall, Axis, Head, Site
 from attnscope.axes import Array
-from attnscope.capture import Record, SiteRecord, recording
+from attnscope.capture import Record, SiteRecord
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.capture.stream import Lost
@@ -25,6 +25,7 @@ from attnscope.capture.summands import StreamStates, Summand, Summands, carried_
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
+from attnscope.questions.logits import require_weights, watching_stream
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kinds_of, selected_sites
 from attnscope.text import visible
@@ -98,16 +99,9 @@ class ScorePass:
     @classmethod
     def run(cls, model: Model, prepared: ModelInput) -> ScorePass:
         """Run a text. Raises ``ModelError`` for a trace."""
-        if prepared.replay is not None:
-            raise ModelError("a trace holds no weights of the model: give the model and the text")
+        require_weights(prepared)
         states = StreamStates(length=len(prepared.tokens))
-        model.learn_kinds(prepared)
-        with (
-            torch.enable_grad(),
-            model.threads(prepared),
-            states.watching(model.module),
-            recording(model.module, [states], prepared.axes, warn=False) as record,
-        ):
+        with watching_stream(model, prepared, states) as record:
             prepared.call(model.module)
         return cls(model, prepared, states, record)
 

@@ -76,8 +76,8 @@ def load(
     from attnscope.models.identity import find_commit
     from attnscope.models.untrusted_folder import ModelSource
 
-    source, where = ModelSource(name, revision, trust_remote_code), (place, kind, device_map)
-    model = load_huggingface(source, *where, allow_pickle, generative=generative, predicting=predicting)
+    source = ModelSource(name, revision, trust_remote_code, allow_pickle)
+    model = load_huggingface(source, place, kind, device_map, generative=generative, predicting=predicting)
     model.revision = find_commit(name, revision)
     return model
 

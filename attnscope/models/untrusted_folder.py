@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,24 @@ def input_work(work: str, refusal: str) -> Iterator[None]:
         raise
     except Exception as error:  # foreign code may raise anything
         raise InputError(f"{refusal}: {first_line(error)}") from error
+
+
+@contextmanager
+def pickles_refused(name: str) -> Iterator[None]:
+    """Raise ``ModelError`` where a model's class itself loads a pickled file, beside the weights."""
+    import torch
+
+    original = torch.load
+
+    def refuse(file: Any, *_: Any, **__: Any) -> None:
+        pickled = Path(file).name if isinstance(file, str | os.PathLike) else "a pickled file"
+        raise ModelError(f"{name} loads {pickled}, a pickle: pass --allow-pickle, if you trust its author")
+
+    torch.load = refuse
+    try:
+        yield
+    finally:
+        torch.load = original
 
 
 def require_plain_files(folder: Path) -> None:
@@ -251,6 +270,7 @@ class ModelSource:
     name: str
     revision: str | None = None
     trust_remote_code: bool = False
+    allow_pickle: bool = False
 
     @property
     def folder(self) -> Path | None:
@@ -267,11 +287,12 @@ class ModelSource:
         """Close the network if a folder is loaded, and turn the library's exceptions into ``ModelError``."""
         reason = f"the folder {self.name} chooses no network (--trust-remote-code would let it)"
         try:
-            if self.folder is None or self.trust_remote_code:
+            with ExitStack() as closed:
+                if self.folder is not None and not self.trust_remote_code:
+                    closed.enter_context(limits.network_closed(reason))
+                if not self.allow_pickle:
+                    closed.enter_context(pickles_refused(self.name))
                 yield
-            else:
-                with limits.network_closed(reason):
-                    yield
         except AttnscopeError:
             raise
         except Exception as error:  # whatever a foreign folder raises is the folder's fault

@@ -191,6 +191,22 @@ def test_pickled_weights_need_allow_pickle(copied):
     assert load(place, allow_pickle=True).module.config.n_layer == 2
 
 
+def test_pickle_beside_weights_needs_allow_pickle(copied, monkeypatch):
+    place, _ = copied
+    torch.save({"voice": torch.ones(2)}, place / "spk_dict.pt")
+    original = transformers.GPT2Model.__init__
+
+    def read_voices(self, config):  # as Qwen2.5-Omni does
+        torch.load(place / "spk_dict.pt", weights_only=True)
+        original(self, config)
+
+    monkeypatch.setattr(transformers.GPT2Model, "__init__", read_voices)
+    with pytest.raises(ModelError, match=r"loads spk_dict\.pt, a pickle: pass --allow-pickle"):
+        load(place)
+    assert load(place, allow_pickle=True).module.config.n_layer == 2
+    assert torch.load(place / "spk_dict.pt")["voice"].sum() == 2  # and the function is torch's own again
+
+
 def test_folder_code_needs_trust_remote_code(tmp_path):
     auto = {"AutoConfig": "planted.Config", "AutoModel": "planted.Model"}
     place = changed(tmp_path / "model", model_type="planted", auto_map=auto)

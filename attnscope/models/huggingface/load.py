@@ -56,7 +56,6 @@ def load_huggingface(
     device: torch.device,
     dtype: torch.dtype | None,
     device_map: str | Mapping[str, str] | None,
-    allow_pickle: bool,
     *,
     generative: bool,
     predicting: bool,
@@ -75,7 +74,7 @@ def load_huggingface(
     config = source.load_config()
     tokenizer = _load_tokenizer(source, config)
     classifier = pick_classifier(config) if predicting and not generative else None
-    options = {"config": config, **_loading_options(dtype, device_map, allow_pickle)}
+    options = {"config": config, **_loading_options(dtype, device_map, source.allow_pickle)}
     kind = classifier or pick_class(config, generative, predicting)
     with nullcontext() if device_map is None else unmapped():
         kind, loaded, missing = _load_weights(source, kind, options)

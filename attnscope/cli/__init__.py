@@ -42,7 +42,9 @@ EXIT_CLOSED_OUTPUT = 141  # the exit code of a command whose output is closed ea
 VERBS = ("requires ", "cannot be ", "must be ")  # with these, an option and what is wrong are a sentence
 LIMIT = re.compile(r"Input should be (less|greater) than or equal to (\S+)")
 HELP = {"help_option_names": ["-h", "--help"]}
-EXAMPLE = 'Start with: attnscope show "The cat sat on the mat because it was tired."'
+EXAMPLE = """\b
+Start with: attnscope show "The cat sat on the mat because it was tired."
+attnscope COMMAND --help has the usual options, --help-all every one."""
 
 
 class Commands(TyperGroup):
@@ -148,7 +150,7 @@ def all_commands() -> Iterable[Any]:
 
 def read_command_line(words: list[str]) -> list[str]:
     """What was typed, as a command: ``help show``, nothing, and a text alone mean one."""
-    if words[:1] == ["help"]:
+    if words[:1] in (["help"], ["--help-all"]):
         return [*words[1:2], "--help"]
     if words and words[0] not in PANELS and len(words[0].split()) > 1 and not words[0].startswith("-"):
         words = ["show", *words]

@@ -46,6 +46,8 @@ Often: Any = functools.partial(typer.Option, rich_help_panel=MOST_USED)
 """An option of the panel that ``--help`` lists, in a group of another panel."""
 MAX_COMMAND_CHARACTERS = 240  # most characters of a command worth copying
 MAX_HINT_CHARACTERS = 70  # most characters of what Tab says about an option
+SOUGHT = ("--latex", "--size", "--title", "--annotate", "--weighting", "--strict", "--seed", "--device")
+"""Options of the long help that people look for, the most sought first: the short help names three."""
 OPTION = re.compile(r"--?[^\W\d_]")  # so begins an option; -2, "-2 -> cat" and "- a line of a list" are none
 
 Complete: TypeAlias = Callable[[], Iterable[str]]  # all possible values
@@ -253,6 +255,9 @@ class Command(TyperCommand):
             each.opts = [name for name in each.opts if name[:-1] not in each.opts]  # no plural beside --layer
             if panel is not None and getattr(each, "rich_help_panel", None) not in (None, panel):
                 vars(each)["hidden"] = True
+        hidden = {name for each in self.params if getattr(each, "hidden", False) for name in each.opts}
+        if found := [name for name in SOUGHT if name in hidden][:3]:
+            self.epilog += f"\n\n--help-all: every option, such as {', '.join(found)}"
         try:
             yield
         finally:

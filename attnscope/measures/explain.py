@@ -59,16 +59,18 @@ def _others() -> dict[str, tuple[str, ...]]:
 
 
 def explain(name: str) -> str:
-    """Explain a word of the screen. Raises ``SelectionError`` that names what exists."""
-    parts = _measure(name), explain_role(name), _weighting(name), _terms().get(name)
-    if not any(parts):
-        others = _others()
-        near = nearest_name(name, (*MEASURES, *(word for words in others.values() for word in words)))
-        kinds = "; ".join(f"{kind}: {', '.join(words)}" for kind, words in others.items())
-        raise SelectionError(
-            f"no term {name!r}: {near}measures: {', '.join((*MEASURES, *MEASURES.families))}; {kinds}"
-        )
-    return "\n".join(filter(None, parts))
+    """Explain a word of the screen, such as ``feed-forward 0`` or ``embeddings (segment)``.
+
+    Raises ``SelectionError`` for a word that has no meaning here.
+    """
+    plain = re.sub(r" \(.*\)$| \d+$", "", name)
+    for word in dict.fromkeys((name, plain, plain.lower(), plain.lower().removesuffix("s"))):
+        if found := [
+            *filter(None, (_measure(word), explain_role(word), _weighting(word), _terms().get(word)))
+        ]:
+            return "\n".join(found)
+    near = nearest_name(name, (*MEASURES, *(word for words in _others().values() for word in words)))
+    raise SelectionError(f"no term {name!r}: {near}attnscope explain lists every word")
 
 
 def _measure(name: str) -> str:

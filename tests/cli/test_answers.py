@@ -66,6 +66,8 @@ ANSWERED = {
     "explain importance": "an output head",
     "explain ablation": "L without the head",
     "explain norm": ("Kobayashi", "W_O"),
+    "explain scale": "--scale (an option of show, browse, flow, export): Brightest colour",
+    "explain 'feed-forward 0'": "the part of a layer that works on each token alone",
     "explain rollout": "rollout (flow --method rollout): ",
     "explain alti": "alti (flow --method alti): ",
     "stats TEXT --where offset=-2>0.9": "none of the 32 heads meets the conditions",

@@ -138,3 +138,12 @@ def test_every_table_column_is_explained(run, place, monkeypatch):
         except Exception:
             unexplained.add(word)
     assert sorted(unexplained) == []
+
+
+def test_explanation_breaks_where_the_terminal_ends(run, monkeypatch):
+    wide = run("explain", "importance").out
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = run("explain", "importance").out
+    assert narrow.split() == wide.split()
+    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines()))
+    assert f"\n{' ' * 12}output, L the mean" in narrow

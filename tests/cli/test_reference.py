@@ -87,9 +87,16 @@ def test_help_all_lists_every_option(run, name):
     assert {"--quiet", "--verbose"} <= {*printed.split()}
 
 
+@pytest.mark.parametrize("name", ["show", "stats", "compare", "flow"])
+def test_short_help_ends_with_the_name_of_the_long_one(run, name):
+    last = run(name, "--help").out.strip().splitlines()[-1]
+    assert last.strip() == "--help-all: every option, such as --latex, --size, --title"
+
+
 def test_command_list_starts_with_most_used(run):
     printed = run("--help").out
-    assert run().out == printed
+    assert run().out == run("--help-all").out == printed
+    assert "--help-all every one" in printed
     names = re.findall("^│ ([a-z]+) ", printed, re.M)
     assert names[:5] == ["show", "browse", "stats", "find", "compare"]
     assert printed.index(" More ") > printed.index(" check ")

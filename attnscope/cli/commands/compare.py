@@ -46,14 +46,14 @@ class Contrast(Group):
     by: Annotated[Literal["layer"] | None, Often(help="layer: compare layers by their heads.")] = None
     composition: Annotated[
         bool,
-        Often(help="What a head, or any, reads of earlier heads, by the weights (Elhage et al. 2021)."),
+        Often(help="What a head, or any, reads of earlier heads, by the weights."),
     ] = False
 
 
 class ComparedHeads(options.LayerOptions):
     """Layers, or one head number."""
 
-    head: Annotated[str | None, Option(help="3: of all layers. L5H3: its difference map.")] = None
+    head: Annotated[str | None, Option(help="One head: 3 of all layers, or L5H3.")] = None
 
 
 class CompareOutput(options.TableOutput):

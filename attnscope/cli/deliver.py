@@ -113,11 +113,14 @@ def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = Fal
 
 def latex_of(answer: Answer) -> str:
     """The tables of an answer as LaTeX. Raises ``OutputError`` if it has none."""
-    from attnscope.render.latex import latex_of_map, latex_of_rows, latex_of_table
-    from attnscope.views import HeadMap, Table
+    from attnscope.render.latex import LATEX_FUNCTIONS, latex_of_rows
+    from attnscope.views import Table
 
-    tables = [latex_of_table(view) for view in answer.views if isinstance(view, Table) and view.rows]
-    tables = tables or [latex_of_map(view) for view in answer.views if isinstance(view, HeadMap)]
+    views = [view for view in answer.views if not isinstance(view, Table) or view.rows]
+    drawn = (
+        [write(view) for view in views if isinstance(view, kind)] for kind, write in LATEX_FUNCTIONS.items()
+    )
+    tables = next(filter(None, drawn), [])
     if not tables and answer.table is not None:
         tables = [latex_of_rows(answer.table())]
     if not tables:

@@ -225,7 +225,7 @@ class MapOptions(AxisOptions):
     settable = "scale"
     scale: Annotated[
         Literal["auto", "fixed", "row", "head"],
-        Option(help="Brightest colour: 1 (fixed), or the row's or head's largest weight."),
+        Option(help="Brightest colour: 1 (fixed), the row's or head's largest, or what shows most (auto)."),
     ] = "auto"
 
 

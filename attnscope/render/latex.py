@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from attnscope.text import ISOLATE, ISOLATE_END, clean
-from attnscope.views import Cell, HeadMap, Table
+from attnscope.views import Cell, HeadMap, Heatmap, Table
 
 ESCAPE_NAMES = ("less", "greater", "bar", "asciitilde", "asciicircum", "backslash")
 ESCAPES = str.maketrans(
@@ -40,8 +41,39 @@ def latex_of_table(view: Table) -> str:
 
 def latex_of_map(view: HeadMap) -> str:
     """One number per head: a row per layer."""
-    rows = [[name, *row] for name, row in zip(view.rows, view.texts, strict=True)]
-    return _tabular(["", *view.columns], rows, [False, *[True] * len(view.columns)])
+    return _matrix(view.title or view.name, view.corner, view.rows, view.columns, view.texts)
+
+
+def latex_of_weights(view: Heatmap) -> str:
+    """The weights of one head: a row per query, a dash for each masked key."""
+    known = view.weights.allowed.tolist()
+    texts = [
+        [f"{value:.2f}" if shown else "–" for value, shown in zip(*row, strict=True)]
+        for row in zip(view.values.tolist(), known, strict=True)
+    ]
+    rows, columns = ([place.label for place in axis] for axis in (view.weights.queries, view.weights.keys))
+    return _matrix(view.title, view.axes[:2], rows, columns, texts)
+
+
+LATEX_FUNCTIONS: dict[type, Callable[[Any], str]] = {
+    Table: latex_of_table,
+    HeadMap: latex_of_map,
+    Heatmap: latex_of_weights,
+}
+"""What writes each view; of an answer the first kind that it has."""
+
+
+def _matrix(
+    title: str,
+    corner: Sequence[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    texts: Iterable[Sequence[str]],
+) -> str:
+    """Numbers under the names of their columns; the corner names the rows and the columns."""
+    table = [[name, *row] for name, row in zip(rows, texts, strict=True)]
+    tabular = _tabular([" / ".join(corner), *columns], table, [False, *[True] * len(columns)])
+    return f"% {' '.join(clean(title).split())}\n{tabular}"
 
 
 def latex_of_rows(table: Iterable[Sequence[object]]) -> str:

@@ -35,6 +35,12 @@ class HeadMap(Titled):
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
     @property
+    def corner(self) -> tuple[str, str]:
+        """What the rows and the columns are."""
+        rows, columns = (AXES_OF_MARKS.get(mark, "") for mark in self.marks)
+        return rows or "token", columns or "checkpoint"
+
+    @property
     def means(self) -> Array:
         """The mean of each layer's heads; NaN where there is none.  -> [layer]"""
         finite = np.isfinite(self.values)
@@ -61,6 +67,9 @@ class HeadMap(Titled):
         """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
         low, high = self.limits
         return np.clip((self.values - low) / ((high - low) or 1.0), 0, 1)
+
+
+AXES_OF_MARKS = {"L": "layer", "H": "head", "KV": "key-value head"}
 
 
 def number(value: float, largest: float = 1.0) -> str:

@@ -46,14 +46,14 @@ def name_weight(weighting: str, kind: str = "") -> str:
 
 
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
-"""Full colour: the weight 1, or the largest of the row or head; "auto" is the largest, rounded up."""
+"""Full colour: the weight 1, or the largest of the row or head; "auto" is that of ``_full_colour``."""
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # full colour in words
 IN_LONG_ROWS = " in rows with many unmasked keys"  # other rows do not set the scale: ``scale_rows``
 
-FAINT = 0.1  # lower weights are almost invisible where full colour is 1
 DARK = 0.25  # a map with larger weights in short rows alone is dark where full colour is 1: ``scale_rows``
+BRIGHT = 8  # times the mean weight, beyond which cells are all as bright on the scale "auto"
 LEAST_DIFFERENCE = 0.001  # full colour of a difference of weights, at least
 
 THUMBNAIL_CELLS = 48  # rows and columns of a thumbnail, at most
@@ -132,8 +132,12 @@ class Heatmap(Titled):
         """The labels of both ends of the colour bar, numbers in this format."""
         if self.scale == "row":
             return (f"{minus}largest" if self.signed else "0"), SCALE_ENDS["row"]
-        low, high = self.limits
-        return f"{low:{form}}", f"{high:{form}}"
+        return label_ends(self.limits, form, minus, self.exceeded)
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether weights lie beyond the limits."""
+        return self.scale != "row" and exceeds(self.values, self.limits[1])
 
     def legend(self, masked: str, *, per_cent: bool) -> str:
         """How to read the map; ``masked`` describes the look of masked cells, if any."""
@@ -162,11 +166,10 @@ class Heatmap(Titled):
         )
         note = f"pooled to fit: each cell is {' of '.join(parts)}"
         limits = self.limits if self.scale == "fixed" else _limits([pooled], self.scale, self.signed)
-        # notes on cells that are not drawn any more
-        outdated = (*_note_beyond(self.values, self.limits), *_hidden([self]))
+        outdated = _hidden([self])  # the note on cells that are not drawn any more
         notes = [*(each for each in self.notes if each not in outdated), note]
         small = replace(self, weights=pooled, limits=limits, block=(down, across))
-        return replace(small, notes=(*notes, *_note_beyond(pooled.values, limits), *_hidden([small])))
+        return replace(small, notes=(*notes, *_hidden([small])))
 
 
 def heatmap(
@@ -177,7 +180,7 @@ def heatmap(
     notes: tuple[str, ...] = (),
     **more: Any,
 ) -> Heatmap:
-    """Build the view of one head ``[query, key]``; NaNs are masked, values beyond the limits told."""
+    """Build the view of one head ``[query, key]``; NaNs are masked."""
     broken = ~np.isfinite(weights.values)
     if broken.any():
         values = np.where(broken, 0, weights.values)
@@ -185,7 +188,7 @@ def heatmap(
         notes = (*notes, f"{broken.sum()} weights are not numbers and drawn as masked")
     limits = _limits([weights], scale, signed)
     view = Heatmap(weights, scale, signed, limits, **more)
-    return replace(view, notes=(*notes, *_note_beyond(weights.values, limits), *_hidden([view])))
+    return replace(view, notes=(*notes, *_hidden([view])))
 
 
 def round_up(value: float) -> float:
@@ -215,38 +218,49 @@ def levels(values: Array, limits: tuple[float, float], scale: Scale, signed: boo
 
 def _limits(heads: Sequence[Weights], scale: Scale, signed: bool) -> tuple[float, float]:
     """The ends of the colour scale of some heads: one for all."""
-    every, able = _largest_of((each.values, each.allowed) for each in heads)
+    every, able, mean = _sizes_of((each.values, each.allowed) for each in heads)
     if scale == "fixed":
         top = 1.0
     elif scale == "auto":
-        top = round_up(max(every, LEAST_DIFFERENCE)) if signed else _full_colour(every, able)
+        top = round_up(max(every, LEAST_DIFFERENCE)) if signed else _full_colour(every, able, mean)
     else:
         top = (able if scale == "head" and not signed else every) or 1.0
     return (-top if signed else 0.0, top)
 
 
-def _largest_of(maps: Iterable[tuple[Array, Array]]) -> tuple[float, float]:
-    """The largest weight of some values and their unmasked cells, and that in the rows of ``scale_rows``."""
-    every = able = 0.0
+def _sizes_of(maps: Iterable[tuple[Array, Array]]) -> tuple[float, float, float]:
+    """Of values and their unmasked cells: the largest weight, and that and the mean of ``scale_rows``."""
+    every = able = total = 0.0
+    count = 0
     for values, allowed in maps:
-        sizes = np.abs(values)
+        sizes, long = np.abs(values), scale_rows(allowed)[..., None] & allowed
         every = max(every, float(sizes.max(initial=0)))
-        able = max(able, float(sizes.max(initial=0, where=scale_rows(allowed)[..., None])))
-    return every, able
+        able = max(able, float(sizes.max(initial=0, where=long)))
+        total += float(sizes.sum(where=long, dtype=np.float64))
+        count += np.count_nonzero(np.broadcast_to(long, sizes.shape))
+    return every, able, total / max(count, 1)
 
 
-def _full_colour(every: float, able: float) -> float:
+def _full_colour(every: float, able: float, mean: float) -> float:
     """The weight of full colour on the scale "auto": the largest, rounded up, and 1 at most.
 
-    Where rows of few unmasked keys alone have weights that are no longer dark, they do not count.
+    Where rows of few unmasked keys alone have weights that are no longer dark, they do not count. In a large
+    map, one sharp row would leave all others dark: there it is ``BRIGHT`` times the mean weight, and what
+    lies beyond it has the same colour.
     """
-    return min(round_up(able if 0 < able <= DARK else every), 1.0) or 1.0
+    return min(round_up(able if 0 < able <= DARK else every), round_up(BRIGHT * mean) or 1.0, 1.0) or 1.0
 
 
-def _note_beyond(values: Array, limits: tuple[float, float]) -> tuple[str, ...]:
+def exceeds(values: Array, top: float) -> bool:
+    """Whether values lie beyond the end of a scale, rounding errors aside."""
+    return bool((np.abs(values) > top + 1e-4).any())
+
+
+def label_ends(limits: tuple[float, float], form: str, minus: str, exceeded: bool) -> tuple[str, str]:
+    """The labels of both ends of a colour bar; where values lie beyond them, with the sign for it."""
     low, high = limits
-    beyond = int(((values < low - 1e-4) | (values > high + 1e-4)).sum())
-    return (f"{beyond} values are outside {low:g} to {high:g}",) if beyond else ()
+    under, over = ("≤" * (low < 0), "≥") if exceeded else ("", "")
+    return f"{under}{low:{form}}".replace("-", minus), f"{over}{high:{form}}"
 
 
 def _hidden(maps: Sequence[Heatmap]) -> tuple[str, ...]:
@@ -277,6 +291,11 @@ class HeadRow(Titled):
     """Several heads on the same rows and columns, with the same limits."""
 
     maps: tuple[Heatmap, ...]
+
+    @property
+    def key(self) -> Heatmap:
+        """The map whose colour bar holds for all."""
+        return max(self.maps, key=lambda each: each.exceeded)
 
 
 def head_row(maps: Sequence[Heatmap], *, scale: Scale = "fixed", title: str = "") -> HeadRow:
@@ -455,9 +474,10 @@ class Grid(Titled):
 
     def scale_ends(self, minus: str = "-") -> tuple[str, str]:
         """The labels of both ends of the colour bar."""
-        high = f"{self.top:.2g}" if self.shown_scale == "fixed" else SCALE_ENDS[self.shown_scale]
-        low = high if self.shown_scale == "fixed" else "largest"
-        return f"{minus}{low}" if self.signed else "0", high
+        if self.shown_scale != "fixed":
+            return (f"{minus}largest" if self.signed else "0"), SCALE_ENDS[self.shown_scale]
+        exceeded = any(exceeds(layer.values, self.top) for layer in self.layers)
+        return label_ends((-self.top if self.signed else 0.0, self.top), ".2g", minus, exceeded)
 
     def legend(self, *, masked: str = "", line: str = "line") -> list[str]:
         """What a thumbnail is, and its colours; ``masked`` and ``line`` say how such cells look."""
@@ -476,23 +496,17 @@ class Grid(Titled):
             words.append(f"no attention of this kind in {layers}")
         return [*words, masked] if masked else words
 
-    @cached_property
+    @property
     def shown_scale(self) -> Scale:
-        """What full colour stands for: "auto" is 1, or each head's largest if signed or nearly all faint."""
-        if self.scale != "auto":
-            return self.scale
-        if self.signed:
-            return "head"
-        tops = (_largest(layer).ravel() for layer in self.layers)
-        clear = np.concatenate([np.zeros(0), *tops]) > FAINT  # [head]
-        return "head" if clear.size and clear.mean() < 0.1 else "fixed"
+        """What full colour stands for: "auto" is one weight for all, or each head's largest if signed."""
+        return self.scale if self.scale != "auto" else "head" if self.signed else "fixed"
 
     @cached_property
     def top(self) -> float:
-        """The weight of full colour: 1, or the largest of all maps, rounded up."""
-        if self.scale != "auto" or self.shown_scale != "fixed" or self.signed:
+        """The weight of full colour: 1, or that of the scale "auto"."""
+        if self.scale != "auto" or self.signed:
             return 1.0
-        return _full_colour(*_largest_of((layer.values, ~layer.masked) for layer in self.layers))
+        return _full_colour(*_sizes_of((layer.values, ~layer.masked) for layer in self.layers))
 
     def fit(self, rows: int, columns: int) -> Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells; each covers whole places."""

@@ -39,8 +39,23 @@ def test_latex_table_has_the_printed_cells(run):
 def test_latex_map_has_a_row_per_layer(run):
     lines = run("stats", TEXT, "--map", "entropy", "--latex").out.splitlines()
     figures = {(each["layer"], each["head"]): each["figures"] for each in run.json("stats", TEXT)["heads"]}
-    assert [line.partition(" ")[0] for line in lines[5:9]] == ["L0", "L1", "L2", "L3"]
-    assert lines[6].split(" & ")[3] == f"{figures[1, 2]['entropy']['value']:.2f}"
+    assert lines[0].startswith("% entropy")
+    assert lines[4].startswith("layer / head & H0 & ")
+    assert [line.partition(" ")[0] for line in lines[6:10]] == ["L0", "L1", "L2", "L3"]
+    assert lines[7].split(" & ")[3] == f"{figures[1, 2]['entropy']['value']:.2f}"
+
+
+def test_latex_of_one_head_has_its_weights_and_names_its_axes(run):
+    asked = ("show", "The cat_ sat", "-m", "own-causal", "--head", "L1H1")
+    weights = run.json(*asked)["weights"]
+    lines = run(*asked, "--latex").out.splitlines()
+    names, *rows = [line.removesuffix(r" \\").split(" & ") for line in lines if " & " in line]
+    assert names[0] == "query (attends) / key (attended to)"
+    assert lines[0].startswith("% L1H1")
+    for number, (row, expected) in enumerate(zip(rows, weights, strict=True)):
+        assert row[0] == names[number + 1]
+        cells = [f"{weight:.2f}" if key <= number else "--" for key, weight in enumerate(expected)]
+        assert row[1:] == cells
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from attnscope.questions.stats import overview
 from attnscope.text import visible
 from attnscope.views import grid, head_row, heatmap, rank_places, thumbnail_levels, token_view
 from attnscope.views.heads import effect_maps, head_map, joint_difference, number, plain_limits
+from attnscope.views.maps import round_up
 from tests.axes.test_axes import grouped
 from tests.render.screen import bare, printed
 
@@ -55,18 +56,22 @@ def test_only_maps_that_do_not_fit_are_pooled_with_a_note() -> None:
     assert [place.label for place in wide.weights.queries] == ["the", "cat", "sat", "down"]
 
 
-def test_non_finite_and_drawn_out_of_range_values_are_noted() -> None:
-    view = heatmap(bare(np.array([[np.nan, 2.0]])))
+def test_bar_says_where_drawn_values_lie_beyond_its_ends() -> None:
+    view = heatmap(bare(np.array([[np.nan, 2.0]])), scale="fixed")
     assert view.masked.tolist() == [[True, False]]
-    assert [note.split()[0] for note in view.notes] == ["1", "1"]
-    assert ["not numbers" in view.notes[0], "outside 0 to 1" in view.notes[1]] == [True, True]
-    view = heatmap(bare(np.full((4, 4), 0.9)))
-    assert (view.notes, view.fit(2, 2).notes[-1]) == ((), "4 values are outside 0 to 1")
+    assert view.notes == ("1 weights are not numbers and drawn as masked",)
+    assert view.scale_ends(".2g") == ("0", "≥1")
+    even = heatmap(bare(np.full((4, 4), 0.9)), scale="fixed")
+    assert [each.scale_ends(".2g")[1] for each in (even, even.fit(2, 2))] == ["1", "≥1"]
     values = np.eye(8) / 50
     values[0, 0] = 1  # a row that cannot choose
     view = heatmap(bare(values, np.tri(8, dtype=bool)), scale="head")
-    assert view.notes == ("1 values are outside 0 to 0.02",)
-    assert [note for note in view.fit(4, 4).notes if "outside" in note] == ["1 values are outside 0 to 0.02"]
+    assert [each.scale_ends(".2g")[1] for each in (view, view.fit(4, 4))] == ["≥0.02", "≥0.02"]
+    signed = heatmap(bare(np.array([[-2.0, 0.1]])), scale="fixed", signed=True)
+    assert signed.scale_ends(".2g", minus="−") == ("≤−1", "≥1")
+    row = head_row([replace(even, weights=bare(values)) for values in (np.eye(4), 2 * np.eye(4))])
+    assert [each.exceeded for each in row.maps] == [False, True]
+    assert row.key is row.maps[1]
 
 
 @pytest.mark.parametrize("least", [0.0, 0.1, 0.3, 0.35, 0.45, 1.1])
@@ -131,7 +136,7 @@ def test_head_scale_applies_to_each_thumbnail() -> None:
 
 @pytest.mark.parametrize(("peak", "top"), [(0.2, 0.2), (0.21, 0.25), (0.45, 0.5), (0.9, 1.0), (3.0, 1.0)])
 def test_auto_scale_ends_at_the_largest_cell_rounded_up(peak: float, top: float) -> None:
-    values = np.full((2, 6, 6), 0.01)
+    values = np.full((2, 6, 6), peak / 4)
     values[1, 3, 4] = peak
     one = bare(values[1])
     assert heatmap(one, scale="auto").limits == (0, top)
@@ -140,16 +145,17 @@ def test_auto_scale_ends_at_the_largest_cell_rounded_up(peak: float, top: float)
     row = head_row([heatmap(bare(each)) for each in values], scale="auto")  # one scale for both
     assert [each.limits for each in row.maps] == [(0, top)] * 2
     view = grid([(0, bare(values))], scale="auto")
-    assert (view.shown_scale, view.top, view.scale_ends()) == ("fixed", top, ("0", f"{top:.2g}"))
+    assert (view.shown_scale, view.top) == ("fixed", top)
+    assert view.scale_ends() == ("0", "≥" * (peak > 1) + f"{top:.2g}")
     assert replace(view, scale="fixed").top == 1
 
 
 @pytest.mark.parametrize(("far", "top"), [(0.2, 0.2), (0.3, 1.0)])
 def test_rows_of_few_keys_set_the_scale_unless_the_others_are_dark(far: float, top: float) -> None:
-    values = np.diag([1.0, *[far] * 11])
+    values = np.tri(12) / 10 + np.diag([0.9, *[far - 0.1] * 11])
     view = heatmap(bare(values, np.tri(12, dtype=bool)), scale="auto")
     assert view.limits == (0, top)
-    assert view.notes == (("1 values are outside 0 to 0.2",) if top < 1 else ())
+    assert view.exceeded == (top < 1)
 
 
 @pytest.mark.parametrize(
@@ -270,31 +276,44 @@ def test_labels_have_no_control_characters(text: str) -> None:
         assert unicodedata.category(character) != "Cf" or character in "\u200c\u200d"
 
 
-def test_faint_grids_scale_each_head_by_itself_with_a_note() -> None:
+@pytest.mark.parametrize("size", [12, 48, 300])
+def test_auto_scale_leaves_even_heads_visible_beside_a_sharp_one(size: int) -> None:
+    even, sharp = np.full((size, size), 1 / size), np.eye(size)
+    sink = np.full((size, size), 0.2 / size)
+    sink[:, 0] += 0.8
+    for values in ([even, sharp], [sharp, sharp], [sink, sink], [even, sink, sharp]):
+        view = grid([(0, bare(np.stack(values)))], scale="auto", cells=size)
+        top = min(round_up(8 / size), 1)  # the mean of any weights that sum to 1 is 1 / size
+        assert (view.shown_scale, view.top) == ("fixed", top)
+        assert view.scale_ends()[1] == ("≥" * (top < 0.8) + f"{top:.2g}")
+        for each in values:
+            assert heatmap(bare(each), scale="auto").limits[1] == (
+                top if each.max() > 0.5 else round_up(1 / size)
+            )
+        assert thumbnail_levels(view.layers[0], view)[0].max() >= 1 / 16
+    assert grid([(0, bare(sharp[None]))], scale="fixed").scale_ends() == ("0", "1")
+
+
+def test_faint_grids_share_the_largest_weight_rounded_up() -> None:
     even = bare(np.full((2, 12, 12), 0.08))
-    one = bare(np.stack([np.eye(12), even.values[0]]))
-    view, asked, clear = (
-        grid([(0, field)], scale=scale) for field, scale in ((even, "auto"), (even, "fixed"), (one, "auto"))
-    )
-    assert [each.shown_scale for each in (view, asked, clear)] == ["head", "fixed", "fixed"]
-    told = "full scale: 0 to each head's largest weight"
-    assert told in " ".join(printed(view).split())
+    view = grid([(0, even)], scale="auto")
+    assert (view.shown_scale, view.scale_ends()) == ("fixed", ("0", "0.1"))
+    asked = " ".join(printed(replace(view, scale="head")).split())
+    assert "full scale: 0 to each head's largest weight" in asked
 
 
 def test_grid_scale_ignores_first_causal_rows() -> None:
     open_ = np.tril(np.ones((48, 48), bool))
     even = bare((open_ / open_.sum(-1, keepdims=True))[None], open_)
     drawn = grid([(0, even)], scale="auto")
-    assert drawn.shown_scale == "head"
-    levels = thumbnail_levels(drawn.layers[0], drawn)[0]
-    assert levels[-1, :-1].min() > 0.4  # the last row is the faintest, and is seen
-    said = " ".join(printed(drawn).split())
+    assert drawn.scale_ends() == ("0", "≥0.05")  # 1 / 25 rounded up
+    assert thumbnail_levels(drawn.layers[0], drawn)[0, -1, :-1].min() > 0.4  # the faintest row is seen
+    said = " ".join(printed(replace(drawn, scale="head")).split())
     assert "full scale: 0 to each head's largest weight in rows with many unmasked keys" in said
     one = heatmap(replace(even, values=even.values[0]), scale="auto")
-    assert one.limits == (0, 0.05)  # above 1 / 25
-    assert "values are outside 0 to 0.05" in one.notes[0]
+    assert one.scale_ends(".2g") == ("0", "≥0.05")
     previous = bare(np.eye(48, k=-1)[None], open_)
-    assert grid([(0, previous)], scale="auto").shown_scale == "fixed"
+    assert grid([(0, previous)], scale="auto").scale_ends() == ("0", "≥0.25")
 
 
 def test_two_rows_per_line_are_whole_rows() -> None:

@@ -207,7 +207,8 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     weights = view.maps[0].weights
     rows, columns = view.maps[0].values.shape
     cell = MAP_SIDE / max(rows, columns)
-    ticks, one = scale_ticks(view.maps[0]), view.maps[0]
+    one = view.key
+    ticks = scale_ticks(one)
     right, bar_above, _ = paper.bar_room(style, one.bar, ticks[-1][1])
     right += NAME_ROOM  # at the left edge
     beside = min(len(view.maps), 4)

@@ -34,8 +34,8 @@ from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
 from attnscope.views import (
     ATTENTION,
+    BRIGHT,
     DARK,
-    FAINT,
     ROLE_LETTERS,
     WEIGHT,
     Drawable,
@@ -211,7 +211,7 @@ class Page:
             "top": top,
             "signed": self.signed,
             "power": POWER,
-            "faint": FAINT,
+            "bright": BRIGHT,
             "dark": DARK,
             "bar": self.bar,
             "sentence": ATTENTION.sentence,

@@ -40,21 +40,36 @@ function roundUp(weight) {
   return Number(([1, 2, 2.5, 5, 10].find((step) => step * power >= weight * 0.995) * power).toPrecision(2));
 }
 
+// The mean weight of the rows that can choose, over all heads.
+function meanOf(heads) {
+  let sum = 0, count = 0;
+  for (const head of heads)
+    for (const row of choosingRows(head))
+      for (const byte of head.bytes.subarray(row * head.columns, (row + 1) * head.columns))
+        if (byte !== CLOSED) (sum += SIZE[byte]), count++;
+  return count ? sum / count : 0;
+}
+
 // The weight of full colour of some heads on the scale "auto": the largest, rounded up, and 1 at most; of rows
-// with many keys where their weights would be dark.
+// with many keys where their weights would be dark. A multiple of the mean where one row would leave all others dark.
 function fullColour(heads) {
   const able = Math.max(...heads.map(largestOfHead));
   const every = () => Math.max(...heads.map((head) => largest(head.bytes)));
   if (PAGE.signed) return roundUp(every());
-  return Math.min(roundUp(able > 0 && able <= PAGE.dark ? able : every()), 1);
+  return Math.min(roundUp(able > 0 && able <= PAGE.dark ? able : every()), roundUp(PAGE.bright * meanOf(heads)), 1);
 }
+
+const exceeds = (head, full) => head.bytes.some((byte) => byte !== CLOSED && SIZE[byte] > full * 1.005);
 
 // The weight of full colour of a head, where its rows share it.
 const fullOf = (head, scale) =>
   ({ fixed: () => 1, head: () => largestOfHead(head) || 1, auto: () => fullColour([head]) })[scale]();
 
 // The same in words: plain numbers as they are.
-const endOf = (head) => (head.scale === "head" ? shortly : String)(fullOf(head, head.scale));
+function endOf(head) {
+  const full = fullOf(head, head.scale);
+  return `${exceeds(head, full) ? "≥" : ""}${(head.scale === "head" ? shortly : String)(full)}`;
+}
 
 // Hidden weights are as blank as the page around the map.
 const isHidden = (byte) => Math.abs(byte - ZERO) < PAGE.hidden[1];
@@ -207,7 +222,7 @@ function highest() {
   return `${full}, this head's largest${where}`;
 }
 
-const lowest = () => (!PAGE.signed ? "0" : current.scale === "row" ? "-" : `-${endOf(current)}`);
+const lowest = () => (!PAGE.signed ? "0" : current.scale === "row" ? "-" : `-${endOf(current)}`.replace("-≥", "≤-"));
 
 function drawLegend() {
   const map = state.mode !== "lines", drawn = state.mode !== "map";

@@ -151,15 +151,15 @@ function tokenAt(event) {
 
 // The weight of the strongest line; on the scale "auto" 1, unless all would be faint.
 function lineEnd(head) {
-  const full = fullOf(head, head.scale ?? state.scale);
-  return head.scale === "auto" && full > PAGE.dark ? 1 : full;
+  const scale = head.scale ?? state.scale, most = largestOfHead(head);
+  return scale !== "auto" ? fullOf(head, scale) : most > PAGE.dark ? 1 : roundUp(most);
 }
 
 // What the legend says of lines.
 function leastLine() {
   const focus = focusNow(), least = faintest(drawnHeads().length, focus.row !== null || focus.column !== null);
   const few = showsFew(focus) ? "; the five strongest of each token" : "";
-  const full = current.scale === "row" ? "the largest" : lineEnd(current) === 1 ? "1" : endOf(current);
+  const full = current.scale === "row" ? "the largest" : String(Number(lineEnd(current).toPrecision(2)));
   const bars = state.token === null ? "" : `; full bar = ${full}`;
   return (full === "1" ? `below ${least} no line` : `of ${full}; below ${least} of it no line`) + few + bars;
 }

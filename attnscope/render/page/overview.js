@@ -71,32 +71,21 @@ const headOf = ({ bytes, rows, columns }, head) => ({
 
 function colourOverview(most) {
   const smalls = overview.layers.map((layer) => pooled(layer, most));
-  const faint = state.scale === "auto" && (PAGE.signed || !standsOut());
-  const scale = faint ? "head" : state.scale;
+  const scale = state.scale === "auto" && PAGE.signed ? "head" : state.scale;
   const every = (small, layer) => Array.from({ length: layer.heads }, (_, head) => headOf(small, head));
-  const end = scale === "auto" ? fullColour(smalls.flatMap((small, at) => every(small, overview.layers[at]))) : null;
+  const heads = smalls.flatMap((small, at) => every(small, overview.layers[at]));
+  const end = scale === "auto" ? fullColour(heads) : scale === "fixed" ? 1 : null;
   overview.pictures = overview.layers.map((layer, at) => {
     const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale, end));
     const { bytes, rows, columns } = smalls[at];
     return cells(bytes, layer.heads * rows, columns, look.flat()); // the heads of a layer stand below each other
   });
   overview.most = most;
-  const full = { auto: end, fixed: "1", row: "each row's largest weight", head: "each head's largest weight" };
+  const own = { row: "each row's largest weight", head: "each head's largest weight" };
   const aside = scale === "head" && smalls.some((small) => choosingRows(headOf(small, 0)).length < small.rows);
   const where = aside ? " in rows with many unmasked keys" : "";
-  element("shades").textContent = `Colour scale: ${FROM}${full[scale]}${where}.`;
-}
-
-// Whether enough heads have a weight that is seen where full colour is 1; the same at every size of the window.
-function standsOut() {
-  const all = overview.layers.reduce((sum, layer) => sum + layer.heads, 0);
-  let clear = 0;
-  for (const layer of overview.layers) {
-    const [rows, columns] = layer.small, whole = { bytes: thumbnails(layer), rows, columns };
-    for (let head = 0; head < layer.heads; head++)
-      if (largestOfHead(headOf(whole, head)) > PAGE.faint) clear++;
-  }
-  return clear >= 0.1 * all;
+  const full = own[scale] ?? `${end}${heads.some((head) => exceeds(head, end)) ? " or more" : ""}`;
+  element("shades").textContent = `Colour scale: ${FROM}${full}${where}.`;
 }
 
 function drawOverview() {

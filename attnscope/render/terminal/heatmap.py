@@ -225,7 +225,7 @@ def row_lines(view: HeadRow, surface: Surface) -> Iterator[Line]:
             blocks.append([[Segment(each.title, BOLD), role], *cells])
         yield from screen.side_by_side(blocks, width)
         yield []
-    yield from _legend(maps[0], layout, surface, palette)
+    yield from _legend(HeadRow(maps).key, layout, surface, palette)
 
 
 def _titled(view: Heatmap, surface: Surface) -> Iterator[Line]:

@@ -10,7 +10,7 @@ import pytest
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.page import UP, Code, pack
-from attnscope.views import ROLE_LETTERS, HeadDescription, Score, round_up
+from attnscope.views import ROLE_LETTERS, HeadDescription, Score, grid, heatmap, round_up
 from tests.questions.roles import plant_roles
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
@@ -214,13 +214,28 @@ def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_pa
     cells = min(32, chromium.run("overview.most"))
     assert (cells < 32) == (heads == 24)
     pooled = shrink(*shrink(values, np.ones_like(values, bool), 32, 32), cells, cells)[0]
-    colours = table("ember")[steps(pooled / pooled.max())]
+    top = round_up(pooled.max())
+    colours = table("ember")[steps(pooled / top)]
     height, width = seen.shape[:2]
     for column in (0, cells - 1):
         x = 0 if column == 0 else width - 1
         np.testing.assert_allclose(seen[height // 2, x], colours[cells // 2, column], atol=8)
-    said = chromium.text("shades")
-    assert said == "Colour scale: 0 to each head's largest weight."
+    assert chromium.text("shades") == f"Colour scale: 0 to {top:g}."
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_thumbnails_of_sharp_and_even_heads_end_where_those_of_views_do(chromium, tmp_path, causal):
+    open_ = np.tril(np.ones((LONG, LONG), bool)) if causal else np.ones((LONG, LONG), bool)
+    sharp = np.eye(LONG, dtype=np.float32)
+    layers = [(0, weights(np.stack([spread(causal), sharp, sharp]), WORDS, WORDS, open_))]
+    chromium.open_anew(write_page(tmp_path / "page.html", {"decoder": layers}), 1300)
+    view = grid(layers, scale="auto", cells=32)
+    assert view.scale_ends() == ("0", f"≥{view.top:g}")
+    assert chromium.text("shades") == f"Colour scale: 0 to {view.top:g} or more."
+    chromium.run("openHead(0, 1)")
+    chromium.until("current && state.head === 1")
+    one = heatmap(weights(sharp, WORDS, WORDS, open_), scale="auto")
+    assert chromium.text("high") == f"≥{one.limits[1]:g} attention weight"
 
 
 def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
@@ -228,9 +243,10 @@ def test_thumbnail_scale_ignores_first_causal_rows(chromium, tmp_path) -> None:
     seen = thumbnail(chromium, tmp_path / "page.html", spread(causal=True), 2, causal)
     width = seen.shape[1]
     assert seen[-1, width // 4].sum() > 200  # a weight on the map of the darkest ground
-    assert "in rows with many unmasked keys" in chromium.text("shades")
+    pooled = shrink(spread(causal=True), causal, 32, 32)[0]
+    assert chromium.text("shades") == f"Colour scale: 0 to {round_up(pooled[16:].max()):g} or more."
     largest = spread(causal=True)[LONG // 2 :].max()  # of rows with more than half of the keys
-    assert chromium.text("high") == f"{round_up(largest):g} attention weight"
+    assert chromium.text("high") == f"≥{round_up(largest):g} attention weight"
 
 
 def test_page_pooling_equals_python_pooling(chromium, tmp_path) -> None:

@@ -99,7 +99,11 @@ class ShownHeads(HeadOptions):
     """All heads, some heads, or one token of them."""
 
     head: Annotated[
-        str | None, Option(help="One head, L2H1, or its number with --layer; several: L2H1,L1H3.")
+        str | None,
+        Option(
+            help="One head, L2H1, or its number with --layer; several: L2H1,L1H3; with -o PAGE.html: "
+            "whose cells open."
+        ),
     ] = None
     token: Annotated[str | None, Option(help="One token: a word, its number, or a patch as row,column.")] = (
         None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ from attnscope.views import (
     HeadDescription,
     Heatmap,
     Scene,
+    Table,
     TokenView,
     grid,
     name_weight,
@@ -143,6 +144,9 @@ class AllHeads:
     pictures: tuple[Picture, ...] = ()
     by: str | None = None  # what a page's overview is coloured by: ``role`` or one of ``SHOWN_MEASURES``
     bar: str = WEIGHT  # what the weights are, in words
+    named: tuple[Head, ...] = ()  # at the first of which a page opens
+    terms: Mapping[Head, Mapping[tuple[int, int], Table]] = field(default_factory=dict)  # by row and key
+    command: str = ""  # what follows the head and the cell in a command that explains it, if one can
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its scores, as ``one_head`` shows it."""
@@ -190,9 +194,10 @@ class AllHeads:
 
     @property
     def worth(self) -> tuple[Head, ...]:
-        """The heads most worth a look, most telling first."""
+        """The named heads, then those most worth a look, most telling first."""
         heads = chain.from_iterable(self.figures.values())
-        return tuple(head.address for head in worth_a_look(heads, apart=self.layers.apart))
+        found = (head.address for head in worth_a_look(heads, apart=self.layers.apart))
+        return tuple(dict.fromkeys((*self.named, *found)))
 
     @cached_property
     def weights(self) -> Mapping[tuple[str, int], Weights]:

@@ -139,10 +139,9 @@ class ScorePass:
         """Every unmasked cell of a head, its name, and its strongest terms: parts, value, excess."""
         site = self.find(head).site
         attention, call, number = self.states.attentions[site], self._call(site), head.head
-        sides = (call.query, number), (call.key, number // shared_by(call))
-        every = [summands_of(self.states, side, of, torch.eye(side.shape[2])).vectors for side, of in sides]
-        query, key = (torch.stack([*vectors.values()]) for vectors in every)  # [part, token, size]
-        names = [(one.name, other.name) for one in every[0] for other in every[1]]
+        both = self._summands(site, number, *(torch.eye(side.shape[2]) for side in (call.query, call.key)))
+        query, key = (torch.stack([*side.vectors.values()]) for side in both)  # [part, token, size]
+        names = [(one.name, other.name) for one in both[0].vectors for other in both[1].vectors]
         for row in range(query.shape[1]):
             keys = unmasked_keys(attention, row, number).nonzero().flatten()
             terms = scale_of(call, number) * torch.einsum("ps,qks->kpq", query[:, row], key[:, keys]).flatten(
@@ -219,13 +218,7 @@ class ScorePass:
         rows = (asked.any(1) | other.any(1)).nonzero().flatten()
         cells, call = Cells(asked[rows], other[rows], rows, names), self._call(site)
         chosen = torch.nn.functional.one_hot(rows, call.query.shape[2])
-        try:
-            with self.model.threads(self.prepared):
-                query = summands_of(self.states, call.query, head, chosen)
-                both = torch.cat([cells.asked, cells.other])
-                key = summands_of(self.states, call.key, head // shared_by(call), both)
-        except Lost as lost:
-            raise ModelError(f"the scores of {self.model.name} cannot be explained: {lost}") from None
+        query, key = self._summands(site, head, chosen, torch.cat([cells.asked, cells.other]))
         queries = torch.stack([*query.vectors.values()])  # [part, row, size]
         keys = torch.stack([*key.vectors.values()])
         keys = keys.reshape(len(keys), 2, len(rows), -1)  # [part, asked | other, row, size]
@@ -239,6 +232,20 @@ class ScorePass:
         return ScoreTerms(
             site, address, self.states.name(address), cells, query, key, values, others, means, cap
         )
+
+    def _summands(self, site: Site, head: int, rows: Tensor, keys: Tensor) -> tuple[Summands, Summands]:
+        """The parts of sums of a head's queries and of its keys, [sum, token].
+
+        Raises ``ModelError`` where they cannot be followed.
+        """
+        call = self._call(site)
+        sides = (call.query, head, rows), (call.key, head // shared_by(call), keys)
+        try:
+            with self.model.threads(self.prepared):
+                query, key = (summands_of(self.states, *side) for side in sides)
+        except Lost as lost:
+            raise ModelError(f"the scores of {self.model.name} cannot be explained: {lost}") from None
+        return query, key
 
     def _call(self, site: Site) -> AttentionCall:
         """What a kernel received. Raises ``ModelError`` where its queries and keys are not known."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array
 from attnscope.capture.summands import Summand
+from attnscope.errors import ModelError, readable
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.find import Question
@@ -25,11 +26,19 @@ from attnscope.questions.sentences import name_pass, pluralize
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
 
+if TYPE_CHECKING:
+    from attnscope.questions.layers import AllHeads
+
 STORED_TERMS = 100  # terms of a cell among the numbers; the others are one sum
 LISTED_TERMS = 8  # terms that are printed
 LISTED_PARTS = 5  # parts of either side that are printed
 OPENED_TOKENS = 40  # tokens of a text, at most, of whose map a page explains each cell
+OPENED_BYTES = 2 << 20  # of the terms of cells in a page, at most
 DRAWN_TERMS = 3  # terms of a head that are drawn
+TERMS = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
+
+Opened: TypeAlias = Mapping[Head, Mapping[tuple[int, int], Table]]
+"""By head, the terms of each cell of its map, by row and key."""
 
 Value = Annotated[float, Meaning("its value in the score")]
 Excess = Annotated[
@@ -211,31 +220,63 @@ def _sides(parts: Sequence[Summand], numbers: Array) -> tuple[SidePart, ...]:
     return tuple(sorted(sides, key=lambda each: -abs(each.excess)))
 
 
-def explain_cells(model: Model, prepared: ModelInput, head: Head) -> dict[tuple[int, int], Table]:
-    """The strongest terms of each cell of a head's map; none of a text of more than ``OPENED_TOKENS``."""
+def explain_cells(
+    model: Model, prepared: ModelInput, heads: Sequence[Head]
+) -> Iterator[tuple[Head, dict[tuple[int, int], Table]]]:
+    """The strongest terms of each cell of some heads' maps, head by head, from one pass.
+
+    Raises ``SelectionError`` for a head that does not exist, and ``ModelError`` for a text of more than
+    ``OPENED_TOKENS``, and where scores cannot be followed.
+    """
     if len(prepared.tokens) > OPENED_TOKENS:
-        return {}
-    columns = (
-        *map(Column, ("query part", "key part")),
-        *(Column(name, True) for name in ("value", "excess")),
+        raise ModelError(f"cells open in pages of one text of at most {OPENED_TOKENS} tokens")
+    ran = ScorePass.run(model, prepared)
+    for head in heads:
+        yield (
+            Head(head.layer, head.head, ran.find(head).site.kind),
+            {
+                cell: Table(TERMS, tuple((*term[:2], *map(_signed, term[2:])) for term in terms), title=title)
+                for cell, title, terms in ran.explain_all(head, LISTED_PARTS)
+            },
+        )
+
+
+def open_cells(page: AllHeads, model: Model, prepared: ModelInput, heads: Sequence[Head]) -> AllHeads:
+    """A page of which each cell of these heads opens its terms, as far as ``OPENED_BYTES`` hold them.
+
+    A note says which heads' cells do, and why others' do not.
+    """
+    terms, size, why_not = dict[Head, Mapping[tuple[int, int], Table]](), 0, ""
+    try:
+        places = (place for each in page.weights.values() for place in (*each.queries, *each.keys))
+        if any(place.stop - place.start > 1 for place in places):
+            raise ModelError("each cell is one token: leave out --words")
+        for head, cells in explain_cells(model, prepared, heads):
+            size += sum(len(str(each.rows)) for each in cells.values())
+            if size > OPENED_BYTES:
+                why_not = f"the terms of a page have at most {readable(OPENED_BYTES)}"
+                break
+            terms[head] = cells
+    except ModelError as error:
+        why_not = str(error)
+    names = ", ".join(str(head) for head in terms)
+    notes = [f"a click on a cell of {names} opens the strongest terms of its score"] * bool(terms)
+    notes += [f"the cells of {'other' if terms else 'the named'} heads open no terms: {why_not}"] * bool(
+        why_not
     )
-    cells = ScorePass.run(model, prepared).explain_all(head, LISTED_PARTS)
-    tables = dict[tuple[int, int], Table]()
-    for cell, title, terms in cells:
-        rows = tuple((*term[:2], *map(_signed, term[2:])) for term in terms)
-        tables[cell] = Table(columns, rows, title=title)
-    return tables
+    layers = replace(page.layers, notes=(*page.layers.notes, *notes))
+    return replace(page, layers=layers, named=tuple(terms) or tuple(heads), terms=terms)
 
 
 def why_answer(
     result: Why,
     top: int = LISTED_TERMS,
     maps: Mapping[Head, Heatmap] | None = None,
-    opened: Mapping[tuple[int, int], Table] | None = None,
+    opened: Opened | None = None,
 ) -> Answer:
     """For each head of the path its score and its strongest terms, and the graph.
 
-    ``maps`` are for a page, and ``opened`` what opens there at the cells of the named head's map.
+    ``maps`` are for a page, and ``opened`` what opens there at the cells of a map.
     """
     views: list[Table] = []
     for at, each in enumerate(result.path):
@@ -285,8 +326,7 @@ def _terms_table(each: ExplainedScore, top: int) -> Table:
     if count > len(terms):
         rows.append((pluralize(count - len(terms), "other"), "", *map(_signed, rest), *blank))
     rows.append(("query times key", "", *map(_signed, sums), *blank))
-    columns = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
-    return Table((*columns, *errors), tuple(rows))
+    return Table((*TERMS, *errors), tuple(rows))
 
 
 def _sides_table(each: ExplainedScore) -> Table:
@@ -307,9 +347,7 @@ def _signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"  # without a negative zero
 
 
-def why_graph(
-    result: Why, maps: Mapping[Head, Heatmap], opened: Mapping[tuple[int, int], Table]
-) -> LayerGraph:
+def why_graph(result: Why, maps: Mapping[Head, Heatmap], opened: Opened) -> LayerGraph:
     """Each head of the path, and what wrote the query and the key of its strongest terms, by layers.
 
     A node is a part at a token; an edge is as wide as all terms of that part on its side, by their excess.
@@ -329,7 +367,7 @@ def why_graph(
         cell = explained.get(name)
         role = "" if cell is None else f"to {cell.key}: {cell.weight:.2f}"
         map_ = None if cell is None else maps.get(cell.head)
-        tables = opened if cell is result.path[0] else {}
+        tables = {} if cell is None else opened.get(cell.head, {})
         nodes.append(GraphNode(name, order.index(column), role, None, map_, tables))
     title = f"why {result.path[0].name} attends: {result.question} · {result.title}"
     notes, bar = result.notes, "excess of a part, summed over the other side"

@@ -39,6 +39,8 @@ REFUSED = {
     "show TEXT -o nowhere/heads.png": "cannot write nowhere/heads.png: there is no folder nowhere",
     "show TEXT -o heads.gif": "cannot write heads.gif: its name must end in .png, .svg, .pdf, .jpg, .html",
     "show TEXT --head 0.0 -o a.npz": "a .npz file holds whole layers: leave out --head",
+    "show TEXT --token it -o a.html": "a .html file holds whole layers: leave out --head and --token",
+    "show TEXT --head L0H0 --relative 'A cat' -o a.html": "a .html file holds whole layers",
     "show BOOK": "the text has 2,002 tokens and own reads at most 512: shorten it, or pass --truncate",
     "show TEXT --head L0H2,L1H5 --token cat": "--token requires one head, not several",
     "show TEXT --head L0H2,L1H5 --neurons 'cat -> sat'": "--neurons requires one head, not several",

@@ -345,7 +345,8 @@ def test_lost_part_is_refused(made, monkeypatch):
 def test_every_cell_opens_its_own_terms():
     model, _, behind = plant(4)
     prepared = model.prepare(WORDS)
-    tables = explain_cells(model, prepared, behind)
+    ((head, tables),) = explain_cells(model, prepared, [behind])
+    assert head == replace(behind, kind="decoder")
     assert set(tables) == {(row, key) for row in range(6) for key in range(row + 1)}
     for row, key in ((5, 2), (5, 3), (3, 0)):
         (why,) = explain_head(model, prepared, ask(f"{row} -> {key}"), behind).path
@@ -354,7 +355,8 @@ def test_every_cell_opens_its_own_terms():
         assert rows == {parts: pytest.approx(terms[parts], abs=0.0051) for parts in rows}
         assert next(iter(rows)) == (why.terms[0].query, why.terms[0].key)
         assert tables[row, key].title == f"{why.query} → {why.key}: {why.weight:.3f}"
-    assert explain_cells(model, replace(prepared, tokens=prepared.tokens * 7), behind) == {}
+    with pytest.raises(ModelError, match="of at most 40 tokens"):
+        next(explain_cells(model, replace(prepared, tokens=prepared.tokens * 7), [behind]))
 
 
 def test_graph_leads_from_parts_to_explained_heads():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +20,7 @@ from attnscope.cli.command import (
     refuse_combined,
     refuse_first,
     repeat,
+    write,
 )
 from attnscope.cli.deliver import deliver, print_written
 from attnscope.cli.source import PassSource, list_prompts, model_progress, read_source, reopen
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from attnscope.attention import Head
     from attnscope.models import ModelInput
     from attnscope.questions.answer import Answer
+    from attnscope.questions.layers import AllHeads, WholeLayers
     from attnscope.questions.selection import Selection
 
 
@@ -112,15 +114,13 @@ def show(
     attnscope show --image sample_inputs/cat.png -m facebook/dinov2-base
     """
     heads, saves_layers = options.parse_heads(attention.head, attention), output.suffix in options.WHOLE
-    one_picture = bool(heads) or attention.token is not None
     _refuse_conflicts(heads, output)
     if score.neurons is None:
         options.PictureOptions(cmap=picture.cmap)  # refuses a map for differences: there are none
     elif output.out is not None:
         options.check_place(output.out, options.PICTURES)
     source_of_pass = read_source(source, model)
-    if one_picture:
-        options.refuse_whole(output.out)
+    _refuse_whole(heads, output)
     zoom, head = options.parse_rows(output.zoom, "--zoom"), heads[0] if len(heads) == 1 else None
     shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom}
     selection = options.select(attention, axes, head, **shown)
@@ -139,9 +139,9 @@ def show(
     from attnscope.questions.token import one_token
 
     exact = kernel.exact_kernel
-    measured = _pass_kind(output.by, saves_layers)
-    kind = "kernel" if one_picture or saves_layers or exact else measured
-    opened = source_of_pass.open_with_progress(predicting=output.loss, kind=kind)
+    kind = _pass_kind(output.by, saves_layers, kernel=bool(heads or attention.token or saves_layers or exact))
+    how: dict[str, Any] = {"kind": kind, "cached": not (heads and saves_layers)}
+    opened = source_of_pass.open_with_progress(predicting=output.loss, **how)
     with opened as text:
         losses: Any = None
         if output.loss:
@@ -165,13 +165,38 @@ def show(
         layers: Any = None
         if saves_layers:
             keep = partial(all_heads, by=output.by) if output.suffix == ".html" else whole_layers
-            layers = keep(*text, selection)
+            layers = keep(*text, replace(selection, head=None))
+            layers = _explain_cells(layers, text, heads, source, model)
         answer = next(answer_of() for applies, answer_of in modes if applies)
     if saves_layers:
         answer = replace(answer, pictures={}, layers=lambda: layers.data, heads=lambda: layers)
     if not (output.as_json or output.out is not None):
         print_written(text[1])
     deliver("show", answer, output, picture, model.metadata, text)
+
+
+def _explain_cells(
+    page: AllHeads | WholeLayers,
+    text: tuple[Any, Any],
+    heads: list[Head],
+    source: options.BatchSource,
+    model: options.MixedModelOptions,
+) -> AllHeads | WholeLayers:
+    """A page whose cells give the command that explains them, if one reads this input; heads' cells open."""
+    from attnscope.questions.layers import AllHeads
+
+    if not isinstance(page, AllHeads):
+        return page
+    unread = source.saved, source.text == "-", source.part is not None, is_given("generate")
+    if model.weighting == "raw" and not any(unread):
+        kept = {each.name: getattr(model, each.name) for each in fields(options.ModelOptions)}
+        again = replace(source, save_trace=None, no_cache=False), options.ModelOptions(**kept)
+        page = replace(page, command=write("why", *again).removeprefix("attnscope why"))
+    if not heads:
+        return page
+    from attnscope.questions.why import open_cells
+
+    return open_cells(page, *text, heads)
 
 
 def _divide(source: PassSource, selection: Selection, contrast: RelativeOptions) -> tuple[Answer, Any]:
@@ -194,15 +219,20 @@ def _divide(source: PassSource, selection: Selection, contrast: RelativeOptions)
     return answer, text
 
 
-def _pass_kind(by: str | None, paged: bool) -> Literal["fused", "other"]:
-    """The pass that measures what colours the heads; refuses what is unknown, or not on a page."""
+def _pass_kind(by: str | None, paged: bool, *, kernel: bool) -> Literal["kernel", "fused", "other"]:
+    """The pass that measures what colours the heads; refuses what is unknown, or not on a page.
+
+    ``kernel``: the model's own kernel runs anyway.
+    """
     from attnscope.measures import DEFAULT, MEASURES
     from attnscope.questions.head import SHOWN_MEASURES
 
     if by is None or by == "role":
-        return "fused"
+        return "kernel" if kernel else "fused"
     listed = ", ".join(("role", *SHOWN_MEASURES))
     refuse(paged and by not in SHOWN_MEASURES, "--by", f"a page has {listed}")
+    if kernel:
+        return "kernel"
     return "fused" if MEASURES[by].name in DEFAULT else "other"
 
 
@@ -239,6 +269,13 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
         (output.by and output.suffix in options.WHOLE[1:], "--by", f"cannot be saved to {output.suffix}"),
         (output.zoom and output.suffix in options.WHOLE, "--zoom", f"cannot be saved to {output.suffix}"),
     )
+
+
+def _refuse_whole(heads: list[Head], output: ShowOutput) -> None:
+    """Refuse a file of whole layers for one head or one token, but a page, of which heads' cells open."""
+    paged = output.suffix == ".html" and not (is_given("relative") or is_given("prompts"))
+    if is_given("token") or (heads and not paged):
+        options.refuse_whole(output.out)
 
 
 def _average_head(

@@ -74,7 +74,13 @@ def why(
     from attnscope.questions.find import parse_questions
     from attnscope.questions.head import one_head
     from attnscope.questions.prompts import mean_why
-    from attnscope.questions.why import LISTED_TERMS, explain_cells, explain_head, why_answer
+    from attnscope.questions.why import (
+        LISTED_TERMS,
+        OPENED_TOKENS,
+        explain_cells,
+        explain_head,
+        why_answer,
+    )
 
     against = None if query.against is None else parse_questions(query.against)[0]
     prompts = list_prompts(pass_source, template)
@@ -89,8 +95,8 @@ def why(
         paged = output.out is not None and output.out.suffix.lower() == ".html"
         shown = {each.head for each in result.path if paged}
         maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}
-        alone = paged and template.prompts is None
-        opened = explain_cells(loaded, texts[0], result.path[0].head) if alone else {}
+        alone = paged and template.prompts is None and len(texts[0].tokens) <= OPENED_TOKENS
+        opened = dict(explain_cells(loaded, texts[0], [result.path[0].head])) if alone else {}
     about = loaded, pass_source.text, template.prompts, *texts
     answer = why_answer(result, output.top or LISTED_TERMS, maps, opened)
     deliver("why", answer, output, picture, None, about)

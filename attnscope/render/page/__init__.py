@@ -174,6 +174,8 @@ class Page:
     proofs: Mapping[tuple[str, int], str] = field(default_factory=dict)  # by kind and layer, on the weights
     described: Words = field(default_factory=dict)
     worth: Sequence[Head] = ()  # the page opens at the first of these, or else of all
+    terms: Mapping[Head, Mapping[tuple[int, int], Table]] = field(default_factory=dict)  # by row and key
+    command: str = ""  # what follows the head and the cell in a command that explains it, if one can
     written: int | None = None  # the number of the first generated token
     scene: Scene | None = None  # the picture or sound behind tokens
     min_weight: float = 0.0  # cells of a head's map below it are hidden
@@ -197,8 +199,11 @@ class Page:
             for number, (kind, layers) in enumerate(self.kinds.items())
         ]
         names = list(self.kinds)
-        places = [(names.index(head.kind or names[0]), head.layer, head.head) for head in self.worth]
-        worth_a_look = [place for place in places if "w{}-{}-{}".format(*place) in self._heads]
+
+        def place(head: Head) -> tuple[int, int, int]:
+            return names.index(head.kind or names[0]), head.layer, head.head
+
+        worth_a_look = [at for at in map(place, self.worth) if "w{}-{}-{}".format(*at) in self._heads]
         read = (reading for heads in self.described.values() for head in heads for reading in head.readings)
         content = {
             "title": isolate_quotes(clean(self.title)),
@@ -220,6 +225,14 @@ class Page:
             "scene": self._picture(),
             "kinds": kinds,
             "worth": worth_a_look,
+            "terms": {
+                "w{}-{}-{}".format(*place(head)): {
+                    f"{row}-{key}": [[clean(str(cell)) for cell in line] for line in table.rows]
+                    for (row, key), table in cells.items()
+                }
+                for head, cells in self.terms.items()
+            },
+            "command": self.command,
             "written": self.written,
             "by": self.by or "auto",
             "letters": {role: [letter, *_colours_of(role)] for role, letter in ROLE_LETTERS.items()},
@@ -244,6 +257,7 @@ class Page:
                 "queries": self._labels(queries),
                 "keys": self._labels(keys),
                 "square": queries == keys,
+                "single": all(place.stop - place.start == 1 for place in (*queries, *keys)),
                 "second": next(second, None) if queries == keys else None,  # the second text of a pair
                 "words": self.scene is not None  # those beside the parts of a picture
                 and any(not place.special and not self.scene.ids_of(place) for place in keys),
@@ -336,8 +350,8 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     least, top = layers.ends
     page = Page(
         layers.kinds, heads.name, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
-        layers.proofs, heads.described, heads.worth, layers.written, heads.scene, heads.selection.min_weight,
-        heads.by, heads.bar,
+        layers.proofs, heads.described, heads.worth, heads.terms, heads.command, layers.written, heads.scene,
+        heads.selection.min_weight, heads.by, heads.bar,
     )  # fmt: skip
     return page.text()
 

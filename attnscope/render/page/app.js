@@ -2,7 +2,7 @@
 // What is open, and everything that changes it. Each change draws what depends on it, once a frame.
 
 const state = { kind: 0, row: 0, head: 0, mode: "map", scale: "auto", cmap: PAGE.cmap,
-  between: "", few: true, token: null, side: "query", cell: null, pointer: null };
+  between: "", few: true, token: null, side: "query", asked: null, cell: null, pointer: null };
 let current = null; // the open head: bytes, rows, columns, axes, and the scale that is shown
 
 const layerNow = () => PAGE.kinds[state.kind].layers[state.row];
@@ -120,9 +120,10 @@ async function lookBetween(between) {
   await openHead(state.row, state.head);
 }
 
-function pin(token, side = state.side) {
+function pin(token, side = state.side, asked = null) {
   layered.over = null;
   state.token = token;
+  state.asked = asked && { ...asked, axes: current.axes };
   state.side = side;
   state.pointer = null;
   hideTip();

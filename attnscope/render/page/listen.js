@@ -41,9 +41,9 @@ function inHeads(event) {
   };
 }
 
-// In the map they move from cell to cell; Enter chooses the token of the row.
+// In the map they move from cell to cell; Enter chooses the token of the row, and asks why.
 function inMap(event) {
-  if (event.key === "Enter") return () => state.pointer && pin(state.pointer.row ?? 0, "query");
+  if (event.key === "Enter") return () => state.pointer && pin(state.pointer.row ?? 0, "query", state.pointer);
   if (!ARROWS[event.key]) return null;
   const [down, across] = ARROWS[event.key];
   return () => {
@@ -122,13 +122,13 @@ function watch(canvas, find) {
   canvas.addEventListener("click", (event) => {
     const found = find(event);
     if (!found) return;
-    if (found.row !== null) choose(found.row, "query", event, found);
+    if (found.row !== null) choose(found.row, "query", event, found, found.column === null ? null : found);
     else choose(found.column, "key", event, found);
   });
 }
 
-function choose(token, side, event, over) {
-  pin(token, side);
+function choose(token, side, event, over, asked = null) {
+  pin(token, side, asked);
   state.pointer = over;
   showTip({ x: event.clientX, y: event.clientY }, over);
   soon();
@@ -174,6 +174,7 @@ function listen() {
   on("tick", "click", () => tick());
   on("whole", "click", tickLayer);
   on("clear", "click", tickNone);
+  on("command", "focus", () => element("command").select());
   on("in", "click", () => zoom(1.4));
   on("out", "click", () => zoom(1 / 1.4));
   system.addEventListener("change", dress);

@@ -177,7 +177,7 @@ def measure_corpus(
     options: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
 ) -> Stats:
     """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
-    from attnscope.questions.corpus import corpus_stats, merged_stats
+    from attnscope.questions.corpus_stats import corpus_stats, merged_stats
 
     if options.merge is not None:
         refuse_combined(("texts", "merge", MERGED))

@@ -17,6 +17,7 @@ import typer
 from attnscope.cli.messages import is_quiet, is_verbose, notify, warn
 from attnscope.cli.options import PARQUET, PICTURES, Metadata, PrintedOptions, SavedOptions
 from attnscope.errors import OutputError
+from attnscope.questions.processes import torchrun_processes
 from attnscope.records import plain
 from attnscope.text import csv_cell, escape_json
 from attnscope.version import __version__
@@ -39,7 +40,7 @@ def deliver(
     read: Any = (),
     other: Any = (),
 ) -> None:
-    """Print an answer, save it, or both, as the options of a command ask.
+    """Print an answer, save it, or both, as the options of a command ask; of several processes, the first.
 
     ``read`` is the model and what it read, as ``describe_input`` takes it; ``other`` is compared with it.
 
@@ -52,6 +53,8 @@ def deliver(
     * ``as_csv``: ``answer.table``;
     * without any of these ``answer.views`` in the terminal, with pixels where ``picture`` asks for them.
     """
+    if torchrun_processes().number:
+        return
     out: Path | None = getattr(output, "out", None)
     if is_verbose() and (sites := _calls_of(answer.to_record())):
         from attnscope.questions.sentences import describe_kernels

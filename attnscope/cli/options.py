@@ -133,7 +133,7 @@ class ModelOptions(Group):
         str | None,
         Option(
             help="auto: spread a model that is too large over all devices and the disk; needs "
-            "attnscope[large]."
+            "attnscope[large]. tp:N: split its heads over N processes of torchrun."
         ),
     ] = None
     dtype: Annotated[str, Option(help="auto, float32, float16 or bfloat16.")] = "auto"

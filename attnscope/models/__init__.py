@@ -42,7 +42,8 @@ def load(
     ``Model.generate``; ``predicting`` the head that it was trained with, for head importance and ablation.
 
     ``device_map`` spreads a Hugging Face model that is too large for one device over all devices and the
-    disk ("auto", "balanced", "sequential", or a device for every module). Raises ``ModelError``.
+    disk ("auto", "balanced", "sequential", or a device for every module); "tp:2" splits its heads over two
+    processes of torchrun. Raises ``ModelError``.
     """
     from attnscope.network import is_encoder_folder
 

@@ -12,7 +12,7 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     from attnscope.notebook.drawing import FigureTable
     from attnscope.notebook.reader import Reader
-    from attnscope.questions.corpus import CorpusSums
+    from attnscope.questions.corpus_stats import CorpusSums
 
 
 class TextSums:
@@ -78,7 +78,8 @@ def measure_texts(
     """
     from attnscope.measures import DEFAULT
     from attnscope.notebook.reader import load
-    from attnscope.questions.corpus import CorpusRun, corpus_sums
+    from attnscope.questions.corpus import CorpusRun
+    from attnscope.questions.corpus_stats import corpus_sums
     from attnscope.storage.corpus import ListedTexts, read_corpus
 
     if options and not isinstance(model, str):

@@ -1,31 +1,28 @@
-"""Runs over many texts, shared among threads and processes, with progress; scores of every head over them."""
+"""Runs over many texts, shared among threads, processes and machines, with progress and saved sums."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from attnscope.capture import FUSED, KnownPasses, Record
+from attnscope.capture import KnownPasses
+from attnscope.capture.placing.split_heads import count_parts
 from attnscope.errors import InputError
-from attnscope.measures import DEFAULT, Measurement, settle_roles
 from attnscope.models import Model, ModelInput, inputs
 from attnscope.models.inputs import Batch, Limit
-from attnscope.models.targets import note_repeats
 from attnscope.models.text.tokens import read_unknown, say_unknown
-from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way, predicted_side
-from attnscope.questions.processes import Processes, in_order, together, workers
+from attnscope.questions.processes import FEW, LostProcess, Sharing, in_order, together, workers
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import describe_kernels, extent, pluralize, require_selected
-from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
+from attnscope.questions.sentences import pluralize
 from attnscope.records import read
 from attnscope.storage.checkpoint import fingerprint, read_checkpoint, read_shards, write_checkpoint
 from attnscope.storage.corpus import Corpus, CorpusText
@@ -52,15 +49,15 @@ class Progress:
     cut: int = 0  # texts that were longer than the model reads
     unknown: int = 0  # tokens that are not in its vocabulary
     lacks: tuple[str, ...] = ()  # how it spells them
-    notes: tuple[str, ...] = ()  # other notes on texts
+    notes: Mapping[str, int] = field(default_factory=dict)  # other notes, and the first text of each
     taken: int = 0  # calls that the fused pass computed
     calls: int = 0
     layout: tuple[str, ...] = ()  # what ran, in words
-    batches: int = 0  # of the next window that are already counted
+    batches: tuple[int, ...] = ()  # those of the next window that are already counted
     windows: int = 0  # that are done
     finished: bool = False
 
-    def note(self, notes: Sequence[str]) -> None:
+    def note(self, notes: Sequence[str], text: int) -> None:
         """Count a text that was cut, and unknown tokens; keep each other note once."""
         for note in notes:
             unknown = read_unknown(note)
@@ -69,21 +66,22 @@ class Progress:
             elif unknown is not None:
                 self.unknown += unknown[0]
                 self.lacks = (unknown[1],)
-            elif note not in self.notes:
-                self.notes += (note,)
+            else:
+                self.notes = {**self.notes, note: min(text, self.notes.get(note, text))}
 
     def merge(self, other: Progress) -> None:
         """Add what another shard has counted; shards are added in their order."""
         for name in ("texts", "tokens", "skipped", "cut", "unknown", "taken", "calls"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.places = tuple(sorted((*self.places, *other.places))[:LISTED_PLACES])
-        self.notes += tuple(note for note in other.notes if note not in self.notes)
+        for note, text in other.notes.items():
+            self.note([note], text)
         self.lacks, self.layout = self.lacks or other.lacks, self.layout or other.layout
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """The notes, and how many texts were skipped or cut, in words."""
-        notes = [*self.notes]
+        notes = sorted(self.notes, key=lambda note: self.notes[note])
         notes += [say_unknown(self.unknown, self.tokens, spelling) for spelling in self.lacks]
         if self.skipped:
             places, more = (place for _, place in self.places), ", ..." * (self.skipped > len(self.places))
@@ -153,7 +151,6 @@ def deal(stream: Iterable[Window], count: int, begun: int) -> Iterator[tuple[Win
         begun += len(dealt)
 
 
-ROUND_BATCHES = 4  # per process, after which several processes combine their sums
 SAVING_SECONDS = 20.0  # after which the sums are saved again, once the running batches have ended
 
 
@@ -168,6 +165,30 @@ class ReadText(NamedTuple):
 BatchResult = tuple[Any, int, int, Sequence[str]]  # sums, calls of the fused pass, of all, and notes
 
 
+class Job(NamedTuple):
+    """A batch of a window, its number there, what is planned for it, and the number of its first text."""
+
+    number: int
+    batch: Batch
+    plan: Any
+    text: int
+
+
+@dataclass
+class Increment:
+    """What some batches of a window add to the sums and to the progress, and their numbers."""
+
+    batches: tuple[int, ...]
+    sums: Any
+    progress: Progress
+
+    def merge(self, other: Increment) -> None:
+        """Add other batches."""
+        self.batches += other.batches
+        self.sums.merge(other.sums)
+        self.progress.merge(other.progress)
+
+
 @dataclass
 class CorpusWork(ABC):
     """One pass over many texts: what all batches share, and the sums so far in ``total``."""
@@ -178,6 +199,8 @@ class CorpusWork(ABC):
     run: CorpusRun
     total: Any
     progress: Progress = field(default_factory=Progress, init=False)
+    begun: Progress = field(default_factory=Progress, init=False)  # before the window that is being read
+    done: set[int] = field(default_factory=set, init=False)  # batches of that window
     known_passes: KnownPasses = field(default_factory=KnownPasses, init=False)
 
     @abstractmethod
@@ -205,21 +228,32 @@ class CorpusWork(ABC):
             self.total, self.progress, _ = merge_shards(run.merge, identity, lambda _, sums: restore(sums))
             return
         identity["shard"] = run.shard if run.shard[1] > 1 else None
-        with together() as processes:
-            if not self.source.repeatable and (run.checkpoint or processes.count > 1):
+        with together(count_parts(self.model.module)) as sharing:
+            if not self.source.repeatable and (run.checkpoint or sharing.count > 1):
                 raise InputError(f"{self.source.name} cannot be resumed or shared: save it to a file")
-            path = run.checkpoint if processes.number == 0 else None
-            saved = processes.broadcast(None if path is None else read_checkpoint(path, identity))
+            path = run.checkpoint if sharing.first else None
+            saved = sharing.share("saved", None if path is None else read_checkpoint(path, identity))
             if saved is not None:
                 self._resume(saved, restore)
             about, saved_at = asdict(Measured.of(self.model, self.source)), monotonic()
-            for reached in self._run(processes):
-                if path and (reached is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
-                    state = {"sums": self.total.state(), "progress": asdict(reached), "about": about}
-                    write_checkpoint(path, identity, state)
-                    saved_at = monotonic()
-            if processes.count > 1:
-                self.total, self.progress = processes.broadcast((self.total, self.progress))
+
+            def save(path: Path) -> None:
+                state = {"sums": self.total.state(), "progress": asdict(self.reached), "about": about}
+                write_checkpoint(path, identity, state)
+
+            try:
+                for _ in self._run(sharing):
+                    if path and (self.begun is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
+                        save(path)
+                        saved_at = monotonic()
+            except LostProcess as lost:
+                self._add(sharing)
+                if path is None:
+                    raise LostProcess(f"{lost}; --checkpoint FILE saves what the others measure") from None
+                save(path)
+                saved = f"{pluralize(self.reached.texts, 'text')} saved in {path}"
+                raise LostProcess(f"{lost}; {saved}, and the same command goes on from there") from None
+            self.total, self.progress = sharing.share("sums", (self.total, self.progress))
         if not self.progress.texts:
             sentence = f"{self.source.name} holds no text that {self.model.name} can read"
             raise NoTexts(sentence) if run.shard[1] == 1 else EmptyShard(f"{sentence} in this shard")
@@ -237,8 +271,16 @@ class CorpusWork(ABC):
             **settings,
         }
 
-    def _run(self, processes: Processes) -> Iterator[Progress]:
-        """Read every window of this shard; yields how to go on whenever the sums have more batches."""
+    @property
+    def reached(self) -> Progress:
+        """How to go on with the sums as they are."""
+        grown = {name: getattr(self.progress, name) for name in SUMMED_FIELDS}
+        inside = replace(self.begun, **grown, batches=tuple(sorted(self.done)))
+        return self.progress if self.begun is self.progress else inside
+
+    def _run(self, sharing: Sharing) -> Iterator[None]:
+        """Read every window of this shard; yields whenever the sums have more batches."""
+        self.begun = self.progress
         left = islice(self.source.entries(), self.progress.entries, self.run.limit)
         for window, whole in deal(windows(left), self.run.shard[1], self.progress.windows):
             if whole and not self._own:  # another shard's
@@ -246,9 +288,9 @@ class CorpusWork(ABC):
                 self.progress.done = window[-1].done
                 self.progress.windows += 1
             else:
-                yield from self._window(window, processes, slice(None) if whole else self._share)
+                yield from self._window(window, sharing, slice(None) if whole else self._share)
         self.progress.finished = True
-        yield self.progress
+        yield
 
     @property
     def _own(self) -> bool:
@@ -267,45 +309,63 @@ class CorpusWork(ABC):
         self.total, self.progress, _ = _restore(saved, restore, problem)
         self.progress.finished = False
 
-    def _window(self, window: list[CorpusText], processes: Processes, share: slice) -> Iterator[Progress]:
-        """Do this process's share of a window; yields how to go on whenever the sums have more batches."""
+    def _window(self, window: list[CorpusText], sharing: Sharing, share: slice) -> Iterator[None]:
+        """Do this shard's share of a window, with other processes; yields whenever the sums have more."""
         progress, begun = self.progress, replace(self.progress)
-        read = list(self._read(window, processes))
+        self.begun = begun
+        read = list(self._read(window, sharing))
         batches = inputs.batches(text.prepared for text in read)
-        jobs = [(batch, self.plan_batch([read[number] for number in batch.numbers])) for batch in batches]
-        batches, jobs = batches[share], jobs[share]
-        tokens = sum(batch.tokens for batch in batches)
-        tokens_done = sum(batch.tokens for batch in batches[: begun.batches])
-        left = jobs[begun.batches :]
-        own = left[processes.number :: processes.count]
-        round_ = processes.count * (ROUND_BATCHES if processes.count > 1 else 1)
-        # a longer text is work for all threads
-        whole = all(batch.tokens <= inputs.BATCH_TOKENS for batch in batches)
-        count = workers(self.model, len(own)) if whole else 1
-        with closing(in_order(lambda job: self.measure_batch(*job), own, count)) as results:
-            for start in range(0, len(left), round_):
-                shares = []
-                for number, (batch, _) in enumerate(left[start : start + round_]):
-                    if number % processes.count == processes.number:
-                        shares.append(next(results))
-                    tokens_done += batch.tokens
-                    progress.texts += batch.texts
-                    progress.tokens += batch.tokens
-                    progress.done = begun.done + (window[-1].done - begun.done) * tokens_done // tokens
-                    self.run.watch(progress)
-                for each in zip_longest(*processes.gather(shares)):
-                    for sums, fused, calls, notes in filter(None, each):  # in the order of the batches
-                        self.total.merge(sums)
-                        progress.taken += fused
-                        progress.calls += calls
-                        progress.note(notes)
-                grown = {name: getattr(progress, name) for name in SUMMED_FIELDS}
-                yield replace(begun, **grown, batches=begun.batches + start + round_)
-        progress.done, progress.batches = window[-1].done, 0
+        jobs = []
+        for number, batch in enumerate(batches):
+            texts = [read[place] for place in batch.numbers]
+            jobs.append(Job(number, batch, self.plan_batch(texts), texts[0].number))
+        jobs = jobs[share]
+        self.done = set(begun.batches) & {job.number for job in jobs}
+        left = [job for job in jobs if job.number not in self.done]
+        tokens = sum(job.batch.tokens for job in left)
+        for part in self._measure(left, sharing):
+            sharing.give(part)
+            self._add(sharing)
+            share_done = (progress.tokens - begun.tokens) / tokens
+            progress.done = begun.done + int((window[-1].done - begun.done) * share_done)
+            self.run.watch(progress)
+            yield
+            sharing.check()
+        sharing.hand_over()
+        while sharing.first and len(self.done) < len(jobs):
+            sharing.wait()
+            self._add(sharing)
+            yield
+        progress.done, progress.batches = window[-1].done, ()
         progress.windows += 1
-        yield progress
+        self.begun = progress
+        yield
 
-    def _read(self, window: Sequence[CorpusText], processes: Processes) -> Iterator[ReadText]:
+    def _measure(self, jobs: Sequence[Job], sharing: Sharing) -> Iterator[Increment]:
+        """The results of those batches that no other process takes."""
+        # a longer text is work for all threads
+        whole = all(job.batch.tokens <= inputs.BATCH_TOKENS for job in jobs)
+        count = workers(self.model, len(jobs) // sharing.count) if whole else 1
+        some = len(jobs) if sharing.count == 1 else 1 if count == 1 else FEW * count
+        for start in sharing.places(f"window {self.progress.windows}", len(jobs), some):
+            with closing(in_order(self._measure_job, jobs[start : start + some], count)) as parts:
+                yield from parts
+
+    def _measure_job(self, job: Job) -> Increment:
+        sums, fused, calls, notes = self.measure_batch(job.batch, job.plan)
+        texts, tokens, layout = job.batch.texts, job.batch.tokens, self.progress.layout
+        progress = Progress(texts=texts, tokens=tokens, taken=fused, calls=calls, layout=layout)
+        progress.note(notes, job.text)
+        return Increment((job.number,), sums, progress)
+
+    def _add(self, sharing: Sharing) -> None:
+        """Add what this process and others have measured since the last time."""
+        for part in sharing.received():
+            self.total.merge(part.sums)
+            self.progress.merge(part.progress)
+            self.done.update(part.batches)
+
+    def _read(self, window: Sequence[CorpusText], sharing: Sharing) -> Iterator[ReadText]:
         """The texts of a window as the model reads them, without unreadable ones."""
         inputs = self.inputs([entry for entry in window if not entry.fault])
         limit = Limit(self.run.max_tokens, self.run.truncate)
@@ -314,7 +374,7 @@ class CorpusWork(ABC):
             self.progress.entries += 1
             prepared = InputError(entry.fault) if entry.fault else next(prepared_texts)
             if not isinstance(prepared, InputError):
-                self.progress.note(prepared.notes if own else ())
+                self.progress.note(prepared.notes if own else (), self.progress.entries)
                 yield ReadText(entry, prepared, self.progress.entries)
                 continue
             if self.run.strict:
@@ -324,7 +384,7 @@ class CorpusWork(ABC):
             self.progress.skipped += 1
             place = self.progress.entries, entry.where
             self.progress.places = (*self.progress.places, place)[:LISTED_PLACES]
-            if processes.number == 0:
+            if sharing.first:
                 self.run.report(f"{entry.where}: {prepared}")
 
 
@@ -397,191 +457,3 @@ def merge_shards(
     if not merged[1].texts:
         raise InputError(f"the shards of {merged[2].corpus} hold no text that {merged[2].name} can read")
     return merged
-
-
-@dataclass
-class Totals:
-    """Sums over batches, which do not depend on their order."""
-
-    measured: Measurement
-    importances: HeadSums = field(default_factory=partial(HeadSums, importance=True))
-    removals: HeadSums = field(default_factory=HeadSums)
-
-    def merge(self, other: Totals) -> None:
-        """Add another batch."""
-        for sums, more in zip(vars(self).values(), vars(other).values(), strict=True):
-            sums.merge(more)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # sent by another process
-        return Totals.from_state, (self.state(),)
-
-    def state(self) -> dict[str, Any]:
-        """The sums as plain lists, which JSON keeps exactly."""
-        return {name: sums.state() for name, sums in vars(self).items()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], names: Sequence[str] | None = None) -> Totals:
-        """What ``state`` wrote down; with ``names`` of measures, anything else raises an error."""
-        kinds: dict[str, Any] = {"measured": Measurement, "importances": HeadSums, "removals": HeadSums}
-        totals = cls(**{name: kind.from_state(state[name]) for name, kind in kinds.items()})
-        if names is not None:
-            totals.measured.merge(Measurement(names))  # refuses another set of measures
-            for sums in vars(totals).values():
-                sums.figures()
-        return totals
-
-
-def corpus_stats(
-    model: Model,
-    corpus: Corpus,
-    selection: Selection | None = None,
-    *,
-    names: tuple[str, ...] = DEFAULT,
-    exact_kernel: bool = False,
-    importance: bool = False,
-    ablation: Way | None = None,
-    run: CorpusRun = CorpusRun(),
-) -> Stats:
-    """Measure every selected head over all texts of a corpus; each score has its standard error.
-
-    Texts of equal token count go through the model together, without padding, so the scores equal those
-    of single texts. The standard error is explained in ``Sums.figures``.
-    """
-    selection, totals = selection or Selection(), Totals(Measurement(names))
-    work = _StatsWork(model, corpus, selection, run, totals, importance, ablation, exact_kernel)
-    if ablation == "mean":
-        limit = Limit(run.max_tokens, run.truncate)
-        work.means = corpus_means(model, islice(corpus.entries(), run.limit), limit)
-    settings = {
-        "question": "scores",
-        "corpus": corpus.fingerprint(),
-        "set of measures": list(names),
-        "kernel": exact_kernel,
-        "importance": importance,
-        "ablation": ablation,
-    }
-    work.walk(settings, lambda state: Totals.from_state(state, names))
-    stats = _finish(work.total, work.progress, Measured.of(model, corpus), settings)
-    notes = (*stats.notes, *run.notes)
-    return replace(stats, notes=notes, read=(model, *stats.read[1:]))
-
-
-@dataclass
-class CorpusSums:
-    """The sums of every head over some texts, which add up in any order to those over all of them."""
-
-    total: Totals
-    progress: Progress
-    about: Measured
-    identity: dict[str, Any]  # of the model, its version and the measures
-
-    def __add__(self, other: CorpusSums) -> CorpusSums:
-        """The sums over the texts of both. Raises ``InputError`` for sums of another model or measures."""
-        differing = [name for name, value in self.identity.items() if other.identity.get(name) != value]
-        if differing:
-            raise InputError(f"these sums are of another {' and '.join(differing)}: they do not add up")
-        total, progress = Totals.from_state(self.total.state()), replace(self.progress)
-        total.merge(other.total)
-        progress.merge(other.progress)
-        return replace(self, total=total, progress=progress)
-
-    def finish(self) -> Stats:
-        """The scores of every head. Raises ``NoTexts`` without any."""
-        if not self.progress.texts:
-            raise NoTexts(f"{self.about.corpus} holds no text that {self.about.name} can read")
-        return _finish(self.total, self.progress, self.about, {"importance": False, "ablation": None})
-
-
-def corpus_sums(
-    model: Model, corpus: Corpus, *, names: tuple[str, ...] = DEFAULT, run: CorpusRun = CorpusRun()
-) -> CorpusSums:
-    """What ``corpus_stats`` makes its scores of, to be added up with the sums of other texts."""
-    total = Totals(Measurement(names))
-    work = _StatsWork(model, corpus, Selection(), run, total, False, None, False)
-    with suppress(NoTexts):  # another part may have some
-        work.walk({}, lambda state: Totals.from_state(state, names))
-    identity = work.identity({"set of measures": list(names)})
-    identity["model"] = fingerprint(model.module)
-    return CorpusSums(work.total, work.progress, Measured.of(model, corpus), identity)
-
-
-def merged_stats(
-    paths: Sequence[Path],
-    selection: Selection | None = None,
-    *,
-    names: tuple[str, ...] = DEFAULT,
-    importance: bool = False,
-    ablation: Way | None = None,
-) -> Stats:
-    """What ``corpus_stats`` gives, from the sums of all its shards; needs neither the model nor the texts.
-
-    Raises ``InputError`` for files of other sums, and without those of a measure among ``names``.
-    """
-    asked = {
-        "question": "scores",
-        "selection of heads": asdict(selection or Selection()),
-        "importance": importance,
-        "ablation": ablation,
-    }
-
-    def restore(of: Mapping[str, Any], state: Any) -> Totals:
-        measured = read(tuple[str, ...], of["set of measures"])
-        return Totals.from_state(state, measured)
-
-    total, progress, about = merge_shards(paths, asked, restore)
-    lacking = [name for name in names if name not in total.measured.measures]
-    if lacking:
-        raise InputError(f"these sums do not have {', '.join(lacking)}: measure the shards with that option")
-    return _finish(total, progress, about, asked)
-
-
-def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[str, Any]) -> Stats:
-    """The scores of all sums."""
-    importances, removals = total.importances.figures(), total.removals.figures()
-    if (asked["importance"] and not importances) or (asked["ablation"] and not removals):
-        raise InputError(
-            f"{about.corpus} holds nothing that {about.name} predicts: give longer texts, or, "
-            "of an encoder-decoder, one text and its target"
-        )
-    layers, _ = progress.layout or ("", "")
-    parts = (about.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens")
-    path = None if about.path is None else Path(about.path)
-    return Stats(
-        settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
-        " · ".join(part for part in parts if part),
-        count_fused(progress.taken, progress.calls),
-        (*about.notes, *progress.left_out, *describe_way(asked["ablation"])),
-        read=(about.model, path, (progress.texts, progress.tokens)),
-    )
-
-
-@dataclass
-class _StatsWork(CorpusWork):
-    importance: bool
-    ablation: Way | None
-    exact_kernel: bool
-    means: MeanOutputs | None = field(default=None, init=False)
-
-    def measure_batch(self, batch: Batch, plan: None) -> BatchResult:
-        """One forward pass of a batch, measured, and those that importance and ablation take."""
-        sides = batch.labels.get("encoder") or batch.labels.get("decoder") or ((), ())
-
-        def measure() -> tuple[Measurement, Record]:
-            measured = Measurement(tuple(self.total.measured.measures))
-            measured.label(batch.labels)
-            arguments = (self.model, batch.prepared, measured, self.selection, sides[0])
-            return measured, measuring_pass(*arguments, exact_kernel=self.exact_kernel, batched=True)
-
-        measured, record = self.known_passes.run(measure)
-        sums = Totals(measured, removals=HeadSums(means=self.means))
-        with suppress(InputError):  # nothing to predict: such texts do not count
-            if self.importance:
-                sums.importances.add(self.model, batch.prepared, batch.labels)
-            if self.ablation:
-                sums.removals.add(self.model, batch.prepared, batch.labels, self.selection)
-        if not self.progress.layout:
-            require_selected(measured.figures(), record, self.selection)
-            self.progress.layout = extent(record.sites), describe_kernels(record.sites)
-        fused = sum(call.kernel == FUSED for call in record.sites)
-        predicted = predicted_side(batch.labels) if self.importance or self.ablation else ()
-        return sums, fused, len(record.sites), (*record.notes, *note_repeats(self.model, predicted))

@@ -12,12 +12,16 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from time import monotonic, sleep
 from typing import Any, TypeAlias, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
@@ -65,22 +69,214 @@ def joined_processes() -> Processes:
     return Processes(distributed.get_rank(), distributed.get_world_size())
 
 
-@contextmanager
-def together() -> Iterator[Processes]:
-    """Join the processes that torchrun started while the block runs, if its program has not, as in training.
+class LostProcess(ModelError):
+    """Another process of this job has ended before its work was done."""
 
-    They exchange sums in main memory, so they use gloo, whatever the model's device.
+
+class Sharing:
+    """How processes share the batches of a corpus; this one is alone, and takes all of them."""
+
+    first = True  # whether this process has the sums, and writes the files
+    count = 1  # how many processes, or groups of those that split a model's heads, take batches
+
+    def __init__(self) -> None:
+        self._mine: Any = None
+
+    def places(self, window: str, count: int, some: int) -> Iterator[int]:
+        """Take ``some`` batches of a window after others that nobody has; yields the first of each."""
+        yield from range(0, count, some or 1)
+
+    def give(self, part: Any) -> None:
+        """Add to what this process has measured."""
+        if self._mine is None:
+            self._mine = part
+        else:
+            self._mine.merge(part)
+
+    def hand_over(self) -> None:
+        """Let the first process have it, at the end of a window."""
+
+    def received(self) -> Iterator[Any]:
+        """What has been measured of this window since the last time, by this process and by others."""
+        if self._mine is not None:
+            yield self._mine
+            self._mine = None
+
+    def check(self) -> None:
+        """Raise ``LostProcess`` if the job is about to end."""
+
+    def wait(self) -> None:
+        """Give the others a moment. Raises ``LostProcess`` if one of them is gone."""
+
+    def share(self, name: str, word: Any) -> Any:
+        """The first process's value, at every process."""
+        return word
+
+
+PAUSE_SECONDS = 0.02  # between two looks at what others have done
+BEAT_SECONDS = 1.0  # between two signs of life
+LOST_SECONDS = 60.0  # without one, after which a process is taken for lost
+HANDING_SECONDS = 5.0  # after which a process hands over what it has measured
+MOST_BYTES = 1 << 22  # of a value in the store, which refuses 8 MiB and more
+
+_runs = count()
+
+
+class StoreSharing(Sharing):
+    """Processes that share batches by a store of torch.distributed.
+
+    It counts the batches that are taken, passes sums on, and holds a sign of life of each process. Collective
+    operations are left to those that split a model's heads, ``parts`` at a time.
     """
-    processes = torchrun_processes()
-    if processes.count == 1 or joined_processes().count > 1:
-        yield Processes()
+
+    def __init__(self, number: int, count: int, parts: int) -> None:
+        from attnscope.capture.placing.split_heads import job_store
+
+        super().__init__()
+        self.first, self.count, self._others = number == 0, count // parts, count - 1
+        (self._group, self._part), self._parts = divmod(number, parts), parts
+        self._store = job_store(f"texts {next(_runs)}")
+        self._window, self._handed_at = "", monotonic()
+        self._handed = Counter[tuple[str, int]]()  # by window and group: what was handed over, or received
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._ended, self._stopped = threading.Event(), ""
+
+    def places(self, window: str, count: int, some: int) -> Iterator[int]:
+        """Take batches; those that split a model's heads take the same."""
+        self._window = window
+        while (start := self._take(window, some)) < count:
+            yield start
+
+    def _take(self, window: str, some: int) -> int:
+        taken = [self._store.add(window, some) - some if self._part == 0 else 0]
+        if self._parts > 1:
+            with _distributed() as distributed:
+                distributed.broadcast_object_list(taken, src=0)
+        return taken[0]
+
+    def give(self, part: Any) -> None:
+        """Hand over from time to time what was measured."""
+        super().give(part)
+        if monotonic() - self._handed_at >= HANDING_SECONDS:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Put it into the store; the first process has its own."""
+        if self._part == 0 and not self.first and self._mine is not None:
+            self._put(self._next(self._group), self._mine)
+            self._handed[self._window, self._group] += 1
+        if not self.first:
+            self._mine, self._handed_at = None, monotonic()
+
+    def received(self) -> Iterator[Any]:
+        """Of the first process: all that was measured; nothing of the others."""
+        if not self.first:
+            return
+        yield from super().received()
+        for group in range(1, self.count):
+            while self._store.check([key := self._next(group)]):
+                self._handed[self._window, group] += 1
+                yield self._get(key, keep=False)
+
+    def _next(self, group: int) -> str:
+        return f"{self._window} of {group}: {self._handed[self._window, group]}"
+
+    def check(self) -> None:
+        """Heed a signal to end."""
+        if self._stopped:
+            raise LostProcess(self._stopped)
+
+    def wait(self) -> None:
+        """Look for signs of life."""
+        sleep(PAUSE_SECONDS)
+        self.check()
+        for group in range(self.count):
+            beat, now = self._store.add(f"beat {group}", 0), monotonic()
+            before, since = self._beats.get(group, (None, now))
+            if beat != before:
+                self._beats[group] = beat, now
+            if beat < 0 or (beat and beat == before and now - since > LOST_SECONDS):
+                raise LostProcess(f"process {group * self._parts} of this job has ended")
+
+    def share(self, name: str, word: Any) -> Any:
+        """Pass it on in the store."""
+        if self.first:
+            self._put(name, word)
+            return word
+        while not self._store.check([name]):
+            self.wait()
+        return self._get(name, keep=True)
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Give signs of life while the block runs; ``check`` heeds a signal to end."""
+        beating = threading.Thread(target=self._beat, daemon=True)
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, self._stop) if self.first and main else None
+        beating.start()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._ended.set()
+            beating.join()
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+            with suppress(RuntimeError):  # the store may be gone
+                self._leave(failed)
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):
+            while self._part == 0:
+                self._store.add(f"beat {self._group}", 1)
+                if self._ended.wait(BEAT_SECONDS):
+                    return
+
+    def _stop(self, *_: Any) -> None:
+        self._stopped = "another process of this job has ended, or the job was stopped"
+
+    def _leave(self, failed: bool) -> None:
+        """Say so; the process that holds the store is the last one to leave."""
+        if failed:
+            self._store.set(f"beat {self._group}", "-1")
+        if not self.first:
+            self._store.add("left", 1)
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            with suppress(LostProcess):
+                while self._store.add("left", 0) < self._others:
+                    self.wait()
+
+    def _put(self, key: str, value: Any) -> None:
+        content = pickle.dumps(value)
+        pieces = [content[start : start + MOST_BYTES] for start in range(0, len(content), MOST_BYTES)]
+        for number, piece in enumerate(pieces):
+            self._store.set(f"{key}, piece {number}", piece)
+        self._store.set(key, str(len(pieces)))
+
+    def _get(self, key: str, *, keep: bool) -> Any:
+        keys = [f"{key}, piece {number}" for number in range(int(self._store.get(key)))]
+        value = pickle.loads(b"".join(map(self._store.get, keys)))
+        for each in () if keep else (key, *keys):
+            self._store.delete_key(each)
+        return value
+
+
+@contextmanager
+def together(parts: int = 1) -> Iterator[Sharing]:
+    """Share batches with the processes that torchrun started while the block runs.
+
+    ``parts`` processes at a time split the heads of one model. A program that has joined its processes
+    itself, as in training, shares its texts itself.
+    """
+    processes, joined = torchrun_processes(), joined_processes()
+    if processes.count == 1 or joined.count not in (1, parts):
+        yield Sharing()
         return
-    with _distributed() as distributed:
-        distributed.init_process_group("gloo")
-    try:
-        yield processes
-    finally:
-        distributed.destroy_process_group()
+    with _distributed():
+        sharing = StoreSharing(processes.number, processes.count, parts)
+    with sharing.live():
+        yield sharing
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
 from attnscope.measures import MEASURES, HeadFigures
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
-from attnscope.questions.corpus import CorpusRun, corpus_stats
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import pluralize
 from attnscope.records import Meaning, Notes, record

@@ -14,7 +14,7 @@ from attnscope.storage.files import clean_texts, read_json, write_whole
 if TYPE_CHECKING:
     from torch import nn
 
-CHECKPOINT_VERSION = 4  # the version of a checkpoint
+CHECKPOINT_VERSION = 5  # the version of a checkpoint
 SUMS_BYTES = 1 << 30  # most bytes of a checkpoint: the sums of 100,000 heads
 SAMPLED_NUMBERS = 64  # numbers taken from each weight for a model's fingerprint
 
@@ -98,6 +98,8 @@ def fingerprint(module: nn.Module) -> str:
     """A model's fingerprint: names, shapes and types of its weights, and a few numbers of each."""
     digest = hashlib.sha256()
     for name, weights in sorted(module.state_dict().items()):
+        if hasattr(weights, "full_tensor"):  # of a process that has a part of it
+            weights = weights.full_tensor()
         has_values = weights.device.type != "meta"
         few = weights.detach().reshape(-1)[:SAMPLED_NUMBERS].double().tolist() if has_values else []
         digest.update(f"{name} {list(weights.shape)} {weights.dtype} {few}\n".encode())

@@ -186,7 +186,7 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
 
     from attnscope.models import load
     from attnscope.models.inputs import batches
-    from attnscope.questions.corpus import corpus_stats
+    from attnscope.questions.corpus_stats import corpus_stats
     from attnscope.questions.examples import corpus_examples
     from attnscope.storage.corpus import ListedTexts
     from tests.benchmarks.loop import by_loop

@@ -11,7 +11,7 @@ from transformers import modeling_utils
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.load import can_spread
-from attnscope.questions.corpus import corpus_stats
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.head import one_head
 from attnscope.storage.corpus import ListedTexts
 from tests.measures.rounding import rounded

@@ -7,7 +7,7 @@ import pytest
 import attnscope
 from attnscope.errors import InputError
 from attnscope.models import load
-from attnscope.questions.corpus import corpus_stats
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 
 TEXTS = ["The cat sat on the mat.", "It slept.", "A dog ran on.", "She saw it there, and it sat.", " "] * 3

@@ -12,7 +12,7 @@ from attnscope.capture import recording
 from attnscope.measures import Measurement
 from attnscope.models import load as load_model
 from attnscope.network import folder_of, load_encoder
-from attnscope.questions.corpus import corpus_stats
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.storage.corpus import ListedTexts
 
 ROOT = Path(__file__).resolve().parents[2]

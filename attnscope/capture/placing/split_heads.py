@@ -6,9 +6,12 @@ small as a cache, and never maps: rows of any head can then be read in any of th
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
+from importlib import import_module
 from itertools import count
 from typing import Any
 
@@ -45,6 +48,40 @@ def find_group(model: nn.Module) -> Any:
     return None
 
 
+def count_parts(model: nn.Module) -> int:
+    """Over how many processes tensor parallelism splits a model's heads; 1 if it does not."""
+    group = find_group(model)
+    return 1 if group is None else group.size()
+
+
+@cache
+def _store() -> Any:
+    from torch.distributed.rendezvous import rendezvous
+
+    store, *_ = next(rendezvous("env://"))
+    return store
+
+
+def job_store(use: str) -> Any:
+    """What all processes of torchrun can read and write: a store of its own, or of the first process."""
+    distributed: Any = import_module("torch.distributed")
+    return distributed.PrefixStore(f"attnscope {use}", _store())
+
+
+def join_group(parts: int) -> None:
+    """Join the ``parts`` processes of torchrun that split the heads of one model. Raises ``ModelError``."""
+    import torch.distributed as distributed
+
+    number, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if count % parts:
+        needs = f"tp:{parts} splits the heads over {parts} processes, and a multiple of them may run"
+        raise ModelError(f"{needs}, not {count}: torchrun --nproc-per-node {parts} -m attnscope ...")
+    if not distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = job_store(f"heads {number // parts}")
+        distributed.init_process_group(backend, store=store, rank=number % parts, world_size=parts)
+
+
 def require_whole_heads(model: nn.Module, otherwise: str) -> None:
     """Raise ``ModelError`` if each process has some of the heads, numbered from 0."""
     if find_group(model) is not None:
@@ -75,6 +112,7 @@ class SplitHeads(Tracker):
             store.wait([f"attnscope/{number}/{rank}" for rank in ranks], timedelta(seconds=WAIT))
         except RuntimeError as error:
             raise _refusal(ALONE) from error
+        store.delete_key(f"attnscope/{number - 1}/{distributed.get_rank()}")  # the others have seen it
 
     def on_capture(self, capture: CapturedCall) -> bool:
         """Pass the whole call on in the place of a part."""

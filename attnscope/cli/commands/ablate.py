@@ -60,7 +60,6 @@ def ablate(
     selection = options.select(attention, head=heads[0] if len(heads) == 1 else None)
     from attnscope.questions.loss import Way, ablation_answer
     from attnscope.questions.loss import ablate as ablate_heads
-    from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_heads, removals_answer
 
     if texts:
@@ -68,8 +67,6 @@ def ablate(
         result = measure_corpus(
             corpus, source, model, selection, importance=ablation.importance, ablation=method
         )
-        if torchrun_processes().number:
-            return
         return deliver("ablate", removals_answer(result, ablation.top), output, picture, None, result.read)
     pass_source = read_source(source, model)
     loaded = pass_source.load(predicting=True)

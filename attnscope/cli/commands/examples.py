@@ -88,11 +88,9 @@ def examples(
     attnscope examples --texts sample_inputs/sentences.txt
     """
     from attnscope.questions.examples import examples_answer
-    from attnscope.questions.processes import torchrun_processes
 
     refuse(shown.top is not None and shown.head is None, "--top", "requires a head: L2H1")
     head = None if shown.head is None else options.parse_head(shown.head)
     result = read_examples(reading, corpus, model, head=head, top=shown.top or 5)
-    if not torchrun_processes().number:
-        answer = examples_answer(result, one=head is not None)
-        deliver("examples", answer, output, metadata=model.metadata, read=result.read)
+    answer = examples_answer(result, one=head is not None)
+    deliver("examples", answer, output, metadata=model.metadata, read=result.read)

@@ -89,7 +89,6 @@ def answer_gold(
 ) -> None:
     """Ask all heads the questions of a file, and print how well they answer."""
     from attnscope.questions.gold import find_gold, gold_answer, merged_gold
-    from attnscope.questions.processes import torchrun_processes
     from attnscope.storage.gold import ROWS, read_gold
 
     refuse_without(("rows", "alignments"))
@@ -105,9 +104,8 @@ def answer_gold(
         loaded = load_model(model)
         with corpus_run(source, gold, file.size) as run:
             result = find_gold(loaded, file, selection, run=run, **how)
-    if not torchrun_processes().number:
-        answer, read = gold_answer(result, output.top or 1), (*result.read, gold.alignments)
-        deliver("find", answer, output, metadata=model.metadata, read=read)
+    answer, read = gold_answer(result, output.top or 1), (*result.read, gold.alignments)
+    deliver("find", answer, output, metadata=model.metadata, read=read)
 
 
 @command

@@ -52,7 +52,6 @@ def rule(shown: RuleHead, texts: RuleTexts, output: RuleOutput, model: options.W
     attnscope rule L1H3 --texts sample_inputs/sentences.txt
     attnscope rule --texts sample_inputs/sentences.txt --csv
     """
-    from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.rule import find_rules, rules_answer
 
     refuse(texts.texts is None, "--texts", "give the texts that a rule is found on")
@@ -60,5 +59,4 @@ def rule(shown: RuleHead, texts: RuleTexts, output: RuleOutput, model: options.W
     corpus, loaded = open_corpus(texts, chat=texts.chat), load_model(model)
     with corpus_run(texts, texts, corpus.size) as run:
         result = find_rules(loaded, corpus, head, run=run)
-    if not torchrun_processes().number:
-        deliver("rule", rules_answer(result), output, metadata=model.metadata, read=result.read)
+    deliver("rule", rules_answer(result), output, metadata=model.metadata, read=result.read)

@@ -126,7 +126,6 @@ def stats(
     attnscope stats --texts sample_inputs/sentences.txt --csv
     """
     from attnscope.measures import DEFAULT, MEASURES
-    from attnscope.questions.processes import torchrun_processes
     from attnscope.questions.stats import measure_maps, parse_conditions
 
     check_texts(corpus, source)
@@ -158,8 +157,6 @@ def stats(
         result = measure_corpus(corpus, source, model, selection, **how)
     else:
         result = _measure_text(pass_source, selection, extras, rows=rows, **how)
-    if torchrun_processes().number:
-        return
     answer = table.answer(result)
     if output.head_map is not None:
         maps = measure_maps(result, output.head_map)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.placing.split_heads import join_group
 from attnscope.errors import ModelError, readable
 from attnscope.limits import free_memory
 from attnscope.models.huggingface import sounds
@@ -19,6 +20,7 @@ from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.inputs import ModelInput, Objective
 from attnscope.models.model import accepts, reads_sound
 from attnscope.models.untrusted_folder import HEADLESS_USES, ModelSource, foreign_work
+from attnscope.text import read_number
 
 
 def pick_classifier(config: Any) -> Any:
@@ -63,12 +65,14 @@ def load_huggingface(
     """Load a hub id or a local folder. ``dtype`` ``None`` keeps the type of the stored weights.
 
     ``generative`` loads the language-model head, ``predicting`` the head that it was trained with.
-    ``device_map`` spreads the layers over devices and the disk (needs ``can_spread``) and overrides
-    ``device``. Raises ``ModelError``, one sentence, for anything that prevents loading.
+    ``device_map`` spreads the layers over devices and the disk (needs ``can_spread``), or, as tp:2, the heads
+    over processes of torchrun, and overrides ``device``. Raises ``ModelError``, one sentence, for anything
+    that prevents loading.
     """
     from transformers import AutoModel
 
-    if device_map is not None and not can_spread():
+    spread = _places_layers(device_map)
+    if spread and not can_spread():
         lacks = "a device map needs accelerate and safetensors 0.8, which are not installed"
         raise ModelError(f"{lacks}: pip install 'attnscope[large]'")
     config = source.load_config()
@@ -76,7 +80,7 @@ def load_huggingface(
     classifier = pick_classifier(config) if predicting and not generative else None
     options = {"config": config, **_loading_options(dtype, device_map, source.allow_pickle)}
     kind = classifier or pick_class(config, generative, predicting)
-    with nullcontext() if device_map is None else unmapped():
+    with unmapped() if spread else nullcontext():
         kind, loaded, missing = _load_weights(source, kind, options)
     if device_map is None:
         loaded.to(device)
@@ -102,12 +106,31 @@ def load_huggingface(
     return model
 
 
+def read_parts(device_map: str | Mapping[str, str] | None) -> int:
+    """Over how many processes a device map splits the heads: 2 for tp:2, 0 for any other."""
+    if not isinstance(device_map, str) or not device_map.startswith("tp:"):
+        return 0
+    number = read_number(device_map.removeprefix("tp:"))
+    if number is None or number < 2:
+        raise ModelError(f"{device_map!r:.40} splits no heads: write tp:N, as tp:2 for two processes a model")
+    return number
+
+
+def _places_layers(device_map: str | Mapping[str, str] | None) -> bool:
+    return device_map is not None and not read_parts(device_map)
+
+
 def _loading_options(
     dtype: torch.dtype | None, device_map: str | Mapping[str, str] | None, allow_pickle: bool
 ) -> dict[str, Any]:
     """Keyword arguments of ``from_pretrained``: how weights are read, and where they go."""
     options: dict[str, Any] = {"dtype": "auto" if dtype is None else dtype}
     options["use_safetensors"] = None if allow_pickle else True
+    if parts := read_parts(device_map):
+        from transformers.distributed import DistributedConfig
+
+        join_group(parts)
+        return options | {"distributed_config": DistributedConfig(tp_size=parts)}
     if device_map is not None:
         options["device_map"] = device_map
     if isinstance(device_map, str):

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import torch
 from attnscope.errors import InputError, ModelError
 from attnscope.limits import memory_shared
 from attnscope.models import load
-from attnscope.questions import corpus
-from attnscope.questions.corpus import CorpusRun, corpus_stats
+from attnscope.questions import corpus, processes
+from attnscope.questions.corpus import CorpusRun
+from attnscope.questions.corpus_stats import _StatsWork, corpus_stats
 from attnscope.questions.processes import in_order, torchrun_processes, workers
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import minilm
@@ -32,18 +34,19 @@ def launch(*arguments):
     return subprocess.run(command, **asked, capture_output=True, text=True, timeout=240)
 
 
-def in_two(work, *arguments):
+def in_two(work, *arguments, count=2):
     """Do work in two forks, which are placed like processes that torchrun starts.  -> their exit codes"""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
     def begin(number):
-        os.environ |= {"RANK": str(number), "WORLD_SIZE": "2"}
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         torch.set_num_threads(1)  # a fork has none of the threads that torch would wait for
         work(*arguments)
 
-    forks = [multiprocessing.get_context("fork").Process(target=begin, args=(number,)) for number in range(2)]
+    fork = multiprocessing.get_context("fork").Process
+    forks = [fork(target=begin, args=(number,)) for number in range(count)]
     for each in forks:
         each.start()
     for each in forks:
@@ -52,31 +55,65 @@ def in_two(work, *arguments):
     return [each.exitcode for each in forks]
 
 
-def count(out, checkpoint, dies=None):
-    """A corpus in small windows, its figures in a file; process 1 dies when so many texts were counted."""
-    corpus.WINDOW_TEXTS = 7
+def count(out, checkpoint, before=lambda number, batches: None):
+    """A corpus, its figures in a file; ``before`` each of its batches, a process may die, or wait."""
+    batches, measure = [], _StatsWork.measure_batch
 
-    def watch(progress):
-        if dies and torchrun_processes().number == 1 and progress.texts >= dies:
-            raise RuntimeError("the power went out")
+    def measure_batch(work, batch, plan):
+        batches.append(batch)
+        before(torchrun_processes().number, len(batches))
+        return measure(work, batch, plan)
 
-    stats = corpus_stats(load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=checkpoint, watch=watch))
+    _StatsWork.measure_batch = measure_batch
+    processes.BEAT_SECONDS, processes.LOST_SECONDS = 0.1, 3.0
+    stats = corpus_stats(load("own"), ListedTexts(TEXTS), run=CorpusRun(checkpoint=checkpoint))
     if torchrun_processes().number == 0:
-        out.write_bytes(pickle.dumps(stats))
+        out.write_bytes(pickle.dumps((stats, len(batches))))
+
+
+def told(stats):
+    return stats.title, stats.ran, stats.heads
 
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_two_processes_equal_one_and_resume_after_a_crash(tmp_path, monkeypatch, capfd, own):
-    out, kept = tmp_path / "out", tmp_path / "sums.json"
-    assert in_two(count, out, kept, 16) == [1, 1]
-    assert "the power went out" in capfd.readouterr().err
-    assert not out.exists()
-    assert json.loads(kept.read_text())["state"]["progress"]["texts"] == 14
-    assert in_two(count, out, kept) == [0, 0]
+def test_killed_process_ends_the_run_and_the_same_command_resumes(tmp_path, monkeypatch, capfd, own):
+    out, kept, meet = tmp_path / "out", tmp_path / "sums.json", meeting()
+
+    def die(number, batches):
+        meet()
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     monkeypatch.setattr(corpus, "WINDOW_TEXTS", 7)
-    found, alone = pickle.loads(out.read_bytes()), corpus_stats(own, ListedTexts(TEXTS))
-    assert (found.title, found.ran, found.heads) == (alone.title, alone.ran, alone.heads)
+    assert in_two(count, out, kept, die) == [1, -signal.SIGKILL]
+    progress = json.loads(kept.read_text())["state"]["progress"]
+    assert 7 - 2 <= progress["texts"] < 7  # all but the batch of the lost process, of one text or of two
+    sentence = (
+        f"process 1 of this job has ended; {progress['texts']} texts saved in {kept}, and the same comm"
+    )
+    assert sentence in capfd.readouterr().err
+    assert not out.exists()
+    assert in_two(count, out, kept) == [0, 0]
+    assert told(pickle.loads(out.read_bytes())[0]) == told(corpus_stats(own, ListedTexts(TEXTS)))
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_free_process_takes_the_batches_of_a_busy_one(tmp_path, own):
+    out, meet, free = tmp_path / "out", meeting(), multiprocessing.get_context("fork").Event()
+
+    def wait(number, batches):
+        meet()
+        if number == 1:
+            assert free.wait(60)
+        elif batches == 9:
+            free.set()
+
+    assert in_two(count, out, None, wait) == [0, 0]
+    stats, batches = pickle.loads(out.read_bytes())
+    assert batches == 9  # of ten, two texts each
+    assert told(stats) == told(corpus_stats(own, ListedTexts(TEXTS)))
 
 
 @pytest.mark.slow

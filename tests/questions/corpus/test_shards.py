@@ -7,7 +7,8 @@ import pytest
 from attnscope.errors import InputError
 from attnscope.models import load
 from attnscope.questions import corpus
-from attnscope.questions.corpus import CorpusRun, EmptyShard, corpus_stats, deal, merged_stats
+from attnscope.questions.corpus import CorpusRun, EmptyShard, deal
+from attnscope.questions.corpus_stats import corpus_stats, merged_stats
 from attnscope.questions.examples import corpus_examples
 from attnscope.questions.gold import find_gold, merged_gold
 from attnscope.questions.selection import Selection

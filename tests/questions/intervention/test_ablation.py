@@ -20,7 +20,7 @@ from attnscope.models.targets import batch_predictions
 from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cachecost import cachecost
 from attnscope.questions.cause import cut
-from attnscope.questions.corpus import corpus_stats
+from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.find import parse_questions
 from attnscope.questions.loss import HeadSums, ablate, token_losses
 from attnscope.questions.selection import Selection

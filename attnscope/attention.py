@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from attnscope.errors import SelectionError
 from attnscope.lazy import torch
@@ -57,6 +57,19 @@ class Token:
 
 Axis: TypeAlias = "tuple[Token, ...] | range"
 """The tokens along one axis, or a range of positions where the axis has no tokens."""
+
+
+class Section(NamedTuple):
+    """A part of an axis of keys whose states have one origin.
+
+    ``name`` is that of states that are the same for every input; ``keys_only``: they have no queries.
+    ``grid`` has the rows and columns of a picture whose patches they are, row by row.
+    """
+
+    length: int
+    name: str = ""
+    keys_only: bool = False
+    grid: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,7 @@ class Attention:
     ``statistics`` come from the fused pass, and ``refusal`` says why it left this call to the kernel.
     ``window`` is the sliding window passed to the kernel. ``difference`` is the largest error of a few rows
     of weights × values against the kernel's output, over the largest value; ``None`` if not compared.
+    ``sections`` are the parts of the keys, if they have several origins.
     """
 
     site: Site
@@ -190,6 +204,13 @@ class Attention:
     window: int | None = None
     refusal: str | None = None
     difference: float | None = None
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def lengths(self) -> set[int]:
+        """The lengths that labels may have: of both axes, and of each section that is not learned."""
+        own = (section.length for section in self.sections if not section.name)
+        return {len(self.queries), len(self.keys), *own}
 
     def rows(self, start: int, stop: int, heads: Sequence[int] | None = None) -> Tensor:
         """Weights of the queries ``start`` to ``stop``, of ``heads`` or all.  -> [batch, head, row, key]"""

@@ -132,7 +132,7 @@ class Record:
     in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
     ``padding`` has the sentence of each kind that says how many rows are of padding; ``given`` the shapes of
     what the model received; ``dropout`` says whether weights were dropped at random: those before are shown.
-    ``own_lengths`` are the lengths of axes without their learned keys.
+    ``lengths`` are those that labels may have.
     """
 
     sites: list[SiteRecord] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Record:
     padding: dict[str, str] = field(default_factory=dict, compare=False)
     given: tuple[Sequence[int], ...] = field(default=(), compare=False)
     dropout: bool = field(default=False, compare=False)
-    own_lengths: set[int] = field(default_factory=set, compare=False)
+    lengths: set[int] = field(default_factory=set, compare=False)
 
     @property
     def texts(self) -> int:

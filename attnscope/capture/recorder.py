@@ -292,6 +292,10 @@ class AttentionMode(WatchingMode):
         kwargs, recorder = kwargs or {}, self.recorder
         name = getattr(func, "__name__", "") if recorder.listens else ""
         result = self._run(name, func, args, kwargs)
+        if not recorder.stack.calls and not is_quiet():  # a prompt may be made before the model is called
+            with recorder.guard:
+                call = TorchCall(getattr(func, "__name__", ""), func, args, kwargs, result)
+                recorder.tracker(Learned).on_torch_call(call)
         if name and recorder.trace is not None:
             with recorder.guard:
                 recorder.trace.add(name, func, args, kwargs, result)

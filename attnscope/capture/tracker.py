@@ -169,12 +169,10 @@ class Pass(ABC):
             self.trace.captured, self.trace.last = self.trace.captured + 1, capture.read
         self.captures += 1
         capture = replace(capture, name=name, modules=tuple(self.stack.calls), origin=origin)
-        learned = sum(self._sites.learned_keys(capture))
-        if learned:
-            self.record.own_lengths.add(len(capture.keys) - learned)
-            self.mark_unrepeatable()  # a trace does not hold their names
-        self.lineage_uses += origin is not None and (learned > 0 or not origin.axes_known)
-        self.emit(capture)
+        sections = self._sites.sections_of(capture)
+        self.mark_unrepeatable(bool(sections))  # a trace does not hold their names
+        self.lineage_uses += origin is not None and (bool(sections) or not origin.axes_known)
+        self.emit(replace(capture, sections=sections))
 
     def emit(self, capture: CapturedCall, after: Tracker | None = None) -> None:
         """Pass a call to the remaining trackers, then to the observers unless a tracker holds it."""
@@ -204,6 +202,7 @@ class Pass(ABC):
                 attention = replace(attention, difference=capture.read.proof.difference)
             if isinstance(capture.read, ScoredRows):
                 capture.read.free()
+            self.record.lengths |= attention.lengths
             self.record.sites.append(SiteRecord.from_attention(attention, self._step))  # seen by all of them
 
 

@@ -280,10 +280,7 @@ class Model:
         ):
             prepared.call(self.module)
         if prepared.request is not None and prepared.request.labels is not None:
-            lengths = {
-                length for site in record.sites for length in (site.queries, site.keys)
-            } | record.own_lengths
-            for sentence in note_unplaced(prepared.axes, lengths | record.own_lengths):
+            for sentence in note_unplaced(prepared.axes, record.lengths):
                 record.note_change(sentence)
         if self.mixers:
             require_mixers(self.name, record)

@@ -324,13 +324,13 @@ class RecordedPasses:
             sites = record.sites[self.starts[number] : [*self.starts, self.seen][number + 1]]
             texts, batches = replace(record, sites=sites).texts, {site.batch for site in sites} - {1}
             steps = self.steps[number]
-            lengths = {length for site in sites for length in (site.queries, site.keys)}
-            unplaced = inputs.note_unplaced(axes, lengths | record.own_lengths)
             pass_images = inputs.images_of_pass(images, number + self.dropped, count)
             placed, pictures = inputs.place_images(axes, pass_images)
             tokens = next((keys for _, keys in placed.values() if isinstance(keys, tuple)), ())
             cut = (f"{each.name}: {' × '.join(map(str, each.grid or ()))} patches" for each in pictures)
             replay = steps.replay(replace(record, sites=sites), placed)
+            lengths = {length for each in replay.attentions for length in each.lengths}
+            unplaced = inputs.note_unplaced(axes, lengths)
             prepared = inputs.ModelInput(
                 {}, placed, tokens, replay=replay, pictures=pictures, batch_texts=texts, beams=steps.beams
             )

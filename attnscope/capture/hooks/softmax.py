@@ -55,6 +55,7 @@ class Learned(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self._fixed: Any = WeakTensorKeyDictionary()
+        self.sides: Any = WeakTensorKeyDictionary()  # of a joined tensor: learned entries before and behind
         self.fills_cache = False  # whether a cache began with learned keys, which any layer may have
 
     def on_torch_call(self, call: TorchCall) -> None:
@@ -63,6 +64,7 @@ class Learned(Tracker):
         if call.name in JOINING:  # an empty part, where a cache begins, adds nothing
             args = [part for part in call.tensors if part.numel()]
             self.fills_cache |= len(args) < len(call.tensors) and all(map(self.is_fixed, args))
+            self._join(call, args)
         elif call.name == "embedding" and _reads_whole_table(call):
             self._fixed[result] = False
             return
@@ -73,6 +75,14 @@ class Learned(Tracker):
             for part in result if isinstance(result, tuple) else (result,):
                 if isinstance(part, Tensor) and not is_parameter(part):
                     self._fixed[part] = like
+
+    def _join(self, call: TorchCall, parts: Sequence[Tensor]) -> None:
+        """Count what is learned on either side of the one part that is not."""
+        axis = call.arguments("tensors", "dim").get("dim", 0)
+        fixed = [part.shape[axis] if self.is_fixed(part) else 0 for part in parts]
+        if call.name != "stack" and fixed.count(0) == 1 < len(fixed):
+            at = fixed.index(0)
+            self.sides[call.result] = sum(fixed[:at]), sum(fixed[at:])
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter in another form: cast, moved, normalized."""

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from attnscope.capture.hooks.modules import Call
@@ -28,6 +29,7 @@ MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
 RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")  # other positions, along so many axes
 Axes: TypeAlias = "tuple[int | None, ...]"  # for each axis of a product that of a factor, or None
+COLOURS = 3  # channels of a picture
 DEEPEST = 100  # most steps of a chain: models reach their shortcut long before
 
 
@@ -60,17 +62,15 @@ class Lineage(Tracker):
         return self._origins.get(tensor) if isinstance(tensor, Tensor) else None
 
     def start(
-        self, tensor: Tensor, channels: int | None = None, learned: tuple[int, int] = (0, 0)
+        self, tensor: Tensor, channels: int | None = None, grid: tuple[int, int] | None = None
     ) -> Origin | None:
-        """A new root for a tensor without one; states of two or three axes have their channels last.
-
-        Of its positions, so many before and behind the others are ``learned``.
-        """
+        """A new root for a tensor without one; states of two or three axes have their channels last."""
         origin, has_channels = self.origin_of(tensor), tensor.ndim in (2, 3) or channels is not None
         if origin is None and has_channels and tensor.is_floating_point() and not is_parameter(tensor):
             channels = -1 if channels is None else channels
-            origin = Origin(Root(next(self._numbers), tensor.shape, channels, tensor.device, *learned))
-            self._origins[tensor] = origin
+            before, behind = self._learned.sides.get(tensor, (0, 0))
+            given = next(self._numbers), tensor.shape, channels, tensor.device
+            self._origins[tensor] = origin = Origin(Root(*given, before, behind, grid))
         return origin
 
     def enter(self, call: Call) -> None:
@@ -94,6 +94,11 @@ class Lineage(Tracker):
         captures, uses = self._before.pop(call, (self.recorder.captures, 0))
         if self._paused_in is call:
             self._paused_in, self.recorder.lineage_paused = None, False
+        if len(self.recorder.stack.calls) == 1:  # the next pass may read this one's states, as a decoder does
+            for tensor in filter(self.origin_of, tree_leaves(output)):
+                root, *more = self._origins[tensor].node.roots or (None,)
+                if root is not None and root.shape == tensor.shape and not more:
+                    self._learned.sides[tensor] = root.before, root.behind
         if self.recorder.captures > captures:
             group = self._needless if self.recorder.lineage_uses == uses else self._needed
             group.add(_classes(call.module))
@@ -175,7 +180,7 @@ class Lineage(Tracker):
         origins = [origin for origin in per_part if origin is not None]
         scores = all(origin.right is not None for origin in origins)
         if len(origins) < len(parts) and not scores and call.name != "stack":
-            self._start_beside(call.result, origins, fixed)
+            self._start_beside(call.result, axis, origins)
             return
         if not origins:
             return
@@ -192,15 +197,13 @@ class Lineage(Tracker):
         alike = all(origin.state == origins[0].state for origin in origins)
         self._set(call.result, Origin(as_joined("node"), right, origins[0].state if alike else object()))
 
-    def _start_beside(self, result: Tensor, origins: Sequence[Origin], fixed: Sequence[int]) -> None:
-        """States beside others that are not followed; ``fixed`` has the learned positions of each part."""
-        one = len(origins) == 1 and fixed.count(0) == 1
-        at = fixed.index(0) if one else 0
-        learned = (sum(fixed[:at]), sum(fixed[at:])) if one else (0, 0)
+    def _start_beside(self, result: Tensor, axis: int, origins: Sequence[Origin]) -> None:
+        """States beside others that are not followed."""
         if all(origin.node.outputs for origin in origins):  # keys beside others, of a memory or a cache
-            self._set(result, Origin(Beside(*learned)))
+            self._set(result, Origin(Beside(*self._learned.sides.get(result, (0, 0)))))
         else:
-            self.start(result, learned=learned)
+            grids = [origin.node.grid_along(axis) for origin in origins]
+            self.start(result, grid=grids[0] if len(grids) == 1 else None)
 
     def _convolve(self, call: TorchCall) -> None:
         """A convolution: a projection if its kernel has width 1; otherwise places stay or a root begins."""
@@ -208,7 +211,11 @@ class Lineage(Tracker):
         source, weight = arguments["input"], arguments["weight"]
         origin, channels = self.origin_of(source), result.ndim - weight.ndim + 1
         if origin is None or origin.right is not None or source.shape[2:] != result.shape[2:]:
-            self.start(result, 1 if result.ndim > 2 else 0)
+            pictured = call.name == "conv2d" and source.ndim == 4
+            pictured &= (
+                source.shape[1] == COLOURS if origin is None else origin.node.roots[0].grid is not None
+            )
+            self.start(result, 1 if result.ndim > 2 else 0, tuple(result.shape[2:]) if pictured else None)
             return
         axes = tuple(None if axis == channels else axis for axis in range(result.ndim))
         self._project(origin, axes, weight, result)

@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from attnscope.attention import Section
+
 Which: TypeAlias = Literal["position", "channel"]
 
+MEMORY = "memory"  # the name of states that are the same for every input
 ROOT_OFFSET = float(2**40)  # positions of one root; float64 is exact over thousands of such stretches
 
 
@@ -59,6 +62,24 @@ class Node:
             return math.prod(self.shape[axis] for axis in self.channels)
         return max((parent.outputs for parent in self.parents), default=0)
 
+    def grid_along(self, axis: int) -> tuple[int, int] | None:
+        """The rows and columns of a picture whose patches stand along an axis, row by row."""
+        labels = self.labels() if [root.grid for root in self.roots if root.grid] else None
+        parts = () if labels is None else self.sections(labels.movedim(axis, 0).flatten(1)[:, 0])
+        return parts[0].grid if len(parts) == 1 else None
+
+    def sections(self, row: Tensor) -> tuple[Section, ...]:
+        """The parts of an axis with these positions, each from one root; none unless all stand in order."""
+        begins = {root.number * ROOT_OFFSET: root for root in self.roots}
+        parts, at = list[Section](), 0
+        while at < len(row):
+            root = begins.get(float(row[at]))
+            if root is None or not bool((row[at : at + root.length].diff() == 1).all()):
+                return ()
+            parts += beside_learned(root, root.length)
+            at += root.length
+        return tuple(parts) if at == len(row) else ()
+
     def labels(self, which: Which = "position") -> Tensor | None:
         """The position or the channel of each entry; None if a function can move numbers but not labels."""
         try:
@@ -81,6 +102,7 @@ class Root(Node):
     device: torch.device
     before: int = 0  # positions that are learned, before and behind the others
     behind: int = 0
+    grid: tuple[int, int] | None = None  # of a picture, whose patches the others are, row by row
     args = ()
 
     @property
@@ -131,6 +153,7 @@ class Beside(Node):
 
     before: int = 0
     behind: int = 0
+    grid: None = None
     args = ()
 
 
@@ -187,13 +210,23 @@ class CallOrigin:
         """The origins that are known, of queries and keys."""
         return tuple(side for side in (self.query, self.key) if side is not None)
 
-    @property
-    def key_start(self) -> Node | None:
-        """Where the chain of the keys begins, if it is one without branches."""
+    def sections(self, count: int, branches: bool) -> tuple[Section, ...]:
+        """The parts of so many keys, if some are learned; ``branches``: or if they have several roots."""
         node = self.key
         while isinstance(node, (Moved, Contracted)) and len(node.parents) == 1:
             node = node.parents[0]
-        return node
+        if isinstance(node, (Beside, Root)):
+            return beside_learned(node, count) if node.before or node.behind else ()
+        labels = self.key.labels() if branches and self.key is not None else None
+        return () if labels is None or self.key is None else self.key.sections(labels[0, 0, 0])
+
+
+def beside_learned(node: Root | Beside, count: int) -> tuple[Section, ...]:
+    """So many states that begin in one place, with the learned ones before and behind the others."""
+    own, apart = count - node.before - node.behind, isinstance(node, Beside)
+    grid = node.grid if node.grid and math.prod(node.grid) == own else None
+    before, behind = (Section(learned, MEMORY, apart) for learned in (node.before, node.behind))
+    return tuple(part for part in (before, Section(own, "", apart, grid), behind) if part.length > 0)
 
 
 def numbered(shape: torch.Size, axes: Sequence[int], start: float, device: torch.device) -> Tensor:

@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token
-from attnscope.axes import SEPARATOR_ID
+from attnscope.attention import Attention, Axis, HeldRows, Kind, Section, Site
 from attnscope.capture.hooks.modules import CACHES, Call
-from attnscope.capture.lineage.nodes import Beside, Root
+from attnscope.capture.placing.labels import label_axes, labels_by_length
 from attnscope.capture.record import Record, is_within, pattern
 from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import RealRows, ScoredRows
@@ -33,9 +31,6 @@ DECODER = re.compile(
 
 ATTENDING = re.compile(r"att(entio)?n|attend", re.I)
 """Classes of modules that attend."""
-
-Learned: TypeAlias = tuple[tuple[Token, ...], tuple[Token, ...]]
-"""Keys that are the same for every input, before and behind those of the input."""
 
 _kinds_by_model: WeakKeyDictionary[nn.Module, dict[str, Kind]] = WeakKeyDictionary()
 """Kinds that calls of a model showed in any recording, encoder or decoder, by path.
@@ -118,6 +113,14 @@ def offset_of(attention: Attention, cached: bool) -> int | None:
         return bool((own | (last < 0)).all())
 
     return 0 if offset and see_themselves(0) and not see_themselves(offset) else offset
+
+
+def offset_behind_learned(sections: Sequence[Section], queries: int) -> int | None:
+    """The learned keys before those of the queries; None unless there are some, and each query has a key."""
+    own = sum(each.length for each in sections if not each.name)
+    if own != queries or not any(each.keys_only for each in sections):
+        return None
+    return sections[0].length if sections[0].name else 0
 
 
 def heads_of(module: object) -> int | None:
@@ -220,48 +223,6 @@ def layer_around(name: str) -> str:
     return ".".join(parts[: ends[-1]] if ends else parts)
 
 
-def label_axes(
-    attention: Attention, axes: Mapping[Kind, tuple[Axis, Axis]], learned: Learned = ((), ())
-) -> Attention:
-    """Attention with the labels of its kind, if both lengths agree; else each axis with those of its length.
-
-    Queries that are some of the keys get the labels of these. ``learned`` keys have names of their own.
-    """
-    queries, keys = axes.get(attention.site.kind, (range(0), range(0)))
-    start, count = attention.offset, len(attention.queries)
-    if start is not None and len(queries) == len(keys):
-        queries = queries[start : start + count]
-    if isinstance(attention.keys, range) and attention.keys.start > 0:  # the first ones are lost
-        return attention
-    if (len(queries), len(keys)) == (count, len(attention.keys)):
-        return replace(attention, queries=queries, keys=keys)
-    labels, (before, behind) = _labels_by_length(axes), learned
-    size = len(attention.keys) - len(before) - len(behind)
-    own = labels.get(size) or ()
-    if before or behind:
-        own = own or tuple(Token(str(number), number) for number in range(size))
-    keys = (*before, *own, *behind) if own else attention.keys
-    queries = keys[start : start + count] if own and start is not None else labels.get(count) or ()
-    return replace(attention, queries=queries if len(queries) == count else attention.queries, keys=keys)
-
-
-def _labels_by_length(axes: Mapping[Kind, tuple[Axis, Axis]]) -> dict[int, Axis]:
-    """The labels of each length; two axes of one length name neither."""
-    labels: dict[int, Axis] = {}
-    for axis in dict.fromkeys(axis for both in axes.values() for axis in both if isinstance(axis, tuple)):
-        labels[len(axis)] = () if len(axis) in labels else axis
-    return labels
-
-
-def name_learned(module: object, before: int, behind: int) -> Learned:
-    """Names of the keys that are the same for every input, before and behind those of the input."""
-    names = [f"[memory {number}]" if before + behind > 1 else "[memory]" for number in range(before + behind)]
-    if isinstance(module, nn.MultiheadAttention):
-        names += ["[bias]"] * (module.bias_k is not None) + ["[zero]"] * module.add_zero_attn
-    tokens = tuple(Token(name, SEPARATOR_ID - 1 - at, special=True) for at, name in enumerate(names))
-    return tokens[:before], tokens[before:]
-
-
 def keys_lost(call: Call | None, keys: int) -> int:
     """How many keys before these a sliding cache of transformers has let go, as it counts them."""
     if call is None or not isinstance(number := getattr(call.module, "layer_idx", None), int):
@@ -347,7 +308,6 @@ class Sites:
     def place(self, capture: CapturedCall) -> Attention:
         """The attention of a captured call, with its site and its labels; it holds no modules any more."""
         name, modules = capture.name, capture.modules
-        learned = self.learned_keys(capture)
         site = Site(name, self._calls[name], "cross", 0)
         attention: Attention = replace(capture, site=site, offset=None, modules=(), origin=None)
         call = next((call for call in reversed(modules) if call.name == name), None)
@@ -358,8 +318,9 @@ class Sites:
         elif not cross:
             offset = capture.offset
             if offset is None and not capture.separate_axes:
-                same = len(attention.queries) + sum(learned) == len(attention.keys)
-                offset = learned[0] if same else offset_of(attention, any(call.has_cache for call in modules))
+                offset = offset_behind_learned(capture.sections, len(capture.queries))
+            if offset is None and not capture.separate_axes:
+                offset = offset_of(attention, any(call.has_cache for call in modules))
             attention = replace(attention, offset=offset)
             kind, shows = self_kind(attention, call, in_decoder)
             if shows:
@@ -373,22 +334,19 @@ class Sites:
         lost = 0 if attention.offset is None else keys_lost(call, len(attention.keys))
         start = lost + (attention.offset or 0)
         queries, keys = range(start, start + len(attention.queries)), range(lost, lost + len(attention.keys))
-        names = name_learned(None if call is None else call.module, *learned)
-        return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes, names)
+        return label_axes(replace(attention, site=site, queries=queries, keys=keys), self.axes)
 
-    def learned_keys(self, capture: CapturedCall) -> tuple[int, int]:
-        """How many keys before and behind those of the input are learned, and named so.
-
-        Learned states before the first layer (prompts, class tokens) are named if labels fit the others.
-        """
-        start = None if capture.origin is None else capture.origin.key_start
-        if not isinstance(start, (Beside, Root)):
-            return 0, 0
-        learned, count = (start.before, start.behind), len(capture.keys)
-        if any(learned) and isinstance(start, Root):
-            lengths = _labels_by_length(self.axes)
-            return learned if count not in lengths and count - sum(learned) in lengths else (0, 0)
-        return learned
+    def sections_of(self, capture: CapturedCall) -> tuple[Section, ...]:
+        """The parts of a call's keys; several of the input are told apart if no labels fit the whole."""
+        size, lengths = len(capture.keys), labels_by_length(self.axes)
+        module = next((call.module for call in reversed(capture.modules) if call.name == capture.name), None)
+        if isinstance(module, nn.MultiheadAttention):
+            added = ["bias"] * (module.bias_k is not None) + ["zero"] * module.add_zero_attn
+            if added:
+                return (Section(size - len(added)), *(Section(1, name, keys_only=True) for name in added))
+        if capture.origin is None:
+            return ()
+        return capture.origin.sections(size, bool(lengths) and size not in lengths)
 
     def _look_around(self, capture: CapturedCall) -> tuple[bool, bool]:
         """Whether a call attends across, and if not, whether its layer does so before or behind it.

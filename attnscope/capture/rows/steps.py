@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope.attention import Attention, Axis, HeldRows, Kind, OpenKeys, RowSource, Token
-from attnscope.capture.placing.kinds import Learned, label_axes
+from attnscope.attention import Attention, Axis, HeldRows, Kind, OpenKeys, RowSource, Section
+from attnscope.capture.placing.labels import label_axes
 from attnscope.capture.record import Record, Replay, SiteRecord
 from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused.runs import digest
@@ -71,19 +71,16 @@ class Steps:
         sites = self._sites.values()
         changes = {each.counts: each.changes for each in sites if each.calls[0].offset is not None}
         joined = (each.joined(changes.get(each.counts, each.changes)) for each in sites)
-        return tuple(label_axes(each, axes or {}, _learned_in(each.keys)) for each in joined)
+        return tuple(label_axes(each, axes or {}) for each in joined)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the rows do not show: what was before the first one, beams and drafts that were dropped."""
         begins: dict[Kind, list[int]] = {}
         for each in self._sites.values():
-            keys = each.calls[0].keys
-            named = () if isinstance(keys, range) else keys
-            learned = sum(
-                key.special and key.text.startswith("[memory") for key in named
-            )  # as name_learned does
-            begins.setdefault(each.calls[0].site.kind, []).append(max(0, each.begin - learned))
+            first = each.calls[0]
+            learned = sum(part.length for part in first.sections if part.name and part.keys_only)
+            begins.setdefault(first.site.kind, []).append(max(0, each.begin - learned))
         before = max(map(min, begins.values()), default=0)
         changes = max((each.changes for each in self._sites.values()), key=len, default=[])
         beams, drafts = any(each.texts is not None for each in changes), sum(each.cut for each in changes)
@@ -249,7 +246,15 @@ class _SiteCalls:
             offset=None if first.offset is None else begin,
             read=rows,
             difference=max(errors, default=None),
+            sections=_grow(first.sections, len(labels)),
         )
+
+
+def _grow(sections: tuple[Section, ...], size: int) -> tuple[Section, ...]:
+    """The sections of the first keys when all stand there; none where these follow learned ones."""
+    *parts, last = sections or (Section(0, "none"),)
+    more = last._replace(length=size - sum(part.length for part in parts))
+    return () if last.name else (*parts, more)
 
 
 def _narrow(read: RowSource, texts: Tensor | None, rows: int) -> RowSource:
@@ -383,12 +388,3 @@ class SteppedRows:
         placed = block.new_zeros(*block.shape[:-1], self.keys)
         placed[..., start:stop] = block[..., start - shift : stop - shift]
         return placed
-
-
-def _learned_in(keys: Axis) -> Learned:
-    """The learned keys before and behind the others, by their names."""
-    flags = [isinstance(key, Token) and key.special and key.text.startswith("[memory") for key in keys]
-    named = () if isinstance(keys, range) else keys
-    before = flags.index(False) if False in flags else 0
-    behind = flags[::-1].index(False) if False in flags else 0
-    return named[:before], named[len(named) - behind :]

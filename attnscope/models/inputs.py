@@ -258,7 +258,8 @@ def join_texts(texts: Sequence[ModelInput]) -> Batch:
             one_sequence = all(queries is keys for queries, keys in axes)  # then their facts are had once
             labels[kind] = (queries, queries) if one_sequence else (queries, keys)
     tokens = tuple(token for text in texts for token in text.tokens)
-    prepared = ModelInput(inputs, {}, tokens, settings=first.settings, arguments=arguments)
+    how: dict[str, Any] = {"settings": first.settings, "entry": first.entry}
+    prepared = ModelInput(inputs, {}, tokens, arguments=arguments, **how)
     return Batch(prepared, labels, len(texts), len(tokens))
 
 

@@ -14,6 +14,7 @@ from attnscope.attention import Head
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.models import load
 from attnscope.models.huggingface.reader import _patch_grid, open_image
+from attnscope.models.inputs import join_texts
 from attnscope.questions.info import survey_model
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import one_token
@@ -116,6 +117,19 @@ def test_clip_towers_are_shown_alone_or_together(folder_of, picture):
     kinds = {kept.site.kind: kept for kept in maps(model, both)}
     assert [token.text for token in kinds["decoder"].keys] == ["[CLS]", "a", "tired", "cat", "[SEP]"]
     assert kinds["encoder"].keys == image.tokens
+
+
+def test_clip_texts_run_in_a_batch_through_their_tower(folder_of):
+    model = load(folder_of("clip"))
+    texts = [model.prepare(text) for text in ("a tired cat", "a cat slept")]
+    alone = [[kept.weights[0] for kept in maps(model, text)] for text in texts]
+    batch = join_texts(texts)
+    together = maps(model, batch.prepared)
+    assert batch.texts == 2
+    assert {kept.site.name.partition(".")[0] for kept in together} == {"text_model"}
+    for number, each in enumerate(alone):
+        for one, kept in zip(each, together, strict=True):
+            torch.testing.assert_close(kept.weights[number], one, atol=1e-6, rtol=0)
 
 
 def test_text_or_image_for_the_wrong_model_is_refused(folder_of, picture, tmp_path):

@@ -89,14 +89,14 @@ class LayerOptions(Group):
     ] = None
 
 
-class HeadOptions(LayerOptions):
+class OneHeadOptions(LayerOptions):
     """Layers, or one head."""
 
     head: Annotated[str | None, Option(help="One head, L2H1, or its number with --layer.")] = None
 
 
-class ShownHeads(HeadOptions):
-    """All heads, some heads, or one token of them."""
+class HeadOptions(LayerOptions):
+    """Layers, or some heads."""
 
     head: Annotated[
         str | None,
@@ -105,6 +105,11 @@ class ShownHeads(HeadOptions):
             "whose cells open."
         ),
     ] = None
+
+
+class ShownHeads(HeadOptions):
+    """All heads, some heads, or one token of them."""
+
     token: Annotated[str | None, Option(help="One token: a word, its number, or a patch as row,column.")] = (
         None
     )
@@ -518,6 +523,7 @@ MOST_HEADS = 9999  # the largest layer or head number in a list
 
 def parse_head(spelling: str, attention: LayerOptions | None = None) -> Head:
     """The named head; its number alone suffices if a layer is given. What contradicts is wrong usage."""
+    refuse("," in spelling, "--head", f"takes one head here, and {spelling} are several")
     attention = attention or LayerOptions()
     layers = parse_numbers(attention.layers, "--layer")
     number = read_number(spelling)
@@ -541,8 +547,9 @@ def parse_heads(spelled: str | None, attention: LayerOptions | None = None) -> l
 
 
 def select_heads(attention: HeadOptions) -> Selection:
-    """The heads that options name: those of some layers, or one."""
-    return select(attention, head=None if attention.head is None else parse_head(attention.head, attention))
+    """The heads that options name: those of some layers, or some of them."""
+    heads = parse_heads(attention.head, attention)
+    return select(attention, None, *heads) if len(heads) == 1 else select(attention, among=tuple(heads))
 
 
 def select(
@@ -551,7 +558,7 @@ def select(
     """The selection that options name, and how it is shown; a head implies its layer."""
     from attnscope.questions.selection import Selection
 
-    layers = None if head is not None else parse_numbers(attention.layers, "--layer")
+    layers = None if head or more.get("among") else parse_numbers(attention.layers, "--layer")
     return Selection(head=head, layers=layers, kind=attention.kind, **vars(axes or AxisOptions()), **more)
 
 

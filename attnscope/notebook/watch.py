@@ -23,10 +23,10 @@ from attnscope.models.text.reader import wrap_module
 from attnscope.models.trace_recording import has_dropout
 from attnscope.notebook.drawing import Display, Drawing
 from attnscope.notebook.reader import eval_mode
+from attnscope.questions.conditions import Condition, parse_conditions
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.processes import joined_processes
-from attnscope.questions.stats import Condition, parse_conditions
 from attnscope.questions.track import Track, courses_of, figures_of, track_answer
 from attnscope.storage.corpus import Corpus, ListedTexts, read_corpus
 

@@ -20,8 +20,9 @@ from attnscope.lazy import torch
 from attnscope.measures import HeadFigures
 from attnscope.models.identity import describe_input, version
 from attnscope.questions.answer import Answer
+from attnscope.questions.conditions import OPERATORS, Condition, parse_conditions
 from attnscope.questions.sentences import list_some, pluralize
-from attnscope.questions.stats import OPERATORS, Condition, Stats, find_heads, parse_conditions
+from attnscope.questions.stats import Stats, find_heads
 from attnscope.records import Meaning, Notes, derived, read, record
 from attnscope.storage.files import read_json, write_whole
 from attnscope.version import __version__

@@ -183,8 +183,8 @@ def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[s
             "of an encoder-decoder, one text and its target"
         )
     layers, _ = progress.layout or ("", "")
-    parts = (about.title, layers, f"{progress.texts:,} texts, {progress.tokens:,} tokens")
     path = None if about.path is None else Path(about.path)
+    parts = about.title, layers, progress.describe(path)
     return Stats(
         settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
         " · ".join(part for part in parts if part),

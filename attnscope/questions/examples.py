@@ -250,7 +250,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
         scores = {name: score.value for name, score in each.figures.items()}
         parts += [near[each.address], scores, planes[each.address]]
         heads.append(HeadExamples(each.address, each.role, *parts))
-    title = work.model.title, *progress.layout[:1], f"{progress.texts:,} texts, {progress.tokens:,} tokens"
+    title = work.model.title, *progress.layout[:1], progress.describe(getattr(work.source, "path", None))
     return Examples(
         BY_WEIGHT if work.by is None else str(work.by),
         tuple(heads),

@@ -179,7 +179,7 @@ def _finish(
     labels = tuple(rank_heads(total, file.directions, held_out))
     if not labels:
         raise InputError(_nothing(total, about, relations))
-    title = f"{about.title} · {progress.layout[0]} · {pluralize(progress.texts, 'text')}, "
+    title = f"{about.title} · {progress.layout[0]} · {progress.describe(file.path)}"
     notes = [*about.notes, *progress.left_out]
     if total.lost:
         lost = pluralize(total.lost, "pair")
@@ -190,7 +190,7 @@ def _finish(
     if file.links and len(labels) > 1:
         notes.append(_compare_rows(*sorted(labels, key=lambda each: each.heads[0].rank)))
     read = about.model, file.path, (progress.texts, progress.tokens)
-    return GoldResult(f"{title}{progress.tokens:,} tokens", labels, held_out, tuple(notes), read)
+    return GoldResult(title, labels, held_out, tuple(notes), read)
 
 
 def _compare_rows(better: LabelScores, worse: LabelScores) -> str:

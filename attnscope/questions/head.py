@@ -73,6 +73,14 @@ def pick_figures(
     )
 
 
+def own_numbers(
+    heads: Sequence[HeadFigures], record: Record, selection: Selection
+) -> tuple[HeadFigures, ...]:
+    """Heads under their own numbers: an observer counts the selected ones of each layer from 0."""
+    numbers = {site.site: selection.heads(site.site, site.heads) for site in record.sites}
+    return tuple(replace(head, head=numbers[head.site][head.head]) for head in heads)
+
+
 MAX_TOKENS = 1024  # rows and columns of a head that is shown; a longer text is pooled
 
 SHOWN_MEASURES = (
@@ -185,13 +193,11 @@ def _show_heads(
     scores = find_figures(prepared, DEFAULT)
     observers: list[RowObserver] = [coarse, *([measurement] if scores is None else [])]
 
-    def numbers(site: Site, count: int) -> list[int]:
-        return sorted({number for each in selections for number in each.heads(site, count)})
-
-    record = model.observe(prepared, [SharedRows(observers, numbers)])
-    read = {each.site: numbers(each.site, each.heads) for each in record.sites}
-    if scores is None:  # heads read among others were renumbered
-        scores = tuple(replace(each, head=read[each.site][each.head]) for each in measurement.figures())
+    among = replace(selection, head=None, among=tuple(heads))
+    record = model.observe(prepared, [SharedRows(observers, among.heads)])
+    read = {each.site: among.heads(each.site, each.heads) for each in record.sites}
+    if scores is None:
+        scores = own_numbers(measurement.figures(), record, among)
     shown = _ShownPass(model, prepared, record, coarse.maps, read, scores)
     return [shown.head(head, each) for head, each in zip(heads, selections, strict=True)]
 

@@ -249,7 +249,7 @@ def find_rules(
         raise SelectionError(f"no head {head}: there are {min(sites).name} to {max(sites).name}")
     heads = tuple(find_rule(each, *sites[each], candidates) for each in wanted)
     progress = work.progress
-    title = model.title, *progress.layout[:1], f"{progress.texts:,} texts, {progress.tokens:,} tokens"
+    title = model.title, *progress.layout[:1], progress.describe(getattr(corpus, "path", None))
     notes = (*model.notes, *progress.left_out)
     read = model, getattr(corpus, "path", None), (progress.texts, progress.tokens)
     return Rules(heads, " · ".join(part for part in title if part), notes, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -17,13 +18,15 @@ from attnscope.views import Scale
 class Selection:
     """Which attention, and how it is shown. ``None`` means: not given.
 
-    ``head`` is one head, ``layers`` some layers, ``number`` the heads of that number in each of them.
+    ``head`` is one head, ``among`` are several; ``layers`` are some layers, ``number`` the heads of that
+    number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
     ``hide_special`` leaves special tokens out, ``zoom`` keeps a run of tokens, ``scale`` is one of
     ``attnscope.views.SCALES``, and cells of a head's map below ``min_weight`` are hidden.
     """
 
     head: Head | None = None
+    among: tuple[Head, ...] = ()
     layers: tuple[int, ...] | None = None
     number: int | None = None
     kind: str | None = None
@@ -53,18 +56,28 @@ class Selection:
     @property
     def every_layer(self) -> bool:
         """Whether all layers are selected."""
-        return self.head is None and self.layers is None
+        return self.named == () and self.layers is None
+
+    @property
+    def named(self) -> tuple[Head, ...]:
+        """The heads that are named by their layer and number."""
+        return self.among if self.head is None else (self.head,)
 
     def meets(self, site: Site) -> bool:
         """Whether a layer is selected."""
-        layers = self.layers if self.head is None else (self.head.layer,)
+        layers = {each.layer for each in self._named_in(site)} if self.named else self.layers
         return self.kind in (None, site.kind) and (layers is None or site.layer in layers)
 
-    def heads(self, site: Site, count: int) -> range:
+    def heads(self, site: Site, count: int) -> Sequence[int]:
         """The selected heads' numbers, among the ``count`` ones of a site; none if it is not selected."""
-        number = self.number if self.head is None else self.head.head
         every = range(count if self.meets(site) else 0)
-        return every if number is None else every[number : number + 1]
+        if self.named:
+            return sorted({each.head for each in self._named_in(site)} & {*every})
+        return every if self.number is None else every[self.number : self.number + 1]
+
+    def _named_in(self, site: Site) -> list[Head]:
+        """The named heads of a site's layer."""
+        return [each for each in self.named if each.layer == site.layer and each.kind in (None, site.kind)]
 
     def coarsening(self, axis: Axis, most: int | None = None, *, even: bool = False) -> Coarsening:
         """How an axis is coarsened for display, to at most so many places."""

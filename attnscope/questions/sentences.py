@@ -260,9 +260,14 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
     """Raise ``SelectionError`` that says what exists, if nothing matches the selection."""
     sites = [site for site in record.sites if selection.kind in (None, site.site.kind)]
     layers = {site.site.layer for site in sites}
-    wanted = set(selection.layers or ()) if selection.head is None else {selection.head.layer}
+    wanted = {each.layer for each in selection.named} or set(selection.layers or ())
     missing = wanted - layers
-    if chosen and not missing:
+    unknown = [
+        each
+        for each in selection.named
+        if not any(each.head in replace(selection, head=each).heads(site.site, site.heads) for site in sites)
+    ]
+    if chosen and not missing and not unknown:
         return
     kinds = kinds_of(site.site for site in record.sites)
     if selection.kind is not None and selection.kind not in kinds:
@@ -272,8 +277,8 @@ def require_selected(chosen: Sequence[object], record: Record, selection: Select
         near = nearest_name(selection.kind, KINDS)
         raise SelectionError(f"no kind {selection.kind!r}: {near}this model has {have}")
     wanted_name = f"layer {number_ranges(missing)}"
-    if selection.head is not None:
-        wanted_name = f"head {selection.head.name}"
+    if unknown:
+        wanted_name = f"head {', '.join(each.name for each in unknown)}"
     elif selection.number is not None and not missing:
         wanted_name = f"head {selection.number}"
     here = [site for site in sites if selection.meets(site.site)] or sites

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite, isnan, nan
@@ -22,13 +20,13 @@ from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measuremen
 from attnscope.measures.roles import NONE, PATTERNLESS, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.head import Losses, find_figures, pick_figures, token_losses_table
+from attnscope.questions.conditions import Condition
+from attnscope.questions.head import Losses, find_figures, own_numbers, pick_figures, token_losses_table
 from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
-from attnscope.questions.rules import rule_measure as rule_measure  # declares the measures rule(...)
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
 from attnscope.records import Meaning, Notes, Parts, record
-from attnscope.registry import BUNDLED, nearest_name
+from attnscope.registry import BUNDLED
 from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
@@ -48,53 +46,6 @@ from attnscope.views import (
 )
 from attnscope.views.charts import Cell
 
-OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
-
-RULE = r"rule\(.+?\)(?=\s*[<>=!])"
-NAME = RULE + r"|offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Condition:
-    """``entropy<1`` or ``role=previous``; ``meets`` is False for a head without such a score."""
-
-    name: str
-    sign: str
-    wanted: str
-
-    def meets(self, head: HeadFigures) -> bool:
-        """Whether a head meets it."""
-        if self.name == "role":
-            return (head.role is not None and head.role.name == self.wanted) == (self.sign == "=")
-        figure = head.figures.get(self.name)
-        return figure is not None and bool(OPERATORS[self.sign](figure.value, float(self.wanted)))
-
-
-def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """Read ``entropy<1 and role=none``: parsed, never run as code. Raises ``SelectionError``."""
-    parts = re.split(r"\s+and\s+(?!(?:(?!rule\().)*?\)\s*[<>=!])", text.strip())  # not in rule(...)
-    return tuple(_condition(part.strip()) for part in parts)
-
-
-def _condition(text: str) -> Condition:
-    match = CONDITION.fullmatch(text)
-    if match is None:
-        raise SelectionError(f"cannot read {text!r}: write conditions like entropy<1 and role=previous")
-    name, sign, wanted = match.groups()
-    why = ""
-    if name == "role":
-        if sign not in ("=", "!=") or wanted not in ROLES:
-            why = f"{nearest_name(wanted, ROLES)}write role=NAME or role!=NAME, of {', '.join(ROLES)}"
-    elif MEASURES[name] and (NUMBER.fullmatch(wanted) is None or not isfinite(float(wanted))):
-        why = f"{wanted!r} is no number"
-    elif sign not in OPERATORS:
-        why = f"compare a score by {', '.join(OPERATORS)}: it never equals a number exactly"
-    if why:
-        raise SelectionError(f"cannot read {text!r}: {why}")
-    return Condition(name, sign, wanted)
-
 
 def curves_by_position(
     model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
@@ -109,7 +60,10 @@ def curves_by_position(
         each.rows = range(start, stop)
     record = model.run(prepared, [SharedRows(measured, selection.heads)])
     selected_sites(record, selection)
-    scores = [{head.address: head.figures.get(name) for head in each.figures()} for each in measured]
+    scores = [
+        {head.address: head.figures.get(name) for head in own_numbers(each.figures(), record, selection)}
+        for each in measured
+    ]
     several = len({site.site.kind for site in record.sites}) > 1
 
     def along(head: Head, part: str) -> tuple[float | None, ...]:
@@ -160,20 +114,35 @@ class Stats:
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
         """The heads that meet all conditions, largest lift of the role's score first.
 
-        ``sort`` names another order: a measure (largest first, NaN last), ``role``, or ``head``. Raises
-        ``SelectionError``, with the reason, for a measure that no head has.
+        ``sort`` names another order: a measure (largest first, NaN last), ``role``, or ``head``; with a minus
+        before it, the reverse. Raises ``SelectionError``, with the reason, for a measure that no head has.
         """
+        sort, sign = measure_of(sort), 1 if sort and sort.startswith("-") else -1
         for name in (*(condition.name for condition in conditions), sort):
             if name not in (None, "role", "head") and not any(head.figure(name) for head in self.heads):
                 why = (head.absent[name] for head in self.heads if name in head.absent)
                 raise SelectionError(f"no head has a score for {name}: {next(why, 'it was not measured')}")
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
-        if sort in (None, "role"):
-            return sorted(heads, key=partial(_place, by_role=sort == "role"))
-        if sort == "head":
-            return heads
+        if sort in (None, "role", "head"):
+            ordered = heads if sort == "head" else sorted(heads, key=partial(_place, by_role=sort == "role"))
+            return ordered[::-sign]
         scored = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
-        return [head for _, head in sorted(scored, key=lambda pair: (isnan(pair[0]), -pair[0]))]
+        return [head for _, head in sorted(scored, key=lambda pair: (isnan(pair[0]), sign * pair[0]))]
+
+
+def measure_of(sort: str | None) -> str | None:
+    """What heads are sorted by, without the minus of ``-entropy``, the smallest first."""
+    return sort and sort.removeprefix("-")
+
+
+def _describe_order(sort: str | None) -> str:
+    """The order of a table's heads, in words."""
+    name, reverse = measure_of(sort), bool(sort and sort.startswith("-"))
+    if name is None:
+        return "clearest role first"
+    if name in ("role", "head"):
+        return f"in {'reverse ' * reverse}order of {name}s"
+    return f"{'smallest' if reverse else 'largest'} {name} first"
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
@@ -267,13 +236,19 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
     """One line per head: its role, the role's score, and some measures that apply to every head."""
     measured = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*measured} else list(measured)[: len(COLUMNS)]
-    if sort in MEASURES and sort not in names:
-        names = [str(sort), *names[:-1]]
+    key = measure_of(sort)
+    if key in MEASURES and key not in names:
+        names = [str(key), *names[:-1]]
+    elif key in names and any(head.figures[key].error is not None for head in heads if key in head.figures):
+        names.remove([each for each in names if each != key][-1])  # an error is as wide as a column
     if not heads:
         none = f"none of the {len(result.heads)} heads meets the conditions"
         return Table(title=result.title, notes=(none, *result.shown_notes))
     several = len({head.site.kind for head in heads}) > 1
-    columns = [_draw_column([head.figure(name) for head in heads], MEASURES[name].unit) for name in names]
+    columns = [
+        _draw_column([head.figure(name) for head in heads], MEASURES[name].unit, with_errors=name == key)
+        for name in names
+    ]
     titles = ["head", *(["kind"] if several else []), "role", "score"]
     named = [Column(f"{name}\n", long="cut") for name in titles]
     named += [Column(f"{name}\n{MEASURES[name].unit.replace('share', '')}", True, "cut") for name in names]
@@ -281,9 +256,11 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
         (head.name, *([head.site.kind] if several else []), *_role_cells(head), *cells)
         for head, *cells in zip(heads, *columns, strict=True)
     )
+    named_sharp = {head.role.name for head in heads if head.role} & {"sharp", "broad"}
     notes = (
-        f"{len(heads):,} of {len(result.heads):,} heads",
+        f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort)}",
         "score: how strongly the head shows its role (baseline in parentheses); --csv prints every measure",
+        *[f"{each}: its score is the normalized entropy, 0 to 1" for each in sorted(named_sharp)],
         *([ERRORS] if any(map(_role_error, heads)) else []),
         *result.shown_notes,
     )
@@ -291,30 +268,39 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
 
 
 def _role_error(head: HeadFigures) -> float | None:
-    figure = head.figures.get(head.role.pattern) if head.role else None
+    """The standard error of the role's score: of the measure that has it, as -2 of ``positional``."""
+    role, figures = head.role, head.figures
+    if role is None:
+        return None
+    same = (each for each in figures.values() if (each.value, each.baseline) == (role.score, role.baseline))
+    figure = figures.get(role.pattern) or next(same, None)
     return figure.error if figure else None
 
 
 def _role_cells(head: HeadFigures) -> tuple[str, str]:
     """A role, its score and the baseline; a dash for no pattern."""
     if head.role is None or head.role.name == NONE:
-        return "–", ""
+        return "–", "–"
     error = _role_error(head)
     figure = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
     return head.role.name, f"{figure} ({round_short(head.role.baseline)})"
 
 
-def _draw_column(scores: Sequence[Figure | Importance | Removal | None], unit: str) -> list[Cell]:
-    """The cells of a column; the brightest is 1, or the largest if it is not a share."""
+def _draw_column(
+    scores: Sequence[Figure | Importance | Removal | None], unit: str, *, with_errors: bool = False
+) -> list[Cell]:
+    """The cells of a column, maybe with standard errors; the brightest is 1, or the largest if no share."""
 
     values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
     largest = max(values, default=0.0)
 
     def text(each: Figure | Importance | Removal | None) -> str:
-        if each is None or unit != "loss":
-            faint = 0 < largest < 0.01  # of a long text, where two decimals say nothing
-            return "–" if each is None else number(each.value, largest) if faint else f"{each.value:.2f}"
-        return f"{each.value:.3f}" + ("" if each.error is None else f" ±{each.error:.3f}")
+        error = getattr(each, "error", None) if with_errors else None
+        if each is None:
+            return "–"
+        if with_errors and (unit == "loss" or error is not None):
+            return f"{each.value:.3f}" + ("" if error is None else f" ±{error:.3f}")
+        return number(each.value, largest) if 0 < largest < 0.01 else f"{each.value:.2f}"  # of a long text
 
     texts = [text(each) for each in scores]
     top, width = 1.0 if unit == "share" else largest or 1.0, max(map(len, texts), default=0)
@@ -331,7 +317,7 @@ def removals_answer(result: Stats, top: int) -> Answer:
     heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else inf)
     ordered = replace(result, heads=tuple(heads))
     several = len({head.site.kind for head in heads}) > 1
-    values = _draw_column([head.figure(name) for head in heads[:top]], "loss")
+    values = _draw_column([head.figure(name) for head in heads[:top]], "loss", with_errors=True)
     notes = ["importance: |slope of the loss at a gate on the head|, an estimate (Michel et al. 2019)"]
     if without:
         whole = without[0].loss - without[0].value
@@ -377,7 +363,7 @@ def measure_heads(
     if cached is None:
         arguments = (model, prepared, measured, selection, [prepared.tokens])
         record = measuring_pass(*arguments, exact_kernel=exact_kernel, maps=maps)
-        heads = tuple(measured.figures())
+        heads = own_numbers(measured.figures(), record, selection)
         if rows is not None and not heads:
             last = max((site.queries for site in record.sites), default=0) - 1
             raise SelectionError(f"no rows {rows.start}-{rows.stop - 1}: rows are 0-{last}, one per token")
@@ -510,7 +496,9 @@ def overview(
             whole=selection.every_layer,
             written=prepared.written if as_read and kind == "decoder" else None,
         )
-    measures = measured.figures() if cached is None else pick_figures(cached, record, selection)
+    measures: Sequence[HeadFigures] = pick_figures(cached or (), record, selection)
+    if cached is None:
+        measures = own_numbers(measured.figures(), record, selection)
     heads = settle_roles(measures)
     grids = {kind: replace(grid, roles=role_map(heads, kind, grid)) for kind, grid in grids.items()}
     return Overview(grids, heads, record, layers.notes, apart=layers.apart, by=by)

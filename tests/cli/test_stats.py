@@ -12,8 +12,9 @@ import pytest
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
+from attnscope.questions.conditions import parse_conditions
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads, parse_conditions
+from attnscope.questions.stats import measure_heads
 from attnscope.render.latex import escape_latex
 from tests.models.folders import minilm
 
@@ -231,7 +232,47 @@ def test_terminal_lists_twenty_heads_and_a_pipe_all(run, monkeypatch):
     monkeypatch.setattr(command, "sys", Mock(**{"stdout.isatty.return_value": True}))
     shown = run("stats", TEXTS[0]).out
     assert re.findall(r"^L\dH\d ", shown, re.M) == re.findall(r"^L\dH\d ", piped, re.M)[:20]
-    assert "20 of 32 heads; 12 more: --top 0" in shown
+    assert "20 of 32 heads, clearest role first; 12 more: --top 0" in shown
     for options, count in ((("--top", "0"), 32), (("--top", "25"), 25), (("--latex",), 32)):
         assert len(re.findall(r"^L\dH\d ", run("stats", TEXTS[0], *options).out, re.M)) == count
     assert len(run.json("stats", TEXTS[0])["heads"]) == 32
+
+
+@pytest.mark.parametrize(("sort", "order"), [("distance", "largest"), ("-distance", "smallest")])
+def test_footer_names_the_order_and_minus_reverses_it(run, sort, order):
+    values = [head["figures"]["distance"]["value"] for head in heads(run, "--sort", sort)]
+    assert values == sorted(values, reverse=order == "largest")
+    assert (
+        f"3 of 72 heads, {order} distance first\n"
+        in run("stats", TEXT, "-m", minilm(), "--sort", sort, "--top", "3").out
+    )
+    assert heads(run, "--sort", "-head") == heads(run, "--sort", "head")[::-1]
+
+
+def test_several_heads_are_measured_and_plotted_under_their_names(run):
+    every = {f"L{head['layer']}H{head['head']}": head for head in heads(run)}
+    listed = heads(run, "--head", "L1H3,L0H2", "--sort", "head")
+    assert listed == [every["L0H2"], every["L1H3"]]
+    curves = run.json("stats", TEXT, "-m", minilm(), "--by-position", "entropy", "--head", "L1H3,L0H2")[
+        "curves"
+    ]
+    all_curves = run.json("stats", TEXT, "-m", minilm(), "--by-position", "entropy", "--top", "0")["curves"]
+    assert [each for each in all_curves if each["head"] in ("L1H3", "L0H2")] == curves
+    assert len(curves) == 2
+    model = load("own")
+    measured = measure_heads(model, model.prepare(TEXT), Selection(number=3)).heads
+    assert [head.name for head in measured] == ["L0H3", "L1H3", "L2H3", "L3H3"]
+
+
+def test_corpus_table_has_errors_in_the_sorted_column_and_the_file(run, tmp_path):
+    (tmp_path / "cats.txt").write_text("\n".join(TEXTS), "utf-8")
+    asked = ("stats", "--texts", tmp_path / "cats.txt", "--sort", "-entropy", "--top", "9")
+    lines, found = run(*asked).out.splitlines(), run.json(*asked)["heads"]
+    assert " cats.txt: 3 texts, " in lines[0]
+    for line, head in zip(lines[3:], found, strict=False):
+        entropy = head["figures"]["entropy"]
+        assert f"{entropy['value']:.3f} ±{entropy['error']:.3f}" in line
+        scores = [
+            each["error"] for each in head["figures"].values() if each["value"] == head["role"]["score"]
+        ]
+        assert head["role"]["name"] == "none" or f"±{scores[0]:.3f} (" in line

@@ -135,7 +135,10 @@ def test_predictions_are_explained_in_python_as_by_commands(run, tmp_path):
             "8 of 8 calls ran in the fused pass",
         ),
         ("score: how strongly; --csv prints every measure", "score: how strongly; frame() has every measure"),
-        ("20 of 32 heads; 12 more: --top 0", "20 of 32 heads; 12 more: numbers has all"),
+        (
+            "20 of 32 heads, clearest role first; 12 more: --top 0",
+            "20 of 32 heads, clearest role first; 12 more: numbers has all",
+        ),
         ("leave out --hide-special", "leave out hide_special"),
     ],
 )

@@ -29,7 +29,7 @@ class LogitsOptions(ScoreOptions):
     ] = "head"
 
 
-class WritingHead(options.HeadOptions):
+class WritingHead(options.OneHeadOptions):
     """One head, whose kind is that of the prediction."""
 
     kind: str | None = None

@@ -31,8 +31,9 @@ from attnscope.text import LARGEST_COUNT
 if TYPE_CHECKING:
     from attnscope.attention import Head
     from attnscope.questions.answer import Answer
+    from attnscope.questions.conditions import Condition
     from attnscope.questions.selection import Selection
-    from attnscope.questions.stats import Condition, Stats
+    from attnscope.questions.stats import Stats
 
 
 class MeasuredHeads(options.HeadOptions):
@@ -43,7 +44,7 @@ class MeasuredHeads(options.HeadOptions):
     sort: Annotated[
         str | None,
         Option(
-            help="By a measure, role or head; default: role above baseline.",
+            help="By a measure, role or head; -entropy: smallest first; default: role above baseline.",
             autocompletion=offering(options.measure_names),
         ),
     ] = None
@@ -126,7 +127,8 @@ def stats(
     attnscope stats --texts sample_inputs/sentences.txt --csv
     """
     from attnscope.measures import DEFAULT, MEASURES
-    from attnscope.questions.stats import measure_maps, parse_conditions
+    from attnscope.questions.conditions import parse_conditions
+    from attnscope.questions.stats import measure_maps, measure_of
 
     check_texts(corpus, source)
     rows = options.parse_rows(extras.rows)
@@ -139,17 +141,17 @@ def stats(
         answer, read = _rank_by_faithfulness(pass_source, selection, attention.top, model)
         return deliver("stats", answer, output, picture, model.metadata, read)
     conditions = parse_conditions(attention.where) if attention.where is not None else ()
-    sort = attention.sort if attention.sort not in ("role", "head") else None
+    sort = measure_of(attention.sort)
     named = sort, output.head_map, extras.by_position, *(each.name for each in conditions)
-    added = [name for name in named if name not in (None, "role")]
+    added = [name for name in named if name not in (None, "role", "head")]
     for name in added:
         MEASURES[name]  # an unknown name is refused before the model is loaded
     if pass_source is not None and extras.by_position is not None:
         answer, read = _plot_by_position(pass_source, selection, extras.by_position, attention.top)
         return deliver("stats", answer, output, picture, model.metadata, read)
     names = tuple(dict.fromkeys((*DEFAULT, *added)))
-    table = ScoreTable(selection.head, conditions, attention, names)
-    selection = replace(selection, head=None)  # the role of one head depends on the others
+    table = ScoreTable(selection.named, conditions, attention, names)
+    selection = replace(selection, head=None, among=())  # the role of one head depends on the others
     how: dict[str, Any] = {"names": names, "exact_kernel": kernel.exact_kernel}
     if output.jsonl:
         return _print_lines(source, corpus, selection, table, model, **how)
@@ -182,7 +184,6 @@ def _refuse_conflicts(output: StatsOutput) -> None:
         *([("as_json as_csv", "head_map", "add -o FILE.png")] * (output.out is None)),
         ("rows where sort", "by_position", "a curve covers all rows, and curves have a fixed order"),
         ("head_map jsonl as_csv pooled cell", "by_position", "it draws its curves alone"),
-        ("sort where top", "head", "it names one head"),
         ("jsonl", "head_map", ""),
         *([("head_map by_position jsonl", "out", "a .parquet file holds the table")] * tabular),
         ("jsonl", "checkpoint", "nothing is added up"),
@@ -193,7 +194,7 @@ def _refuse_conflicts(output: StatsOutput) -> None:
 class ScoreTable:
     """Which heads are listed, in which order, and the measures of a file."""
 
-    head: Head | None
+    heads: tuple[Head, ...]
     conditions: tuple[Condition, ...]
     listing: MeasuredHeads
     names: tuple[str, ...]
@@ -202,7 +203,7 @@ class ScoreTable:
         """The heads of a result that are listed."""
         from attnscope.questions.stats import find_heads, stats_answer
 
-        heads = result.heads if self.head is None else find_heads(self.head, result.heads)
+        heads = [one for each in self.heads for one in find_heads(each, result.heads)] or result.heads
         sort = self.listing.sort
         listed = [each for each in result.meeting(self.conditions, sort) if each in heads]
         printed = sys.stdout.isatty() and not is_given("as_latex")

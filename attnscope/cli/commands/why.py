@@ -44,7 +44,7 @@ def why(
     query: CellOptions,
     source: options.TextAmong,
     template: options.PromptsOptions,
-    attention: options.HeadOptions,
+    attention: options.OneHeadOptions,
     output: WhyOutput,
     picture: options.SavedOptions,
     model: options.ModelOptions,

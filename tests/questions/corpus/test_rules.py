@@ -16,10 +16,10 @@ from attnscope.measures.block import KEY_PATTERNS
 from attnscope.models import load
 from attnscope.models.text.reader import wrap_module
 from attnscope.questions.check import parse_claim
+from attnscope.questions.conditions import parse_conditions
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.rule import find_rules, pack_bits, rules_answer, unpack_bits
 from attnscope.questions.rules import parse_rule
-from attnscope.questions.stats import parse_conditions
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
 

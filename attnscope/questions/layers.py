@@ -154,7 +154,7 @@ class AllHeads:
         weights = pick_head(self.weights[kind, layer], head)
         picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
         written = self.layers.written if kind == "decoder" else None
-        return replace(picture, written=written, bar=self._bar(kind))
+        return replace(picture, written=written, bar=self.bar_of(kind))
 
     def layer(self, kind: str, layer: int) -> Grid:
         """The heads of one layer as thumbnails."""
@@ -205,7 +205,8 @@ class AllHeads:
         kinds = self.layers.kinds
         return {(kind, layer): weights for kind, pairs in kinds.items() for layer, weights in pairs}
 
-    def _bar(self, kind: str) -> str:
+    def bar_of(self, kind: str) -> str:
+        """What the weights of a kind are, in words."""
         return name_weight("raw", kind) if kind == "mixer" else self.bar
 
     @cached_property
@@ -220,7 +221,7 @@ class AllHeads:
             subtitle=sentences.provenance(sites),
             scale=self.selection.scale,
             notes=self.layers.notes,
-            bar=self._bar(kind),
+            bar=self.bar_of(kind),
             whole=not led and self.selection.every_layer,
             written=self.layers.written if kind == "decoder" and self.selection.as_read else None,
         )

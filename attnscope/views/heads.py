@@ -59,8 +59,9 @@ class HeadMap(Titled):
 
     @property
     def texts(self) -> list[list[str]]:
-        """The numbers as text."""
-        largest = max(map(abs, self.limits))
+        """The numbers as text; those of most heads have a digit, however large the largest is."""
+        sizes = np.abs(self.values[np.isfinite(self.values) & (self.values != 0)])
+        largest = min(max(map(abs, self.limits)), 5 * float(np.median(sizes)) if sizes.size else 1.0)
         return [[number(value, largest) for value in row] for row in self.values]
 
     def levels(self) -> Array:

@@ -218,6 +218,13 @@ def test_head_map_pads_ragged_layers() -> None:
     np.testing.assert_allclose(view.levels()[0], [1 / 5, 3 / 5])
 
 
+def test_head_map_of_one_large_and_many_small_scores_has_digits_of_both() -> None:
+    view = head_map({0: [0.034, 0.00089, 0.0], 1: [0.0013, math.nan, 0.00124]}, "attention", unit="share")
+    assert view.texts == [["0.0340", "0.0009", "0.0000"], ["0.0013", "", "0.0012"]]
+    assert head_map({0: [2.5, 0.5, 0.003]}, "entropy").texts == [["2.50", "0.50", "0.00"]]
+    assert head_map({0: [0.0, math.nan]}, "entropy").texts == [["0.00", ""]]
+
+
 def test_token_list_omits_non_finite_weights_and_has_image_boxes():
     axis = [Place(text, number, number + 1, id=number) for number, text in enumerate("abcd")]
     weights = np.array([np.inf, 0.2, np.nan, 0.7])

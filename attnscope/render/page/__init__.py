@@ -182,7 +182,7 @@ class Page:
     by: str | None = (
         None  # what colours the overview: ``role`` or a score; else maps if these are large enough
     )
-    bar: str = WEIGHT  # what the weights are, in words
+    bars: Mapping[str, str] = field(default_factory=dict)  # by kind, what weights are other than ``WEIGHT``
     _heads: dict[str, tuple[str, int]] = field(default_factory=dict, init=False)  # packed, and its keys
     _axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict, init=False)
 
@@ -193,6 +193,7 @@ class Page:
         kinds = [
             {
                 "kind": kind,
+                "bar": self.bars.get(kind, WEIGHT),
                 "layers": list(self._layers(kind, number, layers, code)),
                 "roles": self._roles(kind),
             }
@@ -218,7 +219,6 @@ class Page:
             "power": POWER,
             "bright": BRIGHT,
             "dark": DARK,
-            "bar": self.bar,
             "sentence": ATTENTION.sentence,
             "hidden": [self.min_weight, code.shown],
             "axes": list(self._label_axes()),
@@ -351,7 +351,8 @@ def page_of(heads: AllHeads, cmap: str | None = None) -> str:
     page = Page(
         layers.kinds, heads.name, layers.subtitle, layers.notes, cmap, max(top, -least), least < 0,
         layers.proofs, heads.described, heads.worth, heads.terms, heads.command, layers.written, heads.scene,
-        heads.selection.min_weight, heads.by, heads.bar,
+        heads.selection.min_weight, heads.by,
+        {kind: heads.bar_of(kind) for kind in layers.kinds},
     )  # fmt: skip
     return page.text()
 

@@ -213,10 +213,13 @@ function showCell({ row, column }) {
   return { x: box.left + left + (column + 0.5) * cell - stage.scrollLeft, y: box.top + top + row * tall - stage.scrollTop };
 }
 
+// What the weights of the open kind are.
+const barOf = () => PAGE.kinds[state.kind].bar;
+
 // The legend, true to what is drawn.
 function highest() {
-  if (current.scale === "row") return `each row's largest ${PAGE.bar}`;
-  const full = `${endOf(current)} ${PAGE.bar}`;
+  if (current.scale === "row") return `each row's largest ${barOf()}`;
+  const full = `${endOf(current)} ${barOf()}`;
   if (current.scale !== "head") return full;
   const where = choosingRows(current).length < current.rows ? " in rows with many unmasked keys" : "";
   return `${full}, this head's largest${where}`;

@@ -10,7 +10,7 @@ import pytest
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.page import UP, Code, pack
-from attnscope.views import ROLE_LETTERS, HeadDescription, Score, grid, heatmap, round_up
+from attnscope.views import ROLE_LETTERS, HeadDescription, Score, grid, heatmap, name_weight, round_up
 from tests.questions.roles import plant_roles
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
@@ -333,12 +333,14 @@ def test_overview_shows_maps_roles_or_a_score_as_chosen(chromium, many) -> None:
 def test_signed_weights_are_coloured_from_the_middle(chromium, tmp_path) -> None:
     axis = tokens("the", "cat")
     field = weights(np.array([[[-1.0, 0.0], [0.25, 0.5]]], np.float32), axis, axis)
-    chromium.open(write_page(tmp_path / "page.html", {"mixer": [(0, field)]}, signed=True))
+    bars = {"mixer": name_weight("raw", "mixer")}
+    chromium.open(write_page(tmp_path / "page.html", {"mixer": [(0, field)]}, signed=True, bars=bars))
     shown = np.array(
         chromium.run("Array.from(current.bytes, (byte) => [WEIGHT[byte], toneOf(WEIGHT[byte], 1)])")
     )
     np.testing.assert_allclose(shown[:, 0], [-1, 0, 0.25, 0.5], atol=Code(signed=True).error(1))
     np.testing.assert_allclose(shown[:, 1], [0, 127.5, 159.4, 191.2], atol=1.5)
     assert chromium.text("low").startswith("-")
+    assert chromium.text("high") == "1 weight"
     chromium.run("pin(0)")
     assert chromium.texts("#lists li button .place") == ["the 0", "the 0", "cat 1"]  # by size, not by sign

@@ -21,7 +21,7 @@ from attnscope.attention import Attention, Head, Site
 from attnscope.capture.hooks.functions import WatchingMode, is_quiet, quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.projections import Projections
-from attnscope.capture.record import NUMBER, tolerance
+from attnscope.capture.record import NUMBER, module_lists, tolerance
 from attnscope.capture.rows.scores import mix
 
 # fmt: off
@@ -41,6 +41,9 @@ NORMS = frozenset(("NativeLayerNorm", "FusedRmsNorm"))
 
 PRODUCTS = NORMS | {"Mul", "Div", "Mm", "Addmm", "Bmm", "Mv"}
 """Nodes of which one side is followed; the other side must not be the stream, too."""
+
+FOLLOWED = LINEAR | PRODUCTS
+CONVOLUTION = "Convolution"
 
 ACTIVATIONS = frozenset(("Gelu", "Silu", "Relu", "Tanh", "Clamp"))  # elementwise functions that are 0 at 0
 SIDES = {"Addmm": 1}  # how many of a node's first inputs are added to its product
@@ -145,6 +148,25 @@ class Row(NamedTuple):
     module: str
 
 
+class Added(NamedTuple):
+    """What a constant adds to the stream: a tensor less another."""
+
+    total: Edge
+    before: Edge
+
+
+class Summand(NamedTuple):
+    """What writes to a residual stream: a head, a layer's feed-forward part, embeddings, or biases."""
+
+    kind: str  # head, feed-forward, mixer, embeddings or biases
+    name: str  # as it is printed: L0H3, feed-forward 2, embeddings wpe
+    layer: int | None = None
+    head: Head | None = None
+
+
+BIASES, POSITIONS = Summand("biases", "biases"), Summand("embeddings", "positions")
+
+
 class Written(NamedTuple):
     """The heads' output of one call at the token, before the projection, or with the projection."""
 
@@ -199,7 +221,7 @@ class StreamRows(Projections):
     def written(self) -> dict[Edge, Written]:
         """Where heads' outputs, or their projections, are in the graph."""
         edges: dict[Edge, Written] = {}
-        for site, mixed in self._mixed.items():
+        for site, mixed in self.mixed_rows().items():
             projection = self.by_site.get(site)
             if projection is not None and projection.edge is not None:
                 edge = projection.edge.node, projection.edge.output_nr
@@ -208,18 +230,32 @@ class StreamRows(Projections):
             near = self._near[site] * float(mixed.abs().amax())
             for edge, row in self.rows.items():
                 if row.module.startswith(site.name) and edge not in edges:
-                    same = (
-                        cut.reshape(mixed.shape) for cut in row.at.values() if cut.numel() == mixed.numel()
-                    )
-                    if any(float((cut - mixed).abs().amax()) <= near for cut in same):
+                    rows = self.rows_like(edge, site, mixed)
+                    if any(float((each - mixed).abs().amax()) <= near for each in rows):
                         edges[edge] = Written(site, mixed)
         return edges
 
-    def times(self, edge: Edge, grad: Tensor) -> float | None:
-        """The value computed at an edge times its gradient; ``None`` if no row of it was kept."""
-        row = self.rows.get(edge)
-        if row is None:
-            return None
+    def mixed_rows(self) -> Mapping[Site, Tensor]:
+        """By call, the heads' outputs at one token, before the projection.  [head, size]"""
+        return self._mixed
+
+    def rows_like(self, edge: Edge, site: Site, mixed: Tensor) -> Iterator[Tensor]:
+        """The rows at that token of what is at an edge, if they have the size of the heads' outputs."""
+        for cut in self.rows[edge].at.values():
+            if cut.numel() == mixed.numel():
+                yield cut.reshape(mixed.shape)
+
+    def times(self, place: Edge | Added | Tensor, grad: Tensor) -> float:
+        """A tensor, what a constant added, or the value computed at an edge, times its gradient.
+
+        0 where no row of it was kept.
+        """
+        if isinstance(place, Tensor):
+            return float((place * grad.detach()).sum())
+        if isinstance(place, Added):
+            return self.times(place.total, grad) - self.times(place.before, grad)
+        if (row := self.rows.get(place)) is None:
+            return 0.0
         axis = self._axis(grad, row.at)
         return float((row.at[axis].double() * grad.detach().select(axis, self.at).double()).sum())
 
@@ -292,9 +328,10 @@ class Stream:
         self.written = self.rows.written()
         self.order = _order(self.root[0])  # a node's inputs come before it
         self._open: set[Node] = set()
+        self.begins = self._beginnings()
         self._varies: dict[Node, bool] = {}
         for node in self.order:
-            self._varies[node] = kind(node) in EMBEDDINGS or any(
+            self._varies[node] = node in self.begins or any(
                 self._varies[each] for each, _ in node.next_functions if each is not None
             )
         for _ in range(3):
@@ -304,12 +341,31 @@ class Stream:
             self._open_head()
         raise Lost("its output cannot be traced back to its embeddings")
 
+    def _beginnings(self) -> set[Node]:
+        """Where streams begin: at embeddings, or at what makes them of a picture or a sound by convolutions.
+
+        That is what cannot be followed, before any attention and outside of the lists of layers that attend.
+        """
+        lists = tuple(module_lists(site.name for site in self.rows.sites)) or ("",)
+        begins, behind = set[Node](), dict[Node, set[str]]()
+        for node in self.order:
+            name, row = kind(node), self.rows.rows.get((node, 0))
+            found = {name} & {*EMBEDDINGS, CONVOLUTION}
+            for edge in node.next_functions:
+                if edge[0] is not None:
+                    found |= {"heads"} if edge in self.written else behind[edge[0]]
+            behind[node] = found
+            inside = row is not None and row.module.startswith(lists)
+            if name in EMBEDDINGS or (found == {CONVOLUTION} and name not in FOLLOWED and not inside):
+                begins.add(node)
+        return begins
+
     def _mark_leads(self) -> None:
         """Determine for every node whether it leads to the embeddings, and whether to heads."""
         self.leads: dict[Node, bool] = {}
         self._heads: dict[Node, bool] = {}
         for node in self.order:
-            self.leads[node] = kind(node) in EMBEDDINGS or any(self._followed_inputs(node, self.streams))
+            self.leads[node] = node in self.begins or any(self._followed_inputs(node, self.streams))
             self._heads[node] = not self.leads[node] and any(self._followed_inputs(node, self.mixes))
 
     def streams(self, edge: tuple[Node | None, int]) -> bool:
@@ -375,7 +431,7 @@ class Stream:
             grads, name = parts.waiting.pop(node, None), kind(node)
             if grads is None:
                 continue
-            if name in EMBEDDINGS:
+            if node in self.begins:
                 _add(parts.embeddings, (node, 0), grads[0])
             elif name == "AccumulateGrad":
                 _add(parts.biases, node, grads[0])
@@ -445,122 +501,28 @@ def _order(root: Node, ends: Mapping[Node, bool] | None = None) -> list[Node]:
     return order
 
 
-@dataclass
-class Effects:
-    """The direct effects that sum to a score.
+def parts_beside_heads(
+    stream: Stream, parts: ScoreParts
+) -> Iterator[tuple[Summand, Edge | Added | Tensor, Tensor]]:
+    """All parts but heads: where the value of each is, and its gradient.
 
-    ``mixers`` is what other modules that mix tokens add, and attention without separable heads, by layer and
-    by module.
+    Of what is the same for every text, tables of positions count as embeddings, the rest as biases.
     """
-
-    heads: dict[Head, float] = field(default_factory=dict)
-    feed_forward: dict[int, float] = field(default_factory=dict)  # what a layer adds beside attention
-    mixers: dict[tuple[int, str], float] = field(default_factory=dict)
-    embeddings: float = 0.0
-    biases: float = 0.0
-    mixed: set[int] = field(default_factory=set)  # layers without separable heads
-    silent: set[int] = field(default_factory=set)  # layers whose heads have no direct effect
-    _of: dict[Head, Tensor] = field(default_factory=dict)  # the same, for gradients
-
-    @property
-    def total(self) -> float:
-        """The sum of all."""
-        return sum(self._each())
-
-    @property
-    def size(self) -> float:
-        """The sum of all absolute effects."""
-        return sum(map(abs, self._each()))
-
-    def _each(self) -> list[float]:
-        alone = [self.embeddings, self.biases]
-        return [*self.heads.values(), *self.feed_forward.values(), *self.mixers.values(), *alone]
-
-    def largest_heads(self, count: int) -> list[Head]:
-        """The heads with the largest effects, largest first."""
-        return sorted(self.heads, key=lambda head: -abs(self.heads[head]))[:count]
-
-    def slopes(self, head: Head, seed: Tensor) -> Tensor:
-        """How much a head's output changes each logit: its effect as a function of the logit.
-
-        [text, vocabulary] -> [vocabulary]
-        """
-        effect = self._of.get(head)
-        if effect is None or not effect.requires_grad:
-            return torch.zeros_like(seed[0])
-        (slopes,) = torch.autograd.grad(effect, seed, retain_graph=True)
-        return slopes[0].detach()
-
-
-def sum_parts(stream: Stream, parts: ScoreParts) -> Effects:
-    """The effects of the parts that a walk along the stream reached."""
-    effects, rows = Effects(), stream.rows
-    sites = set()
-    for edge, grad in parts.heads.items():
-        written = stream.written[edge]
-        sites.add(written.site)
-        values, bias = _of_heads(written, grad, rows)
-        effects.biases += bias
-        for number, value in enumerate(values):
-            head = Head(written.site.layer, number, written.site.kind)
-            effects.heads[head] = effects.heads.get(head, 0.0) + float(value.detach())
-            effects._of[head] = effects._of[head] + value if head in effects._of else value
-    for written in stream.written.values():
-        if written.site not in sites:
-            effects.silent.add(written.site.layer)
-            for number in range(len(written.mixed)):
-                effects.heads.setdefault(Head(written.site.layer, number, written.site.kind), 0.0)
-    effects.silent -= {site.layer for site in sites}
-    _add_others(effects, stream, parts)
-    for head in [each for each in effects.heads if each.layer in effects.mixed & effects.silent]:
-        del effects.heads[head]  # they are in the sum of their layer
-    effects.silent -= effects.mixed
+    rows = stream.rows.rows
+    for edge, (layer, module) in sort_others(stream, parts).items():
+        kind, name = ("mixer", module) if module else ("feed-forward", "feed-forward")
+        yield Summand(kind, f"{name} {layer}", layer), edge, parts.others[edge]
     for edge, grad in parts.embeddings.items():
-        effects.embeddings += rows.times(edge, grad) or 0.0
-    _add_constants(effects, parts, rows)
-    return effects
-
-
-def _add_constants(effects: Effects, parts: ScoreParts, rows: StreamRows) -> None:
-    """Sort what is the same for every text: tables of positions count as embeddings, the rest as biases."""
+        module = rows[edge].module.rpartition(".")[2] if edge in rows else ""
+        name = f"embeddings ({module})" if module and len(parts.embeddings) > 1 else "embeddings"
+        yield Summand("embeddings", name), edge, grad
     for node, grad in parts.biases.items():
         value = node.variable.detach()  # type: ignore[attr-defined]
-        effect = float((value * grad.detach()).sum())
-        if value.ndim > 1 and value.shape[-2] > 1:  # a table of positions
-            effects.embeddings += effect
-        else:
-            effects.biases += effect
+        yield POSITIONS if value.ndim > 1 and value.shape[-2] > 1 else BIASES, value, grad
     for out, source, grad in parts.constants:
-        total = rows.times(out, grad)
-        before = None if source is None else rows.times(source, grad)
-        if total is None or before is None:
-            continue
-        if layer_of(rows.rows[out].module) is None:
-            effects.embeddings += total - before
-        else:
-            effects.biases += total - before
-
-
-def _of_heads(written: Written, grad: Tensor, rows: StreamRows) -> tuple[Tensor, float]:
-    """The effect of each head of one call, and that of its projection's bias."""
-    if written.weight is None:
-        row = rows.cut(grad, written.mixed.numel())
-        return (written.mixed.to(row) * row.reshape(written.mixed.shape)).sum(-1), 0.0
-    row = rows.cut(grad, written.weight.shape[-1]).flatten()
-    values = torch.einsum("hs,hsw,w->h", written.mixed.to(row), written.weight.to(row), row)
-    return values, 0.0 if written.bias is None else float((written.bias.to(row) * row.detach()).sum())
-
-
-def _add_others(effects: Effects, stream: Stream, parts: ScoreParts) -> None:
-    """Sort everything except heads and embeddings: by layer, and by whether it mixes tokens."""
-    for edge, (layer, module) in sort_others(stream, parts).items():
-        effect = stream.rows.times(edge, parts.others[edge]) or 0.0
-        if module == WHOLE:
-            effects.mixed.add(layer)
-        if module:
-            effects.mixers[layer, module] = effects.mixers.get((layer, module), 0.0) + effect
-        else:
-            effects.feed_forward[layer] = effects.feed_forward.get(layer, 0.0) + effect
+        if source is not None and {out, source} <= rows.keys():
+            place = Added(out, source)
+            yield POSITIONS if layer_of(rows[out].module) is None else BIASES, place, grad
 
 
 WHOLE = "attention"

@@ -22,18 +22,21 @@ from attnscope.capture.projections import Projections
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import call_behind, mix
 from attnscope.capture.stream import (
+    BIASES,
+    CONVOLUTION,
     LINEAR,
+    Added,
     Edge,
     Lost,
     Row,
     ScoreParts,
     Stream,
     StreamRows,
+    Summand,
     Written,
     kind,
-    layer_of,
+    parts_beside_heads,
     pull,
-    sort_others,
 )
 
 WRITES = re.compile(r"[^_]_$|^__(i\w+|setitem)__$")
@@ -41,18 +44,6 @@ WRITES = re.compile(r"[^_]_$|^__(i\w+|setitem)__$")
 
 SMALL = 1 << 16  # numbers of a gradient up to which it is quicker to follow all heads of a call at once
 ROWS = 512  # rows of attention of which heads' outputs are computed at a time
-
-
-class Summand(NamedTuple):
-    """What writes to a residual stream: a head, a layer's feed-forward part, embeddings, or biases."""
-
-    kind: str  # head, feed-forward, mixer, embeddings or biases
-    name: str  # as it is printed: L0H3, feed-forward 2, embeddings wpe
-    layer: int | None = None
-    head: Head | None = None
-
-
-BIASES, POSITIONS = Summand("biases", "biases"), Summand("embeddings", "positions")
 
 
 class State(NamedTuple):
@@ -85,6 +76,7 @@ class StreamStates(StreamRows):
     def observe(self, attention: Attention) -> None:
         """Keep the call, and look for the output projection."""
         self.attentions[attention.site] = attention
+        self._near[attention.site] = tolerance(attention.dtype)
         if call_behind(attention.read) is None and self._softmax is not None:
             self._softmaxes[attention.site] = self._softmax
         self._softmax = None
@@ -120,37 +112,40 @@ class StreamStates(StreamRows):
         for each in output if isinstance(output, (tuple, list)) else (output,):
             if not isinstance(each, Tensor) or each.grad_fn is None or each.is_nested:
                 continue
-            if each.ndim < 4 or each.shape[-1] != each.shape[-2]:
+            square = each.ndim > 3 and each.shape[-1] == each.shape[-2]
+            if not square or kind(each.grad_fn) == CONVOLUTION:  # a picture's patches
                 module = self._running[-1].name if self._running else ""
                 edge = each.grad_fn, each.output_nr
                 self.states.setdefault(edge, State(each.detach(), each._version, module))
                 self.rows[edge] = Row({}, module)
 
-    def state(self, edge: Edge) -> Tensor:
-        """The whole tensor at an edge. Raises ``Lost`` where the pass has written into it since."""
-        kept = self.states[edge]
+    def value(self, place: Edge | Added | Tensor) -> Tensor:
+        """A tensor, what a constant added, or the whole tensor at an edge.
+
+        Raises ``Lost`` where the pass has written into it since.
+        """
+        if isinstance(place, Tensor):
+            return place
+        if isinstance(place, Added):
+            return self.value(place.total) - self.value(place.before)
+        kept = self.states[place]
         if kept.is_overwritten:
             raise Lost(f"{kept.module or 'the model'} overwrites its states")
         return kept.tensor
 
-    def written(self) -> dict[Edge, Written]:
-        """Where heads' outputs, or their projections, are in the graph."""
-        edges: dict[Edge, Written] = {}
-        for site, attention in self.attentions.items():
-            projection, count = self.by_site.get(site), len(attention.queries)
-            if projection is not None and projection.edge is not None:
-                edge = projection.edge.node, projection.edge.output_nr
-                edges[edge] = Written(site, self.last(site), projection.weight, projection.bias)
-            elif attention.values is not None and attention.batch == 1:
-                last = self.last(site)
-                near = tolerance(attention.dtype) * float(last.abs().amax())
-                for edge, kept in self.states.items():
-                    inside, numbers = kept.module.startswith(site.name), last.numel()
-                    if inside and edge not in edges and kept.tensor.numel() == count * numbers:
-                        rows = heads_apart(kept.tensor, count, *last.shape)
-                        if float((rows[:, -1] - last).abs().amax()) <= near:
-                            edges[edge] = Written(site, last)
-        return edges
+    def mixed_rows(self) -> dict[Site, Tensor]:
+        """By call, the heads' outputs at the last query.  [head, size]"""
+        return {
+            site: self.last(site)
+            for site, each in self.attentions.items()
+            if each.values is not None and (each.batch == 1 or site in self.by_site)
+        }
+
+    def rows_like(self, edge: Edge, site: Site, mixed: Tensor) -> Iterator[Tensor]:
+        """The last row of the states at an edge, if they have the size of the heads' outputs."""
+        count, states = len(self.attentions[site].queries), self.states[edge].tensor
+        if states.numel() == count * mixed.numel():
+            yield heads_apart(states, count, *mixed.shape)[:, -1]
 
     def last(self, site: Site) -> Tensor:
         """The heads' outputs at the last query.  -> [head, size]"""
@@ -297,21 +292,8 @@ def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[list[
     with torch.enable_grad():
         for edge, grad in parts.heads.items():
             yield from _of_heads(states, stream.written[edge], grad)
-        for edge, (layer, module) in sort_others(stream, parts).items():
-            kind, name = ("mixer", module) if module else ("feed-forward", "feed-forward")
-            yield [Summand(kind, f"{name} {layer}", layer)], states.state(edge), parts.others[edge]
-        for edge, grad in parts.embeddings.items():
-            yield [_name_embedding(states, parts, edge)], states.state(edge), grad
-        for node, grad in parts.biases.items():
-            value = node.variable.detach()  # type: ignore[attr-defined]
-            table = value.ndim > 1 and value.shape[-2] > 1
-            yield [POSITIONS if table else BIASES], value, grad
-        for out, source, grad in parts.constants:
-            if source is None or not {out, source} <= states.states.keys():
-                continue
-            outside = layer_of(states.rows[out].module) is None
-            added = states.state(out) - states.state(source)
-            yield [POSITIONS if outside else BIASES], added, grad
+        for part, place, grad in parts_beside_heads(stream, parts):
+            yield [part], states.value(place), grad
 
 
 def _of_heads(
@@ -340,11 +322,3 @@ def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tu
     rows = flat.detach().any(1).nonzero().flatten()
     flat = flat if len(rows) == count else flat.index_select(0, rows)
     return rows, (flat @ weight.to(flat).mT for weight in written.weight)
-
-
-def _name_embedding(states: StreamStates, parts: ScoreParts, edge: Edge) -> Summand:
-    """The embeddings, by the name of their table if there are several (tokens, positions)."""
-    module = states.states[edge].module.rpartition(".")[2]
-    return Summand(
-        "embeddings", f"embeddings ({module})" if module and len(parts.embeddings) > 1 else "embeddings"
-    )

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from attnscope.attention import Head
 from attnscope.capture import Record, recording
+from attnscope.capture.effects import Effects, sum_parts
 from attnscope.capture.record import tolerance
-from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
+from attnscope.capture.stream import Lost, Stream, StreamRows
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, place_prediction, score_prediction

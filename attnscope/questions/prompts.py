@@ -16,7 +16,7 @@ import numpy as np
 
 from attnscope.attention import Head, Token
 from attnscope.axes import Coarsening, Place, Weights, coarsen
-from attnscope.capture.stream import Effects
+from attnscope.capture.effects import Effects
 from attnscope.errors import InputError, SelectionError
 from attnscope.figures import Figure
 from attnscope.measures.roles import role

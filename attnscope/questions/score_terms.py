@@ -20,8 +20,8 @@ from attnscope.axes import Array
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.record import tolerance
 from attnscope.capture.rows.scores import ScoredRows
-from attnscope.capture.stream import Lost
-from attnscope.capture.summands import StreamStates, Summand, Summands, carried_by, summands_of
+from attnscope.capture.stream import Lost, Summand
+from attnscope.capture.summands import StreamStates, Summands, carried_by, summands_of
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
 from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array
-from attnscope.capture.summands import Summand
+from attnscope.capture.stream import Summand
 from attnscope.errors import ModelError, readable
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer

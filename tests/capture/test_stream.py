@@ -6,7 +6,8 @@ from torch import nn
 
 from attnscope.attention import Head
 from attnscope.capture import recording
-from attnscope.capture.stream import Lost, Stream, StreamRows, sum_parts
+from attnscope.capture.effects import sum_parts
+from attnscope.capture.stream import Lost, Stream, StreamRows
 from tests.capture.modules import Fused
 
 SIZE, HEADS, COUNT, VOCABULARY = 16, 4, 7, 9

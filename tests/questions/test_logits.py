@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnscope.attention import Head
-from attnscope.capture.stream import Effects
+from attnscope.capture.effects import Effects
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.models.targets import TURNS, place_prediction

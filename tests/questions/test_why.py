@@ -369,3 +369,68 @@ def test_graph_leads_from_parts_to_explained_heads():
     ways = {(edge.source, edge.target, edge.way) for edge in graph.edges}
     assert (f"{before.name} · fig 2", f"{behind.name} · elm 5", "K") in ways
     assert strongest.effect == pytest.approx(why.path[0].by_key[0].excess, rel=0.01)
+
+
+CONVOLVED = {
+    "vit": ("ViT", {"image_size": 32, "patch_size": 8}, {"pixel_values": (1, 3, 32, 32)}),
+    "wav2vec2": (
+        "Wav2Vec2",
+        {"conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_conv_pos_embeddings": 8,
+         "num_conv_pos_embedding_groups": 4},
+        {"input_values": (1, 400)},
+    ),
+}  # fmt: skip
+
+
+def convolved(name, folder):
+    """An encoder that begins in convolutions, and its input."""
+    family, more, given = CONVOLVED[name]
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    net = getattr(hf, f"{family}Model")(getattr(hf, f"{family}Config")(**sizes, **more)).eval()
+    for parameter in net.parameters():
+        parameter.data.add_(torch.randn_like(parameter) / 10)
+    net.save_pretrained(folder)
+    model = load(folder)
+    return model, model.prepare_tensors({each: torch.randn(*size) for each, size in given.items()})
+
+
+@pytest.mark.parametrize("name", CONVOLVED)
+def test_encoder_is_explained_back_to_its_convolutions(name, tmp_path):
+    model, prepared = convolved(name, tmp_path)
+    why = explain_head(model, prepared, ask("3 -> 5"), Head("encoder L1H1"), depth=2)
+    first = why.path[0]
+    row = eager_rows(model, prepared, first.head)[3]
+    assert first.weight == pytest.approx(row[5], abs=1e-6)
+    others = np.delete(row, 5)
+    over_others = np.log(row[5]) - np.log(others).mean()
+    assert sum(part.excess for part in first.by_key) == pytest.approx(over_others, abs=1e-4)
+    assert {"embeddings", "head", "feed-forward", "biases"} <= {part.kind for part in first.by_key}
+    assert {each.head.layer for each in why.path[1:]} == {0}
+
+
+def test_part_of_a_patch_is_that_of_its_convolution(tmp_path):
+    model, prepared = convolved("vit", tmp_path)
+    (first,) = explain_head(model, prepared, ask("3 -> 5"), Head("encoder L0H1")).path
+    parts, seen = dict(model.module.named_modules()), {}
+    names = {
+        end: next(name for name in parts if name.endswith(end))
+        for end in ("patch_embeddings", "layernorm_before", "q_proj", "k_proj")
+    }
+    for end, name in names.items():
+        parts[name].register_forward_hook(
+            lambda _, given, made, end=end: seen.update({end: (given[0], made)})
+        )
+    with torch.no_grad():
+        model.module(**prepared.inputs)
+    norm, states, patch = (
+        parts[names["layernorm_before"]],
+        seen["layernorm_before"][0],
+        seen["patch_embeddings"][1],
+    )
+    spread = (states[0, 5].var(unbiased=False) + norm.eps).sqrt()
+    held = (patch[0, 4] - patch[0, 4].mean()) / spread * norm.weight  # the fifth patch is the sixth token
+    query, weight = seen["q_proj"][1][0, 3, 8:16], parts[names["k_proj"]].weight[8:16]
+    expected = float(query @ (weight @ held)) / 8**0.5
+    found = sum(part.value for part in first.by_key if part.part.startswith("embeddings"))
+    assert found == pytest.approx(expected, abs=1e-5)

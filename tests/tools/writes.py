@@ -15,7 +15,8 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
 from attnscope.capture import recording
-from attnscope.capture.stream import Effects, Lost, Stream, StreamRows, sum_parts
+from attnscope.capture.effects import Effects, sum_parts
+from attnscope.capture.stream import Lost, Stream, StreamRows
 from attnscope.capture.summands import StreamStates, summands_of
 from attnscope.questions.score_terms import scale_of, shared_by
 from tests.tools.coverage.recipes import RECIPES, Recipe, accepted

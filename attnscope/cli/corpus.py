@@ -53,6 +53,7 @@ class TextsOptions(Group):
 
     panel = MANY
     settable = "field limit"
+    needed = "texts"  # one of which limit, strict, checkpoint and field are about
     texts: Annotated[
         str | None,
         Often(
@@ -63,7 +64,7 @@ class TextsOptions(Group):
     limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
 
     def __post_init__(self) -> None:
-        refuse_without(("limit strict checkpoint field", "texts"))
+        refuse_without(("limit strict checkpoint", self.needed), ("field", "texts"))
         plain = self.texts is not None and self.texts.lower().endswith((".txt", ".txt.gz", ".txt.zst"))
         refuse(is_typed("field") and plain, "--field", FIELD)
 

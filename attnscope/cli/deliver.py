@@ -61,7 +61,7 @@ def deliver(
 
         notify(f"attention: {describe_kernels(sites)}")
     if out is not None:
-        save(answer, out, picture, opened=output.open_file)
+        save(answer, out, picture, opened=output.open_file, read=read)
     if getattr(output, "as_json", False):
         print_answer(command, {**answer.numbers, **(metadata or {})}, read, other)
     elif getattr(output, "as_latex", False):
@@ -95,7 +95,9 @@ def _calls_of(result: Any) -> Sequence[Any]:
     return [site for site in sites if hasattr(site, "kernel")]
 
 
-def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False) -> None:
+def save(
+    answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False, read: Sequence[Any] = ()
+) -> None:
     """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output."""
     piped = out.stem == "-" and out.parent == Path()
     with TemporaryDirectory() if piped else nullcontext("") as folder:
@@ -105,7 +107,7 @@ def save(answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = Fal
         elif out.suffix.lower() == PARQUET:
             save_parquet(answer, path)
         else:
-            save_data(answer, path, picture)
+            save_data(answer, path, picture, read)
         if piped:
             sys.stdout.buffer.write(path.read_bytes())
             return
@@ -131,9 +133,11 @@ def latex_of(answer: Answer) -> str:
     return "\n\n".join(tables)
 
 
-def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
-    """Write a page, or all numbers."""
-    from attnscope.render.page import PAGE, graph_page, save_page
+def save_data(answer: Answer, out: Path, picture: SavedOptions, read: Sequence[Any] = ()) -> None:
+    """Write a page, or all numbers; ``read`` is the model, and what it read, of which a graph is."""
+    from attnscope.models import ModelInput
+    from attnscope.models.text.tokens import spell_tokens
+    from attnscope.render.page import PAGE, graph_json, graph_page, save_page
     from attnscope.storage import arrays
     from attnscope.storage.files import write_whole
     from attnscope.views import LayerGraph
@@ -147,6 +151,11 @@ def save_data(answer: Answer, out: Path, picture: SavedOptions) -> None:
         arrays.save_weights(kinds, out, title=title, notes=notes)
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
+    elif isinstance(view, LayerGraph) and not paged:
+        prepared = next(each for each in read if isinstance(each, ModelInput))
+        tokens = [token.text for token in prepared.tokens]
+        graph = graph_json(view, read[0].name, tokens, prepared.text or spell_tokens(prepared.tokens))
+        write_whole(out, escape_json(json.dumps(plain(graph), ensure_ascii=False, allow_nan=False)).encode())
     elif isinstance(view, LayerGraph):
         write_whole(out, graph_page(apply_title_options(view, picture), picture.cmap).encode())
     else:

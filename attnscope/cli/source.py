@@ -36,8 +36,8 @@ from attnscope.text import decode_file
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
     from attnscope.models.request import InputRequest
-    from attnscope.questions.find import Question
     from attnscope.questions.prompts import Prompt
+    from attnscope.questions.rules import Question
 
 MOST_TEXT_BYTES = 1 << 26  # bytes of a file that are read to find the text, or one line of it
 HEAD = re.compile(r"L\d+H\d+", re.ASCII | re.IGNORECASE)
@@ -361,25 +361,24 @@ def _refuse_beside_file(source: SourceOptions, model: ModelOptions) -> None:
 
 
 def split_text(
-    words: list[str] | None, source: TextAmong, sign: re.Pattern[str], meant: str
+    words: list[str] | None, source: TextAmong, signed: Callable[[str], object], meant: str
 ) -> tuple[list[str], TextAmong]:
-    """The arguments that hold a ``sign``, which ``meant`` describes, and the source with the text."""
-    texts = [each for each in words or () if not sign.search(each)]
+    """The arguments that are ``signed``, which ``meant`` describes, and the source with the text."""
+    texts = [each for each in words or () if not signed(each)]
     refuse(len(texts) > 1, "TEXT", f"give one text: here are {' and '.join(map(repr, texts))}; {meant}")
-    signed = [each for each in words or () if each not in texts]
-    return signed, replace(source, text=texts[0]) if texts else source
-
-
-ARROW = re.compile("->")
+    others = [each for each in words or () if each not in texts]
+    return others, replace(source, text=texts[0]) if texts else source
 
 
 def split_questions(
     words: list[str] | None, source: TextAmong, what: str
 ) -> tuple[list[Question], TextAmong]:
     """The questions among arguments, and the source with the text among them."""
-    from attnscope.questions.find import parse_questions
+    from attnscope.questions.rules import is_rule, parse_questions
 
-    questions, source = split_text(words, source, ARROW, f"{what} has an arrow, ->")
+    questions, source = split_text(
+        words, source, lambda word: "->" in word or is_rule(word), f"{what} has an arrow, ->"
+    )
     if len(questions) > 1 and not source.names_one:  # a text with an arrow in it
         source = replace(source, text=questions.pop())
     refuse(not questions, what.split()[-1].upper(), f"name {what}, the arrow written as ->: 'it -> cat'")

@@ -329,6 +329,24 @@ class OnRule(Form):
         return PerRow(value.to(block.rows.dtype), named.any(-1) & (block.open_keys >= LEAST_OPEN))
 
 
+class OnQuestion(Form):
+    """The weight on some keys of some rows: a function of a block, -> bool, [text, row], [text, row, key]."""
+
+    needs: ClassVar[tuple[str, ...]] = ("queries", "keys")
+    rows = "rows that it asks, with such a key"
+    fused = False
+
+    def measure_block(self, block: Block) -> KeySum:
+        rows, keys = self.function(block)
+        return KeySum(keys, (keys[:, None] & block.allowed).any(-1) & rows[:, None])
+
+
+class OnRelation(OnQuestion):
+    """The same for keys that depend on where their row stands."""
+
+    needs = ("positions", "queries", "keys")
+
+
 class OnKeys(Form):
     """Weights summed, each times a factor of its key: a function of the keys' tokens, -> [text, key]."""
 

@@ -218,7 +218,8 @@ class Run(Display):
 
     def find(self, *questions: str, cmap: str | None = None) -> Drawing:
         """Which heads attend from one word to another: ``run.find("it -> cat", "* -> -1")``."""
-        from attnscope.questions.find import find_answer, find_heads, parse_questions
+        from attnscope.questions.find import find_answer, find_heads
+        from attnscope.questions.rules import parse_questions
 
         parsed = _parsed(questions, parse_questions, "a question, like 'it -> cat'")
         return Drawing(find_answer(find_heads(*self._inputs, parsed, _select())), cmap)
@@ -233,16 +234,16 @@ class Run(Display):
     ) -> Drawing:
         """Where in other texts, a corpus or a list, a head of this model attends most; or every head.
 
-        ``by`` orders rows by a measure or a question, "it -> cat".
+        ``by`` orders rows by a measure or a question, "it -> cat" or "same or +0".
         """
         from attnscope.questions.corpus import CorpusRun
-        from attnscope.questions.examples import corpus_examples, examples_answer, parse_order
+        from attnscope.questions.examples import corpus_examples, examples_answer
         from attnscope.storage.corpus import ListedTexts, read_corpus
 
         corpus = read_corpus(texts) if isinstance(texts, (str, Path)) else ListedTexts(texts)
-        named, order, run = None if head is None else Head(head), parse_order(by), CorpusRun(truncate=True)
+        named, run = None if head is None else Head(head), CorpusRun(truncate=True)
         with self._model_in_eval_mode() as (model, _):
-            result = corpus_examples(model, corpus, named, by=order, top=top, run=run)
+            result = corpus_examples(model, corpus, named, by=by, top=top, run=run)
         return Drawing(examples_answer(result, one=head is not None))
 
     @contextmanager
@@ -270,7 +271,7 @@ class Run(Display):
         ``how`` is renormalize, zero or mean (over the same edges in ``texts``).
         """
         from attnscope.questions.cause import cut, intervention_answer
-        from attnscope.questions.find import parse_questions
+        from attnscope.questions.rules import parse_questions
 
         parsed = _parsed(edges, parse_questions, "an edge, like 'it -> cat'")
         with self._model_in_eval_mode() as (model, request):
@@ -329,7 +330,7 @@ class Run(Display):
         ``against`` are cells whose terms are subtracted; a ``depth`` of 2 also explains the heads that wrote
         the strongest term.
         """
-        from attnscope.questions.find import parse_questions
+        from attnscope.questions.rules import parse_questions
         from attnscope.questions.why import explain_head, why_answer
 
         named = [*_parsed((cells,), parse_questions, "cells, like 'it -> cat'")]

@@ -23,8 +23,9 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.targets import Prediction, score_prediction
 from attnscope.progress import report
 from attnscope.questions.answer import Answer, csv_rows, format_table
-from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
+from attnscope.questions.find import ResolvedQuestion, explain_no_answer
 from attnscope.questions.intervention import BLOCK, Calls, Change, Made, PlainPass, mixed_values
+from attnscope.questions.rules import Question
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, kind_title, list_some, name_pass
 from attnscope.records import Address, Meaning, Notes, record
@@ -274,11 +275,9 @@ def _row_finder(questions: Sequence[Question]) -> Callable[[Attention], Iterator
         pairs = torch.zeros(len(queries), len(keys), dtype=torch.bool)
         for question in questions:
             resolved = ResolvedQuestion.of(question, queries, keys)
-            if resolved is not None and resolved.step is not None:
-                for row in resolved.rows:
-                    pairs[row] |= torch.arange(len(keys)) == row + resolved.step
-            elif resolved is not None:
-                pairs[list(resolved.rows)] |= resolved.wanted
+            if resolved is not None:
+                rows = list(resolved.rows)
+                pairs[rows] |= resolved.keys(rows)
         return pairs
 
     def find(attention: Attention) -> Iterator[tuple[Tensor, ...]]:

@@ -292,6 +292,7 @@ class PredictionCircuit(ScoreOutcome):
     faithfulness: Annotated[float, Meaning("how much of the score difference these edges alone restore")]
     completeness: Annotated[float, Meaning("the share of it that is lost without these heads")]
     pairs: Annotated[int, Meaning("the pairs of texts")]
+    layers: Annotated[int, Meaning("the layers of the model")]
     all_heads: Annotated[int, Meaning("the heads of the model")]
     all_edges: Annotated[int, Meaning("the edges that carry anything")]
 
@@ -354,6 +355,7 @@ def find_circuit(model: Model, pairs: Sequence[TextPair], keep: float = 0.8) -> 
         faithfulness=share(circuit),
         completeness=1 - left,
         pairs=len(contrasts),
+        layers=1 + max(head.layer for head in nodes),
         all_heads=len(nodes),
         all_edges=len(edges),
         notes=(*_note_search(described, ran), *model.notes, *clean.notes, *first.here.record.notes),
@@ -427,13 +429,16 @@ def circuit_answer(result: PredictionCircuit, maps: Mapping[Head, Heatmap] | Non
         edges.append((f"{each.source} → {each.target}", f"{each.effect:+.2f}", *parts, by_weights))
         arrows.append(GraphEdge(each.source, each.target, each.effect, each.way or ""))
     layers = sorted({each.head.layer for each in result.heads})
-    nodes = [GraphNode(EMBEDDINGS, 0), GraphNode(PREDICTION, len(layers) + 1)]
+    nodes = [
+        GraphNode(EMBEDDINGS, 0, kind="embedding"),
+        GraphNode(PREDICTION, len(layers) + 1, kind="logit", layer=result.layers),
+    ]
     ends = {end for each in result.edges for end in (each.source, each.target)}
     for head in result.heads:  # with its kind if the model has several
         name = str(head.head) if str(head.head) in ends else head.head.name
         heads.append((name, f"{head.effect:+.2f}", head.role or "–"))
         column, map_ = 1 + layers.index(head.head.layer), (maps or {}).get(head.head)
-        nodes.append(GraphNode(name, column, head.role or "", head.effect, map_))
+        nodes.append(GraphNode(name, column, head.role or "", head.effect, map_, layer=head.head.layer))
     effect, notes = Column("effect", True), (*lines, *result.notes)
     graph = LayerGraph(tuple(nodes), tuple(arrows), title=title, subtitle=result.prediction, notes=notes)
     columns = "source", "target", "effect", "query", "key", "value", "way", "composition", "baseline"

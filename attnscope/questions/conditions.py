@@ -9,12 +9,12 @@ from math import isfinite
 
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES, ROLES, HeadFigures
-from attnscope.questions.rules import rule_measure as rule_measure  # declares the measures rule(...)
+from attnscope.questions.rules import rule_measure as rule_measure  # declares rule(...), find(...)
 from attnscope.registry import nearest_name
 
 OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
-RULE = r"rule\(.+?\)(?=\s*[<>=!])"
+RULE = r"(?:rule|find)\(.+?\)(?=\s*[<>=!])"
 NAME = RULE + r"|offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
@@ -38,7 +38,8 @@ class Condition:
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
     """Read ``entropy<1 and role=none``: parsed, never run as code. Raises ``SelectionError``."""
-    parts = re.split(r"\s+and\s+(?!(?:(?!rule\().)*?\)\s*[<>=!])", text.strip())  # not in rule(...)
+    beyond = r"(?!(?:(?!rule\(|find\().)*?\)\s*[<>=!])"  # the end of rule(...), find(...)
+    parts = re.split(rf"\s+and\s+{beyond}", text.strip())
     return tuple(_condition(part.strip()) for part in parts)
 
 

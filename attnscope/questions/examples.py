@@ -17,7 +17,7 @@ from attnscope.attention import Head
 from attnscope.axes import Array, Place, continue_text, places
 from attnscope.capture import Record
 from attnscope.comparison import embed_in_plane
-from attnscope.errors import InputError, SelectionError
+from attnscope.errors import InputError
 from attnscope.figures import Role
 from attnscope.measures import DEFAULT, MEASURES, Measurement, settle_roles
 from attnscope.models import Model
@@ -36,7 +36,7 @@ from attnscope.questions.examples_reading import (
     Lasts,
     SiteExamples,
 )
-from attnscope.questions.find import Question, parse_questions
+from attnscope.questions.rules import is_rule
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.questions.stats import find_heads, measuring_pass
@@ -141,14 +141,10 @@ class Examples:
     read: tuple[Any, ...] = ()  # the model, and what it read
 
 
-def parse_order(text: str | None) -> str | Question | None:
-    """What rows are ordered by: a measure, or a question with an arrow. Raises ``SelectionError``."""
-    if text is not None and "->" in text:
-        question, *others = parse_questions(text)
-        if others:
-            raise SelectionError(f"{text!r} are two questions, and rows have one order: write ->")
-        return question
-    return None if text is None else MEASURES[text].name
+def parse_order(text: str | None) -> str | None:
+    """The measure that rows are ordered by: one by name, or that of a question. Raises ``SelectionError``."""
+    asked = text is not None and text not in MEASURES and ("->" in text or is_rule(text))
+    return None if text is None else MEASURES[f"find({text})" if asked else text].name
 
 
 def corpus_examples(
@@ -156,36 +152,36 @@ def corpus_examples(
     corpus: Corpus,
     head: Head | None = None,
     *,
-    by: str | Question | None = None,
+    by: str | None = None,
     top: int = 10,
     run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> Examples:
     """Read a corpus once, and keep the strongest rows of every head, a sample, and histograms of all rows.
 
-    Rows are ordered ``by`` a measure, by the weight on the right part of a question, or by their largest
-    weight outside their own and the first token. The answer is about one ``head``, or all. The texts of its
-    ``top`` rows are read a second time, for their context. Raises ``SelectionError`` for an unknown head,
-    ``InputError`` for a corpus that can be read only once.
+    Rows are ordered ``by`` a measure, or by their largest weight outside their own and the first token. The
+    answer is about one ``head``, or all. The texts of its ``top`` rows are read a second time, for their
+    context. Raises ``SelectionError`` for an unknown head, ``InputError`` for a corpus that can be read once.
     """
     if not corpus.repeatable:
         raise InputError(f"{corpus.name} cannot be read again for the context of rows: save it to a file")
-    names = tuple(dict.fromkeys((*DEFAULT, *([by] if isinstance(by, str) else []))))
+    order = parse_order(by)
+    names = tuple(dict.fromkeys((*DEFAULT, *([order] if order else []))))
     total = ExampleTotals(Measurement(names))
-    work = _ExamplesWork(model, corpus, Selection(), run, total, by)
+    work = _ExamplesWork(model, corpus, Selection(), run, total, order)
     settings = {
         "question": "examples",
         "corpus": corpus.fingerprint(),
         "set of measures": list(names),
-        "order of rows": str(by),
+        "order of rows": str(order),
     }
     work.walk(settings, lambda state: ExampleTotals.from_state(state, names))
-    return _summarize(work, head, top)
+    return replace(_summarize(work, head, top), by=by or BY_WEIGHT)
 
 
 @dataclass
 class _ExamplesWork(CorpusWork):
     total: ExampleTotals
-    by: str | Question | None
+    by: str | None
     lasts: Lasts = field(default_factory=dict, init=False)
 
     def plan_batch(self, texts: Sequence[ReadText]) -> tuple[int, ...]:
@@ -200,7 +196,7 @@ class _ExamplesWork(CorpusWork):
         def measure() -> tuple[ExampleTotals, Record]:
             measured = Measurement(tuple(self.total.measured.measures))
             measured.label(batch.labels)
-            reading = ExampleReading(numbers, batch.labels, self.by, self.lasts)
+            reading = ExampleReading(numbers, self.by, self.lasts)
             measured.watch = reading.add
             arguments = (self.model, batch.prepared, measured, self.selection, sides[0])
             return ExampleTotals(measured, reading.sites), measuring_pass(*arguments, batched=True)
@@ -252,7 +248,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
         heads.append(HeadExamples(each.address, each.role, *parts))
     title = work.model.title, *progress.layout[:1], progress.describe(getattr(work.source, "path", None))
     return Examples(
-        BY_WEIGHT if work.by is None else str(work.by),
+        "",
         tuple(heads),
         " · ".join(part for part in title if part),
         (*work.model.notes, *progress.left_out, *work.run.notes),

@@ -22,7 +22,6 @@ from attnscope.measures import Measurement
 from attnscope.measures.block import Block
 from attnscope.measures.exact import ExactSum
 from attnscope.measures.measurement import MeasuredBlock
-from attnscope.questions.find import Question, ResolvedQuestion
 from attnscope.records import read
 
 MOST_ROWS = 100  # of a head that are kept: the strongest, and as many of the sample
@@ -218,15 +217,14 @@ Lasts: TypeAlias = dict[Site, tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class ExampleReading:
-    """Reads the measured rows of a batch, whose texts have these ``numbers`` and ``labels``.
+    """Reads the measured rows of a batch, whose texts have these ``numbers``.
 
-    Rows are ordered ``by`` a measure or a question, or by their largest weight outside their own and the
+    Rows are ordered ``by`` a measure, or by their largest weight outside their own and the
     first token.
     """
 
     numbers: Sequence[int]
-    labels: Labels
-    by: str | Question | None
+    by: str | None
     lasts: Lasts  # known from earlier batches
     sites: dict[Site, SiteExamples] = field(default_factory=dict)
 
@@ -246,11 +244,8 @@ class ExampleReading:
             kept.entropy += count_bins(*measured.values["normalized_entropy"])
         kept.gaps += ExactSum(sum_by_gap(block, find_gaps(block, row)))
         score = largest
-        if isinstance(self.by, str):
-            nowhere = largest, torch.zeros_like(counts)
-            score, counts = measured.values.get(self.by, nowhere)
-        elif self.by is not None:
-            score, counts = self._answer(self.by, measured, row)
+        if self.by is not None:
+            score, counts = measured.values.get(self.by, (largest, torch.zeros_like(counts)))
         counts = counts.expand(score.shape) & score.isfinite()
         number = torch.tensor([self.numbers[text] for text in measured.texts])[:, None]
         drawn = draw_ranks(number, row)[:, None].expand(score.shape)
@@ -259,24 +254,6 @@ class ExampleReading:
             usable = counts & (rank <= torch.minimum(rows.last, last))
             if bool(usable.any()):
                 rows.merge(pick_rows(block, habit, rank.masked_fill(~usable, EMPTY), score, number, row))
-
-    def _answer(self, question: Question, measured: MeasuredBlock, row: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight on the question's right part, and which rows it is about.  -> [text, head, row] twice"""
-        block, size = measured.block, len(measured.texts)
-        about = torch.zeros(size, len(row), dtype=torch.bool)
-        wanted = torch.zeros(size, block.key_count, dtype=torch.bool)
-        for number, text in enumerate(measured.texts):
-            queries, keys = (tuple(side[text]) for side in self.labels[measured.site.kind])
-            resolved = ResolvedQuestion.of(question, queries, keys)
-            if resolved is not None:
-                about[number] = torch.tensor([int(each) in resolved.rows for each in row])
-                wanted[number] = resolved.wanted
-        here = wanted[:, None]  # [text, 1, key]
-        if question.step is not None:
-            here = (find_gaps(block, row) == question.step)[None]
-        score = (block.rows * here[:, None].to(block.rows)).sum(-1)
-        opened = (block.allowed & here[:, None].to(block.allowed.device)).any(-1)
-        return score.cpu(), opened.cpu() & about[:, None]
 
 
 def find_gaps(block: Block, row: Tensor) -> Tensor:

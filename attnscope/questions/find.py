@@ -1,14 +1,13 @@
-"""Which heads attend from one part of a text to another: ``it -> cat``. Parsed, never run as code."""
+"""Which heads attend from one part of a text to another: ``it -> cat``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from math import isnan
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from torch import Tensor
@@ -22,56 +21,17 @@ from attnscope.fused.request import Request, Statistics
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
-from attnscope.questions.parts import Group, TextPart, part_of, word_groups
+from attnscope.questions.parts import Group, TextPart, word_groups
+from attnscope.questions.rules import Question, Rule, RuleCells
+from attnscope.questions.rules import parse_questions as parse_questions
 from attnscope.questions.selection import Selection
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.text import number_ranges
 from attnscope.views import Column, HeadMap, Table, View, maps_by_kind, number
 
-HELP = (
-    "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
-    "special, punctuation, image, image 2, sound, /regex/, or *; on one side also a number of tokens from "
-    "the other (-2, +1); quote what contains an arrow"
-)
-
-CLOSED = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|/(?:\\.|[^/\\])*/)(?:\#\d+)?"""
-"""A phrase or a regular expression up to its closing quotes or slash: it may contain an arrow."""
-
-SIDES = re.compile(rf"(?P<left>{CLOSED}|(?:(?!<?->).)+)\s*(?P<arrow><?->)(?P<right>.*)", re.S)
-
-RIGHT = re.compile(rf"{CLOSED}|(?:(?!<?->).)+", re.S)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """How much of the attention of one part goes to another."""
-
-    left: TextPart
-    right: TextPart
-
-    def __str__(self) -> str:
-        return f"{self.left.text} -> {self.right.text}"
-
-    @property
-    def step(self) -> int | None:
-        """How many tokens each key is from its row, where one side is such a number."""
-        return self.right.step if self.left.step is None else -self.left.step
-
-
-def parse_questions(text: str) -> tuple[Question, ...]:
-    """``it -> cat``, or both ways: ``it <-> cat``. Raises ``SelectionError`` for what is not a question."""
-    sides = SIDES.fullmatch(text.strip())
-    left, right = (sides[side].strip() if sides else "" for side in ("left", "right"))
-    if sides is None or not left or not RIGHT.fullmatch(right):
-        raise SelectionError(f"{text!r} is not a question: write FROM -> TO, like 'it -> cat'; {HELP}")
-    one, other = part_of(left), part_of(right)
-    if one.step is not None and other.step is not None:
-        raise SelectionError(
-            f"{text!r} counts tokens on both sides: one side is a part, as in '* -> {right}'"
-        )
-    there = Question(one, other)
-    return (there,) if sides["arrow"] == "->" else (there, Question(other, one))
+if TYPE_CHECKING:
+    from attnscope.questions.stats import Stats
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,36 +41,61 @@ class ResolvedQuestion:
     rows: dict[int, float]  # and how much each counts
     left: tuple[Group, ...]
     right: tuple[Group, ...]
-    step: int | None
+    rule: Rule | None  # of keys that depend on the row
+    axes: tuple[Axis, Axis]
     word: Tensor  # [key], the word that each key belongs to
     target: Tensor  # [word] bool
-    wanted: Tensor  # [key] bool: the target's words; empty for a step
+    wanted: Tensor  # [key] bool: the target's words; empty for a rule
     everything: bool  # whether all words are asked about
 
     @classmethod
     def of(cls, question: Question, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
         """``None`` if one of the parts does not exist."""
-        left, right, step = question.left.tokens(queries), question.right.tokens(keys), question.step
+        rule = question.whole if question.rule is not None or question.step is not None else None
+        left, right = question.left.tokens(queries), () if question.rule else question.right.tokens(keys)
         if question.left.step is not None:  # each key is asked about from the same distance
             far, length = question.left.step, len(queries)
             moved = (tuple(at + far for at in group if 0 <= at + far < length) for group in right)
             left, right = tuple(group for group in moved if group), ()
-        if not left or not (right or step is not None):
+        if not left or not (right or rule is not None):
             return None
         rows: dict[int, float] = {}
         for group in left:
             for row in group:
                 rows[row] = rows.get(row, 0.0) + 1 / len(group)
-        word = torch.arange(len(keys))  # a step counts tokens; otherwise words, and the selected groups
-        if step is None:
-            meant = set(chain.from_iterable(right))  # maybe pieces of words
-            rests = ([key for key in group if key not in meant] for _, group in word_groups(keys))
-            for word_or_part in (*filter(None, rests), *map(list, right)):
-                word[word_or_part] = word_or_part[0]
+        word = _words(keys, right) if rule is None else torch.arange(len(keys))  # a rule counts tokens
         target = torch.zeros(len(keys), dtype=torch.bool)
         target[[group[0] for group in right]] = True
-        everything = question.right.everything and step is None
-        return cls(rows, left, right, step, word, target, target[word], everything)
+        everything = question.right.everything and rule is None
+        return cls(rows, left, right, rule, (queries, keys), word, target, target[word], everything)
+
+    @cached_property
+    def cells(self) -> RuleCells:
+        """Every row and key, but not how far they are from each other."""
+        # without tokens, no two are the same
+        rows, keys = (torch.tensor([[getattr(each, "id", each) for each in axis]]) for axis in self.axes)
+        named = dict[str, Tensor]()
+        for atom in self.rule.atoms if self.rule else ():
+            named[atom.text] = torch.zeros(1, 1, len(self.wanted), dtype=torch.bool)
+            named[atom.text][..., list(chain.from_iterable(atom.tokens(self.axes[1])))] = True
+        return RuleCells.of_ids(rows, keys, lambda part: named[part.text])
+
+    def keys(self, rows: Sequence[int]) -> Tensor:
+        """The keys that each of some rows is asked for.  -> bool, [row or 1, key]"""
+        if self.rule is None:
+            return self.wanted[None]
+        at = torch.tensor(rows)
+        gaps = torch.arange(len(self.wanted)) - at[:, None]
+        return self.rule.keys(self.cells._replace(gaps=gaps, rows=self.cells.rows[:, at]))[0]
+
+
+def _words(keys: Axis, parts: Sequence[Group]) -> Tensor:
+    """The first token of each key's word, or of the part that it is in.  -> [key]"""
+    word, meant = torch.arange(len(keys)), set(chain.from_iterable(parts))  # maybe pieces of words
+    rests = ([key for key in group if key not in meant] for _, group in word_groups(keys))
+    for word_or_part in (*filter(None, rests), *map(list, parts)):
+        word[word_or_part] = word_or_part[0]
+    return word
 
 
 @record("a head's answer")
@@ -118,8 +103,8 @@ class HeadScore:
     """How much of one head's attention from the left part goes to the right part.
 
     ``rank`` is the place of the right part's heaviest word among all words of the row: 1 is the heaviest;
-    ``None`` if every word is meant. All are means over the ``rows`` of the left part that can attend to the
-    right part; rows of one word's pieces count as one.
+    ``None`` if every word is meant, and over a corpus. All are means over the ``rows`` of the left part that
+    can attend to the right part; rows of one word's pieces count as one, but not over a corpus.
     """
 
     head: Annotated[Head, ADDRESS]
@@ -163,34 +148,33 @@ class QuestionSums:
             part = [row - start for row in mine]
             weights, allowed = weights[:, :, part], allowed[:, :, part]
         weights, allowed, wanted = weights.cpu(), allowed.cpu(), self.asked.wanted
-        if self.asked.step is None:
+        fixed = self.asked.rule is None
+        if fixed:
             given = weights[..., wanted].sum(-1, dtype=torch.float64)  # [batch, head, row]
             opened = allowed[..., wanted].sum(-1)  # [batch or 1, head or 1, row]
-        else:  # a distance leads to one key, or out of the text
-            key = torch.tensor(mine) + self.asked.step
-            inside = (key >= 0) & (key < weights.shape[-1])
-            key = key.clamp(0, weights.shape[-1] - 1)[:, None]
-            given = weights.gather(-1, key.expand(*weights.shape[:3], 1))[..., 0] * inside
-            opened = allowed.gather(-1, key.expand(*allowed.shape[:3], 1))[..., 0] & inside
+        else:  # a sum of the few keys of each row
+            named = self.asked.keys(mine)  # [row or 1, key]
+            given = (weights * named).sum(-1, dtype=torch.float64)
+            opened = (allowed & named).sum(-1)
         even, there = opened / allowed.sum(-1).clamp(min=1), allowed.any(-1)
         heavier = torch.zeros_like(given)
         if not self.asked.everything:
-            words, best = weights, given
-            if self.asked.step is None:
+            if fixed:
                 words = torch.zeros_like(weights).index_add_(-1, self.asked.word, weights)
                 best = words[..., self.asked.target].amax(-1)
+            else:
+                words, best = weights, weights.masked_fill(~named, 0).amax(-1)
             more = torch.gt(words, best[..., None], out=torch.empty_like(words))  # faster than bools
             heavier = more.sum(-1)
         self._count(mine, given, opened.any(0).any(0), even, heavier, there)
 
-    def add_statistics(self, statistics: Statistics) -> None:
-        """Add all rows of a call from the fused pass."""
-        assert self.asked.step is not None
+    def add_statistics(self, statistics: Statistics, step: int) -> None:
+        """Add all rows of a call from the fused pass, each with the weight on one key."""
         low, high = statistics.runs.low, statistics.runs.high  # [text, row]
-        key = torch.arange(low.shape[1]) + self.asked.step
+        key = torch.arange(low.shape[1]) + step
         opened = (low <= key) & (key < high)
         even = (opened / (high - low).clamp(min=1))[:, None]
-        name, mine = str(self.asked.step), list(self.asked.rows)
+        name, mine = str(step), list(self.asked.rows)
         given, heavier = statistics.at[name][..., mine], statistics.heavier[name][..., mine]
         there = torch.ones_like(even[..., mine], dtype=torch.bool)
         self._count(mine, given, opened.any(0)[mine], even[..., mine], heavier, there)
@@ -327,6 +311,28 @@ def find_heads(
     return FindResult(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 
+def corpus_heads(stats: Stats, questions: Sequence[Question]) -> FindResult:
+    """The answers over a corpus, from the measures ``find(...)``: means over tokens, without a rank.
+
+    Raises ``SelectionError`` if no question has an answer.
+    """
+    answers = []
+    for question in questions:
+        name = f"find({question})"
+        heads = [
+            HeadScore(each.address, figure.value, figure.baseline, None, figure.rows)
+            for each in stats.heads
+            for figure in (each.figures.get(name),)
+            if figure is not None
+        ]
+        heads.sort(key=lambda each: each.place)
+        absent = dict.fromkeys(each.absent[name] for each in stats.heads if name in each.absent)
+        answers.append(QuestionResult(question, tuple(heads), tuple(absent)))
+    if not any(answer.heads for answer in answers):
+        raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
+    return FindResult(tuple(answers), stats.title, stats.notes)
+
+
 def asks_all_rows(questions: Sequence[Question]) -> bool:
     """Whether every row of a text is asked about one key: then the fused pass can answer."""
     return all(
@@ -351,9 +357,10 @@ class _Asked(RowObserver):
         sums = torch.zeros(3, attention.heads, dtype=torch.float64)
         sums_of_call = QuestionSums(attention.site, resolved, rows_at_a_time(attention, BLOCK), sums)
         self.sums.append(sums_of_call)
-        if not isinstance(statistics, Statistics) or str(resolved.step) not in statistics.heavier:
+        step = self.question.step
+        if step is None or not isinstance(statistics, Statistics) or str(step) not in statistics.heavier:
             return sums_of_call
-        sums_of_call.add_statistics(statistics)
+        sums_of_call.add_statistics(statistics, step)
         return None
 
 
@@ -383,7 +390,7 @@ def explain_no_answer(question: Question, prepared: ModelInput, sites: Sequence[
     left, right = question.left.text, question.right.text
     shapes = {(each.site.kind, each.queries, each.keys) for each in sites}
     labelled = (axes for kind, axes in prepared.axes.items() if (kind, *map(len, axes)) in shapes)
-    if all(ResolvedQuestion.of(question, *axes) is None for axes in labelled):
+    if question.rule or all(ResolvedQuestion.of(question, *axes) is None for axes in labelled):
         never = f"in {where}, no row of {left!r} has a key of {right!r}"
         return f"no attention goes from {left!r} to {right!r}: {never}"
     return f"{left!r} cannot attend to {right!r} in {where}: those keys are masked"
@@ -393,7 +400,8 @@ def _missing_parts(question: Question, sides: Sequence[tuple[Axis, Axis]]) -> It
     """What a question names and the axes do not have: a part, or a token at its distance."""
     parts = (question.left, question.right)
     for side, part in enumerate(parts):
-        if part.step is None and sides and not any(part.tokens(axes[side]) for axes in sides):
+        named = part.step is None and not (side and question.rule)
+        if named and sides and not any(part.tokens(axes[side]) for axes in sides):
             yield _absent(part, sides[0][side], ("queries", "keys")[side])
     for side, (part, other) in enumerate((parts, parts[::-1])):
         if part.step is None:

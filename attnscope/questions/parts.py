@@ -25,6 +25,7 @@ Group: TypeAlias = tuple[int, ...]  # tokens that count as one: the pieces of a 
 QUOTE = re.compile(r"\\([\"'])")  # a quote inside a quoted phrase
 
 CLASSES = {"special", "punctuation"}  # of tokens; no words are meant by them
+SAME, AFTER_SAME = "same", "after same"  # as the row's token, what followed an earlier one: keys of a row
 FIRST = re.compile(r"(image|frame)s? 1(-\d+)? · ")  # the first picture, the default for a row and a column
 
 
@@ -40,9 +41,14 @@ class TextPart:
         """Whether all tokens are meant."""
         return self.text == "*"
 
+    @property
+    def relative(self) -> bool:
+        """Whether its tokens depend on the row that asks for them."""
+        return self.step is not None or self.text in (SAME, AFTER_SAME)
+
     def tokens(self, axis: Axis) -> tuple[Group, ...]:
-        """The matching places on an axis, each as its tokens; empty for no match, or a step."""
-        if self.step is not None:
+        """The matching places on an axis, each as its tokens; empty for no match, or what is relative."""
+        if self.relative:
             return ()
         words = word_groups(axis)
         if self.everything:

@@ -23,10 +23,10 @@ from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import report
 from attnscope.questions.cause import Intervention, all_notes, average_effects, cut, for_each_text
-from attnscope.questions.find import Question, parse_questions
 from attnscope.questions.head import OneHead, head_picture, one_head
 from attnscope.questions.logits import LayerPrediction, Lens, Writes
 from attnscope.questions.parts import locate_tokens
+from attnscope.questions.rules import Question, parse_questions
 from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import pluralize

@@ -26,7 +26,8 @@ from attnscope.models.inputs import Batch, Limit
 from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.corpus import BatchResult, CorpusRun, CorpusWork, ReadText
 from attnscope.questions.examples_reading import draw_ranks
-from attnscope.questions.rules import AFTER_SAME, SAME, Rule, parse_rule
+from attnscope.questions.parts import AFTER_SAME, SAME
+from attnscope.questions.rules import Rule, RuleCells, is_rule, look_for, parse_rule
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.questions.stats import measuring_pass
@@ -150,8 +151,9 @@ class RuleReading:
         if not len(text):
             return
         if (site.kind, start) not in self.named:
+            cells = RuleCells.of_block(block)
             self.named[site.kind, start] = torch.stack(
-                [_of_rows(rule.keys(block), text, at) for rule in self.candidates], 1
+                [_of_rows(rule.keys(cells), text, at) for rule in self.candidates], 1
             )
         allowed = _of_rows(block.allowed.any(1), text, at)
         named = self.named[site.kind, start] & allowed[:, None]  # [row, candidate, key]
@@ -233,6 +235,8 @@ def find_rules(
     """
     with _own_patterns():
         candidates = [parse_rule(text) for text in list_candidates(model, corpus, run)]
+        for each in candidates:
+            look_for(each.atoms)
         work = _RuleWork(model, corpus, Selection(), run, RuleTotals(), candidates)
         work.walk({}, lambda state: RuleTotals())
     sites = {
@@ -273,15 +277,12 @@ def list_candidates(model: Model, corpus: Corpus, run: CorpusRun) -> list[str]:
     for prepared in model.prepare_all(texts, limit, chat=run.chat):
         if not isinstance(prepared, InputError):
             tokens.update((token.special, token.text.strip()) for token in prepared.tokens)
-    names = [
-        text for (special, text), _ in tokens.most_common() if special and text.isascii() and " " not in text
-    ]
+    names = [text for (special, text), _ in tokens.most_common() if special and is_rule(text)]
     words = [text for (special, text), _ in tokens.most_common() if not special and text.isalpha()]
     steps = [f"{step:+d}" for step in range(-REACH, REACH + 1)]
     both = (f"{relation} and {each}" for relation, each in product(RELATIONS, CLASSES))
     quoted = (f"'{word}'" for word in words[:FREQUENT])
-    brackets = [name for name in names if not set("()'\"/") & set(name)]
-    return [*steps, "0", SAME, AFTER_SAME, *CLASSES, *brackets[:SPECIAL], *quoted, *both]
+    return [*steps, "0", SAME, AFTER_SAME, *CLASSES, *names[:SPECIAL], *quoted, *both]
 
 
 def find_rule(head: Head, rows: RuleRows, number: int, candidates: Sequence[Rule]) -> HeadRule:

@@ -24,8 +24,9 @@ from attnscope.capture.stream import Lost, Summand
 from attnscope.capture.summands import StreamStates, Summands, carried_by, summands_of
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.questions.find import Question, ResolvedQuestion, explain_no_answer
+from attnscope.questions.find import ResolvedQuestion, explain_no_answer
 from attnscope.questions.logits import require_weights, watching_stream
+from attnscope.questions.rules import Question
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kinds_of, selected_sites
 from attnscope.text import visible
@@ -190,12 +191,9 @@ class ScorePass:
         attention = self.states.attentions[site.site]
         resolved = ResolvedQuestion.of(question, attention.queries, attention.keys)
         cells = torch.zeros(len(attention.queries), len(attention.keys), dtype=torch.float64)
-        for row in () if resolved is None else resolved.rows:
-            assert resolved is not None
-            if resolved.step is None:
-                cells[row] = resolved.wanted.double()
-            elif 0 <= row + resolved.step < cells.shape[1]:
-                cells[row, row + resolved.step] = 1
+        if resolved is not None:
+            rows = list(resolved.rows)
+            cells[rows] = resolved.keys(rows).double()
         for row in cells.any(1).nonzero().flatten().tolist():
             cells[row] *= unmasked_keys(attention, row, head)
         if not cells.any():

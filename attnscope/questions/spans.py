@@ -20,8 +20,9 @@ from attnscope.fused.fused_pass import MOST_CELLS, FusedPass
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.find import HeadScore, Question, QuestionResult
+from attnscope.questions.find import HeadScore, QuestionResult
 from attnscope.questions.parts import Span, TextPart
+from attnscope.questions.rules import Question
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     group_by,

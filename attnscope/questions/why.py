@@ -7,10 +7,11 @@ value in the cells of another question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from attnscope.capture.stream import Summand
 from attnscope.errors import ModelError, readable
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
-from attnscope.questions.find import Question
+from attnscope.questions.rules import Question
 from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.sentences import name_pass, pluralize
 from attnscope.records import Address, Meaning, Notes, record
@@ -39,6 +40,7 @@ TERMS = Column("query part"), Column("key part"), Column("value", True), Column(
 
 Opened: TypeAlias = Mapping[Head, Mapping[tuple[int, int], Table]]
 """By head, the terms of each cell of its map, by row and key."""
+TOKEN = re.compile(r" (\d{1,9})$", re.ASCII)  # the number of a token behind its text
 
 Value = Annotated[float, Meaning("its value in the score")]
 Excess = Annotated[
@@ -357,18 +359,23 @@ def why_graph(result: Why, maps: Mapping[Head, Heatmap], opened: Opened) -> Laye
         each.place: (each.head.kind != "encoder", each.head.layer, int(each.head.kind == "cross"))
         for each in result.path
     }
-    edges, nodes = list[GraphEdge](), list[GraphNode]()
+    edges, nodes, kinds = list[GraphEdge](), list[GraphNode](), dict[str, str]()
     for each in result.path:
-        for name, column, edge in _sources(each, result):
-            columns.setdefault(name, column)
+        for side, column, edge in _sources(each, result):
+            columns.setdefault(edge.source, column)
+            kinds[edge.source] = {"head": "attention head", "embeddings": "embedding"}.get(
+                side.kind, side.kind
+            )
             edges.append(edge)
     order = sorted(set(columns.values()))
     for name, column in columns.items():
         cell = explained.get(name)
         role = "" if cell is None else f"to {cell.key}: {cell.weight:.2f}"
         map_ = None if cell is None else maps.get(cell.head)
-        tables = {} if cell is None else opened.get(cell.head, {})
-        nodes.append(GraphNode(name, order.index(column), role, None, map_, tables))
+        tables, token = {} if cell is None else opened.get(cell.head, {}), TOKEN.search(name)
+        how: dict[str, Any] = {"kind": kinds.get(name, "attention head"), "token": token and int(token[1])}
+        how["layer"] = None if column[1] < 0 else column[1]
+        nodes.append(GraphNode(name, order.index(column), role, None, map_, tables, **how))
     title = f"why {result.path[0].name} attends: {result.question} · {result.title}"
     notes, bar = result.notes, "excess of a part, summed over the other side"
     if maps and not opened:
@@ -376,8 +383,10 @@ def why_graph(result: Why, maps: Mapping[Head, Heatmap], opened: Opened) -> Laye
     return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes, bar=bar)
 
 
-def _sources(each: ExplainedScore, result: Why) -> Iterator[tuple[str, tuple[bool, int, int], GraphEdge]]:
-    """What wrote the strongest terms, and the heads of the path among it: name, column and edge.
+def _sources(
+    each: ExplainedScore, result: Why
+) -> Iterator[tuple[SidePart, tuple[bool, int, int], GraphEdge]]:
+    """What wrote the strongest terms, and the heads of the path among it: part, column and edge.
 
     Columns are streams, the encoder's first, then layers, and in a layer heads, cross-attention, others.
     """
@@ -391,8 +400,5 @@ def _sources(each: ExplainedScore, result: Why) -> Iterator[tuple[str, tuple[boo
             name, layer = f"{other}{side.part} · {token}", -1 if side.layer is None else side.layer
             if side.part in strongest or name in places:
                 step = int(side.part.startswith("cross")) if side.kind == "head" else 2
-                yield (
-                    name,
-                    (not behind, layer, step),
-                    GraphEdge(name, each.place, side.excess, way[0].upper()),
-                )
+                edge = GraphEdge(name, each.place, side.excess, way[0].upper())
+                yield side, (not behind, layer, step), edge

@@ -431,6 +431,9 @@ class GraphNode:
     effect: float | None = None
     map: Heatmap | None = None
     opened: Mapping[tuple[int, int], Table] = field(default_factory=dict)  # by row and column
+    kind: str = "attention head"
+    layer: int | None = None  # None for embeddings, and what else is in no layer
+    token: int | None = None  # None for a node of all tokens
 
 
 @dataclass(frozen=True, slots=True)

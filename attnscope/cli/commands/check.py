@@ -112,7 +112,7 @@ def check(
     from attnscope.questions.stats import measure_heads
 
     spelled, source = split_text(
-        options.claims, source, COMPARISON, "a claim compares: 'L0H2.previous > 0.9'"
+        options.claims, source, COMPARISON.search, "a claim compares: 'L0H2.previous > 0.9'"
     )
     claims = [parse_claim(each) for each in spelled]
     asks = claims or options.save_snapshot or options.with_snapshot

@@ -26,7 +26,7 @@ class PairsOptions(Group):
 class CircuitOutput(options.TableOutput):
     """Where the graph goes."""
 
-    suffixes = (*options.PICTURES, ".html")
+    suffixes = (*options.PICTURES, ".html", ".json")
 
 
 @command

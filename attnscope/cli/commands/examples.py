@@ -28,8 +28,8 @@ class ReadingOptions(Group):
     by: Annotated[
         str | None,
         Option(
-            help='Order rows by a measure or a question, "it -> cat"; default: the largest weight outside '
-            "self and the first token.",
+            help='Order rows by a measure or a question, "it -> cat", "same or +0"; default: the largest '
+            "weight outside self and the first token.",
             rich_help_panel=MOST_USED,
             autocompletion=offering(options.measure_names),
         ),
@@ -61,10 +61,10 @@ def read_examples(
     from attnscope.questions.examples import corpus_examples, parse_order
 
     refuse(corpus.texts is None, "--texts", "give the texts that heads are read on")
-    order = parse_order(reading.by)  # an unknown name is refused before the model is loaded
+    parse_order(reading.by)  # an unknown name is refused before the model is loaded
     texts, loaded = open_corpus(corpus, chat=reading.chat), load_model(model)
     with corpus_run(reading, corpus, texts.size) as run:
-        return corpus_examples(loaded, texts, by=order, run=run, **how)
+        return corpus_examples(loaded, texts, by=reading.by, run=run, **how)
 
 
 @command

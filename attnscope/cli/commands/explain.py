@@ -65,7 +65,7 @@ def explain(options: WordOptions) -> None:
     from attnscope.measures import list_words
 
     word = options.word
-    if (word or "").startswith("rule("):
+    if (word or "").startswith(("rule(", "find(")):
         import attnscope.questions.rules  # noqa: F401  # declares these measures
     try:
         text = list_words() if word is None else explain_word(word)

@@ -16,7 +16,7 @@ from attnscope.cli.command import (
     refuse_without,
     repeat,
 )
-from attnscope.cli.corpus import MERGE, MERGED, SHARD, corpus_run, find_sums, parse_shard
+from attnscope.cli.corpus import MERGED, CorpusOptions, check_texts, corpus_run, find_sums, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_source, split_questions
 
@@ -27,9 +27,7 @@ class GoldOptions(Group):
     panel = "Questions with known answers"
     gold: Annotated[
         Path | None,
-        Often(
-            help="Questions with answers: .conllu, .jsonl, or lines of 'source ||| target' with --alignments."
-        ),
+        Often(help="Questions with answers: .conllu, .jsonl, or 'source ||| target'."),
     ] = None
     alignments: Annotated[
         Path | None, Option(help="Pharaoh format: 0-0 1-2, source first; 2?3 is possible.")
@@ -40,18 +38,14 @@ class GoldOptions(Group):
     ] = None
     relation: Annotated[str | None, Often(help="Only these labels: nsubj,obj.")] = None
     coreference: Annotated[bool, Option(help="With a treebank: find the earlier mention.")] = False
-    held_out: Annotated[bool, Often(help="Score heads on texts that did not choose them.")] = False
-    limit: Annotated[int | None, Option(help="Stop after N texts.", min=1)] = None
-    strict: Annotated[bool, Option(help="Stop at a text that cannot be read; default: skip it.")] = False
-    checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
-        None
-    )
-    shard: Annotated[str | None, SHARD] = None
-    merge: Annotated[str | None, MERGE] = None
+    held_out: Annotated[bool, Often(help="Score heads on other texts.")] = False
 
-    def __post_init__(self) -> None:
-        refuse_without(("shard", "checkpoint"))
-        parse_shard(self.shard)
+
+class FindTexts(CorpusOptions):
+    """The texts of a corpus, or of the file of questions."""
+
+    needed = "texts gold"
+    texts: Annotated[str | None, Often(help="A corpus: .txt, .jsonl, a folder ...")] = None
 
 
 NO_PICTURE = "it has no picture: use --json, --csv or -o FILE.parquet"
@@ -82,6 +76,7 @@ class FindOutput(options.TableOutput):
 def answer_gold(
     path: Path,
     gold: GoldOptions,
+    corpus: FindTexts,
     source: options.SourceOptions,
     attention: options.LayerOptions,
     output: FindOutput,
@@ -97,12 +92,12 @@ def answer_gold(
     relations = [name.strip() for name in (gold.relation or "").split(",") if name.strip()]
     how: dict[str, Any] = {"relations": relations, "held_out": gold.held_out}
     selection = options.select(attention)
-    if gold.merge is not None:
+    if corpus.merge is not None:
         refuse_combined(("limit strict checkpoint shard", "merge", MERGED))
-        result = merged_gold(find_sums(gold.merge, source, model), file, selection, **how)
+        result = merged_gold(find_sums(corpus.merge, source, model), file, selection, **how)
     else:
         loaded = load_model(model)
-        with corpus_run(source, gold, file.size) as run:
+        with corpus_run(source, corpus, file.size) as run:
             result = find_gold(loaded, file, selection, run=run, **how)
     answer, read = gold_answer(result, output.top or 1), (*result.read, gold.alignments)
     deliver("find", answer, output, metadata=model.metadata, read=read)
@@ -112,6 +107,7 @@ def answer_gold(
 def find(
     query: QuestionOptions,
     gold: GoldOptions,
+    corpus: FindTexts,
     source: options.TextAmong,
     attention: options.LayerOptions,
     output: FindOutput,
@@ -121,35 +117,36 @@ def find(
     """Find the heads that attend from one part of a text to another.
 
     A part is a word (cat), one of several (cat#2), a token's number (5), a phrase ('the mat'), [CLS],
-    special, punctuation, image, /regex/, or * for every word. One of the two may be a distance from the
-    other: * -> -2 is two tokens back. Quote what contains an arrow.
+    special, punctuation, image, /regex/, or * for every word. One of the two may be a distance (-2) from the
+    other. The right one may be same (the row's token elsewhere), after same (what followed it earlier), or
+    several by and, or; such a rule alone, "same or +0", is about every row.
 
-    A score is the share of the left part's attention that goes to the right part. Beside it
-    stand its baseline, uniform attention, and the right part's rank.
+    A score is the share of the left part's attention that goes to the right part, with --texts a mean over
+    tokens; its baseline is that of uniform attention.
 
-    With --gold a file has the questions: a treebank, word alignments, or lines {"text": "The cat sat.",
-    "pairs": [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is
-    right where a word's largest weight, special tokens and itself aside, goes to the answer. With
-    alignments, rows that predict a word and rows that read it are scored.
+    With --gold a file has the questions: a treebank, alignments, or lines {"text": "The cat sat.", "pairs":
+    [[2, 1, "subject"]]} (from, to, label; words count from 0, or are characters: [4, 7]). A head is right
+    where a word's largest weight, special tokens and itself aside, goes to the answer.
 
     Examples:
 
     attnscope find "it -> cat" "The cat sat on the mat because it was tired."
-    attnscope find "* -> -2" -f sample_inputs/article.txt --truncate --top 3
-    attnscope find "it <-> cat" "The cat sat because it was tired." -o it-cat.png
-    attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj
-    attnscope find --gold sample_inputs/words.jsonl --held-out
+    attnscope find "same or -1" -f sample_inputs/article.txt --truncate --top 3
+    attnscope find "after same" --texts sample_inputs/sentences.txt
+    attnscope find "it <-> cat" "The cat sat because it was tired." -o it.png
+    attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj --held-out
     """
-    from attnscope.questions.find import LISTED_HEADS, asks_all_rows, find_answer, find_heads
+    from attnscope.questions.find import LISTED_HEADS, asks_all_rows, corpus_heads, find_answer, find_heads
+    from attnscope.questions.processes import torchrun_processes
 
     if gold.gold is not None:
         inputs = query.questions or source.names_one
-        refuse(inputs, "--gold", "the file has the texts: give no text and no question")
+        refuse(inputs or corpus.texts, "--gold", "the file has the texts: give no text and no question")
         refuse_combined(
             *([("out", "gold", NO_PICTURE)] * (output.suffix != options.PARQUET)),
             ("mixers", "gold", "its questions are asked of attention"),
         )
-        return answer_gold(gold.gold, gold, source, attention, output, model)
+        return answer_gold(gold.gold, gold, corpus, source, attention, output, model)
     refuse_without((fields_of(GoldOptions, but=("gold",)), "gold"))
     questions, source = split_questions(query.questions, source, "a question")
     refuse(
@@ -157,9 +154,19 @@ def find(
         "QUESTION",
         f"{len(questions):,} questions: ask {MAX_QUESTIONS} at a time",
     )
+    selection = options.select(attention)
+    if corpus.many:
+        check_texts(corpus, source)
+        refuse_combined(("mixers", "texts merge", "a corpus is measured by its attention"))
+        names = tuple(f"find({question})" for question in questions)
+        stats = measure_corpus(corpus, source, model, selection, names=names)
+        if not torchrun_processes().number:
+            answer = find_answer(corpus_heads(stats, questions), output.top or LISTED_HEADS)
+            deliver("find", answer, output, picture, model.metadata, stats.read)
+        return None
     kind = "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
-        result = find_heads(loaded, prepared, questions, options.select(attention))
+        result = find_heads(loaded, prepared, questions, selection)
     kind_alone = options.LayerOptions(kind=attention.kind)  # a head opens with its kind
     opening = repeat("show", options.SourceOptions(**vars(source)), kind_alone, picture, model)
     read = loaded, prepared

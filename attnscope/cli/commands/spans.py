@@ -52,8 +52,9 @@ def spans(
     attnscope spans "[[fact: A cat sleeps.]] [[question: Who?]]" --parts marks
     attnscope spans "The king said that" -m own-causal --generate 10 --written
     """
-    from attnscope.questions.find import LISTED_HEADS, FindResult, find_answer, parse_questions
+    from attnscope.questions.find import LISTED_HEADS, FindResult, find_answer
     from attnscope.questions.parts import cut_input, read_marks, read_parts
+    from attnscope.questions.rules import parse_questions
     from attnscope.questions.spans import span_maps, spans_answer, written_answer, written_attention
 
     refuse_without(("written", "generate chat"), ("top", "pair"))

@@ -30,7 +30,7 @@ class CellOptions(Group):
 class WhyOutput(options.TableOutput):
     """How many terms are listed, and where the answer goes."""
 
-    suffixes = (*options.PICTURES, ".html")
+    suffixes = (*options.PICTURES, ".html", ".json")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,9 +71,9 @@ def why(
     questions, source = split_questions(query.cells, source, "cells")
     refuse(len(questions) > 1, "CELLS", f"name one pair: here are {' and '.join(map(str, questions))}")
     pass_source = read_source(source, model)
-    from attnscope.questions.find import parse_questions
     from attnscope.questions.head import one_head
     from attnscope.questions.prompts import mean_why
+    from attnscope.questions.rules import parse_questions
     from attnscope.questions.why import (
         LISTED_TERMS,
         OPENED_TOKENS,

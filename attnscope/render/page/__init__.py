@@ -8,6 +8,7 @@ import html
 import io
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from attnscope.render.colour import (
 )
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
+from attnscope.version import __version__
 from attnscope.views import (
     ATTENTION,
     BRIGHT,
@@ -409,6 +411,45 @@ def graph_page(view: LayerGraph, cmap: str | None = None) -> str:
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def graph_json(view: LayerGraph, scan: str, tokens: Sequence[str], prompt: str) -> dict[str, Any]:
+    """The graph as a public attribution graph: Neuronpedia's ``graph-schema.json``, version 1.0.0.
+
+    ``scan`` is the name of the model. A node of all tokens stands at the last one, as ``info`` says; what
+    has no counterpart here and is optional, like ``influence`` and ``activation``, is left out.
+    """
+    last, nodes = len(tokens) - 1, []
+    for node in view.nodes:
+        label = f"{node.name}: {node.role}" if node.role else node.name
+        nodes.append(
+            {
+                "node_id": clean(node.name),
+                "feature": None,
+                "layer": "E" if node.layer is None else str(node.layer),
+                "ctx_idx": last if node.token is None else node.token,
+                "feature_type": node.kind,
+                "jsNodeId": clean(node.name),
+                "clerp": clean(label),
+            }
+        )
+    links = [
+        {"source": clean(edge.source), "target": clean(edge.target), "weight": edge.effect}
+        for edge in view.edges
+    ]
+    about = [f"weight: {view.bar}", *view.notes]
+    if any(node.token is None for node in view.nodes):
+        about.append("a node of all tokens has the ctx_idx of the last one")
+    generator = {"name": "attnscope", "version": __version__}
+    metadata = {
+        "slug": re.sub(r"\W+", "-", view.title.lower()).strip("-"),
+        "scan": scan,
+        "prompt_tokens": list(tokens),
+        "prompt": prompt,
+        "info": {"description": clean("; ".join(about)), "generator": generator},
+    }
+    state = {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""}
+    return {"metadata": metadata, "qParams": state, "nodes": nodes, "links": links}
 
 
 def _escape(text: str) -> str:

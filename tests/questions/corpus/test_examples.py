@@ -33,7 +33,6 @@ from attnscope.questions.examples_reading import (
     draw_ranks,
     rank_scores,
 )
-from attnscope.questions.find import parse_questions
 from attnscope.records import plain
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import LINES, gpt2, t5
@@ -208,20 +207,18 @@ def test_nearest_heads_share_most_weight_on_sampled_rows(result, rows):
     [
         ("previous", lambda row, weights: weights[row - 1] if row else None),
         ("* -> -2", lambda row, weights: weights[row - 2] if row > 1 else None),
+        ("-1 or 0", lambda row, weights: sum(weights[key] for key in {0, row - 1}) if row else weights[0]),
         ("confidence", lambda row, weights: max(weights) if row else None),
     ],
 )
 def test_rows_are_ordered_by_measure_or_question(model, texts, rows, by, score):
-    order = parse_questions(by)[0] if "->" in by else by
-    found = corpus_examples(model, ListedTexts(texts[:150]), by=order, top=MOST_ROWS)
+    found = corpus_examples(model, ListedTexts(texts[:150]), by=by, top=MOST_ROWS)
     assert found.by == by
     assert_top(found.heads, [row for row in rows if row[0] <= 150], score)
 
 
 def test_question_asks_the_rows_of_its_left_part(model):
-    found = corpus_examples(
-        model, ListedTexts(["The cat sat on the mat.", "A mat."] * 3), by=parse_questions("sat -> cat")[0]
-    )
+    found = corpus_examples(model, ListedTexts(["The cat sat on the mat.", "A mat."] * 3), by="sat -> cat")
     own = model.prepare("The cat sat on the mat.")
     maps = []
     model.run(own, [SimpleNamespace(observe=lambda attention: maps.append(attention.weights()[0]))])

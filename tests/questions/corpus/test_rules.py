@@ -1,6 +1,7 @@
 """Planted rules are found, random heads have none, and a rule is a measure that ``check`` can hold."""
 
 import random
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from attnscope.models.text.reader import wrap_module
 from attnscope.questions.check import parse_claim
 from attnscope.questions.conditions import parse_conditions
 from attnscope.questions.corpus_stats import corpus_stats
+from attnscope.questions.find import corpus_heads, find_heads, parse_questions
 from attnscope.questions.rule import find_rules, pack_bits, rules_answer, unpack_bits
 from attnscope.questions.rules import parse_rule
 from attnscope.storage.corpus import ListedTexts
@@ -131,6 +133,87 @@ def test_rule_is_a_measure_whose_value_is_its_accuracy(ruled, texts, found):
         assert own.baseline == 0
         others = [head.figures[name].value for name in names if name != names[number]]
         assert min(others) < 0.5
+
+
+TIED = {"-1 and /^[A-Z]/": "-1", "after same or [SEP]": "[SEP]"}
+"""Rules whose every row with such a key also obeys another planted rule."""
+
+
+def measured_by_loop(ruled, text, named):
+    """Each head's mean weight on the keys that a function names, over rows with one; the same if uniform."""
+    ids = [token.id for token in ruled.prepare(text).tokens]
+    weights = torch.softmax(ruled.module.scores(ids).double(), -1).numpy()  # [head, row, key]
+    size, rows = len(ids), []
+    for row in range(size):
+        keys = [key for key in range(size) if named(ids, row, key)]
+        if keys:
+            rows.append((weights[:, row, keys].sum(-1), len(keys) / size))
+    return [np.array(each) for each in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("rule", PLANTED)
+def test_rule_asked_by_find_names_its_head_first(ruled, texts, rule):
+    text = max(texts, key=len)
+    (answer,) = find_heads(ruled, ruled.prepare(text), parse_questions(rule)).answers
+    weights, baseline = measured_by_loop(ruled, text, PLANTED[rule])
+    assert {each.head.head: each.weight for each in answer.heads} == pytest.approx(
+        dict(enumerate(weights.mean(0))), abs=1e-6
+    )
+    assert answer.heads[0].baseline == pytest.approx(baseline.mean(), abs=1e-6)
+    assert {each.rows for each in answer.heads} == {len(weights)}
+    best = answer.heads[0].weight - 1e-6
+    first = {each.head.head for each in answer.heads if each.weight > best}
+    assert first == {list(PLANTED).index(each) for each in (rule, TIED.get(rule, rule))}
+
+
+def test_find_over_a_corpus_is_a_mean_over_all_rows(ruled, texts):
+    names = tuple(f"find({question})" for rule in PLANTED for question in parse_questions(rule))
+    stats = corpus_stats(ruled, ListedTexts(texts[:20]), names=names)
+    asked = [question for rule in PLANTED for question in parse_questions(rule)]
+    for answer, named in zip(corpus_heads(stats, asked).answers, PLANTED.values(), strict=True):
+        found = filter(None, [measured_by_loop(ruled, text, named) for text in texts[:20]])
+        weights, baseline = map(np.concatenate, zip(*found, strict=True))
+        assert {each.head.head: each.weight for each in answer.heads} == pytest.approx(
+            dict(enumerate(weights.mean(0))), abs=1e-6
+        )
+        assert answer.heads[0].baseline == pytest.approx(baseline.mean(), abs=1e-6)
+        assert answer.heads[0].rows == len(weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("same or +0", "* -> same or +0"),
+        ("/ or / and 'a or b'", "* -> / or / and 'a or b'"),
+        ("'the cat'#2", "* -> 'the cat'#2"),
+        ("Ann -> special or after same", "Ann -> special or after same"),
+        ("Ann -> or", "Ann -> or"),
+    ],
+)
+def test_rule_is_a_question_about_every_row(text, same):
+    (question,) = parse_questions(text)
+    assert str(question) == same
+    assert parse_questions(same) == (question,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cat or dog", "is not a question"),
+        ("same -> cat", "names keys of a row, on the right: quote the word, 'same' -> cat"),
+        ("cat <-> same", "write 'cat -> same'"),
+        ("+1 -> same", "counts tokens on both sides"),
+        ("Ann -> 7 or", "cannot read the rule"),
+    ],
+)
+def test_what_is_no_question_is_refused(text, said):
+    with pytest.raises(SelectionError, match=re.escape(said)):
+        parse_questions(text)
+
+
+def test_rule_without_a_key_is_not_called_a_missing_word(ruled):
+    with pytest.raises(SelectionError, match=r"no row of '\*' has a key of 'same and \+1'"):
+        find_heads(ruled, ruled.prepare("the cat ran"), parse_questions("same and +1"))
 
 
 def test_random_heads_have_no_rule(tmp_path):

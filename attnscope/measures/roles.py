@@ -97,7 +97,7 @@ def role(figures: Mapping[str, Figure]) -> Role | None:
         return Role.from_figure("broad", evenness, f"spreads over all tokens {even}")
     words = NO_ROLE
     if evenness.value < SHARP_BAR:
-        words = f"focused, but no known pattern {even}"
+        words = f"focused on few keys {even}, at no place that has a name"
     most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
     if most:
         name = max(most, key=lambda name: figures[name].lift)
@@ -232,7 +232,7 @@ def _with_weak_roles(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
             if _is_weak(pattern, figure, least[name]) and is_no_shoulder(head.figures, name):
                 rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
                 words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), figure)
-                sentence = f"{words}, {rank} of {len(heads):,} heads"
+                sentence = f"{words}, {rank}strongest of {len(heads):,} heads"
                 head = replace(head, role=Role.from_figure(WEAK + role_name(name), figure, sentence))
         yield head
 
@@ -255,8 +255,11 @@ def _outlying_lift(lifts: Sequence[float]) -> float:
 
 
 def _ordinal(number: int) -> str:
+    """What stands before "strongest": ``2nd``, and nothing for the first."""
+    if number == 1:
+        return ""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
-    return f"{number:,}{ending}"
+    return f"{number:,}{ending} "
 
 
 SINK_MODELS = 0.05  # one of twenty models

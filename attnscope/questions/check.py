@@ -25,6 +25,7 @@ from attnscope.questions.sentences import list_some, pluralize
 from attnscope.questions.stats import Stats, find_heads
 from attnscope.records import Meaning, Notes, derived, read, record
 from attnscope.storage.files import read_json, write_whole
+from attnscope.text import clean, shorten
 from attnscope.version import __version__
 from attnscope.views import Cell, Column, Table
 
@@ -188,7 +189,7 @@ def save_snapshot(stats: Stats, path: Path) -> None:
 
 
 def compare_snapshot(stats: Stats, path: Path, tolerance: float) -> CheckResult:
-    """The differences from a snapshot, head by head, and a note if that is of other texts.
+    """The differences from a snapshot, head by head, and notes if that is of another model or other texts.
 
     ``tolerance`` is absolute for scores up to 1, and relative to the snapshot's score for larger ones.
     A head or score that only one of the two has is a change. Raises ``InputError`` for any other file.
@@ -212,11 +213,15 @@ def compare_snapshot(stats: Stats, path: Path, tolerance: float) -> CheckResult:
     finite = (each for each in changes if 0 < each.size < inf)
     largest = max(finite, key=lambda each: each.size, default=None)
     beyond = tuple(each for each in changes if not each.size <= tolerance)
-    notes = (
-        f"the texts differ from those of {path.name}: sha256 {', '.join(saved_checksums)} there, "
-        f"{', '.join(checksums)} here",
-    )
-    return CheckResult((), beyond, largest, notes if checksums != saved_checksums else ())
+    there = clean(shorten(str(content.get("title", ""))))
+    notes = []
+    if lost := {*before} ^ {*now}:
+        only = f"{len(before.keys() & lost):,} only in {path.name}, {len(now.keys() & lost):,} only here"
+        notes.append(f"other heads: {only}; the snapshot is of {there}, this is {stats.title}")
+    if checksums != saved_checksums:
+        sums = f"sha256 {', '.join(saved_checksums)} there, {', '.join(checksums)} here"
+        notes.append(f"the texts differ from those of {path.name}, which is of {there}: {sums}")
+    return CheckResult((), beyond, largest, tuple(notes))
 
 
 def _scores(stats: Stats) -> dict[str, dict[str, float | str | None]]:
@@ -311,7 +316,9 @@ def github_annotations(result: CheckResult, tolerance: float) -> str:
     """The outcomes as workflow commands of GitHub: an error for each claim that fails, notices for others."""
     lines = []
     for holds, claim, evidence in _outcomes(result, tolerance):
-        message = f"{claim}: {evidence}".translate(str.maketrans(ESCAPES))
+        message = f"{claim}: {'it holds' if holds else 'it fails'}, {evidence}".translate(
+            str.maketrans(ESCAPES)
+        )
         lines.append(f"::{'notice' if holds else 'error'} title=attnscope check::{message}")
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operat
 RULE = r"(?:rule|find)\(.+?\)(?=\s*[<>=!])"
 NAME = RULE + r"|offset=[+-]?\d+|distance2d=\d+|window=\d+\+\d+|\[[^\[\]\s]+\]|<[^<>\s]+>|\w+"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+|weak \w+)", re.ASCII)
+CONDITION = re.compile(rf"({NAME})\s*(<=|>=|!=|<|>|=)\s*([\w.+-]+(?: [\w()]+)*)", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -278,9 +278,9 @@ def _role_error(head: HeadFigures) -> float | None:
 
 
 def _role_cells(head: HeadFigures) -> tuple[str, str]:
-    """A role, its score and the baseline; a dash for no pattern."""
+    """A role, its score and the baseline; a dash for no score."""
     if head.role is None or head.role.name == NONE:
-        return "–", "–"
+        return NONE if head.role else "–", "–"
     error = _role_error(head)
     figure = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
     return head.role.name, f"{figure} ({round_short(head.role.baseline)})"
@@ -551,7 +551,7 @@ def _heads_worth_a_look(
         reason = head.role.sentence if head.role else ""
         if head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
-            reason += f"; {far:.0%} of the way from uniform attention to one key, rows {apart:.2f} nats apart"
+            reason += f"; focus {far:.0%} (0%: uniform, 100%: one key), rows {apart:.2f} nats apart"
         word = "" if head.role is None or head.role.name == NONE else head.role.name
         yield HeadRank(head.name + kind, reason, words, word)
 

@@ -364,8 +364,8 @@ ROLE_LETTERS: Mapping[str, str] = {
 }  # fmt: skip
 """The letter of each role, in the order of legends; a weak role has that of its pattern."""
 
-ROLE_WORDS = {"positional": "other offset", "sharp": "content (sharp)", "none": "no pattern", "": "no scores"}
-"""What a legend calls a role, if not by its name."""
+ROLE_WORDS = {"positional": "positional (other offset)", "": "no scores"}
+"""What a legend calls a role, if not by its name alone."""
 
 
 @dataclass(frozen=True, eq=False)

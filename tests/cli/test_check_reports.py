@@ -33,8 +33,8 @@ def test_github_lines_annotate_what_fails(run):
     ran = run("check", *CLAIMS, TEXT, "--format", "github")
     good, bad = ran.out.splitlines()
     assert ran.code == 1
-    assert good.startswith("::notice title=attnscope check::L2H1.previous > 0.5: 0.")
-    assert bad.startswith("::error title=attnscope check::all.entropy < 0.001: ")
+    assert good.startswith("::notice title=attnscope check::L2H1.previous > 0.5: it holds, 0.")
+    assert bad.startswith("::error title=attnscope check::all.entropy < 0.001: it fails, ")
 
 
 def test_reports_escape_claims_and_evidence():
@@ -43,7 +43,7 @@ def test_reports_escape_claims_and_evidence():
     case = ElementTree.fromstring(junit_report(result, 0.05, "<m>").encode())[0]
     assert case.get("name") == verdict.claim
     assert case.get("classname") == "<m>"
-    line = '::error title=attnscope check::a<b & "c": 50%25%0A::set-output name=x::y'
+    line = '::error title=attnscope check::a<b & "c": it fails, 50%25%0A::set-output name=x::y'
     assert github_annotations(result, 0.05) == line
 
 
@@ -65,3 +65,13 @@ def test_action_passes_its_inputs_on(tmp_path):
     ran = subprocess.run(["bash", "-e", "-c", step["run"]], env=env, capture_output=True, text=True)
     assert ran.returncode == 1, ran.stderr
     assert [line.partition(" ")[0] for line in ran.stdout.splitlines()] == ["::notice", "::error"]
+
+
+def test_snapshot_of_another_model_names_both_and_the_missing_heads(run, tmp_path):
+    run("check", TEXT, "--save-snapshot", tmp_path / "own.json")
+    other = run("check", TEXT, "--with-snapshot", tmp_path / "own.json", "-m", "own-causal")
+    assert other.code == 1
+    said = " ".join(other.out.split())
+    assert "other heads: 32 only in own.json, 12 only here; the snapshot is of own · “" in said
+    assert "this is own-causal · “" in said
+    assert "the texts differ" not in said

@@ -305,6 +305,8 @@ REFUSED = {
     "stats TEXT --sort kind": "no measure 'kind': there are entropy",
     "explain positonal": "did you mean 'positional'?",
     "check 'L2H1.role = previos' TEXT": "did you mean 'previous'?",
+    "check 'L2H1.role = other offset' TEXT": "cannot read 'role = other offset': write role=NAME",
+    "stats TEXT --map role": "--map: draws a measure: attnscope show --by role draws the roles",
     # export, info, schema
     "export TEXT -o out --format png,bmp": "no format 'bmp': there are png, svg, pdf, jpg, npz",
     "export TEXT -o out --token cat --format npz": "a token has pictures alone: --format png,svg,pdf,jpg",

@@ -22,7 +22,7 @@ WORDS = {
     "show CAT --token cat": ("cat (token 2) attends to", CAT, WEIGHT),
     "show CAT --head L2H0 --neurons 'it -> cat'": ("it 8 → cat 2", CAT, "added to the score before"),
     "show CAT --by entropy": ("own", CAT, "entropy, nats"),
-    "show CAT --by role": ("own", CAT, "previous 2", "no pattern", "worth a look: L0H7"),
+    "show CAT --by role": ("own", CAT, "previous 2", "none 2", "worth a look: L0H7"),
     "compare CAT --by layer": (
         "mean distance of heads", "distance of the nearest heads", CAT, "Jensen- Shannon distance", "L3",
     ),

@@ -139,7 +139,7 @@ AMONG = {  # the other heads of a model, one more, and its role with its sentenc
         plain(induction=0.3),
         "weak induction",
         "weakly attends to what followed earlier occurrences of the token in the 100 rows that have one "
-        "(0.30, baseline 0.01), 2nd of 22 heads",
+        "(0.30, baseline 0.01), 2nd strongest of 22 heads",
     ),
     "its like": ([plain(induction=0.3 + number / 100) for number in range(20)], plain(induction=0.3), "none"),
     "too little of the threshold": (MANY, plain(induction=0.09), "none"),
@@ -154,7 +154,7 @@ AMONG = {  # the other heads of a model, one more, and its role with its sentenc
         [plain(**{"offset=-2": (0.02, 0.01)})] * 20,
         plain(previous=0.2, **FAINT),
         "weak positional",
-        "weakly attends 2 tokens back (0.30, baseline 0.01), 1st of 21 heads",
+        "weakly attends 2 tokens back (0.30, baseline 0.01), strongest of 21 heads",
     ),
     "it where no other was asked for": (MANY, plain(previous=0.2, **FAINT), "none"),
     **{
@@ -183,7 +183,7 @@ def test_weak_role_needs_contrast_or_a_near_miss(case):
 def test_patternless_head_is_named_by_its_sharpness(evenness, name):
     found = last([*MANY[:9], plain(normalized_entropy=(evenness, 1))])
     assert (found.name, found.score) == (name, evenness)
-    assert ("focused, but no known pattern" in found.sentence) == (name == "sharp")
+    assert ("focused on few keys" in found.sentence) == (name == "sharp")
 
 
 def test_bundled_induction_head_is_named_on_a_repeated_article():

@@ -30,7 +30,8 @@ from attnscope.cli.source import (
 if TYPE_CHECKING:
     from attnscope.questions.check import CheckResult
 
-COMPARISON = re.compile(r"[<>=]\s*\S+$")  # so ends what is a claim, also one with a slip in it
+COMPARISON = re.compile(r"[<>=]\s*\S+$|^(any|all|count\(|(\w+\.)?[Ll]\d+[Hh]\d+\.).*[<>=]")
+"""What is a claim by its end or its beginning, also one with a slip in it."""
 
 
 class ClaimOptions(Group):

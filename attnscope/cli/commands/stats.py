@@ -16,6 +16,7 @@ from attnscope.cli.command import (
     command,
     is_given,
     offering,
+    refuse,
     refuse_combined,
     refuse_without,
 )
@@ -143,6 +144,7 @@ def stats(
     conditions = parse_conditions(attention.where) if attention.where is not None else ()
     sort = measure_of(attention.sort)
     named = sort, output.head_map, extras.by_position, *(each.name for each in conditions)
+    refuse(output.head_map == "role", "--map", "draws a measure: attnscope show --by role draws the roles")
     added = [name for name in named if name not in (None, "role", "head")]
     for name in added:
         MEASURES[name]  # an unknown name is refused before the model is loaded

@@ -234,7 +234,7 @@ def _remedy(view: Grid, surface: Surface) -> str:
         part = replace(view, layers=view.layers[:count], whole=False)
         if count < len(view.layers) and is_clear(view, layout_of(part, surface), surface):
             layers = "-".join(dict.fromkeys(str(part.layers[at].layer) for at in (0, -1)))
-            return f"maps: --head NAME, --layers {layers}, or --large"
+            return f"maps: --head NAME, --layer {layers}, or --large"
     return "maps: --head NAME, or --large"
 
 

@@ -87,7 +87,7 @@ def test_legend_names_layers_that_have_room_for_maps() -> None:
     stack = bare(np.stack([random_head(13).values] * 32))
     view = grid([(layer, stack) for layer in range(32)], title="a model", roles=roles_of(["p" * 32] * 32))
     text = " ".join(plain(on_a_screen([view, WORTH], 160, 48)))
-    named = re.search(r"maps: --head NAME, --layers 0-(\d+), or --large", text)
+    named = re.search(r"maps: --head NAME, --layer 0-(\d+), or --large", text)
     assert named is not None
     part = grid([(layer, stack) for layer in range(int(named[1]) + 1)], roles=roles_of(["p" * 32] * 32))
     lines = plain(on_a_screen([part, WORTH], 160, 48))
@@ -119,7 +119,7 @@ def test_weak_heads_count_with_their_pattern_and_missing_heads_are_blank() -> No
     assert view.legend == {
         "previous": "previous 2 (1 weak)",
         "self": "self 1",
-        "none": "no pattern 1",
+        "none": "none 1",
         "": "no scores 1",
     }
     assert [line.split() for line in printed(view).splitlines()[3:5]] == [

@@ -304,6 +304,7 @@ class Sites:
         self._numbers = LayerNumbers()
         self._calls: Counter[str] = Counter()
         self._before: LayerCall | None = None
+        self._decoders: set[str] = set()  # lists of layers of which one attends across
 
     def place(self, capture: CapturedCall) -> Attention:
         """The attention of a captured call, with its site and its labels; it holds no modules any more."""
@@ -364,6 +365,10 @@ class Sites:
             now.is_cross = now.in_decoder = True
             return True, False
         now.in_decoder = before.in_decoder or will_attend_across(self.model, name, now.rows, calls)
+        layers, _, number = layer_around(name).rpartition(".")
+        if number.isdigit():  # some decoders attend across in every second layer
+            now.in_decoder |= layers in self._decoders
+            self._decoders |= {layers} if now.in_decoder else set()
         return False, now.in_decoder
 
     def close_padding(self, attention: Attention, record: Record) -> Attention:

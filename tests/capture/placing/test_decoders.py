@@ -142,6 +142,19 @@ def test_one_module_or_list_may_hold_both_attention_kinds(acts):
     assert kinds == ["encoder"] * 3 + ["decoder", "cross"] * 2
 
 
+def test_decoder_may_attend_across_in_every_second_layer():  # as a Q-Former does
+    model = Policy(Attend).eval()
+    model.dec.extend([Acts(Attend), Acts(Attend)])
+    for layer in (model.dec[1], model.dec[3]):
+        layer.look = None
+        layer.forward = lambda x, seen, positions, attn=layer.attn: x + attn(x + positions)
+    with torch.inference_mode(), recording(model) as record:
+        model(_look())
+    assert [call.site.kind for call in record.sites][3:] == ["decoder", "cross", "decoder"] * 2
+    layers = [call.site.layer for call in record.sites if call.site.kind == "decoder"]
+    assert layers == [0, 1, 2, 3]
+
+
 def _recorded(model, steps=6):
     labels = {"encoder": SEEN, "decoder": [f"step{number}" for number in range(steps)]}
     with torch.inference_mode(), attnscope.record(model, labels) as run:

@@ -35,6 +35,10 @@ from attnscope.questions.examples_reading import (
     ExampleTotals,
     Lasts,
     SiteExamples,
+    TextMap,
+    bin_edges,
+    find_bins,
+    read_maps,
 )
 from attnscope.questions.rules import is_rule
 from attnscope.questions.selection import Selection
@@ -50,7 +54,7 @@ NEIGHBOURS = 5  # nearest heads that are listed
 LISTED_TOKENS = 8  # most frequent tokens, and pairs, that are listed
 BEFORE, AFTER, AROUND = 12, 6, 2  # tokens of a context before and after its row, and around each key
 LEAST_WEIGHT = 0.05  # a key with less is not marked in a context
-DECILES, DECILE_ROWS = 10, 2  # parts of the sample, and how many rows of each are shown
+DECILES, DECILE_ROWS = 10, 2  # parts of all rows, and how many rows of each are shown
 
 
 @record("a row of a head in its context")
@@ -69,13 +73,13 @@ class Example:
     crossed: bool = False  # whether the context is another sequence than the row's
 
 
-@record("a tenth of the sampled rows")
+@record("a tenth of all rows")
 class Decile:
-    """The rows of one tenth of a random sample, ordered by their score."""
+    """One tenth of the rows of a corpus by their score; its ends are at most 1/64, or 0.001, too far out."""
 
-    lowest: Annotated[float, Meaning("its lowest score")]
-    highest: Annotated[float, Meaning("its highest score")]
-    rows: Annotated[tuple[Example, ...], Meaning("some of its rows")]
+    lowest: Annotated[float, Meaning("its lowest score, at most 1/64 of it, or 0.001, too low")]
+    highest: Annotated[float, Meaning("its highest score, at most 1/64 of it, or 0.001, too high")]
+    rows: Annotated[tuple[Example, ...], Meaning("random rows of it")]
 
 
 @record("how often a token, or a pair, is among the strongest rows")
@@ -115,7 +119,7 @@ class HeadExamples:
     head: Annotated[Head, ADDRESS]
     role: Annotated[Role | None, Meaning("its role; null where no row counted")]
     top: Annotated[tuple[Example, ...], Meaning("its strongest rows")]
-    deciles: Annotated[tuple[Decile, ...], Meaning("tenths of 100 random rows, the strongest first")]
+    deciles: Annotated[tuple[Decile, ...], Meaning("tenths of all its rows, the strongest first")]
     queries: Annotated[tuple[TokenShare, ...], Meaning("frequent tokens of its 100 strongest rows")]
     keys: Annotated[tuple[TokenShare, ...], Meaning("those of their heaviest keys, outside self and first")]
     pairs: Annotated[tuple[TokenShare, ...], Meaning("both")]
@@ -128,6 +132,7 @@ class HeadExamples:
         tuple[float, float] | None,
         Meaning("its place in a plane where near heads attend alike; null for one head alone"),
     ]
+    maps: tuple[TextMap, ...] = ()  # of the texts of its examples, if they were asked for
 
 
 @record("heads over a corpus, with examples", "examples")
@@ -154,13 +159,15 @@ def corpus_examples(
     *,
     by: str | None = None,
     top: int = 10,
+    maps: bool = False,
     run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> Examples:
     """Read a corpus once, and keep the strongest rows of every head, a sample, and histograms of all rows.
 
     Rows are ordered ``by`` a measure, or by their largest weight outside their own and the first token. The
     answer is about one ``head``, or all. The texts of its ``top`` rows are read a second time, for their
-    context. Raises ``SelectionError`` for an unknown head, ``InputError`` for a corpus that can be read once.
+    context, and for the ``maps`` of their heads if asked for. Raises ``SelectionError`` for an unknown head,
+    ``InputError`` for a corpus that can be read only once.
     """
     if not corpus.repeatable:
         raise InputError(f"{corpus.name} cannot be read again for the context of rows: save it to a file")
@@ -175,7 +182,7 @@ def corpus_examples(
         "order of rows": str(order),
     }
     work.walk(settings, lambda state: ExampleTotals.from_state(state, names))
-    return replace(_summarize(work, head, top), by=by or BY_WEIGHT)
+    return replace(_summarize(work, head, top, maps), by=by or BY_WEIGHT)
 
 
 @dataclass
@@ -218,7 +225,7 @@ class _ExamplesWork(CorpusWork):
             self.lasts[site] = torch.minimum(before[0], now[0]), torch.minimum(before[1], now[1])
 
 
-def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
+def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool) -> Examples:
     total, progress = work.total, work.progress
     figures = settle_roles(total.measured.figures())
     if head is not None:
@@ -227,7 +234,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
     if not figures:
         raise InputError(f"the attention of {work.model.name} is not over the tokens: it has no examples")
     shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in figures}
-    contexts, near, planes = dict(_read_contexts(work, shown)), dict[Head, Any](), dict[Head, Any]()
+    contexts, near, planes = dict(_read_contexts(work, shown, maps)), dict[Head, Any](), dict[Head, Any]()
     for kind in dict.fromkeys(each.site.kind for each in figures):
         overlaps = _Overlaps(total, [each.address for each in figures if each.site.kind == kind])
         near |= overlaps.nearest()
@@ -244,7 +251,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int) -> Examples:
         parts: list[Any] = [tuple(examples[: len(kept.top)]), tuple(tenths)]
         parts += [*_token_shares(kept.ids, total.counts[each.site.kind], total.names), *kept.histograms]
         scores = {name: score.value for name, score in each.figures.items()}
-        parts += [near[each.address], scores, planes[each.address]]
+        parts += [near[each.address], scores, planes[each.address], tuple(kept.maps)]
         heads.append(HeadExamples(each.address, each.role, *parts))
     title = work.model.title, *progress.layout[:1], progress.describe(getattr(work.source, "path", None))
     return Examples(
@@ -271,8 +278,13 @@ class _Shown:
     def __init__(self, site: SiteExamples, head: int, top: int) -> None:
         strongest = _rows_of(site.top, head)
         self.top = strongest[:top]
-        self.deciles = list(_deciles(_rows_of(site.sample, head)))
+        most = strongest[0].score if strongest else 0.0
+        self.deciles = list(find_deciles(_rows_of(site.sample, head), site.scores[head].numpy(), most))
         self.shown = [*self.top, *(row for *_, rows in self.deciles for row in rows)]
+        numbered = ((DECILES - number, row) for number, (*_, rows) in enumerate(self.deciles) for row in rows)
+        tenths = reversed([*((DECILES, row) for row in self.top), *numbered])
+        self.tenths = {row.text: tenth for tenth, row in tenths}  # of the strongest row of a text
+        self.maps = list[TextMap]()
         self.ids: Array = site.top.place[head, : len(strongest), 2:].numpy()  # [row, row's | key's]
         bins = tuple(each / BINS for each in range(1, BINS))
         both = (EDGES, site.gaps.value()[head]), (bins, site.weights[head]), (bins, site.entropy[head])
@@ -292,18 +304,39 @@ def _rows_of(rows: ExampleRows, head: int) -> list[ExampleRow]:
     ]
 
 
-def _deciles(sample: list[ExampleRow]) -> Iterator[tuple[float, float, list[ExampleRow]]]:
-    """Lowest and highest score of each tenth of a random sample, and its first rows; none of fewer rows."""
-    order = np.argsort([-each.score for each in sample], kind="stable")
-    for part in np.array_split(order, DECILES) if len(sample) >= DECILES else ():
-        scores = [sample[number].score for number in part]
-        yield min(scores), max(scores), [sample[number] for number in sorted(part)[:DECILE_ROWS]]
+def find_deciles(
+    sample: list[ExampleRow], counts: Array, most: float
+) -> Iterator[tuple[float, float, list[ExampleRow]]]:
+    """Lowest and highest score of each tenth of all rows, and its first rows of a random sample.
+
+    ``counts`` are those of ``find_bins``, and ``most`` is the largest score. The rows of the sample in a bin
+    stand for all rows in it, at equal steps. Nothing for fewer rows than tenths.
+    """
+    total, edges = int(counts.sum()), bin_edges()
+    if total < DECILES:
+        return
+    scores = np.array([each.score for each in sample])
+    order = np.argsort(-scores, kind="stable")
+    found, first, among = np.unique(
+        -find_bins(torch.from_numpy(scores[order])).numpy(), return_index=True, return_counts=True
+    )
+    downward = counts[::-1].cumsum()  # rows down to each bin, from the highest
+    ends = np.round(np.linspace(0, total, DECILES + 1))
+    tenths = np.empty(len(sample), int)
+    for bin_, begin, count in zip(-found, first, among, strict=True):
+        places = downward[-1 - bin_] - counts[bin_] * (1 - (np.arange(count) + 0.5) / count)
+        tenths[order[begin : begin + count]] = np.searchsorted(ends, places, side="right") - 1
+    lowest = len(counts) - 1 - np.searchsorted(downward, ends - 1, side="right")  # the bin of each last row
+    highest = len(counts) - 1 - np.searchsorted(downward, ends, side="right")
+    for tenth in range(DECILES):
+        rows = [sample[number] for number in np.flatnonzero(tenths == tenth)[:DECILE_ROWS]]
+        yield float(edges[lowest[tenth + 1]]), min(float(edges[highest[tenth] + 1]), most), rows
 
 
 def _read_contexts(
-    work: _ExamplesWork, shown: Mapping[Head, _Shown]
+    work: _ExamplesWork, shown: Mapping[Head, _Shown], maps: bool
 ) -> Iterator[tuple[tuple[Head, int], Example]]:
-    """Each row that is shown as an example, from a second reading of its text."""
+    """Each row that is shown as an example, from a second reading of its text, which also gives its maps."""
     wanted = defaultdict[int, list[tuple[Head, int]]](list)
     for head, kept in shown.items():
         for number, each in enumerate(kept.shown):
@@ -316,6 +349,9 @@ def _read_contexts(
         if isinstance(prepared, InputError):
             raise InputError(f"{work.source.name}, {entry.where}: the text changed while it was read")
         axes = {kind: tuple(map(places, both)) for kind, both in prepared.axes.items()}
+        tenths = {head: shown[head].tenths[text] for head, _ in wanted[text]} if maps else {}
+        for head, map_ in read_maps(work.model, prepared, tenths, text) if tenths else ():
+            shown[head].maps.append(map_)
         for head, number in wanted[text]:
             assert head.kind is not None  # its site has one
             queries, columns = axes[head.kind]
@@ -420,7 +456,7 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         (
             f"{number}",
             f"{round_short(each.lowest)} to {round_short(each.highest)}",
-            context_cell(each.rows[0]),
+            context_cell(each.rows[0]) if each.rows else "–",
         )
         for number, each in enumerate(head.deciles, 1)
     )
@@ -442,7 +478,7 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         Table(
             (Column("tenth", True, "keep"), Column("scores", long="keep"), context),
             tenths,
-            title=f"tenths of {MOST_ROWS} random rows" if tenths else "",
+            title="tenths of all rows, and a random row of each" if tenths else "",
         ),
         Table(
             (Column("row's token"), Column("heaviest key"), Column("both")),

@@ -8,27 +8,36 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from attnscope.attention import Kind, Site, Token
+from attnscope.attention import Attention, Head, Kind, Site, Token
+from attnscope.axes import Array
+from attnscope.capture.observers import BLOCK
+from attnscope.capture.record import FunctionObserver
 from attnscope.measures import Measurement
 from attnscope.measures.block import Block
 from attnscope.measures.exact import ExactSum
 from attnscope.measures.measurement import MeasuredBlock
+from attnscope.models import Model, ModelInput
 from attnscope.records import read
+from attnscope.text import visible
 
 MOST_ROWS = 100  # of a head that are kept: the strongest, and as many of the sample
 MOST_KEYS = 8  # heaviest keys of a row that are kept
+LEAST_KEPT = 0.005  # a key with less is not kept in a map
 BINS = 20  # of the histograms of weights and of entropy, from 0 to 1
 EDGES = (-32, -16, -8, -4, -2, -1, 0, 1, 2, 3, 5, 9, 17, 33)
 """The first distance of each bin but the first one: a key before its row has a negative distance."""
+
+OCTAVE, LEAST, MOST = 64, -10, 17  # bins from each power of two to the next, and the powers from and to
+SIDE = 1 + OCTAVE * (MOST - LEAST)  # bins of the scores from 0 on; the first one ends at 2 ** LEAST
 
 EMPTY = 1 << 38  # the rank of a place without a row; that of any row is smaller
 INDEX_BITS = 24  # of a row's number within a block, behind its rank
@@ -47,6 +56,21 @@ def draw_ranks(texts: Tensor, rows: Tensor) -> Tensor:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & WORD
     return mixed ^ (mixed >> 16)
+
+
+def find_bins(scores: Tensor) -> Tensor:
+    """The bin of each score among ``2 * SIDE``, from the lowest.  -> int64, of the same shape"""
+    bits = scores.float().abs().contiguous().view(torch.int32).long()  # as ordered as the numbers
+    place = ((bits >> 17) - OCTAVE * (127 + LEAST) + 1).clamp(0, SIDE - 1)
+    return torch.where(scores < 0, SIDE - 1 - place, SIDE + place)
+
+
+def bin_edges() -> Array:
+    """Where each bin begins, and the last ends: 1/64 of a score apart, or 2 ** LEAST.  -> [2 * SIDE + 1]"""
+    steps = np.arange(SIDE)
+    ends = np.r_[0, 2.0 ** (LEAST + steps // OCTAVE) * (1 + steps % OCTAVE / OCTAVE)]
+    edges: Array = np.r_[-ends[:0:-1], ends]
+    return edges
 
 
 @dataclass(eq=False)
@@ -101,6 +125,7 @@ class SiteExamples:
     top: ExampleRows  # by score
     sample: ExampleRows  # by a random rank
     gaps: ExactSum  # [head, bin]: the weight on keys by their distance
+    scores: Tensor  # float64, [head, bin]: rows by their score, see ``find_bins``
     weights: Tensor  # float64, [head, bin]: rows by the largest weight outside their own and the first token
     entropy: Tensor  # float64, [head, bin]: rows by their normalized entropy
 
@@ -108,7 +133,7 @@ class SiteExamples:
     def none(cls, heads: int) -> SiteExamples:
         """Nothing, for so many heads."""
         gaps, *bins = (
-            torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, BINS, BINS)
+            torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, 2 * SIDE, BINS, BINS)
         )
         return cls(ExampleRows.none(heads), ExampleRows.none(heads), ExactSum(gaps), *bins)
 
@@ -116,12 +141,12 @@ class SiteExamples:
         """Add what is kept of other texts."""
         self.top.merge(other.top)
         self.sample.merge(other.sample)
-        for name in ("gaps", "weights", "entropy"):
+        for name in ("gaps", *COUNTED):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def state(self) -> dict[str, Any]:
         """All of it as plain data."""
-        bins: dict[str, Any] = {name: getattr(self, name).tolist() for name in ("weights", "entropy")}
+        bins: dict[str, Any] = {name: getattr(self, name).long().tolist() for name in COUNTED}
         bins["gaps"] = self.gaps.state()
         rows = {
             name: [b64encode(each.numpy().tobytes()).decode() for each in vars(rows).values()]
@@ -132,16 +157,19 @@ class SiteExamples:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SiteExamples:
         """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        bins = [torch.tensor(state[name], dtype=torch.float64) for name in ("weights", "entropy")]
+        bins = [torch.tensor(state[name], dtype=torch.float64) for name in COUNTED]
         heads, gaps = len(bins[0]), ExactSum.from_state(state["gaps"])
         shapes = [gaps.shape, *(each.shape for each in bins)]
-        if shapes != [(heads, count) for count in (len(EDGES) + 1, BINS, BINS)]:
+        if shapes != [(heads, count) for count in (len(EDGES) + 1, 2 * SIDE, BINS, BINS)]:
             raise ValueError("the histograms do not fit together")
         rows = []
         for name in ("top", "sample"):
             parts = zip(ROW_SHAPES, state[name], strict=True)
             rows.append(ExampleRows(*(_decode(text, heads, kind, shape) for (kind, shape), text in parts)))
         return cls(rows[0], rows[1], gaps, *bins)
+
+
+COUNTED = "scores", "weights", "entropy"  # histograms of rows
 
 
 def _decode(text: str, heads: int, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -239,14 +267,16 @@ class ExampleReading:
         habit = find_habit(block)
         largest = block.rows.masked_fill(habit, -1).amax(-1).cpu()  # [text, head, row]
         counts = (block.allowed & ~habit).any(-1).expand(largest.shape).cpu()
-        kept.weights += count_bins(largest, counts)
+        kept.weights += count_rows(unit_bins(largest), counts, BINS)
         if "normalized_entropy" in measured.values:
-            kept.entropy += count_bins(*measured.values["normalized_entropy"])
+            entropy, known = measured.values["normalized_entropy"]
+            kept.entropy += count_rows(unit_bins(entropy), known, BINS)
         kept.gaps += ExactSum(sum_by_gap(block, find_gaps(block, row)))
         score = largest
         if self.by is not None:
             score, counts = measured.values.get(self.by, (largest, torch.zeros_like(counts)))
         counts = counts.expand(score.shape) & score.isfinite()
+        kept.scores += count_rows(find_bins(score), counts, 2 * SIDE)
         number = torch.tensor([self.numbers[text] for text in measured.texts])[:, None]
         drawn = draw_ranks(number, row)[:, None].expand(score.shape)
         lasts = self.lasts.get(site, (kept.top.last, kept.sample.last))
@@ -254,6 +284,46 @@ class ExampleReading:
             usable = counts & (rank <= torch.minimum(rows.last, last))
             if bool(usable.any()):
                 rows.merge(pick_rows(block, habit, rank.masked_fill(~usable, EMPTY), score, number, row))
+
+
+class TextMap(NamedTuple):
+    """A head's map of one text: of each row the heaviest keys, those with at least ``LEAST_KEPT``."""
+
+    number: int  # of the text in the corpus, from 1
+    tenth: int  # of the row for which it is kept, 10 for the strongest
+    tokens: tuple[str, ...]
+    cells: Sequence[int]  # row * len(tokens) + key
+    weights: Sequence[float]
+    most: float  # the largest weight outside the first row and the first key
+
+
+def read_maps(
+    model: Model, prepared: ModelInput, tenths: Mapping[Head, int], number: int
+) -> Iterator[tuple[Head, TextMap]]:
+    """The maps of some heads on a text, for the tenths in which their rows are; of self-attention alone."""
+    found, tokens = list[tuple[Head, TextMap]](), tuple(visible(token.text) for token in prepared.tokens)
+
+    def read_call(attention: Attention) -> None:
+        site, size = attention.site, len(tokens)
+        heads = [head for head in tenths if (head.layer, head.kind) == (site.layer, site.kind)]
+        if not heads or (len(attention.queries), len(attention.keys)) != (size, size):
+            return
+        cells, weights = ([list[Any]() for _ in heads] for _ in range(2))
+        most = torch.zeros(len(heads))
+        for start in range(0, size, BLOCK):
+            rows = attention.rows(start, min(start + BLOCK, size), [head.head for head in heads])[0].cpu()
+            largest, keys = rows.topk(min(MOST_KEYS, size))
+            flat = (start + torch.arange(rows.shape[1]))[:, None] * size + keys  # [head, row, key]
+            for at, kept in enumerate(largest >= LEAST_KEPT):
+                cells[at] += flat[at][kept].tolist()
+                weights[at] += largest[at][kept].tolist()
+            beyond = rows[:, int(not start) :, 1:].flatten(1)
+            most = torch.maximum(most, beyond.amax(1) if beyond.shape[1] else most)
+        for head, *of_head in zip(heads, cells, weights, most.tolist(), strict=True):
+            found.append((head, TextMap(number, tenths[head], tokens, *of_head)))
+
+    model.run(prepared, [FunctionObserver(read_call)])
+    yield from found
 
 
 def find_gaps(block: Block, row: Tensor) -> Tensor:
@@ -268,12 +338,16 @@ def find_habit(block: Block) -> Tensor:
     return (block.gaps == 0) | (block.gaps + block.positions[:, None] == 0)
 
 
-def count_bins(values: Tensor, counts: Tensor) -> Tensor:
-    """The number of rows in each bin from 0 to 1.  [text, head, row] -> float64, [head, bin]"""
-    heads = values.shape[1]
-    place = (values.nan_to_num() * BINS).long().clamp(0, BINS - 1) + torch.arange(heads)[:, None] * BINS
-    counted = place[counts.expand(values.shape)]
-    return torch.bincount(counted, minlength=heads * BINS).view(heads, BINS).double()
+def unit_bins(values: Tensor) -> Tensor:
+    """The bin of each value from 0 to 1.  -> int64, of the same shape"""
+    return (values.nan_to_num() * BINS).long().clamp(0, BINS - 1)
+
+
+def count_rows(bins: Tensor, counts: Tensor, count: int) -> Tensor:
+    """The number of rows in each bin.  [text, head, row] -> float64, [head, bin]"""
+    heads = bins.shape[1]
+    places = (bins + torch.arange(heads)[:, None] * count)[counts.expand(bins.shape)]
+    return torch.bincount(places, minlength=heads * count).view(heads, count).double()
 
 
 def sum_by_gap(block: Block, gaps: Tensor) -> Tensor:

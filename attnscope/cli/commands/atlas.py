@@ -30,8 +30,8 @@ def atlas(
     """Write an atlas of all heads over a corpus: a page and files.
 
     index.html needs no other file and no network: all heads in a plane where near ones attend alike, or by
-    their scores; a search; and for each head what attnscope examples shows. heads/L5H1.json has the same
-    numbers, config.json and scatter_data.json those of all heads.
+    their scores; a search; and for each head what attnscope examples shows. config.json, scatter_data.json
+    and heads/L5H1.json have the fields that HeadVis reads, and what attnscope examples --json prints.
 
     Examples:
 
@@ -44,7 +44,7 @@ def atlas(
 
     if not output.force:
         refuse_full(output.out)
-    result = read_examples(reading, corpus, model, top=output.top)
+    result = read_examples(reading, corpus, model, top=output.top, maps=True)
     if not torchrun_processes().number:
         count = save_atlas(result, output.out, plain(describe_input(*result.read)))
         notify(f"saved {count:,} files in {output.out}: open {output.out / 'index.html'}")

@@ -78,7 +78,7 @@ def examples(
     """Show where in a corpus a head attends most, in context.
 
     The strongest rows are those with the largest weight outside of the row's own token and the first one,
-    where most heads attend by habit. Then follow a row of each tenth of 100 random rows, the tokens of the
+    where most heads attend by habit. Then follow a random row of each tenth of all rows, the tokens of the
     100 strongest rows beside their share in the corpus, histograms of all rows, and the nearest heads.
 
     Examples:

@@ -95,7 +95,7 @@ function open() {
     make("h3", `strongest rows, by the ${config.by}`),
     table(["score", "text", "context"], head.top.map((row) =>
       [make("td", short(row.score), { class: "number" }), make("td", row.text), context(row, crossed)])),
-    make("h3", "tenths of 100 random rows"),
+    make("h3", "tenths of all rows, and random rows of each"),
     table(["tenth", "scores", "context"], head.deciles.flatMap((tenth, number) => tenth.rows.map((row, first) => [
       make("td", first ? "" : `${number + 1}`, { class: "number" }),
       make("td", first ? "" : `${short(tenth.lowest)} to ${short(tenth.highest)}`), context(row, crossed)]))),

@@ -20,9 +20,11 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.examples import (
     BY_WEIGHT,
+    ExampleRow,
     context_cell,
     corpus_examples,
     examples_answer,
+    find_deciles,
 )
 from attnscope.questions.examples_reading import (
     BINS,
@@ -30,7 +32,9 @@ from attnscope.questions.examples_reading import (
     MOST_KEYS,
     MOST_ROWS,
     ExampleRows,
+    bin_edges,
     draw_ranks,
+    find_bins,
     rank_scores,
 )
 from attnscope.records import plain
@@ -135,16 +139,50 @@ def draw(text, row):
     return number
 
 
-def test_tenths_are_those_of_the_rows_with_the_smallest_random_numbers(result, rows):
+def slack(score):
+    """How much too far out the end of a tenth may be."""
+    return max(abs(score) / 64, 2**-10) + ROUNDING
+
+
+def assert_tenths(head, scores):
+    """Each tenth has the ends of its rows, and random rows of its own."""
+    ordered, drawn = sorted(scores.values(), reverse=True), {place: draw(*place) for place in scores}
+    sample = {*sorted(drawn, key=drawn.get)[:MOST_ROWS]}
+    ends = np.round(np.linspace(0, len(ordered), 11)).astype(int)
+    for tenth, (first, last) in zip(head.deciles, pairwise(ends), strict=True):
+        most, least = ordered[first], ordered[last - 1]
+        assert least - slack(least) <= tenth.lowest <= least + ROUNDING
+        assert most - ROUNDING <= tenth.highest <= most + slack(most)
+        for row in tenth.rows:
+            assert tenth.lowest - ROUNDING <= row.score <= tenth.highest + ROUNDING
+            assert (int(row.text.split()[1]), row.position) in sample
+    assert sum(len(tenth.rows) > 0 for tenth in head.deciles) == 10
+
+
+def test_tenths_are_those_of_all_rows_of_a_loop(result, rows):
     for each in result.heads:
-        scores = scored(rows, (each.head.layer, each.head.head))
-        drawn = {place: draw(*place) for place in scores}
-        sample = sorted((scores[place] for place in sorted(drawn, key=drawn.get)[:MOST_ROWS]), reverse=True)
-        ends = [(part[-1], part[0]) for part in np.array_split(sample, 10)]
-        assert [(tenth.lowest, tenth.highest) for tenth in each.deciles] == [
-            pytest.approx(end, abs=ROUNDING) for end in ends
-        ]
-        assert all(tenth.lowest <= row.score <= tenth.highest for tenth in each.deciles for row in tenth.rows)
+        assert_tenths(each, scored(rows, (each.head.layer, each.head.head)))
+
+
+def test_tenths_of_equal_scores_share_their_rows():
+    scores = np.random.default_rng(0).choice([1.0, 0.25, 0.0, -2.0], 4000, p=[0.45, 0.15, 0.3, 0.1])
+    counts = torch.bincount(find_bins(torch.from_numpy(scores)), minlength=len(bin_edges()) - 1)
+    sample = [ExampleRow(float(score), text, 0, []) for text, score in enumerate(scores[:100])]
+    ordered = np.sort(scores)[::-1]
+    for number, (low, high, rows) in enumerate(find_deciles(sample, counts.double().numpy(), 1.0)):
+        part = ordered[400 * number : 400 * (number + 1)]
+        assert part[-1] - slack(part[-1]) <= low <= part[-1]
+        assert part[0] <= high <= part[0] + slack(part[0])
+        assert len(rows) == 2
+        assert all(low <= row.score <= high for row in rows)
+
+
+def test_bin_of_a_score_lies_between_its_edges():
+    scores = torch.tensor([-131071.0, -3.5, -1e-9, 0.0, 1e-30, 0.001, 0.0999, 0.5, 1.0, 1.02, 130000.0])
+    found, edges = find_bins(scores).numpy(), bin_edges()
+    assert np.all(np.diff(edges) > 0)
+    assert np.all((edges[found] <= scores.numpy()) & (scores.numpy() <= edges[found + 1]))
+    assert edges[find_bins(torch.tensor(1.0))] == 1.0
 
 
 def test_histograms_equal_those_of_a_loop(result, rows):
@@ -371,7 +409,7 @@ def test_one_head_of_a_corpus(model, texts):
     assert plain(alone) == plain(replace(among, place=None))
     assert one.by == BY_WEIGHT
     lines = list(examples_answer(one, one=True).table())
-    assert len(lines) == 1 + 10 + 20
+    assert len(lines) == 1 + 10 + sum(len(tenth.rows) for tenth in alone.deciles)
     with pytest.raises(SelectionError, match="no head L7H0"):
         corpus_examples(model, ListedTexts(texts[:3]), Head("L7H0"))
 

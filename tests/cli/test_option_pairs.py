@@ -8,12 +8,19 @@ another must change the result. By default, the pairs with an output, a format o
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
+from pkgutil import iter_modules
 
+import numpy as np
 import pytest
+import torch
 
+from attnscope import questions
 from attnscope.cli import build
 from attnscope.models import load
 from attnscope.models.trace_recording import record_trace
@@ -218,6 +225,45 @@ def folder(place):
     return place
 
 
+ASKED = {
+    "cachecost": "cachecost",
+    "circuit": "find_circuit",
+    "logits": "direct_effects logit_lens",
+    "loss": "ablate",
+    "patching": "patch",
+    "prompts": "cut",
+    "stats": "measure_heads",
+    "why": "explain_head",
+}
+"""Questions that run a model often: each is asked once, however many options draw or print its answer."""
+
+
+def content(value):
+    """What tells two arguments apart: their numbers and words, or else which object they are."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return str(value.dtype), str(value.tolist())
+    if is_dataclass(value):
+        return type(value), *(content(getattr(value, each.name)) for each in fields(value))
+    if isinstance(value, Mapping):
+        return tuple((key, content(each)) for key, each in value.items())
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(content, value))
+    return tuple(map(content, value)) if isinstance(value, (list, tuple)) else value
+
+
+def remembered(ask):
+    """A question with a memory. An option that it does not see gets the same answer, and does nothing."""
+    known = {}
+
+    def question(*given, **options):
+        key = content(given), content(options)
+        if key not in known:
+            known[key] = ask(*given, **options)
+        return known[key]
+
+    return question
+
+
 @pytest.fixture
 def answer(run, folder, monkeypatch):
     """What a command gives: exit code, output, and files, which are removed again."""
@@ -227,6 +273,12 @@ def answer(run, folder, monkeypatch):
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder / "cache"))
     monkeypatch.setattr("attnscope.storage.cache.read_trace", cache(read_trace))  # parsed once
+    for each in iter_modules(questions.__path__):  # before one of them imports a question with a memory
+        import_module(f"{questions.__name__}.{each.name}")
+    for file, names in ASKED.items():
+        for name in names.split():
+            path = f"{questions.__name__}.{file}"
+            monkeypatch.setattr(f"{path}.{name}", remembered(getattr(import_module(path), name)))
     known = {}
 
     def listed():

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from attnscope.attention import Head
+from attnscope.capture.record import pattern
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models import Model, ModelInput, load
 from attnscope.questions.head import one_head
@@ -127,7 +128,8 @@ def eager(model: Model, file: Path) -> str:
     weights = first.flatten(0, -3)[1].numpy()  # some join images and heads
     count = len(prepared.tokens)
     sites = [one.site for one in model.run(prepared, []).sites if one.queries == one.keys == count]
-    site = next(site for site in sites if site.kind in prepared.axes)
+    sites = [site for site in sites if site.kind in prepared.axes]  # what queries read stands before the text
+    site = next(site for site in sites if pattern(site.name) == pattern(sites[-1].name))
     seen = one_head(model, prepared, Selection(Head(site.layer, 1), kind=site.kind))
     assert [place.text for place in seen.heatmap.weights.keys] == [token.text for token in prepared.tokens]
     return f"{np.abs(seen.heatmap.values - weights).max():.1e}"

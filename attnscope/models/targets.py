@@ -157,12 +157,19 @@ def place_prediction(model: Model, prepared: ModelInput, target: str | None) -> 
     """The number of the token that ``target`` names, the first masked one, or the last of the text."""
     objective = model.objective
     ids = objective.ids(prepared)  # [text, token]
-    at = read_number(target or "")
+    _, at = split_target(target)
     if at is None:
-        plain = [number for number, token in enumerate(_tokens(prepared)) if not token.special]
+        plain = [number for number, token in enumerate(predicted_tokens(prepared)) if not token.special]
         masked = [] if objective.mask is None else (ids[0] == objective.mask).nonzero().flatten().tolist()
         at = next(iter(masked), next(reversed(plain), ids.shape[1] - 1))
     return _require_token(at, ids.shape[1])
+
+
+def split_target(target: str | None) -> tuple[str | None, int | None]:
+    """The word or class and the token's number that a target names: ``red``, ``10``, or ``red@10``."""
+    word, sign, number = (target or "").rpartition("@")
+    at = read_number(number)
+    return (word or None, at) if at is not None and bool(word) == bool(sign) else (target or None, None)
 
 
 def _require_token(at: int, count: int) -> int:
@@ -176,21 +183,21 @@ def score_prediction(
 ) -> Prediction:
     """The score of one prediction of each text, summed, and a sentence that names the prediction.
 
-    For a classifier, ``target`` is the name or the number of a class; for a token classifier, a name, or
-    the number of a token, or both as ``NAME@TOKEN``. Otherwise it is a word of the vocabulary, or the
-    number of the token to predict at, where the most likely word is taken; ``None``: the most likely at
-    the end. The score of the word ``against`` is subtracted. Raises ``ModelError`` for a model without an
-    output head, and ``SelectionError`` for a word or a class that is not there.
+    For a classifier, ``target`` is the name or the number of a class. Otherwise it is a word of the
+    vocabulary or the name of a token's class, or the number of the token to predict at, where the most
+    likely is taken, or both as ``NAME@TOKEN``; ``None``: the most likely at the end. The score of the word
+    ``against`` is subtracted. Raises ``ModelError`` for a model without an output head, and
+    ``SelectionError`` for a word or a class that is not there.
     """
     if isinstance(model, Classifier):
         return _score_class(model, prepared, target)
-    at, objective, tokens = place_prediction(model, prepared, target), model.objective, _tokens(prepared)
+    at, objective = place_prediction(model, prepared, target), model.objective
+    tokens, (word, _) = predicted_tokens(prepared), split_target(target)
     texts = torch.arange(len(objective.ids(prepared)), device=model.device)
     logits = model.logits(prepared, texts, torch.full_like(texts, at)).float()  # [text, vocabulary]
-    if target is None or read_number(target) is not None:
-        chosen = logits.argmax(-1)
-    else:
-        chosen = torch.full_like(texts, _id_of(model, target, logits[0].detach()))
+    chosen = logits.argmax(-1)
+    if word is not None:
+        chosen = torch.full_like(texts, _id_of(model, word, logits[0].detach()))
     score = logits.gather(-1, chosen[:, None]).sum()
     over, other = "", None
     if against is not None:
@@ -201,10 +208,11 @@ def score_prediction(
     description = f"the prediction of each text: the most likely token {where} its token {at:,}"
     if not tokens:
         return Prediction(score, int(chosen[0]), other, description, logits, at)
-    word = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
+    named = visible(without_marks(objective.vocabulary.decode([int(chosen[0])])))
     share = float(logits[0].detach().softmax(-1)[chosen[0]])
     place = f"{where} token {at:,}, {visible(tokens[at].text)!r}"
-    description = f"the prediction: {word!r} ({per_cent(share)}){over} {place}"
+    read = " (not masked)" * (objective.mask not in (None, int(objective.ids(prepared)[0, at])))
+    description = f"the prediction: {named!r} ({per_cent(share)}){over} {place}{read}"
     return Prediction(score, int(chosen[0]), other, description, logits, at)
 
 
@@ -212,13 +220,10 @@ def _score_class(model: Classifier, prepared: ModelInput, target: str | None) ->
     """The score of a class of each text, or of one token of each. Raises ``SelectionError``."""
     at: int | None = None
     scores = model.class_scores(prepared).float()  # [text, class] or [text, token, class]
-    tokens, place, description = _tokens(prepared), "", "the prediction of each text"
+    tokens, place, description = predicted_tokens(prepared), "", "the prediction of each text"
     if scores.ndim == 3:
-        name, _, where = (target or "").rpartition("@")
-        number = read_number(where)
-        name = target or "" if number is None else name
-        chosen = None if not name else _class_of(model.labels, name)
-        at = number
+        name, at = split_target(target)
+        chosen = None if name is None else _class_of(model.labels, name)
         if at is None:  # where a class is most likely, special tokens aside; the last one if none is named
             plain = [number for number, token in enumerate(tokens) if not token.special]
             plain = plain or [scores.shape[1] - 1]
@@ -249,7 +254,7 @@ def _class_of(labels: tuple[str, ...], name: str) -> int:
     raise SelectionError(f"no class {name!r}: {near}the model has {len(labels):,} classes: {some}")
 
 
-def _tokens(prepared: ModelInput) -> tuple[Token, ...]:
+def predicted_tokens(prepared: ModelInput) -> tuple[Token, ...]:
     """The tokens on the predicted side; empty if several texts are read together."""
     # text with a picture has a decoder without such inputs
     decoder = "decoder_input_ids" in prepared.inputs or prepared.first_kind == "decoder"

@@ -20,7 +20,8 @@ from attnscope.capture.record import FunctionObserver
 from attnscope.capture.rows.scores import mix
 from attnscope.errors import InputError, ModelError, SelectionError
 from attnscope.models import Model, ModelInput
-from attnscope.models.targets import Prediction, score_prediction
+from attnscope.models.huggingface.load import Classifier
+from attnscope.models.targets import Prediction, predicted_tokens, score_prediction, split_target
 from attnscope.progress import report
 from attnscope.questions.answer import Answer, csv_rows, format_table
 from attnscope.questions.find import ResolvedQuestion, explain_no_answer
@@ -29,6 +30,7 @@ from attnscope.questions.rules import Question
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, kind_title, list_some, name_pass
 from attnscope.records import Address, Meaning, Notes, record
+from attnscope.text import visible
 from attnscope.views import HeadMap, effect_maps, number
 
 CutMode: TypeAlias = Literal["renormalize", "zero", "mean"]
@@ -383,13 +385,41 @@ def cut(
         if len(whole) == len(calls):
             sites = [each for each in first.record.sites if selection.meets(each.site)]
             raise SelectionError("; ".join(explain_no_answer(each, prepared, sites) for each in questions))
+        advice = () if label else tuple(_suggest_targets(scored, questions, target))
         changed = f"cut {label or ', '.join(map(str, questions))} ({way})"
         result = measure_effects(scored, first, calls, changed, first.changed, {})
+        result = replace(result, notes=(*advice, *result.notes))
     if whole:
         layers = list_some(list(dict.fromkeys(f"{head.kind} layer {head.layer}" for head in whole)))
         note = f"no effect in {layers}: these pairs are already masked, or keys stand for no tokens"
         return replace(result, notes=(*result.notes, note))
     return result
+
+
+def _suggest_targets(
+    scored: ScoredPrediction, questions: Sequence[Question], target: str | None
+) -> Iterator[str]:
+    """Other places that a target may mean: the row of the edges, or where the word itself stands."""
+    tokens, at = predicted_tokens(scored.prepared), scored.prediction.at
+    word, number = split_target(target)
+    if isinstance(scored.model, Classifier) or at is None or number is not None or not tokens:
+        return
+    objective = scored.model.objective
+    if tokens[at].id == (objective.mask or -1):
+        return
+    where = "after" if objective.mask is None else "in the place of"
+    if word is None:
+        rows = {row for each in questions for group in each.left.tokens(tokens) for row in group}
+        if len(rows) == 1 and at not in rows:
+            (row,) = rows
+            named = f"{where} {visible(tokens[row].text)!r}, where the edge begins"
+            yield f"without --target, the end of the text is predicted; --target {row} predicts {named}"
+    elif objective.mask is not None and tokens[at].text.casefold() != word.casefold():
+        places = [
+            place for place, each in enumerate(tokens) if each.text.strip().casefold() == word.casefold()
+        ]
+        for place in places[:1]:
+            yield f"--target {word}@{place} predicts {word!r} where it stands in the text"
 
 
 def effects_answer(

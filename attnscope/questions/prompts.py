@@ -151,7 +151,7 @@ def mean_cut(
     def ask(prompt: Prompt) -> Intervention:
         edges = [edge for each in questions for edge in parse_questions(prompt.fill(str(each)))]
         words = {"target": prompt.target, "against": prompt.against}
-        return cut(model, read(prompt.text), edges, **more | words, label=named)
+        return cut(model, read(prompt.text), edges, **more | words, label=named * (len(prompts) > 1))
 
     title = f"{model.title} · {_describe(template, len(prompts))}"
     return average_effects(for_each_text("prompt", prompts, ask), "the prediction of each prompt", title)

@@ -105,6 +105,26 @@ def test_pairs_and_prompts_average_with_standard_errors(ask, tmp_path, monkeypat
     assert named in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        (TIRED, "", "--target 8 predicts in the place of 'it', where the edge begins"),
+        (TIRED, "-m own-causal", "--target 8 predicts after 'it', where the edge begins"),
+        (TIRED, "--target tired", "--target tired@10 predicts 'tired' where it stands in the text"),
+        (TIRED, "--target tired@10", ""),
+        (TIRED, "--target 8", ""),
+        (TIRED.replace("tired", "[MASK]"), "", ""),
+        ("The cat sat because it", "-m own-causal", ""),
+    ],
+)
+def test_cut_names_target_where_its_edge_or_word_stands(run, text, more, said):
+    out = " ".join(run("cut", "it -> cat", text, "--head", "L0H1", *more.split()).out.split())
+    assert said in out
+    assert ("--target" in out) == bool(said)
+    masked = "[MASK]" in text
+    assert ("(not masked)" in out) == (not masked and "causal" not in more)
+
+
 def test_ablate_prints_changed_predictions(run):
     out, model = run("ablate", TIRED, "--head", "L2H1").out, load("own")
     seen = ablate(model, model.prepare(TIRED), "L2H1")

@@ -16,6 +16,7 @@ from attnscope.models.targets import score_prediction
 from attnscope.models.text.reader import wrap_module
 from attnscope.questions.cachecost import cachecost
 from attnscope.questions.loss import token_losses
+from attnscope.text import per_cent
 
 WORDS = [f"word{number}" for number in range(60)]
 LONG = 600
@@ -40,6 +41,25 @@ PARTED = {
     "projected": lambda: hf.OPTForCausalLM(hf.OPTConfig(**SIZES, ffn_dim=24, word_embed_proj_dim=8)),
     "decoder": lambda: hf.BartForCausalLM(hf.BartConfig(**DECODER)),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "at", "said"),
+    [
+        ("own", "red@4", 4, "'red' ({}) in the place of token 4, 'red' (not masked)"),
+        ("own", "red", 5, "'red' ({}) in the place of token 5, '.' (not masked)"),
+        ("own-causal", "red@3", 3, "'red' ({}) after token 3, 'was'"),
+    ],
+)
+def test_target_word_is_scored_at_its_token(name, target, at, said):
+    model = load(name, predicting=True)
+    prepared = model.prepare("the ball was red.")
+    (id_,) = {token.id for token in prepared.tokens if token.text == "red"}
+    with torch.no_grad():
+        logits = model.logits(prepared, torch.tensor([0]), torch.tensor([at]))[0]
+        prediction = score_prediction(model, prepared, target)
+    assert prediction[:2] == (pytest.approx(float(logits[id_])), id_)
+    assert prediction.description.endswith(said.format(per_cent(float(logits.softmax(-1)[id_]))))
 
 
 class Hostile(hf.GPT2LMHeadModel):

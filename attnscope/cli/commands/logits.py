@@ -16,7 +16,10 @@ class ScoreOptions(Group):
 
     panel = MOST_USED
     target: Annotated[
-        str | None, Option(help="The predicted word, or a token's number; default: most likely.")
+        str | None,
+        Option(
+            help="The predicted word, a token's number, or both: cat@5; default: most likely, at the end."
+        ),
     ] = None
     against: Annotated[str | None, Option(help="A word whose score is subtracted.")] = None
 

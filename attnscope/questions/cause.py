@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from math import exp
 from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -30,8 +31,9 @@ from attnscope.questions.rules import Question
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import group_by, kind_title, list_some, name_pass
 from attnscope.records import Address, Meaning, Notes, record
-from attnscope.text import visible
+from attnscope.text import per_cent, visible
 from attnscope.views import HeadMap, effect_maps, number
+from attnscope.views.heads import LEAST_EFFECT, signed_number, size_of_effects
 
 CutMode: TypeAlias = Literal["renormalize", "zero", "mean"]
 """A row is renormalized, as after a mask, or its pairs are set to zero, or to their mean over a corpus."""
@@ -440,15 +442,20 @@ def effects_answer(
     if result.reference is not None:
         effect, score = "recovered", f"{score}; in the other text {result.reference:.3f}"
         sign = "recovered: share of that difference; 1: all of it; below 0: the wrong way"
-    optional = {"error": "±{0.error:.3f}", "estimate": "{0.estimate:+.3f}"}
+    size = size_of_effects(each.effect for each in effects)
+    farthest = size_of_effects(each.divergence for each in effects)
+    optional: dict[str, Callable[[Any], str]] = {
+        "error": lambda each: f"±{number(each.error, size)}",
+        "estimate": lambda each: signed_number(each.estimate, size),
+    }
     known = [name for name in optional if any(getattr(each, name, None) is not None for each in effects)]
     table = format_table(
         {
             **first_columns,
-            effect: "{0.effect:+.3f}",
+            effect: lambda each: signed_number(each.effect, size),
             **{name: optional[name] for name in known},
-            "score": "{0.score:.3f}",
-            "KL": lambda each: number(each.divergence) or "–",
+            result.unit: "{0.score:.3f}",
+            "KL": lambda each: number(each.divergence, farthest) or "–",
         },
         sorted(effects, key=lambda each: -abs(each.effect))[:LISTED],
         left=("head", "kind", "token"),
@@ -463,16 +470,33 @@ def effects_answer(
         kind: replace(view, title=table.title + kinds[kind], subtitle=table.subtitle, notes=table.notes)
         for kind, view in maps.items()
     }
-    return Answer((table, *maps.values()), pictures, lambda: result, lambda: csv_rows(effects, csv))
+    shown = maps.values() if len(effects) > 1 else ()
+    return Answer((table, *shown), pictures, lambda: result, lambda: csv_rows(effects, csv))
+
+
+def _judge(result: Intervention) -> Iterator[str]:
+    """That the effects are too small to mean anything, or what they do to the target's probability."""
+    first, count, every = result.heads[0], len(result.heads), result.together
+    if abs(first.effect) < LEAST_EFFECT:
+        where = " in each head" * (count > 1)
+        where += ", and in all at once" * (
+            count > 1 and every is not None and abs(every.effect) < LEAST_EFFECT
+        )
+        yield f"no visible effect: below {LEAST_EFFECT}{where}"
+    elif result.unit == "log-probability" and result.reference is None and first.error is None:
+        changed = {first.head.name: first} | ({f"all {count:,}": every} if count > 1 else {})
+        after = (f"{per_cent(exp(each.score))} with {name} changed" for name, each in changed.items() if each)
+        yield f"probability of the target: {per_cent(exp(result.score))}; {', '.join(after)}"
 
 
 def intervention_answer(result: Intervention) -> Answer:
     """The heads with the largest effects, that of all heads at once, and a map of all heads per kind."""
     heads, lines = result.heads, list[str]()
     effect, unit = ("effect", result.unit) if result.reference is None else ("recovered", "")
-    if (every := result.together) is not None:
-        line = f"{effect} {every.effect:+.3f}, score {every.score:.3f}, KL {every.divergence:.3f} nats"
-        lines.append(f"all {len(heads):,} heads at once: {line}" if len(heads) > 1 else line)
+    if (every := result.together) is not None and len(heads) > 1:
+        after = f"{result.unit} {every.score:.3f}, KL {every.divergence:.3f} nats"
+        lines.append(f"all {len(heads):,} heads at once: {effect} {every.effect:+.3f}, {after}")
+    lines += _judge(result)
     if result.correlation is not None:
         lines.append(f"correlation of effects and estimates over heads: {result.correlation:.3f}")
     if result.estimated:

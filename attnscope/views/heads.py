@@ -58,16 +58,25 @@ class HeadMap(Titled):
         return [f"{self.marks[1]}{head}" for head in range(self.values.shape[1])]
 
     @property
-    def texts(self) -> list[list[str]]:
-        """The numbers as text; those of most heads have a digit, however large the largest is."""
+    def largest(self) -> float:
+        """The size that sets the digits: of the largest effect, or so that most other heads have a digit."""
         sizes = np.abs(self.values[np.isfinite(self.values) & (self.values != 0)])
-        largest = min(max(map(abs, self.limits)), 5 * float(np.median(sizes)) if sizes.size else 1.0)
-        return [[number(value, largest) for value in row] for row in self.values]
+        size = 5 * float(np.median(sizes)) if sizes.size else 1.0
+        return min(max(map(abs, self.limits)), size_of_effects(sizes) if self.signed else size)
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The numbers as text."""
+        return [[number(value, self.largest) for value in row] for row in self.values]
 
     def levels(self) -> Array:
-        """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]"""
+        """Where each number lies between the limits, 0 to 1; NaN stays.  [layer, head]
+
+        An effect counts as it is written: what reads 0.00 has no colour.
+        """
         low, high = self.limits
-        return np.clip((self.values - low) / ((high - low) or 1.0), 0, 1)
+        values = np.round(self.values, decimals_beside(self.largest)) if self.signed else self.values
+        return np.clip((values - low) / ((high - low) or 1.0), 0, 1)
 
 
 AXES_OF_MARKS = {"L": "layer", "H": "head", "KV": "key-value head"}
@@ -78,10 +87,14 @@ def number(value: float, largest: float = 1.0) -> str:
     if np.isnan(value):
         return ""
     if abs(value) < 9.995:
-        decimals = min(6, max(2, 1 - math.floor(math.log10(largest)))) if largest > 0 else 2
-        text = f"{value:.{decimals}f}"
+        text = f"{value:.{decimals_beside(largest)}f}"
         return text if text.strip("-0.") else text.removeprefix("-")
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
+
+
+def decimals_beside(largest: float) -> int:
+    """So many decimals that the largest number has two digits: 2 to 6."""
+    return min(6, max(2, 1 - math.floor(math.log10(largest)))) if largest > 0 else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +194,25 @@ def effect_maps(
     return maps_by_kind(values, name, title, unit=unit, limits=limits, signed=True)
 
 
-LEAST_EFFECT = 0.01  # full colour of effects, at least: of nats, logits, or a share of a score's difference
+LEAST_EFFECT = 0.01  # of nats, logits, or a share of a score's difference: smaller ones are called none
+FULL_EFFECT = 5 * LEAST_EFFECT  # has full colour where none is larger
+FINEST_EFFECT = LEAST_EFFECT / 10  # has two digits: further ones are rounding errors
+
+
+def size_of_effects(effects: Iterable[float]) -> float:
+    """The largest size, which sets the digits of all."""
+    return max(FINEST_EFFECT, max(map(abs, effects), default=0.0))
+
+
+def signed_number(value: float, largest: float = 1.0) -> str:
+    """The same with a plus; 0.00 has no sign."""
+    text = number(value, largest)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def effect_limits(effects: Iterable[float]) -> tuple[float, float]:
     """The ends of the scale of effects; rounding errors alone stay without colour."""
-    return plain_limits(effects, signed=True, least=LEAST_EFFECT)
+    return plain_limits(effects, signed=True, least=FULL_EFFECT)
 
 
 Step = tuple["Place | None", "Place | None"]

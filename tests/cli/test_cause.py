@@ -125,6 +125,38 @@ def test_cut_names_target_where_its_edge_or_word_stands(run, text, more, said):
     assert ("(not masked)" in out) == (not masked and "causal" not in more)
 
 
+def listed_effects(out, head="effect"):
+    """The effects of the table, and those of the map below it, as they are written."""
+    table, _, below = out.partition(f"{head}, every head")
+    return re.findall(r"^L\dH\d +(\S+)", table, re.M), re.findall(
+        r"(?<= )-?\d\.\d+", below.partition("\n\n" + head)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "digits", "said"),
+    [
+        ("", 4, "no visible effect: below 0.01 in each head, and in all at once"),
+        ("--head L2H5", 4, "no visible effect: below 0.01"),
+        ("--target 8", 3, "probability of the target: 42%; 44% with L1H3 changed, 43% with all 32 changed"),
+    ],
+)
+def test_cut_judges_effects_and_writes_them_alike_everywhere(run, more, digits, said):
+    asked = ("cut", "it -> ball", "The dog chased the ball because it was red.", *more.split())
+    out, answer = run(*asked).out, run.json(*asked)
+    assert f"· {said}\n" in out
+    found, drawn = listed_effects(out)
+    expected = [each["effect"] for each in answer["heads"]]
+    assert [abs(float(each)) for each in found] == [round(abs(each), digits) for each in expected[:8]]
+    assert all(len(each.partition(".")[2]) == digits for each in (*found, *drawn))
+    assert not any(re.fullmatch(r"[+-]0\.0+", each) for each in (*found, *drawn))
+    assert sorted(float(each) for each in drawn) == sorted(round(each, digits) for each in expected) * (
+        len(expected) > 1
+    )
+    assert "log-probability  " in out
+    assert "score" not in out
+
+
 def test_ablate_prints_changed_predictions(run):
     out, model = run("ablate", TIRED, "--head", "L2H1").out, load("own")
     seen = ablate(model, model.prepare(TIRED), "L2H1")

@@ -238,7 +238,14 @@ def test_effect_maps_of_all_kinds_share_one_signed_scale() -> None:
     assert [view.title for view in maps.values()] == ["nats, every encoder head", "nats, every cross head"]
     assert {view.limits for view in maps.values()} == {(-2.0, 2.0)}
     (alone,) = effect_maps({Head("L0H0"): 0.0}, "effect").values()
-    assert (alone.title, alone.limits) == ("every head", (-0.01, 0.01))
+    assert (alone.title, alone.limits) == ("every head", (-0.05, 0.05))
+
+
+def test_effects_written_alike_have_one_colour_and_two_digits() -> None:
+    values = {Head(0, at): value for at, value in enumerate((-0.00213, 0.00004, -0.00003, 0.0))}
+    (view,) = effect_maps(values, "effect").values()
+    assert view.texts == [["-0.0021", "0.0000", "0.0000", "0.0000"]]
+    assert view.levels()[0] == pytest.approx([0.5 - 0.021, 0.5, 0.5, 0.5])
 
 
 def test_difference_masks_unmatched_rows_and_shared_zeros():

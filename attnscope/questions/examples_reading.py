@@ -271,7 +271,8 @@ class ExampleReading:
         if "normalized_entropy" in measured.values:
             entropy, known = measured.values["normalized_entropy"]
             kept.entropy += count_rows(unit_bins(entropy), known, BINS)
-        kept.gaps += ExactSum(sum_by_gap(block, find_gaps(block, row)))
+        gaps = block.gaps if block.start is not None else torch.arange(block.key_count) - row[:, None]
+        kept.gaps += ExactSum(sum_by_gap(block, gaps))
         score = largest
         if self.by is not None:
             score, counts = measured.values.get(self.by, (largest, torch.zeros_like(counts)))
@@ -324,11 +325,6 @@ def read_maps(
 
     model.run(prepared, [FunctionObserver(read_call)])
     yield from found
-
-
-def find_gaps(block: Block, row: Tensor) -> Tensor:
-    """How far each key is behind its row, negative before it.  -> [row, key]"""
-    return block.gaps if block.start is not None else torch.arange(block.key_count) - row[:, None]
 
 
 def find_habit(block: Block) -> Tensor:

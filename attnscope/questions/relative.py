@@ -28,10 +28,9 @@ TOP = 10  # parts of a picture that are listed
 
 def describe_neutral(neutral: Sequence[ModelInput], scale: str = "+1 is twice the weight, 0 the same") -> str:
     """What the weights are relative to, and how to read their quotients."""
-    texts = quote_text(neutral[0]) if len(neutral) == 1 else f"the mean of {pluralize(len(neutral), 'text')}"
-    return (
-        f"relative to {texts}: +1 is twice the weight, 0 the same; weights below {LEAST:g} count as {LEAST:g}"
-    )
+    texts = f"the mean of {pluralize(len(neutral), 'text')}"
+    texts = texts if len(neutral) > 1 else quote_text(neutral[0]) or "another text"
+    return f"relative to {texts}: {scale}; weights below {LEAST:g} count as {LEAST:g}"
 
 
 def relative_weights(own: Weights, neutral: Sequence[Weights]) -> Weights:

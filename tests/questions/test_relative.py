@@ -79,6 +79,7 @@ def test_picture_under_a_question_is_over_the_last_row_of_a_neutral_text(llava, 
     seen = relative_token(model, asked, [neutral], Selection(Head("L1H1"), token="mat"))
     quotient = np.maximum(own[at, :16], 0.001) / np.maximum(other[-1, :16], 0.001)
     np.testing.assert_allclose(seen.overlays[0].looks_at, quotient.reshape(4, 4), rtol=1e-4)
+    assert seen.subtitle.startswith("relative to another text: 1 is the same weight; weights below 0.001")
     assert seen.looks_at.bars[0].weight == pytest.approx(quotient.max(), rel=1e-4)
     head = relative_head(model, asked, [neutral], Selection(Head("L1H1")))
     assert head.heatmap.values.shape == (len(own), 16)

@@ -490,7 +490,7 @@ class KernelOptions(Group):
 
 
 class BatchSource(SourceOptions):
-    """The same, of which one part of a batch may be chosen."""
+    """The same, of which one part of a batch, or one step of a loop, may be chosen."""
 
     panel = TEXT
     part: Annotated[
@@ -498,6 +498,10 @@ class BatchSource(SourceOptions):
         Option(
             help="With --inputs, --image or --from: one text, window or channel, from 0.", metavar="N", min=0
         ),
+    ] = None
+    steps: Annotated[
+        str | None,
+        Option(help="Of a model that loops over its layers: mean, or one step, from 0.", metavar="mean|N"),
     ] = None
 
 

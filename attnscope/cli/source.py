@@ -31,7 +31,7 @@ from attnscope.cli.options import (
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
-from attnscope.text import decode_file
+from attnscope.text import decode_file, read_number
 
 if TYPE_CHECKING:
     from attnscope.models import Model, ModelInput
@@ -129,6 +129,7 @@ class PassSource:
     save_trace: Path | None = None
     no_cache: bool = False
     part: int | None = None  # of the batch; all if not given
+    steps: str | None = None  # of a loop: a number, or mean; every step is shown if not given
 
     @classmethod
     def from_options(
@@ -146,8 +147,9 @@ class PassSource:
             video=options.video is not None,
             **{name: getattr(options, name) for name in same},
         )
-        part = getattr(options, "part", None)
-        return cls(request, model, options.saved, options.line, options.save_trace, options.no_cache, part)
+        chosen: dict[str, Any] = {name: getattr(options, name, None) for name in ("part", "steps")}
+        where = options.saved, options.line, options.save_trace, options.no_cache
+        return cls(request, model, *where, **chosen)
 
     @property
     def text(self) -> str:
@@ -167,12 +169,16 @@ class PassSource:
         ``cached``: with the pass of a small input, for commands that only read heads and their scores;
         ``kind`` says how a long text is measured. ``load`` replaces ``self.load``.
         """
-        if self.part is not None:
-            from attnscope.models.trace_recording import trace_part
+        if self.part is not None or self.steps is not None:
+            from attnscope.models.trace_recording import trace_part, trace_step
 
-            whole, prepared = replace(self, part=None).open(predicting=predicting, cached=cached, load=load)
+            source = replace(self, part=None) if self.steps is None else replace(self, steps=None)
+            whole, prepared = source.open(predicting=predicting, cached=cached, load=load)
             with model_progress(whole, prepared):
-                traced = trace_part(whole, prepared, self.part)
+                if self.steps is not None:
+                    traced = trace_step(whole, prepared, read_number(self.steps))
+                else:
+                    traced = trace_part(whole, prepared, self.part or 0)
             return traced, replace(traced.prepared, request=self.request)
         if predicting or not cached:
             model = self.load(predicting=predicting)
@@ -324,9 +330,11 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
         ("audio", "chat second_text", "the text is its transcript"),
         ("inputs", "chat generate", ""),
         ("part", "save_trace weighting", "it is one of a recorded batch"),
+        ("steps", "save_trace weighting", "they are of a recorded pass"),
         ("repeat_random", "image audio inputs chat second_text", ""),
         ("mixers", "weighting", "shares of a row are of weights that are not negative"),
         ("mixers", "saved part", "a file holds no kernel to run again"),
+        ("mixers", "steps", "a recorded pass has no kernel to run again"),
         ("mixers", "generate", "a step continues a state, which no matrix over these tokens shows"),
     )
     if "weigh" in model.metadata:  # typed, or of the settings
@@ -335,6 +343,9 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
     for option in ("inputs", "repeat_random", "part"):
         beside = text and getattr(source, option, None) is not None
         refuse(beside, option_of(option), "cannot be combined with a text")
+    steps = getattr(source, "steps", None)
+    number = steps in (None, "mean") or read_number(steps) is not None
+    refuse(not number, "--steps", f"is mean or a number from 0, not {steps!r:.40}")
     refuse(source.video and not text, "--video", "requires a text")
     refuse(source.chat and source.image and not text, "--image", "requires a text beside --chat")
     if source.saved is not None:
@@ -353,7 +364,7 @@ def read_source(source: SourceOptions, model: ModelOptions) -> PassSource:
 def _refuse_beside_file(source: SourceOptions, model: ModelOptions) -> None:
     """Refuse an input or a model beside a file that takes their place, which ``model`` may only describe."""
     beside: dict[str, Any] = {
-        name: None for name in ("saved", "labels", "line", "part") if hasattr(source, name)
+        name: None for name in ("saved", "labels", "line", "part", "steps") if hasattr(source, name)
     }
     plain, usual = replace(source, **beside), without_typed_options(type(model))
     others = plain != without_typed_options(type(source)) or replace(model, model=usual.model) != usual

@@ -391,24 +391,59 @@ def trace_mean(passes: Sequence[TracedModel]) -> TracedModel:
     Raises ``SelectionError`` if their calls differ.
     """
     replays = [each.prepared.replay for each in passes]
-    *_, last = (each for each in replays if each is not None)
-    shapes = {
-        tuple(
-            (call.site, call.batch, call.heads, len(call.queries), len(call.keys)) for call in each.attentions
-        )
-        for each in replays
-        if each is not None
-    }
-    if len(shapes) > 1:
+    calls = [each.attentions for each in replays if each is not None]
+    if len({tuple((call.site, *_shape(call)) for call in each) for each in calls}) > 1:
         raise SelectionError("the passes have no mean: they attend at other places, or over other lengths")
-    calls = zip(*(each.attentions for each in replays if each is not None), strict=True)
-    means = tuple(replace(call[-1], read=MeanRows(tuple(each.read for each in call))) for call in calls)
-    record = replace(last.record, sites=[SiteRecord.from_attention(call) for call in means])
-    prepared, about = passes[-1].prepared, passes[-1].trace.description.model
-    notes = [note for note in prepared.notes if not note.startswith(LAST)]
-    shown = replace(prepared, notes=(f"the mean of {len(passes):,} passes", *notes))
-    shown = replace(shown, replay=None, array_replay=None, figures=None, words=())
-    return TracedModel(make_trace(Replay(means, record).shown_to, shown, about, passes[-1].notes))
+    means = [_mean(each) for each in zip(*calls, strict=True)]
+    return _trace_again(passes[-1], means, f"the mean of {len(passes):,} passes")
+
+
+def trace_step(model: Model, prepared: inputs.ModelInput, step: int | None) -> TracedModel:
+    """A trace of one step of a loop in a pass, from 0, or of their mean, as of a diffusion in one forward.
+
+    The calls of a module are its steps; modules that ran once stay. Raises ``SelectionError`` if there is no
+    such step, if modules ran for unequal numbers of steps, or if the steps have no mean.
+    """
+    traced = model if isinstance(model, TracedModel) else TracedModel(record_trace(model, prepared))
+    by_module: dict[str, list[Attention]] = {}
+    for call in traced.prepared.replay.attentions if traced.prepared.replay is not None else ():
+        by_module.setdefault(call.site.name, []).append(call)
+    counts = sorted({len(calls) for calls in by_module.values()} - {1})
+    if not counts:
+        raise SelectionError(f"{model.name} has no steps: each of its layers attends once in a pass")
+    if len(counts) > 1:
+        numbers = " or ".join(f"{count:,}" for count in counts)
+        raise SelectionError(f"{model.name} has no common steps: its layers attend {numbers} times in a pass")
+    if step is not None and step >= counts[0]:
+        raise SelectionError(f"no step {step}: {model.name} has the steps 0-{counts[0] - 1}")
+    shown = []
+    for name, calls in by_module.items():
+        if step is None and len({_shape(call) for call in calls}) > 1:
+            raise SelectionError(f"the steps have no mean: {name} attends over other lengths in each")
+        chosen = calls[0 if len(calls) == 1 else step or 0]
+        shown.append(_mean(calls) if step is None else replace(chosen, site=calls[0].site))
+    which = f"step {step}" if step is not None else "the mean"
+    return _trace_again(traced, shown, f"{which} of the {counts[0]:,} steps of a loop")
+
+
+def _shape(call: Attention) -> tuple[int, ...]:
+    return call.batch, call.heads, len(call.queries), len(call.keys)
+
+
+def _mean(calls: Sequence[Attention]) -> Attention:
+    """The mean of calls of one shape, at the place of the first."""
+    read = MeanRows(tuple(call.read for call in calls))
+    return replace(calls[-1], site=calls[0].site, read=read) if len(calls) > 1 else calls[0]
+
+
+def _trace_again(traced: TracedModel, calls: Sequence[Attention], note: str) -> TracedModel:
+    """A trace of other calls than those of a recorded pass, with a note on what they are."""
+    prepared, about = traced.prepared, traced.trace.description.model
+    assert prepared.replay is not None
+    record = replace(prepared.replay.record, sites=list(map(SiteRecord.from_attention, calls)))
+    notes = (note, *(each for each in prepared.notes if not each.startswith(LAST)))
+    shown = replace(prepared, notes=notes, replay=None, array_replay=None, figures=None, words=())
+    return TracedModel(make_trace(Replay(tuple(calls), record).shown_to, shown, about, traced.notes))
 
 
 DROPOUT_NOTE = "dropout was on: each pass left out other units at random, and what is shown lacks them"

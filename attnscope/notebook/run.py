@@ -86,11 +86,19 @@ class Run(Display):
     def mean(self) -> Run:
         """The mean over every held pass of a recording, as over the steps of a diffusion.
 
-        Raises ``SelectionError`` if the passes differ in their layers or lengths.
+        Of a single pass, over the steps of a loop in it. Raises ``SelectionError`` if passes or steps differ
+        in their layers or lengths.
         """
-        from attnscope.models.trace_recording import trace_mean
+        from attnscope.models.trace_recording import trace_mean, trace_step
 
-        return Run(trace_mean([run._pass for run in self.passes]))
+        passes = [run._pass for run in self.passes]
+        return Run(trace_mean(passes) if len(passes) > 1 else trace_step(*self._inputs, None))
+
+    def step(self, number: int) -> Run:
+        """One step of a loop in a pass, from 0. Raises ``SelectionError`` if there is no such step."""
+        from attnscope.models.trace_recording import trace_step
+
+        return Run(trace_step(*self._inputs, number))
 
     @property
     def _pass(self) -> TracedModel:

@@ -116,6 +116,64 @@ def test_part_of_a_batch_equals_its_text_alone(run, tmp_path, command):
     )
 
 
+LOOP = """
+import torch
+from torch import nn
+
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.text, self.once = (nn.MultiheadAttention(16, 4, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 4, batch_first=True) for _ in range(2))
+        self.maps = []
+
+    def forward(self, noise, prompt):
+        prompt = prompt + self.text(prompt, prompt, prompt)[0]
+        for _ in range(3):
+            for layer in self.layers:
+                change, weights = layer(noise, prompt, prompt, average_attn_weights=False)
+                self.maps.append(weights)
+                noise = noise + change
+        return noise
+"""
+
+
+@pytest.fixture
+def looping(tmp_path):
+    """A model in a file that loops over its layers, its inputs, and what its layers return themselves."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    inputs = {"noise": torch.randn(1, 4, 16), "prompt": torch.randn(1, 5, 16)}
+    save_file(inputs, tmp_path / "noise.safetensors")
+    space = {}
+    exec(LOOP, space)
+    model = space["Denoiser"]().eval()
+    with torch.inference_mode():
+        model(**inputs)
+    maps = torch.cat(model.maps).unflatten(0, (3, 2)).numpy()  # [step, layer, head, query, key]
+    return ("--inputs", tmp_path / "noise.safetensors", "-m", f"{tmp_path}/loop.py:Denoiser"), maps
+
+
+@pytest.mark.parametrize("steps", ["mean", "0", "2"])
+def test_steps_of_a_loop_are_averaged_or_chosen(run, looping, steps):
+    given, maps = looping
+    expected = maps.mean(0) if steps == "mean" else maps[int(steps)]
+    for layer in range(2):
+        ran = run("show", *given, "--steps", steps, "--head", f"cross L{layer}H3", "--json")
+        np.testing.assert_allclose(json.loads(ran.out)["weights"], expected[layer, 3], atol=1e-6)
+    answer = json.loads(run("stats", *given, "--steps", steps, "--json", "--kind", "cross").out)
+    assert len(answer["heads"]) == 2 * 4
+    assert any("of the 3 steps of a loop" in note for note in answer["notes"])
+
+
+def test_steps_that_do_not_exist_are_refused(run, looping):
+    given, _ = looping
+    run("show", *given, "--steps", "3").refuses("has the steps 0-2")
+    run("show", *given, "--steps", "-1").refuses("is mean or a number from 0")
+    run("show", "The cat sat.", "-m", "own", "--steps", "mean").refuses("each of its layers attends once")
+
+
 @pytest.mark.parametrize("count", [4, 5])
 def test_labels_that_fit_no_axis_are_noted(run, tmp_path, count):
     (tmp_path / "floats.py").write_text(

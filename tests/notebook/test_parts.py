@@ -145,3 +145,45 @@ def test_beams_belong_to_one_text_and_best_is_part_0():
     for layer in range(2):
         shown = run.part(0).head(f"L{layer}H1").weights
         np.testing.assert_allclose(shown, expected[layer][0, 1], atol=1e-5)
+
+
+class Loop(nn.Module):
+    """Runs its layers three times; the second one more often if ``uneven``, the last time on fewer tokens."""
+
+    def __init__(self, uneven=False, shrinks=False):
+        super().__init__()
+        self.first, self.second = Heads(), Heads()
+        self.uneven, self.shrinks, self.maps = uneven, shrinks, []
+
+    def forward(self, x):
+        for step in range(3):
+            x = x[:, 1:] if self.shrinks and step == 2 else x
+            for layer in (self.first, self.second, *[self.second] * self.uneven):
+                x = x + layer(x)
+                self.maps.append(layer.weights)
+        return x
+
+
+def test_mean_of_one_pass_is_over_the_steps_of_its_loop(tmp_path):
+    model = Loop().eval()
+    run = _recorded(model, torch.randn(2, 6, 8))
+    maps = torch.stack(model.maps[-6:]).unflatten(0, (3, 2))  # [step, layer, text, head, query, key]
+    run.save(tmp_path / "loop.trace")
+    for each in (run, attnscope.open(tmp_path / "loop.trace")):
+        shown = {None: each.mean(), **{number: each.step(number) for number in range(3)}}
+        for number, one in shown.items():
+            expected = maps.mean(0) if number is None else maps[number]
+            assert len(one.heads) == 2 * expected.shape[2]
+            np.testing.assert_allclose(one.head("L1H1").weights, expected[1].mean(0)[1], atol=1e-6)
+            np.testing.assert_allclose(one.part(1).head("L0H0").weights, expected[0, 1, 0], atol=1e-6)
+    assert "step 2 of the 3 steps of a loop" in run.step(2).notes
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"uneven": True}, "attend 3 or 6 times in a pass"), ({"shrinks": True}, "over other lengths in each")],
+)
+def test_mean_of_unequal_steps_is_refused(options, sentence):
+    run = _recorded(Loop(**options).eval(), torch.randn(1, 6, 8))
+    with pytest.raises(SelectionError, match=sentence):
+        run.mean()

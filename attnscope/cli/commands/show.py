@@ -187,7 +187,8 @@ def _explain_cells(
 
     if not isinstance(page, AllHeads):
         return page
-    unread = source.saved, source.text == "-", source.part is not None, is_given("generate")
+    chosen = source.part is not None or source.steps is not None
+    unread = source.saved, source.text == "-", chosen, is_given("generate")
     if model.weighting == "raw" and not any(unread):
         kept = {each.name: getattr(model, each.name) for each in fields(options.ModelOptions)}
         again = replace(source, save_trace=None, no_cache=False), options.ModelOptions(**kept)

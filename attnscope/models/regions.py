@@ -368,6 +368,9 @@ SPOTS = ((0.1, 0.4), (0.35, 0.85), (0.6, 0.12), (0.88, 0.62), (0.8, 0.9))
 
 MOST_PLACED = 4096  # positions of an axis that are asked where they lie
 SKETCH = 16  # random numbers that a row of weights is multiplied with, to compare it with another pass's
+LEAST_UNPLACED = (
+    4  # positions of an axis that should lie on the picture; fewer are of pooled or special states
+)
 LEAST_AGREEMENT = 0.8
 """The least correlation, down and across, between where an axis changes and where the picture was changed."""
 
@@ -376,7 +379,7 @@ class Sketches:
     """An observer: for the first axis of each length, what stands at its positions, in few numbers."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Tensor] = {}  # [position, number] by length
+        self.found: dict[int, Tensor] = {}  # [picture, position, number] by length
 
     def observe(self, attention: Attention) -> None:
         """Sketch what one call received, or the mean weights where that is not known."""
@@ -384,7 +387,7 @@ class Sketches:
         if max(sizes) > MOST_PLACED or {*sizes} <= self.found.keys():
             return
         for size, side in zip(sizes, _sides(attention), strict=True):
-            numbers = torch.randn(side.shape[1], SKETCH, generator=torch.Generator().manual_seed(0))
+            numbers = torch.randn(side.shape[-1], SKETCH, generator=torch.Generator().manual_seed(0))
             sketch = side @ numbers.to(side)
             if size in self.found and sizes[0] == sizes[1]:  # queries and keys of one sequence
                 sketch = self.found[size] + sketch
@@ -395,48 +398,51 @@ def _sides(attention: Attention) -> tuple[Tensor, Tensor]:
     """Numbers of each query and of each key: vectors of one position alone where the call is known.
 
     A row of weights also changes with every key, which hides where the picture changed.
-    -> [query, number], [key, number]
+    -> [picture, query, number], [picture, key, number]
     """
     call = getattr(attention.read, "call", None)
     call = call() if callable(call) else call
-    shape = (1, len(attention.queries)), (1, len(attention.keys))
+    shape = (attention.batch, len(attention.queries)), (attention.batch, len(attention.keys))
     if call is not None and (call.query.shape[::2], call.key.shape[::2]) == shape:
-        query, key = (each[0].movedim(1, 0).flatten(1).float() for each in (call.query, call.key))
+        query, key = (each.movedim(1, 2).flatten(2).float() for each in (call.query, call.key))
         return query, key
-    weights = attention.weights()[0].float().mean(0)  # [query, key]
+    weights = attention.weights().float().mean(1)  # [picture, query, key]
     return weights, weights.mT
 
 
 def find_grids(
     run: Callable[[Tensor, Sketches], object], pixels: Tensor, own_lengths: Container[int]
-) -> dict[int, PatchGrid | None]:
-    """The grids of all axes, found by experiment, by length, as they first ran; ``None`` for a ``known`` one.
+) -> tuple[dict[int, PatchGrid | None], list[int]]:
+    """The grids of all axes, found by experiment, by length, as they first ran; ``None`` for a known one.
 
-    ``run`` gives the model ``pixels``, [1, channel, row, column], or those with one part changed. An axis
-    lies on the picture if what changes on it moves with that part.
+    ``run`` gives the model ``pixels``, [1, channel, row, column], and then in one batch copies of which each
+    has one part changed. An axis lies on the picture if what changes on it moves with that part. Also the
+    lengths of axes that do not, or in another order than row by row.
     """
     run(pixels, before := Sketches())
     grids: dict[int, PatchGrid | None] = {length: None for length in before.found if length in own_lengths}
     if len(grids) == len(before.found):
-        return grids
-    (high, wide), sketches = pixels.shape[-2:], list[Sketches]()
-    for down, across in SPOTS:
-        changed, half = pixels.clone(), (max(1, high // 28), max(1, wide // 28))
+        return grids, []
+    unplaced = []
+    high, wide = pixels.shape[-2:]
+    changed, half = pixels.repeat(len(SPOTS), 1, 1, 1), (max(1, high // 28), max(1, wide // 28))
+    for copy, (down, across) in zip(changed, SPOTS, strict=True):
         row, column = int(down * high), int(across * wide)
-        changed[..., max(0, row - half[0]) : row + half[0], max(0, column - half[1]) : column + half[1]] += (
-            3.0
-        )
-        run(changed, after := Sketches())
-        sketches.append(after)
+        rows, columns = (slice(max(0, at - by), at + by) for at, by in zip((row, column), half, strict=True))
+        copy[:, rows, columns] += 3.0
+    run(changed, after := Sketches())
     for length, sketch in before.found.items():
-        if length in own_lengths or not all(length in each.found for each in sketches):
-            continue
-        changes = torch.stack([each.found[length] - sketch for each in sketches])  # [spot, position, number]
+        moved = after.found.get(length)
+        if length in own_lengths or moved is None or (len(sketch), len(moved)) != (1, len(SPOTS)):
+            continue  # windows, whose positions lie elsewhere in each
+        changes = moved - sketch  # [spot, position, number]
         changes = (changes - changes.mean(1, keepdim=True)).square().sum(-1)  # all rows see the changed keys
         best = max((*_agreement(changes[:, special:], high / wide), special) for special in (0, 1))
         if best[0] > LEAST_AGREEMENT:
             grids[length] = PatchGrid(best[1], length // best[1], best[2])
-    return grids
+        elif length >= LEAST_UNPLACED:
+            unplaced.append(length)
+    return grids, unplaced
 
 
 def _agreement(changes: Tensor, shape: float) -> tuple[float, int]:

@@ -152,6 +152,13 @@ def test_axes_of_all_stage_sizes_map_to_the_image(shown):
         assert overlay.looks_at.shape == looks
 
 
+def test_positions_of_unknown_order_are_numbered_and_noted(tmp_path, picture):
+    model = load(images.vision(tmp_path, "hiera"))  # its merged tokens stand unit by unit, not row by row
+    prepared = model.prepare_image(picture)
+    assert "196 positions are numbered: where they lie in the picture is unknown" in prepared.notes
+    assert 14 not in {rows for each in prepared.pictures for rows in each.grid}
+
+
 @pytest.mark.parametrize("name", ["pvt", "pvt_v2"])
 def test_queries_and_keys_of_every_pyramid_layer_are_on_the_image(shown, name):
     model, prepared, _ = shown(name)

@@ -162,14 +162,17 @@ class HuggingFaceModel(Model):
             return prepared
 
         def run(pixels: Tensor, sketches: Sketches) -> None:
-            self.run(replace(prepared, inputs={**prepared.inputs, "pixel_values": pixels}), [sketches])
+            each = {name: x.expand(len(pixels), *x.shape[1:]) for name, x in prepared.inputs.items()}
+            self.run(replace(prepared, inputs={**each, "pixel_values": pixels}), [sketches])
 
         lengths = {len(axis) for two in prepared.axes.values() for axis in two}
         try:
-            grids = find_grids(run, picture, lengths)
+            grids, unplaced = find_grids(run, picture, lengths)
         except ModelError:
             return prepared  # it says why where it is read
-        return with_grids(prepared, grids)
+        counts = " or ".join(f"{length:,}" for length in unplaced)
+        notes = (f"{counts} positions are numbered: where they lie in the picture is unknown",)
+        return with_grids(replace(prepared, notes=(*prepared.notes, *notes[: len(unplaced)])), grids)
 
     def _read_picture_and_text(self, paths: Sequence[Path], encoded: TextTokens) -> ModelInput:
         """One picture and one text: each through its own tower, or a text that attends to the picture."""

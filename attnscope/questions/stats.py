@@ -534,7 +534,9 @@ def overview_answer(
     ranking = Ranking(ranked, title="Worth a look" if ranked else "", notes=notes)
     strips = [] if result.losses is None else [token_losses_table(result.losses)]
     views: Mapping[str, Any] = result.grids if result.by is None else _one_cell_a_head(result, result.by)
-    named = [f"worth a look: {', '.join(each.head for each in ranked)}"] if ranked and result.by else []
+    named = [f"worth a look: {', '.join(f'{each.head} {each.word}'.strip() for each in ranked)}"][
+        : len(ranked)
+    ]
     pictures = {kind: replace(view, notes=(*named, *result.notes)) for kind, view in views.items()}
     return Answer((*views.values(), *strips, ranking), pictures, lambda: result)
 

@@ -130,8 +130,10 @@ def track(
     if not names_by_step:
         raise NoCheckpoint(f"none of the {len(checkpoints):,} checkpoints can be read")
     steps = {step: entries[name]["figures"] for step, name in names_by_step.items()}
-    result = courses_of(steps, measures, tuple(notes), visible(corpus.name))
-    return replace(result, checkpoints=tuple(names_by_step.values()))
+    names = tuple(names_by_step.values())
+    ends = " to ".join(dict.fromkeys(visible(Path(name).name) for name in (names[0], names[-1])))
+    result = courses_of(steps, measures, tuple(notes), f"{ends} · {visible(corpus.name)}")
+    return replace(result, checkpoints=names)
 
 
 def courses_of(

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.errors import SelectionError
+from attnscope.figures import WEAK
 from attnscope.registry import nearest_name
 
 STEPS = 256
@@ -83,7 +84,8 @@ ROLE_COLOURS = {
 
 
 def role_colour(role: str) -> tuple[int, int, int] | None:
-    """The colour of a role, sRGB; ``None`` without a pattern."""
+    """The colour of a role, weak or not, sRGB; ``None`` without a pattern."""
+    role = role.removeprefix(WEAK)
     return tuple(bytes.fromhex(ROLE_COLOURS[role][1:])) if role in ROLE_COLOURS else None  # type: ignore[return-value]
 
 

@@ -360,12 +360,14 @@ def head_pair(
 
 ROLE_LETTERS: Mapping[str, str] = {
     "previous": "p", "next": "n", "self": "s", "positional": "o", "induction": "i", "duplicate": "d",
-    "first": "f", "special": "x", "punctuation": ",", "sharp": "c", "broad": "b", "none": "·", "": "?",
+    "first": "f", "special": "x", "punctuation": "u", "sharp": "h", "broad": "b", "none": "·", "": "?",
 }  # fmt: skip
-"""The letter of each role, in the order of legends; a weak role has that of its pattern."""
+"""The letter of each role, in the order of legends: a capital one, unless the head shows it only weakly."""
 
-ROLE_WORDS = {"positional": "positional (other offset)", "": "no scores"}
-"""What a legend calls a role, if not by its name alone."""
+
+def letter_of(role: str) -> str:
+    """The letter of a role or a weak role."""
+    return ROLE_LETTERS[role.removeprefix(WEAK)] if role.startswith(WEAK) else ROLE_LETTERS[role].upper()
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,19 +383,16 @@ class RoleMap(Titled):
         return max(map(len, self.roles), default=0)
 
     @property
-    def patterns(self) -> tuple[tuple[str, ...], ...]:
-        """The role of each head, weak ones as their pattern.  [layer, head]"""
-        return tuple(tuple(role.removeprefix(WEAK) for role in row) for row in self.roles)
-
-    @property
     def legend(self) -> dict[str, str]:
-        """For each role that occurs: what it is called, how many heads have it, and how many only weakly."""
+        """For each role that occurs, what it is called, and how many heads have it, and have it weakly."""
         counts = Counter(role for row in self.roles for role in row)
         words = {}
-        for role in ROLE_LETTERS:
-            weak = counts[WEAK + role]
-            if count := counts[role] + weak:
-                words[role] = f"{ROLE_WORDS.get(role, role)} {count:,}" + f" ({weak:,} weak)" * bool(weak)
+        for role, letter in ROLE_LETTERS.items():
+            named, weak = role or "no scores", counts[WEAK + role]
+            if counts[role]:
+                words[role] = f"{named} {counts[role]:,}" + f", {letter} weak {weak:,}" * bool(weak)
+            elif weak:
+                words[WEAK + role] = f"weak {named} {weak:,}"
         return words
 
     @property

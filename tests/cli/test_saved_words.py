@@ -14,7 +14,10 @@ QUERY, KEY, WEIGHT = "query (attends)", "key (attended to)", "attention weight"
 HEAD = (QUERY, KEY, WEIGHT)
 
 WORDS = {
-    "show CAT": ("own", CAT, WEIGHT, "one map per head", "rows attend to columns"),
+    "show CAT": (
+        "own", CAT, WEIGHT, "one map per head", "rows attend to columns",
+        "worth a look: L0H7 next, L2H1 previous",
+    ),
     "show CAT --head L2H1": ("L2H1", "own", CAT, "encoder attention", *HEAD),
     "show CAT --head L2H1 --weighting norm": ("weighted by norm", "attention weighted by norm"),
     "show CAT -m own-causal --head L1H1 --loss": (CAT, "decoder attention", *HEAD, "loss", "nats"),
@@ -22,7 +25,7 @@ WORDS = {
     "show CAT --token cat": ("cat (token 2) attends to", CAT, WEIGHT),
     "show CAT --head L2H0 --neurons 'it -> cat'": ("it 8 → cat 2", CAT, "added to the score before"),
     "show CAT --by entropy": ("own", CAT, "entropy, nats"),
-    "show CAT --by role": ("own", CAT, "previous 2", "none 2", "worth a look: L0H7"),
+    "show CAT --by role": ("own", CAT, "previous 2", "none", "worth a look: L0H7 next"),
     "compare CAT --by layer": (
         "mean distance of heads", "distance of the nearest heads", CAT, "Jensen- Shannon distance", "L3",
     ),
@@ -62,6 +65,12 @@ WORDS = {
     ),
     "logits CAT -m own-causal": ("what each part adds to the score", CAT, "added to the score, logits"),
     "circuit pairs.tsv -m own-causal": ("circuit · own-causal", CAT, DOG, "lines: share of the score's"),
+    "track gpt2 short --texts texts.txt --measure entropy": (
+        "entropy by step", "entropy, nats", "step", "L0H0", "short to gpt2", "uniform attention",
+    ),
+    "track gpt2 short --texts texts.txt --measure first,previous": (
+        "first by step", "first, share", "previous by step", "previous, share", "step", "short to gpt2",
+    ),
     "cachecost --texts texts.txt -m own-causal --sink 1 --recent 4": (
         "own-causal · a window of 1 + 4 tokens", "loss", "rise of the loss, nats per token", "% of the cache",
     ),

@@ -186,7 +186,7 @@ def test_planted_roles_are_shown_as_their_letters(run, planted):
     path, letters = planted
     for options in (("--by", "role"), ()):  # by choice, and because thumbnails are too small
         lines = run("show", "--from", path, *options).out.splitlines()
-        shown = ["".join(line.split()[1:]) for line in lines if re.match(r"L\d+ +[a-z]", line)]
+        shown = ["".join(line.split()[1:]) for line in lines if re.match(r"L\d+ +[A-Za-z]", line)]
         assert shown[:12] == letters
     assert len(re.findall(r"--head L\d+H\d+", "\n".join(lines))) == 10
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-LETTERS = {"previous": "p", "self": "s", "first": "f", "offset": "o", "sharp": "c", "broad": "b"}
+LETTERS = {"previous": "P", "self": "S", "first": "F", "offset": "O", "sharp": "H", "broad": "B"}
 SHARES = (0.1, 0.1, 0.4, 0.1, 0.1, 0.2)  # of a few heads, those on the first token would count as chance
 TOKENS = 13
 

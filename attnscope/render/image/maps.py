@@ -18,7 +18,7 @@ from attnscope.render.colour import DIVERGING, choose_map, is_light, role_colour
 from attnscope.render.image import sheet as paper
 from attnscope.render.image.sheet import BAR_ROOM, GAP, GREY, NAME_ROOM, NORMAL, POINT, QUIET, SMALL, Style
 from attnscope.views import DistanceMap, HeadDistances, HeadMap, HeadPair, HeadRow, Heatmap
-from attnscope.views.maps import CLEAR_CELLS, ROLE_LETTERS, Grid, RoleMap, thumbnail_levels
+from attnscope.views.maps import CLEAR_CELLS, Grid, RoleMap, letter_of, thumbnail_levels
 
 LEAST_ROW = 0.16  # least inches of a row under a spectrogram, for its token
 LOSS_HEIGHT = 0.4  # inches of the losses below it
@@ -315,10 +315,10 @@ def role_figure(view: RoleMap, style: Style) -> Figure:
     axes = drawn.part()
     white = (255, 255, 255)
     ground = np.full((layers, heads, 3), 255, np.uint8)
-    for row, roles in enumerate(view.patterns):
+    for row, roles in enumerate(view.roles):
         ground[row, : len(roles)] = [role_colour(role) or white for role in roles]
     axes.imshow(ground, interpolation="nearest", aspect="auto")
-    for row, roles in enumerate(view.patterns):
+    for row, roles in enumerate(view.roles):
         for head, role in enumerate(roles):
             _write_letter(axes, head, row, role, size)
     every = max(1, round(LABEL_STEP / cell))
@@ -348,7 +348,7 @@ def _write_letter(axes: Axes, x: float, y: float, role: str, size: float) -> Non
     """A role's letter, in black or white on its colour, or grey without one."""
     ground = role_colour(role)
     ink = GREY if ground is None else "black" if is_light(np.array(ground) / 255) else "white"
-    axes.text(x, y, ROLE_LETTERS[role], color=ink, size=size, ha="center", va="center_baseline")
+    axes.text(x, y, letter_of(role), color=ink, size=size, ha="center", va="center_baseline")
 
 
 def _mark_written(axes: Axes, view: Grid, sizes: tuple[int, int, int]) -> None:

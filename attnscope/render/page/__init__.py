@@ -20,6 +20,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, continue_text, shrink
+from attnscope.figures import WEAK
 from attnscope.render.colour import (
     DARKEST_SHARE,
     DIVERGING,
@@ -47,6 +48,7 @@ from attnscope.views import (
     RoleMap,
     Scene,
     Table,
+    letter_of,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +239,7 @@ class Page:
             "command": self.command,
             "written": self.written,
             "by": self.by or "auto",
-            "letters": {role: [letter, *_colours_of(role)] for role, letter in ROLE_LETTERS.items()},
+            "letters": _letters(),
             "meanings": {each.name: clean(each.meaning) for each in read},
             "cmap": chosen,
             "cmaps": {name: table(name).tobytes().hex() for name in dict.fromkeys((*offered, chosen))},
@@ -317,12 +319,21 @@ class Page:
             }
 
 
+def _letters() -> dict[str, list[str | None]]:
+    """The letter, the ground and the ink of each role and weak role."""
+    roles = (role for pattern in ROLE_LETTERS for role in (pattern, WEAK + pattern))
+    return {role: [letter_of(role), *_colours_of(role)] for role in roles}
+
+
 def _colours_of(role: str) -> list[str | None]:
     """The ground and the ink of a role's letter; nothing without a pattern."""
     ground = role_colour(role)
     if ground is None:
         return [None, None]
-    return [ROLE_COLOURS[role], "#000000" if is_light(np.array(ground) / 255) else "#ffffff"]
+    return [
+        ROLE_COLOURS[role.removeprefix(WEAK)],
+        "#000000" if is_light(np.array(ground) / 255) else "#ffffff",
+    ]
 
 
 def _describe(head: HeadDescription) -> list[Any]:

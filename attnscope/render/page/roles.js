@@ -10,8 +10,6 @@ function cellsBy(side) {
   return side < CLEAR_SIDE && Object.keys(kind.roles).length ? "role" : "";
 }
 
-const patternOf = (layer, head) => (layer.about[head]?.[0] ?? "").replace(/^weak /, "");
-
 function drawCells(context, by, pitch, side) {
   const colourOf = by === "role" ? null : scored(by), size = Math.min(side * 0.8, 13);
   context.font = font(size);
@@ -20,7 +18,7 @@ function drawCells(context, by, pitch, side) {
   overview.layers.forEach((layer, row) => {
     for (let head = 0; head < layer.heads; head++) {
       const x = overview.left + pitch * head, y = overview.top + pitch * row;
-      const [letter, ground, ink] = colourOf ? ["", colourOf(layer, head)] : PAGE.letters[patternOf(layer, head)];
+      const [letter, ground, ink] = colourOf ? ["", colourOf(layer, head)] : PAGE.letters[layer.about[head]?.[0] ?? ""];
       context.fillStyle = ground ?? css("--ground");
       context.fillRect(x, y, side, side);
       context.fillStyle = ink ?? css("--quiet");

@@ -131,7 +131,11 @@ def _names_alone(view: Ranking, surface: Surface, left: int) -> Iterator[Line]:
         if command and -(-cell_len(shown) // surface.width) < left:
             yield from ([Segment(names, BOLD)], [Segment(shown, DIM)])
             return
-    yield [Segment(names, BOLD)]
+    others = [each.head for each in view.heads[1:]]
+    while len(others) > 1 and cell_len(f"{command}   also {' '.join(others)}") > surface.width:
+        others.pop()
+    one = f"{command}   also {' '.join(others)}"
+    yield [Segment(one if command and cell_len(one) <= surface.width else names, BOLD)]
 
 
 def _commands(commands: list[str], room: int) -> list[str]:

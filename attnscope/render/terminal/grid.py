@@ -21,11 +21,11 @@ from attnscope.render.terminal import surface as screen
 from attnscope.render.terminal.surface import BOLD, DIM, MARK, TONES, Line, Palette, Surface
 from attnscope.views import (
     CLEAR_CELLS,
-    ROLE_LETTERS,
     THUMBNAIL_CELLS,
     Grid,
     HeadMap,
     RoleMap,
+    letter_of,
     thumbnail_levels,
 )
 
@@ -228,6 +228,9 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     yield from surface.colour_bar(*small.scale_ends(), palette, view.bar, words)
 
 
+SHORT_REMEDY = "maps: --large"
+
+
 def _remedy(view: Grid, surface: Surface) -> str:
     """How to see maps: of as many layers as have room, or over several screens."""
     for count in (16, 8, 4, 2, 1):
@@ -244,10 +247,9 @@ BLOCK_GAP = 2  # columns between blocks of layers
 
 def role_lines(view: RoleMap, surface: Surface, remedy: str = "") -> Iterator[Line]:
     """The letter of each head's role on its colour, and what the letters mean."""
-    patterns = view.patterns
 
     def cell(row: int, head: int, width: int) -> Segment:
-        roles = patterns[row]
+        roles = view.roles[row]
         return _letter(roles[head], width, surface) if head < len(roles) else Segment(" " * width)
 
     yield from _cell_blocks([f"L{layer}" for layer in view.layers], view.heads, WIDEST_LETTER, cell, surface)
@@ -258,15 +260,18 @@ def role_lines(view: RoleMap, surface: Surface, remedy: str = "") -> Iterator[Li
             yield line
             line = []
         line = [*line, Segment("  "), *entry] if line else entry
-    if remedy and Segment.get_line_length(line) + len(remedy) + 3 > surface.width:
+    room = surface.width - Segment.get_line_length(line) - 3
+    if len(remedy) > room >= len(SHORT_REMEDY):
+        remedy = SHORT_REMEDY
+    elif remedy and len(remedy) > room:
         yield line
         line = []
-    yield [*line, Segment("   " * bool(line) + remedy, DIM)]
+    yield [*line, Segment("   " * bool(line and remedy) + remedy, DIM)]
 
 
 def _letter(role: str, width: int, surface: Surface) -> Segment:
     """The letter of a role in a cell of its colour."""
-    ground, text = role_colour(role), ROLE_LETTERS[role].center(width)
+    ground, text = role_colour(role), letter_of(role).center(width)
     if ground is None or not surface.colour:
         return Segment(text, DIM if ground is None else None)
     ink = Color.from_rgb(*([0] * 3 if is_light(np.array(ground) / 255) else [255] * 3))

@@ -405,13 +405,13 @@ def test_roles_have_their_colours_and_letters_and_replace_tiny_thumbnails():
     with drawing(view) as (figure, _):
         (cells,) = images(figure)
         white = (255, 255, 255)
-        colours = [[role_colour(role) or white for role in row] for row in view.patterns]
+        colours = [[role_colour(role) or white for role in row] for row in view.roles]
         assert cells.get_array().tolist()[0] == [list(colour) for colour in colours[0]]
         assert cells.get_array().tolist()[1] == [*(list(colour) for colour in colours[1]), list(white)]
         letters = [text.get_text() for text in figure.axes[0].texts]
-        assert letters == ["p", "s", "·", "f", "b", "H0", "H1", "H2", "L0", "L3"]
+        assert letters == ["P", "s", "·", "F", "B", "H0", "H1", "H2", "L0", "L3"]
         legend = [text.get_text() for text in figure.axes[1].texts]
-        assert {"previous 1", "self 1 (1 weak)", "first 1", "broad 1", "none 1"} <= {*legend}
+        assert {"previous 1", "weak self 1", "first 1", "broad 1", "none 1"} <= {*legend}
     thumbnails = grid([(0, bare(np.stack([random_head(13).values] * 40)))], title="a model", roles=view)
     for width, tiny in ((3.0, True), (8.0, False)):
         with drawing(thumbnails, width=width) as (figure, _):

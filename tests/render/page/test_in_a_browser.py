@@ -10,7 +10,16 @@ import pytest
 from attnscope.axes import shrink, weights
 from attnscope.render.colour import role_colour, steps, table
 from attnscope.render.page import UP, Code, pack
-from attnscope.views import ROLE_LETTERS, HeadDescription, Score, grid, heatmap, name_weight, round_up
+from attnscope.views import (
+    ROLE_LETTERS,
+    HeadDescription,
+    Score,
+    grid,
+    heatmap,
+    letter_of,
+    name_weight,
+    round_up,
+)
 from tests.questions.roles import plant_roles
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
@@ -268,8 +277,8 @@ def many(tmp_path_factory):
         (at, weights(maps, *map(range, maps.shape[1:]), np.tril(np.ones((13, 13), bool))))
         for at, maps in enumerate(files.values())
     ]
-    names = {letter: role for role, letter in ROLE_LETTERS.items()}
-    scores = {letter: (Score("entropy", at / 4, 1.0, "nats"),) for at, letter in enumerate("psfocb")}
+    names = {letter_of(role): role for role in ROLE_LETTERS}
+    scores = {letter: (Score("entropy", at / 4, 1.0, "nats"),) for at, letter in enumerate("PSFOHB")}
     about = {
         ("decoder", at): tuple(HeadDescription(names[each], "", scores[each]) for each in row)
         for at, row in enumerate(letters)
@@ -297,12 +306,12 @@ def test_many_heads_have_the_colours_of_roles_and_open_by_a_click(chromium, many
     chromium.open_anew(path, dark=dark)
     chromium.until("overview.pitch > 0 && overview.cells.length === 32")
     chromium.run("element('shelf').style.maxHeight = 'none'")
-    names = {letter: role for role, letter in ROLE_LETTERS.items()}
+    names = {letter_of(role): role for role in ROLE_LETTERS}
     wanted = np.array([[role_colour(names[letter]) for letter in row] for row in letters])
     drawn = overview_colours(chromium, letters)
     drawn[:2, :2] = wanted[:2, :2]  # the open head has a frame
     np.testing.assert_allclose(drawn, wanted, atol=3)
-    counts = f"previous {sum(row.count('p') for row in letters)}"
+    counts = f"previous {sum(row.count('P') for row in letters)}"
     assert counts in chromium.text("shades")
     chromium.click(
         *chromium.inside(
@@ -319,7 +328,7 @@ def test_overview_shows_maps_roles_or_a_score_as_chosen(chromium, many) -> None:
     chromium.until("overview.cells.length === 32")
     choose = "element('by').value = '{}'; element('by').dispatchEvent(new Event('change'))"
     chromium.run(choose.format("entropy"), "element('shelf').style.maxHeight = 'none'")
-    values = np.array([["psfocb".index(letter) / 4 for letter in row] for row in letters])
+    values = np.array([["PSFOHB".index(letter) / 4 for letter in row] for row in letters])
     drawn, wanted = overview_colours(chromium, letters), table("ember")[steps(values / values.max())]
     drawn[:2, :2] = wanted[:2, :2]
     np.testing.assert_allclose(drawn, wanted, atol=3)

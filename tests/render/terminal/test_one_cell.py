@@ -11,11 +11,11 @@ from rich.console import Console
 from attnscope.measures.roles import ROLES
 from attnscope.render.colour import ROLE_COLOURS, role_colour, table
 from attnscope.render.terminal import print_views
-from attnscope.views import ROLE_LETTERS, HeadRank, Ranking, RoleMap, grid, head_map
+from attnscope.views import ROLE_LETTERS, HeadRank, Ranking, RoleMap, grid, head_map, letter_of
 from tests.questions.roles import LETTERS, plant_roles
 from tests.render.screen import bare, printed, random_head, widths
 
-BY_LETTER = {letter: role for role, letter in ROLE_LETTERS.items()}
+BY_LETTER = {letter_of(role): role for pattern in ROLE_LETTERS for role in (f"weak {pattern}", pattern)}
 
 
 def roles_of(letters: list[str]) -> RoleMap:
@@ -38,7 +38,7 @@ def read_blocks(lines: list[str], layers: int) -> list[str]:
     """The letters of each layer, from blocks of layers side by side."""
     found = {}
     for line in lines:
-        for layer, letters in re.findall(r"L(\d+) +((?:[a-z,·]{1,3} {0,2})+?)(?=  L\d|$)", line):
+        for layer, letters in re.findall(r"L(\d+) +((?:[A-Za-z·]{1,3} {0,2})+?)(?=  L\d|$)", line):
             found[int(layer)] = letters.replace(" ", "")
     return [found[layer] for layer in range(layers)]
 
@@ -65,14 +65,32 @@ def test_every_letter_ten_heads_and_a_command_fit_one_screen(layers, heads, widt
     assert "attnscope show x --head L0H0" in text
 
 
+@pytest.mark.parametrize("kinds", ["PpSsFfOoHB·", "PpNnSsOoFfXxHB·", "PpNnSsOoIiDdFfXxUuHB·"])
+def test_a_full_command_fits_one_screen_below_many_roles(kinds) -> None:
+    rows = ["".join(row) for row in np.random.default_rng(0).choice([*kinds], (32, 32))]
+    view = grid(
+        [(layer, bare(np.stack([random_head(60).values] * 32))) for layer in range(32)], roles=roles_of(rows)
+    )
+    noted = replace(WORTH, notes=("cut: the first 60 of 22,884 tokens are shown",))
+    lines = plain(on_a_screen([view, noted], 80, 24))
+    assert len(lines) < 24
+    assert max(widths("\n".join(lines))) <= 80
+    assert read_blocks(lines, 32) == rows
+    text = " ".join(lines)
+    assert "Next: attnscope show x --head L0H0" in text
+    assert "maps: --" in text
+    for role, words in roles_of(rows).legend.items():
+        assert f"{letter_of(role)} {words}" in text
+
+
 def test_thumbnails_give_way_to_letters_below_six_cells() -> None:
     """In colour a line has two rows; a text of three tokens has but three cells."""
     for count, layers, clear in ((13, 4, True), (13, 12, False), (3, 8, True), (60, 3, True), (60, 8, False)):
         stack = bare(np.stack([random_head(count).values] * 8))
-        letters = ["p" * 8] * layers
+        letters = ["P" * 8] * layers
         view = grid([(layer, stack) for layer in range(layers)], title="a model", roles=roles_of(letters))
         lines = plain(on_a_screen([view, WORTH], 80, 24))
-        assert ("p previous" not in " ".join(lines)) == clear, (count, layers)
+        assert ("P previous" not in " ".join(lines)) == clear, (count, layers)
         assert len(lines) < 24
 
 
@@ -85,18 +103,18 @@ def test_picture_has_six_rows_and_columns_or_those_of_its_text() -> None:
 
 def test_legend_names_layers_that_have_room_for_maps() -> None:
     stack = bare(np.stack([random_head(13).values] * 32))
-    view = grid([(layer, stack) for layer in range(32)], title="a model", roles=roles_of(["p" * 32] * 32))
+    view = grid([(layer, stack) for layer in range(32)], title="a model", roles=roles_of(["P" * 32] * 32))
     text = " ".join(plain(on_a_screen([view, WORTH], 160, 48)))
     named = re.search(r"maps: --head NAME, --layer 0-(\d+), or --large", text)
     assert named is not None
-    part = grid([(layer, stack) for layer in range(int(named[1]) + 1)], roles=roles_of(["p" * 32] * 32))
+    part = grid([(layer, stack) for layer in range(int(named[1]) + 1)], roles=roles_of(["P" * 32] * 32))
     lines = plain(on_a_screen([part, WORTH], 160, 48))
     assert "one map per head" in " ".join(lines)
     assert len(lines) < 48
 
 
 def test_letters_stand_on_the_colours_of_their_roles() -> None:
-    letters = ["pnsoidfx,cb"]
+    letters = ["PNSOIDFXUHB"]
     text = on_a_screen([roles_of(letters)], 80, 24)
     for letter in letters[0]:
         ground = ";".join(map(str, role_colour(BY_LETTER[letter])))
@@ -108,22 +126,22 @@ def test_every_role_has_its_letter_and_a_colour_of_256() -> None:
     assert patterns <= {*ROLE_LETTERS}
     assert len({*ROLE_LETTERS.values()}) == len(ROLE_LETTERS)
     assert {*ROLE_COLOURS} == patterns - {"none"}
-    text = on_a_screen([roles_of(["pnsoidfx,cb"])], 80, 24, "256")
-    grounds = re.findall(r"48;5;(\d+)m *([a-z,])", text)
+    text = on_a_screen([roles_of(["PNSOIDFXUHB"])], 80, 24, "256")
+    grounds = re.findall(r"48;5;(\d+)m *([A-Z])", text)
     assert len({ground for ground, _ in grounds}) == len(ROLE_COLOURS)
 
 
 def test_weak_heads_count_with_their_pattern_and_missing_heads_are_blank() -> None:
-    rows = (("previous", "weak previous", "none"), ("", "self"))
+    rows = (("previous", "weak previous", "none"), ("", "weak self"))
     view = RoleMap((2, 5), rows, title="a model")
     assert view.legend == {
-        "previous": "previous 2 (1 weak)",
-        "self": "self 1",
+        "previous": "previous 1, p weak 1",
+        "weak self": "weak self 1",
         "none": "none 1",
         "": "no scores 1",
     }
     assert [line.split() for line in printed(view).splitlines()[3:5]] == [
-        ["L2", "p", "p", "·"],
+        ["L2", "P", "p", "·"],
         ["L5", "?", "s"],
     ]
 

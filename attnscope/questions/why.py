@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -37,6 +38,15 @@ OPENED_TOKENS = 40  # tokens of a text, at most, of whose map a page explains ea
 OPENED_BYTES = 2 << 20  # of the terms of cells in a page, at most
 DRAWN_TERMS = 3  # terms of a head that are drawn
 TERMS = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
+
+WROTE = {
+    "head": "what {part} brought to {token}",
+    "feed-forward": "what {part} added at {token}",
+    "mixer": "what {part} brought to {token}",
+    "embeddings": "what {token} is by itself ({part})",
+    "biases": "{part}, the same in every text",
+}
+"""What a kind of part is, in words."""
 
 Opened: TypeAlias = Mapping[Head, Mapping[tuple[int, int], Table]]
 """By head, the terms of each cell of its map, by row and key."""
@@ -303,8 +313,24 @@ def _csv_rows(result: Why) -> Iterator[tuple[object, ...]]:
             yield *cell, term.query, term.key, term.value, term.excess, *((term.error,) if errors else ())
 
 
+def _summarize(each: ExplainedScore, against: str | None) -> str:
+    """The part of the key and the part of the query that do most of it, in a sentence."""
+    total = sum(side.excess for side in each.by_key)
+    other = "the row's other keys" if against is None else against
+    how = "above" if total >= 0 else "below"
+    sides = (each.key, each.by_key, "query"), (each.query, each.by_query, "key")
+    found = []
+    for token, parts, far in sides:
+        most = max(parts, key=lambda part: part.excess if total >= 0 else -part.excess)
+        wrote = WROTE[most.kind].format(part=most.part, token=token)
+        found.append(f"{wrote} ({most.excess:+.2f} with all parts of the {far})")
+    what = "query times key" if each.bias_excess or each.capped is not None else "the score"
+    return f"{what} is {abs(total):.2f} {how} that of {other}, most of all by {' and '.join(found)}"
+
+
 def _sentences(each: ExplainedScore, result: Why) -> Iterator[str]:
-    """The steps from the terms to the weight."""
+    """The strongest parts, and the steps from the terms to the weight."""
+    yield _summarize(each, result.against)
     if result.prompts > 1:
         yield f"means of {result.prompts:,} prompts; ± is the standard error of the excess"
     elif each.cells > 1:
@@ -326,18 +352,29 @@ def _terms_table(each: ExplainedScore, top: int) -> Table:
     errors = () if terms[0].error is None else (Column("±", True),)
     blank = [""] * len(errors)
     if count > len(terms):
-        rows.append((pluralize(count - len(terms), "other"), "", *map(_signed, rest), *blank))
+        rows.append((pluralize(count - len(terms), "other term"), "", *map(_signed, rest), *blank))
     rows.append(("query times key", "", *map(_signed, sums), *blank))
     return Table((*TERMS, *errors), tuple(rows))
 
 
 def _sides_table(each: ExplainedScore) -> Table:
-    """The strongest parts of the query beside those of the key, each summed over the other side."""
-    pairs = zip(each.by_query[:LISTED_PARTS], each.by_key[:LISTED_PARTS], strict=False)
-    rows = tuple(tuple(cell for side in pair for cell in (side.part, *_cells(side)[:2])) for pair in pairs)
+    """The same sum by parts of the query, and beside it by parts of the key, each over the other side."""
+    sides = [_side_rows(side) for side in (each.by_query, each.by_key)]
+    rows = tuple((*one, *other) for one, other in zip_longest(*sides, fillvalue=("", "", "")))
     names, numbers = ("by query part", "by key part"), ("value", "excess")
     columns = [(Column(name), *(Column(number, True) for number in numbers)) for name in names]
     return Table((*columns[0], *columns[1]), rows)
+
+
+def _side_rows(parts: Sequence[SidePart]) -> list[tuple[str, ...]]:
+    """The strongest parts of a side, the sum of the others, and that of all."""
+    listed, others = parts[:LISTED_PARTS], parts[LISTED_PARTS:]
+    sums = [(pluralize(len(others), "other part"), others)] * bool(others) + [("query times key", parts)]
+    rows = [(part.part, *_cells(part)[:2]) for part in listed]
+    return rows + [
+        (name, *(_signed(sum(getattr(part, number) for part in of)) for number in ("value", "excess")))
+        for name, of in sums
+    ]
 
 
 def _cells(each: ScoreTerm | SidePart) -> list[str]:

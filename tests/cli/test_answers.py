@@ -140,7 +140,7 @@ ANSWERED = {
     "why 'it -> cat' TEXT --head L3H1": ("why L3H1 attends from it 8 to cat 2", "query times key"),
     "why 'it -> cat' TEXT --head L3H1 --depth 2": "it wrote the",
     "why 'it -> cat' TEXT --head L3H1 --against 'it -> sat'": "a value less the same in it -> sat",
-    "why '* -> -1' TEXT --head L3H1 --top 1": ("means of 12 cells", "899 others"),
+    "why '* -> -1' TEXT --head L3H1 --top 1": ("means of 12 cells", "899 other terms"),
     "why 'saw -> {A}' 'The {A} saw the {B}' --prompts names.tsv --head L1H0 --top 2": (
         "why L1H0 attends from saw to {A}",
         "1 prompt of “The {A} saw the {B}”",

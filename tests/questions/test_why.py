@@ -434,3 +434,22 @@ def test_part_of_a_patch_is_that_of_its_convolution(tmp_path):
     expected = float(query @ (weight @ held)) / 8**0.5
     found = sum(part.value for part in first.by_key if part.part.startswith("embeddings"))
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("cell", "against"), [("6 -> 2", None), ("2 -> 6", None), ("6 -> 2", "6 -> 4")])
+def test_first_sentence_and_side_sums_are_those_of_the_terms(cell, against):
+    model = load("own")
+    prepared = model.prepare("The cat sat because it slept.")
+    found = explain_head(model, prepared, ask(cell), Head("L2H5"), against and ask(against))
+    (first,) = found.path
+    heading, terms, sides = why_answer(found).views
+    total = sum(part.excess for part in first.by_key)
+    signed = {part.excess * np.sign(total): part for part in first.by_key}
+    most, sentence = signed[max(signed)], heading.notes[0]
+    assert f"{abs(total):.2f} {'above' if total > 0 else 'below'} that of" in sentence
+    assert f"{first.key} ({most.excess:+.2f} with all parts of the query)" in sentence
+    assert most.part in sentence
+    for at in (0, 3):
+        numbers = np.array([[float(cell) for cell in row[at + 1 : at + 3]] for row in sides.rows])
+        assert numbers[:-1].sum(0) == pytest.approx(numbers[-1], abs=0.04)
+        assert sides.rows[-1][at : at + 3] == (terms.rows[-1][0], *terms.rows[-1][2:])

@@ -397,6 +397,22 @@ def value_of(name: str) -> Any:
     return context and context.params.get(name)
 
 
+def given_options(without: Collection[str]) -> dict[str, Any]:
+    """The options of the running command that were typed or set, but some fields; by what one types."""
+    context = _running.get()
+    every = [] if context is None else context.command.params
+    named = [each.name or "" for each in every if each.param_type_name == "option"]
+    values = {option_of(name): value_of(name) for name in named if name not in without and is_given(name)}
+    return {
+        name: [*map(str, value)]
+        if isinstance(value, (list, tuple))
+        else str(value)
+        if isinstance(value, Path)
+        else value
+        for name, value in values.items()
+    }
+
+
 def without_typed_options(group: Any) -> Any:
     """A group with nothing typed: its defaults and the user's settings."""
     context = _running.get()

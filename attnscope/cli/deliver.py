@@ -5,21 +5,31 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from attnscope.cli.command import fields_of, given_options
 from attnscope.cli.messages import is_quiet, is_verbose, notify, warn
-from attnscope.cli.options import PARQUET, PICTURES, Metadata, PrintedOptions, SavedOptions
+from attnscope.cli.options import (
+    LATEX,
+    PARQUET,
+    PICTURES,
+    Metadata,
+    PrintedOptions,
+    SavedOptions,
+    TableOutput,
+)
 from attnscope.errors import OutputError
 from attnscope.questions.processes import torchrun_processes
 from attnscope.records import plain
-from attnscope.text import csv_cell, escape_json
+from attnscope.text import clean, csv_cell, escape_json
 from attnscope.version import __version__
 
 if TYPE_CHECKING:
@@ -61,11 +71,12 @@ def deliver(
 
         notify(f"attention: {describe_kernels(sites)}")
     if out is not None:
-        save(answer, out, picture, opened=output.open_file, read=read)
+        about = partial(describe_answer, command, read, other)
+        save(answer, out, picture, opened=output.open_file, read=read, about=about)
     if getattr(output, "as_json", False):
         print_answer(command, {**answer.numbers, **(metadata or {})}, read, other)
     elif getattr(output, "as_latex", False):
-        print(latex_of(answer))
+        print(latex_of(answer, describe_answer(command, read, other)))
     elif getattr(output, "as_csv", False):
         rows = ([csv_cell(value) for value in row] for row in (answer.table() if answer.table else ()))
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
@@ -96,9 +107,20 @@ def _calls_of(result: Any) -> Sequence[Any]:
 
 
 def save(
-    answer: Answer, out: Path, picture: SavedOptions, *, opened: bool = False, read: Sequence[Any] = ()
+    answer: Answer,
+    out: Path,
+    picture: SavedOptions,
+    *,
+    opened: bool = False,
+    read: Sequence[Any] = (),
+    about: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output."""
+    """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output.
+
+    ``read`` is the model, and what it read; data begins with what ``about`` says of them.
+    """
+    from attnscope.storage.files import write_whole
+
     piped = out.stem == "-" and out.parent == Path()
     with TemporaryDirectory() if piped else nullcontext("") as folder:
         path = Path(folder, f"answer{out.suffix}") if piped else out
@@ -106,8 +128,10 @@ def save(
             save_pictures(answer, path, picture)
         elif out.suffix.lower() == PARQUET:
             save_parquet(answer, path)
+        elif out.suffix.lower() == LATEX:
+            write_whole(path, f"{latex_of(answer, about())}\n".encode())
         else:
-            save_data(answer, path, picture, read)
+            save_data(answer, path, picture, read, about)
         if piped:
             sys.stdout.buffer.write(path.read_bytes())
             return
@@ -116,8 +140,11 @@ def save(
         typer.launch(str(out))
 
 
-def latex_of(answer: Answer) -> str:
-    """The tables of an answer as LaTeX. Raises ``OutputError`` if it has none."""
+def latex_of(answer: Answer, about: Mapping[str, Any]) -> str:
+    """The tables of an answer as LaTeX, with where they come from as a comment.
+
+    Raises ``OutputError`` if it has none.
+    """
     from attnscope.render.latex import LATEX_FUNCTIONS, latex_of_rows
     from attnscope.views import Table
 
@@ -130,11 +157,16 @@ def latex_of(answer: Answer) -> str:
         tables = [latex_of_rows(answer.table())]
     if not tables:
         raise OutputError("this answer has no table: --latex does not apply")
-    return "\n\n".join(tables)
+    read, options = about["input"], [f"{name} {value}" for name, value in about["options"].items()]
+    source = [f"attnscope {about['attnscope']}", f"model {read['model']}", read.get("text"), *options]
+    comment = " · ".join(" ".join(clean(each).split()) for each in source if each)
+    return "\n\n".join(tables) + f"\n% {comment}"
 
 
-def save_data(answer: Answer, out: Path, picture: SavedOptions, read: Sequence[Any] = ()) -> None:
-    """Write a page, or all numbers; ``read`` is the model, and what it read, of which a graph is."""
+def save_data(
+    answer: Answer, out: Path, picture: SavedOptions, read: Sequence[Any], about: Callable[[], dict[str, Any]]
+) -> None:
+    """Write a page, or all numbers."""
     from attnscope.models import ModelInput
     from attnscope.models.text.tokens import spell_tokens
     from attnscope.render.page import PAGE, graph_json, graph_page, save_page
@@ -147,8 +179,9 @@ def save_data(answer: Answer, out: Path, picture: SavedOptions, read: Sequence[A
     if answer.arrays is not None and not paged:
         arrays.save_arrays(answer.arrays(), out)
     elif answer.layers is not None and not paged:
-        kinds, title, notes = answer.layers()
-        arrays.save_weights(kinds, out, title=title, notes=notes)
+        kinds, numbers, title, notes = answer.layers()
+        described = {name: value for name, value in about().items() if name != "schema"}
+        arrays.save_weights(kinds, out, title=title, notes=notes, about=described, numbers=numbers)
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph) and not paged:
@@ -176,13 +209,27 @@ def print_plain(numbers: Any, *, indent: int | None = None) -> None:
     print(escape_json(json.dumps(numbers, ensure_ascii=False, allow_nan=False, indent=indent)))
 
 
-def print_answer(command: str, numbers: Mapping[str, Any], read: Any, other: Any = ()) -> None:
-    """Print an answer as JSON: first its schema's name, the version, and what it is about."""
+UNTOLD = {
+    *fields_of(TableOutput, PrintedOptions).split(),
+    *("model", "no_cache", "save_trace", "save_snapshot", "checkpoint", "pooled", "jsonl", "offline"),
+}
+"""Fields that change no number, or are told elsewhere in an answer."""
+
+
+def describe_answer(command: str, read: Any, other: Any = ()) -> dict[str, Any]:
+    """What made an answer, as plain data: its schema, the version, what was read, and with which options."""
     from attnscope.models.identity import describe_input
     from attnscope.questions.answer import Beginning, name_schema
 
     inputs = describe_input(*read), describe_input(*other) if other else None
-    print_plain({**plain(Beginning(name_schema(command), __version__, *inputs)), **numbers})
+    begins = Beginning(name_schema(command), __version__, *inputs, given_options(UNTOLD))
+    described: dict[str, Any] = plain(begins)
+    return described
+
+
+def print_answer(command: str, numbers: Mapping[str, Any], read: Any, other: Any = ()) -> None:
+    """Print an answer as JSON: first its schema's name, the version, and what it is about."""
+    print_plain({**describe_answer(command, read, other), **numbers})
 
 
 def print_written(prepared: ModelInput) -> None:

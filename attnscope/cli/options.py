@@ -211,7 +211,8 @@ class MixedModelOptions(WeightedModelOptions):
 
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf", ".jpg")
 PIXELS = (".png", ".jpg")  # pictures that have a resolution
-PARQUET = ".parquet"  # the suffix of a table
+PARQUET, LATEX = ".parquet", ".tex"
+TABLES = (PARQUET, LATEX)  # the suffixes of tables
 WHOLE = (".html", ".npz", ".safetensors", ".json", ".csv")
 
 
@@ -228,7 +229,7 @@ class MapOptions(AxisOptions):
 
     def __post_init__(self) -> None:
         if value_of("out") is None:
-            refuse_combined(("scale", "as_json", "numbers have no colours"))
+            refuse_combined(("scale", "as_json", "numbers have no colours: add -o FILE.png"))
 
     panel = PICTURE
     settable = "scale"
@@ -281,7 +282,7 @@ class SavedOptions(PictureOptions):
         refuse_first(
             (is_typed("dpi") and suffix not in PIXELS, "--dpi", "requires pixels: add -o FILE.png"),
             (
-                is_typed("cmap") and (suffix == PARQUET or not (printed or suffix)),
+                is_typed("cmap") and (suffix in TABLES or not (printed or suffix)),
                 "--cmap",
                 "requires a picture: add -o FILE.png",
             ),
@@ -396,7 +397,7 @@ def refuse_whole(out: Path | None) -> None:
     """Before any work, refuse a file of whole layers for one head or one token."""
     if out is not None and out.suffix.lower() in WHOLE:
         raise OutputError(
-            f"a {out.suffix.lower()} file holds whole layers: leave out --head and --token, or use --json"
+            f"a {out.suffix.lower()} file holds maps of all tokens and heads: save a picture, or use --json"
         )
 
 

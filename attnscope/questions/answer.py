@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
@@ -12,12 +12,12 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any
 
 from attnscope.axes import Array
-from attnscope.models.identity import Input
+from attnscope.models.identity import Input, version
 from attnscope.records import RECORDS_BY_COMMAND, Meaning, plain, record, schema, shaped
 from attnscope.views import Column, Drawable, Panels, Table, View
 
 if TYPE_CHECKING:
-    from attnscope.storage.arrays import Kinds
+    from attnscope.storage.arrays import Kinds, Numbers
 
 
 VERSION = 1  # raised by any release that removes a field from an answer, or changes its meaning
@@ -37,7 +37,7 @@ class Answer:
     to_record: Callable[[], Any]
     table: Callable[[], Iterable[Sequence[object]]] | None = None
     arrays: Callable[[], Mapping[str, Array]] | None = None
-    layers: Callable[[], tuple[Kinds, str, tuple[str, ...]]] | None = None
+    layers: Callable[[], tuple[Kinds, Numbers, str, tuple[str, ...]]] | None = None
     heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built on answers
 
     @classmethod
@@ -105,7 +105,14 @@ class Beginning:
     schema: Annotated[str, Meaning("the name of this schema, and its version behind it")]
     attnscope: Annotated[str, Meaning("the version of attnscope")]
     input: Annotated[Input, Meaning("what was read")]
-    other_input: Annotated[Input | None, Meaning("what that is compared with", optional=True)]
+    other_input: Annotated[Input | None, Meaning("what that is compared with", optional=True)] = None
+    options: Annotated[
+        Mapping[str, Any],
+        Meaning("the options that were given and may change a number", shape=Mapping[str, Any]),
+    ] = field(default_factory=dict)
+    versions: Annotated[Mapping[str, str], Meaning("of the libraries that ran the model")] = field(
+        default_factory=lambda: {name: version(name) for name in ("torch", "transformers")}
+    )
 
 
 def name_schema(command: str) -> str:

@@ -42,7 +42,7 @@ from attnscope.views import (
 )
 
 if TYPE_CHECKING:
-    from attnscope.storage.arrays import Kinds
+    from attnscope.storage.arrays import Kinds, Numbers
 
 TINY = 1e-30  # stands for zero in logarithms
 MAX_TOKENS = 512  # rows and columns of each head; a longer text is pooled
@@ -58,11 +58,12 @@ class WholeLayers:
     notes: tuple[str, ...]
     record: Record
     written: int | None = None
+    numbers: Numbers = field(default_factory=dict)  # of the heads, by kind and layer, if some were named
 
     @property
-    def data(self) -> tuple[Kinds, str, tuple[str, ...]]:
-        """The contents of a data file: all weights, their title and their notes."""
-        return self.kinds, self.title, self.notes
+    def data(self) -> tuple[Kinds, Numbers, str, tuple[str, ...]]:
+        """The contents of a data file: all weights, the numbers of their heads, a title and notes."""
+        return self.kinds, self.numbers, self.title, self.notes
 
     def save(self, path: Path) -> None:
         """Write all heads as data, as the suffix says. Raises ``OutputError``."""
@@ -126,7 +127,13 @@ def layers_of_maps(
         notes += sentences.note_maps(maps, prepared)
         notes += sentences.note_pooling(maps[0], pairs[0], pool.how) if note_pooled else []
     ran = sentences.provenance(record.sites)
-    return WholeLayers(kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written)
+    numbers: dict[tuple[str, int], Sequence[int]] = {}
+    if selection is not None and selection.named:
+        for each in sentences.selected_sites(record, selection):
+            numbers[each.site.kind, each.site.layer] = selection.heads(each.site, each.heads)
+    return WholeLayers(
+        kinds, model.title, ran, tuple(dict.fromkeys(notes)), record, prepared.written, numbers
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,10 +33,12 @@ def escape_latex(text: str) -> str:
 
 
 def latex_of_table(view: Table) -> str:
-    """A table as printed, without its notes."""
-    names = [column.name.replace("\n", " ").strip() for column in view.columns]
+    """A table as printed, units in brackets, and its notes as comments."""
+    parts = [[part.strip() for part in column.name.split("\n")] for column in view.columns]
+    names = [name + f" ({' '.join(units)})" * any(units) for name, *units in parts]
     rows = [[_text(cell) for cell in row] for row in view.rows]
-    return _tabular(names, rows, [column.right for column in view.columns])
+    notes = [f"% {' '.join(clean(note).split())}" for note in view.notes]
+    return "\n".join([_tabular(names, rows, [column.right for column in view.columns]), *notes])
 
 
 def latex_of_map(view: HeadMap) -> str:

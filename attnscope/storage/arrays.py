@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
@@ -40,6 +41,7 @@ MOST_LAYERS, MOST_HEADS = 1000, 1 << 15
 
 
 Layers = Iterable[tuple[int, Weights]]
+Numbers: TypeAlias = Mapping[tuple[str, int], Sequence[int]]
 
 FORMAT = 1
 MOST_PLACES = 1 << 17  # most rows or columns in a file; each takes kilobytes once it is labelled and drawn
@@ -48,10 +50,16 @@ LARGEST_NUMBER = 1 << 31  # the largest token number or vocabulary id in a descr
 
 @dataclass(eq=False)
 class LayersDescription:
-    """A file's description of its arrays; it grows while layers are written."""
+    """A file's description of its arrays; it grows while layers are written.
+
+    ``about`` says what was read, by which model and how, as the answer of a command does; ``numbers`` names
+    the heads of a kind and layer, if not all of them are there.
+    """
 
     title: str = ""
     notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
     axes: dict[tuple[tuple[Place, ...], tuple[Place, ...]], int] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
 
@@ -59,13 +67,14 @@ class LayersDescription:
         """Describe one layer; return the name of its array."""
         name = f"{kind}.{layer:02}"
         axes = self.axes.setdefault((weights.queries, weights.keys), len(self.axes))
-        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes})
+        heads = {"heads": [*self.numbers[kind, layer]]} if (kind, layer) in self.numbers else {}
+        self.layers.append({"kind": kind, "layer": layer, "array": name, "axes": axes, **heads})
         return name
 
     def text(self) -> str:
         """The description as JSON."""
         axes = [{"queries": _store_axis(queries), "keys": _store_axis(keys)} for queries, keys in self.axes]
-        content = {"format": FORMAT, "title": self.title, "notes": self.notes, "axes": axes}
+        content = {**self.about, "format": FORMAT, "title": self.title, "notes": self.notes, "axes": axes}
         return json.dumps({**content, "layers": self.layers}, ensure_ascii=False)
 
     def tokens(self) -> list[str] | None:
@@ -160,6 +169,8 @@ def _read_own(arrays: dict[str, Array], description: dict[str, Any]) -> SavedWei
             raise ValueError(f"{kind!r:.40} is not a kind of attention: there are {', '.join(KINDS)}")
         if not _is_number(number, MOST_LAYERS - 1) or number < 0 or number in kinds.get(kind, ()):
             raise ValueError(f"{kind} layer {number!s:.40} is out of 0-{MOST_LAYERS - 1}, or there twice")
+        if "heads" in layer:
+            raise ValueError("it holds some heads alone, as --head saves them: --from reads whole layers")
         if not _is_number(labels) or not 0 <= labels < len(axes):
             raise ValueError(f"{kind} layer {number} has the axes {labels!s:.40}, of {len(axes)}")
         values = _weights_of(name, arrays.pop(name))
@@ -260,15 +271,26 @@ def _name_oddities(saved: SavedWeights) -> Iterator[str]:
                 yield f"rows of {kind} layer {layer} that sum to more than 1: {over:,}, up to {top}"
 
 
-def save_weights(kinds: Kinds, path: str | Path, *, title: str = "", notes: tuple[str, ...] = ()) -> None:
-    """Write every layer in the format that the suffix names, whole or not at all. Raises ``OutputError``."""
+def save_weights(
+    kinds: Kinds,
+    path: str | Path,
+    *,
+    title: str = "",
+    notes: tuple[str, ...] = (),
+    about: Mapping[str, Any] = MappingProxyType({}),
+    numbers: Numbers = MappingProxyType({}),
+) -> None:
+    """Write every layer in the format that the suffix names, whole or not at all. Raises ``OutputError``.
+
+    ``about`` and ``numbers`` are those of the description.
+    """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         there = f"there are {', '.join(FORMATS)}"
         raise OutputError(f"cannot write {path}: {path.suffix!r} is not a data format; {there}")
     with open_whole(path) as file:
-        FORMATS[form](kinds, LayersDescription(title, notes), file)
+        FORMATS[form](kinds, LayersDescription(title, notes, about, numbers), file)
 
 
 def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
@@ -350,10 +372,11 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
     for kind, layer, weights in _each_layer(kinds):
         open_cells = np.broadcast_to(weights.allowed, weights.values.shape)
         texts = _texts(weights)
+        numbers = description.numbers.get((kind, layer), range(len(weights.values)))
         for head, row, column in np.argwhere(open_cells).tolist():
             query, key = weights.queries[row], weights.keys[column]
             sides = [query.start, csv_cell(query.text), key.start, csv_cell(key.text)]
-            table.writerow([kind, layer, head, *sides, texts[head, row, column]])
+            table.writerow([kind, layer, numbers[head], *sides, texts[head, row, column]])
     text.detach()
 
 

@@ -38,7 +38,7 @@ def numbers(ran) -> str:
     """An answer without what says where it came from, to the last byte."""
     assert ran.code in (0, 1), ran.err
     answer = json.loads(ran.out)
-    for name in ("command", "input", "other_input"):
+    for name in ("command", "input", "other_input", "options"):
         answer.pop(name, None)
     for file in answer.pop("files", ()):
         assert file["bytes"]

@@ -3,12 +3,14 @@
 import json
 import shlex
 from hashlib import sha256
+from importlib.metadata import version
 
 import pytest
 from tokenizers import Tokenizer
 
 import attnscope
 from attnscope.network import folder_of
+from attnscope.storage.tensors import read_arrays
 from tests.cli.test_schema import WORDS
 from tests.models import folders
 
@@ -49,6 +51,30 @@ def test_json_input_has_version_model_text_and_tokens(run):
         "tokens": own_tokens(TEXT),
     }
     assert attnscope.load("own").read(TEXT).input == answer["input"] | {"checksum": None}
+
+
+def test_json_says_options_that_change_numbers_and_versions(run, tmp_path):
+    asked = ("show", TEXT, "--head", "L1H3", "--hide-special")
+    drawn = ("-o", tmp_path / "a.png", "--size", "2", "--dpi", "40", "--title", "", "--no-cache", "-q")
+    answers = run.json(*asked), run.json(*asked, *drawn)
+    assert [each["options"] for each in answers] == [{"--head": "L1H3", "--hide-special": True}] * 2
+    assert answers[0]["versions"] == {name: version(name) for name in ("torch", "transformers")}
+    assert run.json("stats", TEXT)["options"] == {}
+    assert run.json("stats", TEXT, "--top", "3", "--where", "entropy<1")["options"] == {
+        "--top": 3, "--where": "entropy<1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["json", "npz", "safetensors"])
+def test_file_of_layers_begins_as_json_does(run, tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    run("show", TEXT, "--words", "-o", path)
+    arrays, description = read_arrays(path)
+    answer = run.json("show", TEXT, "--head", "L0H0", "--words")
+    assert len(arrays) >= 4
+    for name in ("attnscope", "input", "versions"):
+        assert description[name] == answer[name]
+    assert description["options"] == {"--words": True}
 
 
 @pytest.mark.parametrize("length", [1000, 1001])

@@ -33,7 +33,7 @@ def test_show_from_file_equals_show_of_model(run, heads, arguments):
 
 def test_json_from_file_equals_model_json_except_sites(run, heads):
     there, live = run.json("show", "--from", heads), run.json("show", TEXT)
-    for name in ("sites", "input"):
+    for name in ("sites", "input", "options"):
         del there[name], live[name]
     assert there == live
 
@@ -139,3 +139,19 @@ def test_export_draws_only_keys_of_the_kept_mass(run, tmp_path):
     assert drawn["all"] != drawn["few"]
     command = json.loads((tmp_path / "few" / "manifest.json").read_text("utf-8"))["command"]
     assert "--keep-mass 0.5" in command
+
+
+def test_file_of_some_heads_has_their_weights_and_numbers(run, tmp_path):
+    read = {}
+    for name, more in {"all": (), "some": ("--head", "L1H3,L2H1")}.items():
+        assert run("show", MAT, *more, "-o", tmp_path / f"{name}.csv").code == 0
+        run("show", MAT, *more, "-o", tmp_path / f"{name}.json")
+        read[name] = (tmp_path / f"{name}.csv").read_text("utf-8").splitlines()
+    kept = [line for line in read["all"] if line.startswith(("kind,", "encoder,1,3,", "encoder,2,1,"))]
+    assert read["some"] == kept
+    every, some = (json.loads((tmp_path / f"{name}.json").read_text("utf-8")) for name in ("all", "some"))
+    assert some["weights"] == {
+        f"encoder.0{layer}": [every["weights"][f"encoder.0{layer}"][head]] for layer, head in ((1, 3), (2, 1))
+    }
+    assert [each["heads"] for each in some["layers"]] == [[3], [1]]
+    run("show", "--from", tmp_path / "some.json").refuses("it holds some heads alone, as --head saves them")

@@ -184,4 +184,5 @@ def test_jsonl_lines_equal_the_answers_for_single_texts(run, tmp_path):
     for line, text in zip(lines, texts, strict=True):
         figures = json.loads(line)
         assert figures.pop("where").startswith("line ")
-        assert figures == run.json("stats", text, "--no-cache")
+        assert figures.pop("options") == {"--texts": str(corpus)}
+        assert {**figures, "options": {}} == run.json("stats", text, "--no-cache")

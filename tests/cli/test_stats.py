@@ -276,3 +276,17 @@ def test_corpus_table_has_errors_in_the_sorted_column_and_the_file(run, tmp_path
             each["error"] for each in head["figures"].values() if each["value"] == head["role"]["score"]
         ]
         assert head["role"]["name"] == "none" or f"±{scores[0]:.3f} (" in line
+
+
+def test_latex_file_says_its_source_in_comments_and_units_in_brackets(run, tmp_path):
+    asked = ("stats", "The cat\n\\input{x} %sat", "--top", "3", "--sort=-entropy")
+    printed = run(*asked, "--latex").out
+    assert run(*asked, "-o", tmp_path / "a.tex").code == 0
+    assert (tmp_path / "a.tex").read_text("utf-8") == printed
+    lines = printed.splitlines()
+    assert lines[-1].startswith("% attnscope ")
+    assert "model own · The cat⏎\\input{x} %sat · --sort -entropy · --top 3" in lines[-1]
+    assert [line for line in lines if "\\input" in line] == [lines[-1]]
+    assert "& entropy (nats) & distance (tokens) & previous &" in printed
+    assert "% 3 of 32 heads, smallest entropy first" in lines
+    run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "b.tex").refuses("a .tex file holds the table")

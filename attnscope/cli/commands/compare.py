@@ -59,7 +59,7 @@ class ComparedHeads(options.LayerOptions):
 class CompareOutput(options.TableOutput):
     """Where the comparison goes."""
 
-    suffixes = (*options.PICTURES, ".npz", options.PARQUET)
+    suffixes = (*options.PICTURES, ".npz", *options.TABLES)
     scatter: Annotated[
         bool, Option(help="Add every head as a point to a saved picture.", rich_help_panel=options.PICTURE)
     ] = False
@@ -83,9 +83,9 @@ def show_composition(
     refuse(len(named) > 1, "HEADS", "name one head, or none: compare L1H2 --composition")
     reader = options.parse_head(named[0]) if named else None
     if output.out is not None:
-        drawn = output.suffix != options.PARQUET
+        drawn = output.suffix not in options.TABLES
         refuse(drawn and reader is None, "--out", "name the head of the map: compare L1H2 --composition")
-        options.check_place(output.out, (*options.PICTURES, options.PARQUET))
+        options.check_place(output.out, (*options.PICTURES, *options.TABLES))
     from attnscope.questions.composition import composition_answer, measure_composition
 
     if source.names_one:
@@ -139,8 +139,8 @@ def compare(
         ("scatter", "by heads with_text with_model with_trace", "points are the heads of one model"),
     )
     refuse_without(("scatter", "out"))
-    if output.suffix == options.PARQUET:
-        refuse_combined(("scatter", "out", "a .parquet file holds the table"))
+    if output.suffix in options.TABLES:
+        refuse_combined(("scatter", "out", f"a {output.suffix} file holds the table"))
     _check(contrast, corpus, source, selection)
     pair = [options.parse_head(name, attention) for name in contrast.heads or ()]
     opening = None

@@ -48,7 +48,7 @@ class FindTexts(CorpusOptions):
     texts: Annotated[str | None, Often(help="A corpus: .txt, .jsonl, a folder ...")] = None
 
 
-NO_PICTURE = "it has no picture: use --json, --csv or -o FILE.parquet"
+NO_PICTURE = "it has no picture: use --json, --csv or -o FILE.tex"
 MAX_QUESTIONS = 500  # each is a table; more belong in a file for --gold
 
 
@@ -62,7 +62,7 @@ class FindOutput(options.TableOutput):
     """How many heads are listed, and where the answer goes."""
 
     settable = "top"
-    suffixes = (*options.PICTURES, options.PARQUET)
+    suffixes = (*options.PICTURES, *options.TABLES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,7 +143,7 @@ def find(
         inputs = query.questions or source.names_one
         refuse(inputs or corpus.texts, "--gold", "the file has the texts: give no text and no question")
         refuse_combined(
-            *([("out", "gold", NO_PICTURE)] * (output.suffix != options.PARQUET)),
+            *([("out", "gold", NO_PICTURE)] * (output.suffix not in options.TABLES)),
             ("mixers", "gold", "its questions are asked of attention"),
         )
         return answer_gold(gold.gold, gold, corpus, source, attention, output, model)

@@ -165,7 +165,8 @@ def show(
         layers: Any = None
         if saves_layers:
             keep = partial(all_heads, by=output.by) if output.suffix == ".html" else whole_layers
-            layers = keep(*text, replace(selection, head=None))
+            named = () if output.suffix == ".html" else tuple(heads)
+            layers = keep(*text, replace(selection, head=None, among=named))
             layers = _explain_cells(layers, text, heads, source, model)
         answer = next(answer_of() for applies, answer_of in modes if applies)
     if saves_layers:
@@ -273,9 +274,8 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
 
 
 def _refuse_whole(heads: list[Head], output: ShowOutput) -> None:
-    """Refuse a file of whole layers for one head or one token, but a page, of which heads' cells open."""
-    paged = output.suffix == ".html" and not (is_given("relative") or is_given("prompts"))
-    if is_given("token") or (heads and not paged):
+    """Refuse a file of whole maps for one token, and for what is of one head alone."""
+    if is_given("token") or (heads and (is_given("relative") or is_given("prompts"))):
         options.refuse_whole(output.out)
 
 

@@ -21,7 +21,7 @@ from attnscope.cli.command import (
     refuse_without,
 )
 from attnscope.cli.corpus import CorpusOptions, check_texts, each_text, measure_corpus, text_reader
-from attnscope.cli.deliver import PLAIN, deliver, print_answer, save
+from attnscope.cli.deliver import PLAIN, deliver, describe_answer, print_answer, save
 from attnscope.cli.source import (
     PassSource,
     load_model,
@@ -87,7 +87,7 @@ class StatsOptions(Group):
 class StatsOutput(options.TableOutput):
     """Where the scores go."""
 
-    suffixes = (*options.PICTURES, options.PARQUET)
+    suffixes = (*options.PICTURES, *options.TABLES)
     head_map: Annotated[
         str | None,
         Option(
@@ -171,7 +171,7 @@ def stats(
 def _refuse_conflicts(output: StatsOutput) -> None:
     """Wrong usage for options that exclude each other, or would do nothing."""
     drawn = "it draws every head"
-    tabular = output.suffix == options.PARQUET
+    tabular = output.suffix in options.TABLES
     refuse_without(
         *([] if tabular else [("out", "head_map by_position faithful")]),
         ("cell", "pooled"),
@@ -187,7 +187,7 @@ def _refuse_conflicts(output: StatsOutput) -> None:
         ("rows where sort", "by_position", "a curve covers all rows, and curves have a fixed order"),
         ("head_map jsonl as_csv pooled cell", "by_position", "it draws its curves alone"),
         ("jsonl", "head_map", ""),
-        *([("head_map by_position jsonl", "out", "a .parquet file holds the table")] * tabular),
+        *([("head_map by_position jsonl", "out", f"a {output.suffix} file holds the table")] * tabular),
         ("jsonl", "checkpoint", "nothing is added up"),
     )
 
@@ -208,7 +208,7 @@ class ScoreTable:
         heads = [one for each in self.heads for one in find_heads(each, result.heads)] or result.heads
         sort = self.listing.sort
         listed = [each for each in result.meeting(self.conditions, sort) if each in heads]
-        printed = sys.stdout.isatty() and not is_given("as_latex")
+        printed = sys.stdout.isatty() and not (is_given("as_latex") or is_given("out"))
         shown = most(self.listing.top, PRINTED) if printed else None
         return stats_answer(result, listed[: self.listing.top or None], self.names, sort, shown)
 
@@ -264,8 +264,14 @@ def _measure_text(
         result = measure_heads(*text, selection, names=names, **how)
         layers = result.maps
         if extras.pooled is not None and layers is not None:
+            about = partial(describe_answer, "stats", text)
             page = partial(heads_of_layers, layers, result.heads, *text, selection)
-            save(Answer((), {}, dict, layers=lambda: layers.data, heads=page), extras.pooled, PLAIN)
+            save(
+                Answer((), {}, dict, layers=lambda: layers.data, heads=page),
+                extras.pooled,
+                PLAIN,
+                about=about,
+            )
     return result
 
 

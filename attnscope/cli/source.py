@@ -382,15 +382,15 @@ def split_text(
 
 
 def split_questions(
-    words: list[str] | None, source: TextAmong, what: str
+    words: list[str] | None, source: TextAmong, what: str, *, many: bool = False
 ) -> tuple[list[Question], TextAmong]:
-    """The questions among arguments, and the source with the text among them."""
+    """The questions among arguments, and the source with the text among them, unless ``many`` are read."""
     from attnscope.questions.rules import is_rule, parse_questions
 
     questions, source = split_text(
         words, source, lambda word: "->" in word or is_rule(word), f"{what} has an arrow, ->"
     )
-    if len(questions) > 1 and not source.names_one:  # a text with an arrow in it
+    if len(questions) > 1 and not (many or source.names_one):  # a text with an arrow in it
         source = replace(source, text=questions.pop())
     refuse(not questions, what.split()[-1].upper(), f"name {what}, the arrow written as ->: 'it -> cat'")
     return [question for each in questions for question in parse_questions(each)], source

@@ -76,6 +76,25 @@ def test_text_with_an_arrow_is_the_last_argument(run):
     assert question["question"] == '"x -> y" -> cat'
 
 
+def test_rules_are_questions_about_a_text_and_a_corpus(run, tmp_path):
+    (tmp_path / "texts.txt").write_text(f"{TEXT}\n{OTHER}\n{TWO}\n")
+    asked = "find", "-1 or special", "it -> same", "after same"
+    names = ["* -> -1 or special", "it -> same", "* -> after same"]
+    questions = run.json(*asked, "--texts", tmp_path / "texts.txt")["questions"]
+    assert [each["question"] for each in questions] == names
+    assert all(len(each["heads"]) == 32 for each in questions)
+    assert {head["rank"] for each in questions for head in each["heads"]} == {None}
+    best = questions[1]["heads"][0]
+    condition = "find(it -> same) > 0 and find(* -> -1 or special) > 0"
+    measured = run.json("stats", "--texts", tmp_path / "texts.txt", "--where", condition)["heads"]
+    place = [each for each in measured if (each["layer"], each["head"]) == (best["layer"], best["head"])]
+    assert place[0]["figures"]["find(it -> same)"]["value"] == pytest.approx(best["weight"])
+    alone = run.json(*asked, TWO)["questions"]
+    assert [each["question"] for each in alone] == names
+    assert run("find", "same", TEXT, "--texts", "texts.txt").err.startswith("attnscope: ")
+    assert run("find", "same", "--limit", "2", TEXT).code == 2
+
+
 ANSWERS = '{"text": "The cat sat on the mat.", "pairs": [[1, 0, "article"], [5, 4, "article"], [2, 1]]}\n'
 
 

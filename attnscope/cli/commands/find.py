@@ -148,7 +148,7 @@ def find(
         )
         return answer_gold(gold.gold, gold, corpus, source, attention, output, model)
     refuse_without((fields_of(GoldOptions, but=("gold",)), "gold"))
-    questions, source = split_questions(query.questions, source, "a question")
+    questions, source = split_questions(query.questions, source, "a question", many=corpus.many)
     refuse(
         len(questions) > MAX_QUESTIONS,
         "QUESTION",

@@ -1,8 +1,13 @@
 """Shards of a corpus: their sums, merged, are those of one run over all texts, bit for bit."""
 
 import json
+import multiprocessing
+import os
+import signal
+from itertools import count
 
 import pytest
+import torch
 
 from attnscope.errors import InputError
 from attnscope.models import load
@@ -95,6 +100,31 @@ def test_interrupted_shard_resumes_to_the_same_sums(own, shards, tmp_path, monke
         with pytest.raises(InputError, match="is not finished: the same command resumes shard 2/8"):
             merged_stats([file])
     corpus_stats(own, ALL, run=CorpusRun(checkpoint=file, shard=(2, COUNT)))
+    assert json.loads(file.read_text())["state"] == expected["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_shard_killed_in_a_window_resumes_to_the_same_sums(own, shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SAVING_SECONDS", 0.0)
+    file, expected = tmp_path / "sums.json", json.loads(shards[1].read_text())
+
+    def measure(after):
+        watched = count()
+
+        def end(progress):
+            if next(watched) == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.set_num_threads(1)  # a fork has none of the threads that torch would wait for
+        corpus_stats(own, ALL, run=CorpusRun(checkpoint=file, shard=(2, COUNT), watch=end))
+
+    for after in (1, 1, None):  # each time, the sums have one more batch
+        fork = multiprocessing.get_context("fork").Process(target=measure, args=(after,))
+        fork.start()
+        fork.join(60)
+        assert fork.exitcode == (0 if after is None else -signal.SIGKILL)
+        assert json.loads(file.read_text())["state"]["progress"]["finished"] == (after is None)
     assert json.loads(file.read_text())["state"] == expected["state"]
 
 

@@ -41,9 +41,6 @@ Prepared = TypeVar("Prepared")
 
 MOST_REPORTED_TEXTS = 20  # unreadable texts that are reported one by one; further ones are only counted
 
-SHARD = Option(help="Measure part I of N of the texts; see --merge.", metavar="I/N")
-MERGE = Option(help="Add up the sums of all shards: 'sums-*.json'.", metavar="FILES")
-
 MERGED = "the sums have been measured"
 FIELD = "names a field of .jsonl, or a column of .parquet"
 
@@ -82,8 +79,12 @@ class CorpusOptions(TextsOptions):
     checkpoint: Annotated[Path | None, Option(help="Save the sums in a file; the same command resumes.")] = (
         None
     )
-    shard: Annotated[str | None, SHARD] = None
-    merge: Annotated[str | None, MERGE] = None
+    shard: Annotated[
+        str | None, Option(help="Measure part I of N of the texts; see --merge.", metavar="I/N")
+    ] = None
+    merge: Annotated[
+        str | None, Option(help="Add up the sums of all shards: 'sums-*.json'.", metavar="FILES")
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

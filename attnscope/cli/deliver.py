@@ -228,7 +228,9 @@ def describe_answer(command: str, read: Any, other: Any = ()) -> dict[str, Any]:
 
 
 def print_answer(command: str, numbers: Mapping[str, Any], read: Any, other: Any = ()) -> None:
-    """Print an answer as JSON: first its schema's name, the version, and what it is about."""
+    """Print an answer as JSON, of several processes the first: its schema, version, what it is about."""
+    if torchrun_processes().number:
+        return
     print_plain({**describe_answer(command, read, other), **numbers})
 
 

@@ -50,6 +50,9 @@ def load(
     name = os.fspath(name)
     if device_map is not None and device != "auto":
         raise ModelError("a device map already places the layers: leave out the device")
+    if (generative or predicting) and str(device_map).startswith("tp:"):
+        sentence = "tensor parallelism splits the heads over processes: predictions need them in one, as by"
+        raise ModelError(f"{sentence} the device map auto")
     place = choose_device(device)
     if dtype not in DTYPES:
         raise ModelError(f"no dtype {dtype!r}: there are {', '.join(DTYPES)}")

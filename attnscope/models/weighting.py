@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Site
 from attnscope.capture import recording
+from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.capture.projections import Projection, Projections, Residual, Residuals, head_gradients
 from attnscope.capture.record import FunctionObserver
 from attnscope.errors import ModelError
@@ -43,6 +44,7 @@ def with_weighting(model: Model, weighting: Weighting, target: str | None = None
         raise ModelError(
             f"{model.name} is {model.what} and has no values: give the model for --weighting {weighting}"
         )
+    require_whole_heads(model.module, f"{weighting} needs the output projection of all")
     weighted = copy(model)
     weighted.notes = (*model.notes, f"weighted: a cell is the share {WEIGHTINGS[weighting].share}")
     weighted.weighting, weighted.weighted_pass = weighting, WeightedPass(model, weighting, target)

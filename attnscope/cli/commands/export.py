@@ -65,10 +65,13 @@ def export(
     attnscope export -f sample_inputs/article.txt --truncate -o data --format npz
     attnscope export --image sample_inputs/cat.png -m facebook/dinov2-base -o cat
     """
+    from attnscope.questions.processes import torchrun_processes
+
     layers = options.parse_numbers(attention.layers, "--layer")
     refuse_without(("keep_mass", "token"))
     one_file = output.out.suffix.lower() in (*options.PICTURES, *options.WHOLE)
     refuse(one_file, "--out", f"names a folder; to write one file: attnscope show ... -o {output.out}")
+    refuse(torchrun_processes().count > 1, "--out", "several processes would write the same files: start one")
     pass_source = read_source(source, model)
     formats = tuple(dict.fromkeys(part.strip().lower() for part in output.format.split(",")))
     from attnscope.storage.folder import ExportPlan, count_unfinished, refuse_existing

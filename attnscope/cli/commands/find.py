@@ -137,7 +137,6 @@ def find(
     attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj --held-out
     """
     from attnscope.questions.find import LISTED_HEADS, asks_all_rows, corpus_heads, find_answer, find_heads
-    from attnscope.questions.processes import torchrun_processes
 
     if gold.gold is not None:
         inputs = query.questions or source.names_one
@@ -160,10 +159,8 @@ def find(
         refuse_combined(("mixers", "texts merge", "a corpus is measured by its attention"))
         names = tuple(f"find({question})" for question in questions)
         stats = measure_corpus(corpus, source, model, selection, names=names)
-        if not torchrun_processes().number:
-            answer = find_answer(corpus_heads(stats, questions), output.top or LISTED_HEADS)
-            deliver("find", answer, output, picture, model.metadata, stats.read)
-        return None
+        answer = find_answer(corpus_heads(stats, questions), output.top or LISTED_HEADS)
+        return deliver("find", answer, output, picture, model.metadata, stats.read)
     kind = "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, selection)

@@ -4,7 +4,7 @@ import csv
 import os
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
@@ -25,9 +25,19 @@ SPLIT = "tp:2"
 TEXTS = "sample_inputs/sentences.txt"
 ASKED = {
     "stats": ["stats", "--texts", TEXTS, "--limit", "40", "--csv"],
+    "find": ["find", "after same", "--texts", TEXTS, "--limit", "30", "--csv"],
     "gold": ["find", "--gold", "sample_inputs/treebank.conllu", "--csv"],
     "check": ["check", "any.entropy < 2", "L1H6.entropy > 9", "--texts", TEXTS, "--limit", "20", "--json"],
 }
+
+
+def refusal(folder, words):
+    """The sentence with which a command refuses split heads."""
+    said = StringIO()
+    sys.argv[1:] = [*words, "-m", folder, "--device-map", SPLIT]
+    with redirect_stderr(said), suppress(SystemExit):
+        main()
+    return said.getvalue().strip()
 
 
 def ask(folder):
@@ -43,6 +53,11 @@ def ask(folder):
             except SystemExit as ended:
                 code = ended.code or 0
         Path(folder, f"{name}-{number}").write_text(f"{code}\n{printed.getvalue()}", "utf-8")
+    refused = [
+        refusal(folder, ["ablate", "The cat sat."]),
+        refusal(folder, ["show", "A cat.", "--weighting", "norm"]),
+    ]
+    Path(folder, f"refused-{number}").write_text("\n".join(refused))
     Path(folder, f"batches-{number}").write_text(
         f"{batches}\n{fingerprint(load(folder, device_map=SPLIT).module)}"
     )
@@ -99,6 +114,15 @@ def test_two_groups_that_split_heads_equal_one_process(folder, run):
     assert measured[0] == measured[1]  # the same batches
     assert measured[2] == measured[3]
     assert fingerprint(load(str(folder)).module) in measured[0]
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_predictions_and_weightings_of_split_heads_are_refused(folder):
+    for number in range(4):
+        said = Path(folder, f"refused-{number}").read_text().splitlines()
+        assert len(said) == 2
+        assert all("tensor parallelism splits the heads over processes" in each for each in said)
 
 
 def test_split_heads_without_processes_is_refused(tmp_path):

@@ -36,11 +36,13 @@ async function addHead(row, head) {
   if (state.mode === "map") changeMode(hasRoom() ? "both" : "lines");
 }
 
+// The heads of the layer or, of many, those around the open one.
 async function tickLayer() {
   compared.length = 0;
-  const count = layerNow().heads;
-  for (let head = 0; head < Math.min(count, MOST); head++) await addHead(state.row, head);
-  say(`${Math.min(count, MOST)} of ${count} heads of layer ${layerNow().layer} are compared`);
+  const count = layerNow().heads, first = Math.max(0, Math.min(state.head - MOST / 2, count - MOST));
+  const last = Math.min(first + MOST, count);
+  for (let head = first; head < last; head++) await addHead(state.row, head);
+  say(`${last - first} of ${count} heads of layer ${layerNow().layer} are compared`);
   drawHead();
 }
 
@@ -63,6 +65,7 @@ function drawChips() {
   element("tick").setAttribute("aria-pressed", Boolean(own?.on));
   element("clear").hidden = compared.length === 0;
   element("whole").hidden = layerNow().heads < 2;
+  element("whole").textContent = layerNow().heads > MOST ? `${MOST} heads of the layer` : "the whole layer";
 }
 
 function newChip({ row, head }, name) {

@@ -166,6 +166,12 @@ function listen() {
   on("few", "change", (event) => showFew(event.target.checked));
   on("mode", "change", (event) => changeMode(event.target.value));
   on("by", "change", drawThumbnails);
+  on("wide", "click", (event) => {
+    const on = document.querySelector("main").classList.toggle("wide");
+    event.target.setAttribute("aria-pressed", on);
+    drawAll();
+    showOpenCell();
+  });
   on("scale", "change", (event) => restyle({ scale: event.target.value }));
   on("cmap", "change", (event) => restyle({ cmap: event.target.value }));
   on("theme", "click", flip);

@@ -322,6 +322,34 @@ def test_many_heads_have_the_colours_of_roles_and_open_by_a_click(chromium, many
     assert chromium.troubles == []
 
 
+def test_wide_overview_of_many_heads_fills_the_window(chromium, many) -> None:
+    chromium.open_anew(many[0], 1300)
+    chromium.until("overview.cells.length === 32")
+    narrow, room = (
+        chromium.run(f"[overview.pitch, element('{id}').clientWidth]") for id in ("shelf", "head")
+    )
+    chromium.run("element('wide').click()")
+    wide = chromium.run("[overview.pitch, element('shelf').clientWidth]")
+    assert min(wide[0] / narrow[0], wide[1] / narrow[1]) > 2
+    assert chromium.run("element('head').clientWidth") > room[1]
+    assert chromium.run("overview.pitch * overview.heads + overview.left") <= wide[1]
+    chromium.run("element('wide').click()")
+    again = chromium.run("[overview.pitch, element('shelf').clientWidth]")
+    assert again == pytest.approx(narrow, rel=0.1)  # a scroll bar may have come
+
+
+def test_heads_of_a_large_layer_are_those_around_the_open_one(chromium, many) -> None:
+    chromium.open_anew(many[0])
+    chromium.until("overview.cells.length === 32")
+    for head, first in ((25, 19), (2, 0), (31, 20)):
+        chromium.run(f"openHead(7, {head})")
+        chromium.until(f"current && state.head === {head}")
+        assert chromium.text("whole") == "12 heads of the layer"
+        chromium.run("tickLayer()")
+        chromium.until("element('chips').children.length === 12")
+        assert chromium.run("compared.map((one) => one.head)") == [*range(first, first + 12)]
+
+
 def test_overview_shows_maps_roles_or_a_score_as_chosen(chromium, many) -> None:
     path, letters = many
     chromium.open_anew(path)

@@ -157,7 +157,8 @@ def latex_of(answer: Answer, about: Mapping[str, Any]) -> str:
         tables = [latex_of_rows(answer.table())]
     if not tables:
         raise OutputError("this answer has no table: --latex does not apply")
-    read, options = about["input"], [f"{name} {value}" for name, value in about["options"].items()]
+    read = about["input"]
+    options = [name if value is True else f"{name} {value}" for name, value in about["options"].items()]
     source = [f"attnscope {about['attnscope']}", f"model {read['model']}", read.get("text"), *options]
     comment = " · ".join(" ".join(clean(each).split()) for each in source if each)
     return "\n\n".join(tables) + f"\n% {comment}"

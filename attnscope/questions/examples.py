@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import islice, pairwise, zip_longest
+from itertools import groupby, islice, pairwise, zip_longest
 from math import ceil, inf, prod
 from typing import Annotated, Any, NamedTuple
 
@@ -40,6 +40,7 @@ from attnscope.questions.examples_reading import (
     find_bins,
     read_maps,
 )
+from attnscope.questions.parts import cut_text, spans_of
 from attnscope.questions.rules import is_rule
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
@@ -160,14 +161,15 @@ def corpus_examples(
     by: str | None = None,
     top: int = 10,
     maps: bool = False,
+    sentences: bool = False,
     run: CorpusRun = CorpusRun(),  # noqa: B008
 ) -> Examples:
     """Read a corpus once, and keep the strongest rows of every head, a sample, and histograms of all rows.
 
     Rows are ordered ``by`` a measure, or by their largest weight outside their own and the first token. The
     answer is about one ``head``, or all. The texts of its ``top`` rows are read a second time, for their
-    context, and for the ``maps`` of their heads if asked for. Raises ``SelectionError`` for an unknown head,
-    ``InputError`` for a corpus that can be read only once.
+    context, which may be whole ``sentences``, and for the ``maps`` of their heads if asked for. Raises
+    ``SelectionError`` for an unknown head, ``InputError`` for a corpus that can be read only once.
     """
     if not corpus.repeatable:
         raise InputError(f"{corpus.name} cannot be read again for the context of rows: save it to a file")
@@ -182,7 +184,7 @@ def corpus_examples(
         "order of rows": str(order),
     }
     work.walk(settings, lambda state: ExampleTotals.from_state(state, names))
-    return replace(_summarize(work, head, top, maps), by=by or BY_WEIGHT)
+    return replace(_summarize(work, head, top, maps, sentences), by=by or BY_WEIGHT)
 
 
 @dataclass
@@ -225,7 +227,7 @@ class _ExamplesWork(CorpusWork):
             self.lasts[site] = torch.minimum(before[0], now[0]), torch.minimum(before[1], now[1])
 
 
-def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool) -> Examples:
+def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool, sentences: bool) -> Examples:
     total, progress = work.total, work.progress
     figures = settle_roles(total.measured.figures())
     if head is not None:
@@ -234,7 +236,8 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool) -> 
     if not figures:
         raise InputError(f"the attention of {work.model.name} is not over the tokens: it has no examples")
     shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in figures}
-    contexts, near, planes = dict(_read_contexts(work, shown, maps)), dict[Head, Any](), dict[Head, Any]()
+    contexts = dict(_read_contexts(work, shown, maps, sentences))
+    near, planes = dict[Head, Any](), dict[Head, Any]()
     for kind in dict.fromkeys(each.site.kind for each in figures):
         overlaps = _Overlaps(total, [each.address for each in figures if each.site.kind == kind])
         near |= overlaps.nearest()
@@ -334,7 +337,7 @@ def find_deciles(
 
 
 def _read_contexts(
-    work: _ExamplesWork, shown: Mapping[Head, _Shown], maps: bool
+    work: _ExamplesWork, shown: Mapping[Head, _Shown], maps: bool, sentences: bool
 ) -> Iterator[tuple[tuple[Head, int], Example]]:
     """Each row that is shown as an example, from a second reading of its text, which also gives its maps."""
     wanted = defaultdict[int, list[tuple[Head, int]]](list)
@@ -352,20 +355,40 @@ def _read_contexts(
         tenths = {head: shown[head].tenths[text] for head, _ in wanted[text]} if maps else {}
         for head, map_ in read_maps(work.model, prepared, tenths, text) if tenths else ():
             shown[head].maps.append(map_)
+        begins = cut_text(entry.text, "sentence")
+        spans = spans_of(prepared.tokens, entry.text, begins) if sentences else ()
+        cut = [range(each.start, each.stop) for each in spans]
         for head, number in wanted[text]:
             assert head.kind is not None  # its site has one
             queries, columns = axes[head.kind]
-            example = _example(shown[head].shown[number], queries, columns, crossed=head.kind == "cross")
+            crossed = head.kind == "cross"
+            parts = cut if sentences and not crossed else _words(columns)
+            example = _example(shown[head].shown[number], queries, columns, parts, crossed=crossed)
             yield (head, number), replace(example, text=entry.where)
 
 
+def _words(axis: Sequence[Place]) -> list[range]:
+    """The tokens of each word that is cut into several."""
+    runs = (
+        tuple(run) for word, run in groupby(range(len(axis)), lambda at: axis[at].word) if word is not None
+    )
+    return [range(run[0], run[-1] + 1) for run in runs if 1 < len(run) <= BEFORE]
+
+
 def _example(
-    kept: ExampleRow, queries: Sequence[Place], columns: Sequence[Place], *, crossed: bool
+    kept: ExampleRow,
+    queries: Sequence[Place],
+    columns: Sequence[Place],
+    parts: Sequence[range],
+    *,
+    crossed: bool,
 ) -> Example:
+    """A row with what is around it and its keys, to the ends of the ``parts`` that this begins."""
     row, keys = kept.row, tuple(Bar(columns[key].label, key, weight) for key, weight in kept.keys)
     marked = {key.position: key.weight for key in keys if key.weight >= LEAST_WEIGHT or key is keys[0]}
     near = {at for key in marked for at in range(key - AROUND, key + AROUND + 1)}
     near |= set() if crossed else set(range(row - BEFORE, row + AFTER + 1))
+    near = near.union(*(part for part in parts if not near.isdisjoint(part)))
     context = []
     for at in sorted(near & set(range(len(columns)))):
         text = continue_text(columns[at - 1], columns[at]) if at - 1 in near and at else columns[at].text
@@ -451,7 +474,8 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
     title = f"{head.head if several else head.head.name} · {result.title}"
     role = head.role.sentence if head.role else "no row counted"
     context, score = Column("context", long="fold"), Column("score", True, "keep")
-    top = tuple((round_short(each.score), each.text, context_cell(each)) for each in head.top)
+    scores = _spell_order([each.score for each in head.top])
+    top = tuple((text, each.text, context_cell(each)) for text, each in zip(scores, head.top, strict=True))
     tenths = tuple(
         (
             f"{number}",
@@ -487,6 +511,16 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         ),
         Table((Column(""), Column("", long="keep"), Column("")), histograms, notes=notes),
     )
+
+
+def _spell_order(scores: Sequence[float]) -> list[str]:
+    """Scores with so many digits that unequal ones look so, at most six."""
+    spelled = list(map(round_short, scores))
+    for digits in range(3, 7):
+        if len({*spelled}) == len({*scores}):
+            break
+        spelled = [f"{score:.{digits}f}" for score in scores]
+    return spelled
 
 
 def context_cell(example: Example) -> Cell:

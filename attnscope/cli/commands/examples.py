@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, offering, refuse
+from attnscope.cli.command import MOST_USED, Group, command, is_given, offering, refuse, refuse_combined
 from attnscope.cli.corpus import CorpusOptions, corpus_run, open_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model
@@ -43,6 +44,7 @@ class ExampleHead(Group):
     top: Annotated[
         int | None, Option(help="Show N rows; default: 5.", metavar="N", min=1, max=MOST_LISTED)
     ] = None
+    sentences: Annotated[bool, Option(help="Show rows in whole sentences.")] = False
 
 
 class ExampleOutput(options.NumbersOptions):
@@ -89,8 +91,16 @@ def examples(
     """
     from attnscope.questions.examples import examples_answer
 
-    refuse(shown.top is not None and shown.head is None, "--top", "requires a head: L2H1")
+    for name in ("top", "sentences"):
+        refuse(is_given(name) and shown.head is None, f"--{name}", "requires a head: L2H1")
+    refuse_combined(
+        ("sentences", "as_csv", "its rows have no context"),
+        ("sentences", "chat", "a chat has no plain text to cut"),
+    )
     head = None if shown.head is None else options.parse_head(shown.head)
-    result = read_examples(reading, corpus, model, head=head, top=shown.top or 5)
+    result = read_examples(reading, corpus, model, head=head, top=shown.top or 5, sentences=shown.sentences)
     answer = examples_answer(result, one=head is not None)
+    if head is not None and output.as_latex:  # the rows alone, with the notes of all
+        rows, *_, last = answer.views
+        answer = replace(answer, views=(replace(rows, notes=last.notes),))
     deliver("examples", answer, output, metadata=model.metadata, read=result.read)

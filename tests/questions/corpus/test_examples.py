@@ -21,6 +21,7 @@ from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.examples import (
     BY_WEIGHT,
     ExampleRow,
+    _spell_order,
     context_cell,
     corpus_examples,
     examples_answer,
@@ -425,3 +426,24 @@ def test_run_shows_examples_of_its_model():
     alone = corpus_examples(load("own"), ListedTexts(texts), Head("L1H3"), by="previous", top=2)
     assert shown.numbers["heads"] == plain(alone.heads)
     assert "the previous token" in repr(shown)
+
+
+SENTENCES = "It slept.", "The unbelievable cat sat here, because an extraordinarily old dog wanted to sleep."
+
+
+@pytest.mark.parametrize("sentences", [False, True])
+def test_context_ends_between_words_or_sentences(sentences):
+    texts = ListedTexts([" ".join(SENTENCES)] * 3)
+    found = corpus_examples(load("own"), texts, Head("L2H1"), top=60, sentences=sentences)
+    rows = [each for each in found.heads[0].top if each.token not in ("[CLS]", "[SEP]")]
+    assert len(rows) > 40
+    words = {word.strip(".,") for sentence in SENTENCES for word in sentence.split()}
+    for row in rows:
+        shown = "".join(each.label for each in row.context if each.label.strip() not in ("[CLS]", "[SEP]"))
+        assert {word.strip(".,") for word in shown.replace(".", ". ").split()} <= words | {""}
+        assert any(sentence in shown for sentence in SENTENCES) >= sentences
+
+
+def test_unequal_scores_look_unequal():
+    assert _spell_order([0.99991, 0.9998, 0.5]) == ["0.9999", "0.9998", "0.5000"]
+    assert _spell_order([0.5, 0.5, 0.25]) == ["0.50", "0.50", "0.25"]

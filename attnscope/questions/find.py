@@ -392,6 +392,8 @@ def explain_no_answer(question: Question, prepared: ModelInput, sites: Sequence[
     labelled = (axes for kind, axes in prepared.axes.items() if (kind, *map(len, axes)) in shapes)
     if question.rule or all(ResolvedQuestion.of(question, *axes) is None for axes in labelled):
         never = f"in {where}, no row of {left!r} has a key of {right!r}"
+        if question.rule and not question.rule.relative:
+            never += f"; for a phrase, write '{right}' in quotes"
         return f"no attention goes from {left!r} to {right!r}: {never}"
     return f"{left!r} cannot attend to {right!r} in {where}: those keys are masked"
 

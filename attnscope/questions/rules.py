@@ -30,7 +30,7 @@ HELP = (
     "write a word (cat), one of several (cat#2), a token's number (5), a quoted phrase ('the mat'), [CLS], "
     "special, punctuation, image, image 2, sound, /regex/, or *; on one side also a number of tokens from "
     "the other (-2, +1); on the right also same, after same, and several by and, or; quote what contains an "
-    "arrow"
+    "arrow, and, or"
 )
 
 CLOSED = r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|/(?:\\.|[^/\\])*/)(?:\#\d+)?"""

@@ -214,6 +214,8 @@ def test_what_is_no_question_is_refused(text, said):
 def test_rule_without_a_key_is_not_called_a_missing_word(ruled):
     with pytest.raises(SelectionError, match=r"no row of '\*' has a key of 'same and \+1'"):
         find_heads(ruled, ruled.prepare("the cat ran"), parse_questions("same and +1"))
+    with pytest.raises(SelectionError, match="for a phrase, write 'cat and dog' in quotes"):
+        find_heads(ruled, ruled.prepare("the cat ran"), parse_questions("the -> cat and dog"))
 
 
 def test_random_heads_have_no_rule(tmp_path):

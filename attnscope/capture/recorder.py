@@ -240,6 +240,7 @@ def recording(
     *,
     warn: bool = True,
     mixers: bool = False,
+    channel: int | None = None,
 ) -> Iterator[Record]:
     """Show every attention call of ``model`` inside the block to each observer, and note it in a record.
 
@@ -253,7 +254,8 @@ def recording(
     the pass goes on. Only an ``AttnscopeError``, an interruption, and lack of memory end it. Only the thread
     that opens the block is recorded, and nothing is left behind. Recordings nest, and several threads may
     record one model or several at once. One that saw no attention, or failed, says why in a warning.
-    ``mixers`` shows linear and state-space layers too, as signed matrices: their kernels run again.
+    ``mixers`` shows linear and state-space layers too, as signed matrices: their kernels run again. Where
+    each channel has a matrix of its own, it is that of a ``channel``, or the mean of all.
 
     >>> with torch.inference_mode(), recording(model, [keep]) as record:
     ...     model(**inputs)
@@ -262,8 +264,9 @@ def recording(
     if find_group(model) is not None:  # each process computes a part of the heads, and shows all
         fused = trace = None
     recorder = Recorder(original(model), observers, axes or {}, fused, None if mixers else trace, mixers)
-    recorder.tracker(Mixers).many = trace is not None
-    kernels = kernels_of(recorder.model, recorder.tracker(Mixers)) if mixers else nullcontext()
+    beside = recorder.tracker(Mixers)
+    beside.many, beside.channel = trace is not None, channel
+    kernels = kernels_of(recorder.model, beside) if mixers else nullcontext()
     functions = attention_functions(recorder.kernel_call)
     try:
         with uncompiled(), recorder.stack.watch(), functions, kernels, AttentionMode(recorder):

@@ -204,9 +204,22 @@ class MixedModelOptions(WeightedModelOptions):
     """The same, and whether layers without a softmax are shown as well."""
 
     panel = WHERE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_without(("channel", "mixers"))
+
     mixers: Annotated[
         bool, Option(help="Show linear and state-space layers too, as exact signed matrices.")
     ] = False
+    channel: Annotated[
+        int | None,
+        Option(
+            help="With --mixers: one channel of layers with a matrix for each, not the mean.",
+            metavar="N",
+            min=0,
+        ),
+    ] = None
 
 
 PICTURES: tuple[str, ...] = (".png", ".svg", ".pdf", ".jpg")

@@ -437,7 +437,7 @@ def load_model(options: ModelOptions, *, generative: bool = False, predicting: b
         model = load(options.name, generative=generative, predicting=predicting, **arguments)
     if getattr(options, "mixers", False):
         model = copy(model)
-        model.mixers = True
+        model.mixers, model.channel = True, getattr(options, "channel", None)
     if weighting == "raw":
         return model
     from attnscope.models.weighting import with_weighting  # its imports cost a first look 3 % of its time

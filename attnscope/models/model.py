@@ -91,6 +91,7 @@ class Model:
     weighting: Weighting = "raw"  # the weighting of its attention
     weighted_pass: Any = None  # runs it so that observers see weighted attention; as text, its title
     mixers = False  # whether its passes show linear and state-space layers as well
+    channel: int | None = None  # of these, where each channel has its own matrix; else their mean
     revision: str | None = None  # its commit on the hub, if it is from there
     trains = False  # then what a pass stores on the module, a table of rotations, must allow gradients
 
@@ -275,15 +276,21 @@ class Model:
             self.threads(prepared),
             self._quoting(prepared),
             recording(
-                self.module, watching, prepared.labels, fused, warn=False, mixers=self.mixers
-            ) as record,
+                self.module,
+                watching,
+                prepared.labels,
+                fused,
+                warn=False,
+                mixers=self.mixers,
+                channel=self.channel,
+            ) as record,  # fmt: skip
         ):
             prepared.call(self.module)
         if prepared.request is not None and prepared.request.labels is not None:
             for sentence in note_unplaced(prepared.axes, record.lengths):
                 record.note_change(sentence)
         if self.mixers:
-            require_mixers(self.name, record)
+            require_mixers(self.name, record, self.channel)
         return self.note_seal(prepared, require_attention(self.name, self.module, record))
 
     def note_seal(self, prepared: ModelInput, record: Record) -> Record:
@@ -386,12 +393,14 @@ def report_layer(module: nn.Module, attention: Attention) -> None:
             report("layer", int(parts[place]) + 1, layers)
 
 
-def require_mixers(name: str, record: Record) -> None:
-    """Raise ``ModelError`` if no linear or state-space layer was shown."""
+def require_mixers(name: str, record: Record, channel: int | None = None) -> None:
+    """Raise ``ModelError`` if no linear or state-space layer was shown, or none that has this channel."""
     if not any(site.source == "probe" for site in record.sites):
         why = "; ".join(record.notes) if record.without_attention or record.failures else ""
         reason = f"no linear or state-space layer that can be shown{why and f' ({why})'}"
         raise ModelError(f"{name} has {reason}: leave out --mixers")
+    if channel is not None and not any(f"channel {channel:,} of" in site.kernel for site in record.sites):
+        raise ModelError(f"no layer of {name} has a matrix for each channel: leave out --channel")
 
 
 def require_attention(name: str, module: nn.Module, record: Record) -> Record:

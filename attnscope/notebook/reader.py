@@ -122,20 +122,21 @@ def load(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     mixers: bool = False,
+    channel: int | None = None,
 ) -> Reader:
     """A model by name: own, own-causal, a folder, the id of a Hugging Face model, or FILE.py:NAME.
 
     ``generative`` loads the language-model head of a Hugging Face model, for ``read(..., generate=20)``;
     ``device_map="auto"`` runs one that is larger than memory, layer by layer from the disk. Code in a
     model's folder runs only with ``trust_remote_code``. ``mixers`` shows linear and state-space layers too,
-    as signed matrices. Raises ``ModelError``.
+    as signed matrices, of which ``channel`` names one where each has its own. Raises ``ModelError``.
     """
     given = locals()  # every argument as it was given
-    shown = given.pop("mixers")
+    shown = given.pop("mixers"), given.pop("channel")
 
     def again(**more: Any) -> models.Model:
         model = models.load(**given, **more)
-        model.mixers = shown
+        model.mixers, model.channel = shown
         return model
 
     return Reader(again(), partial(again, predicting=True))

@@ -273,6 +273,7 @@ class CorpusWork(ABC):
             "limit": [run.limit, run.max_tokens, run.truncate, run.chat],
             "weighting": None if model.weighting == "raw" else model.weighting,
             "mixers": model.mixers,
+            "channel": model.channel,
             "version": VERSIONS,
             **settings,
         }

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from attnscope.storage.cache import PASSES_FOLDER
 from tests.models.folders import minilm
@@ -118,7 +119,8 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
     yield "Swin of 3,136 patches, measured, relative to the plain pass", swin(rounds)
     yield "why in the last layer of gpt2, 128 tokens, relative to logits", why(folder, rounds)
     for tokens in (512, 4_096):
-        yield f"a gated delta rule of {tokens:,} tokens as matrices, to its pass", matrices(tokens)
+        for name, made in (("gated delta rule", delta_rule), ("Mamba layer", state_space)):
+            yield f"a {name} of {tokens:,} tokens as matrices, to its pass", matrices(made, tokens)
     yield from many_texts(rounds)
     yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
     yield "export of 157 pictures, relative to import torch", pictures(folder)
@@ -277,21 +279,34 @@ def why(folder: str, rounds: int) -> float:
     return paired(ours, partial(cost, lambda: direct_effects(model, prepared, None, None)), rounds)
 
 
-def matrices(tokens: int) -> float:
-    """The processor time of a layer of four heads of size 128 with all its rows read, on one thread."""
-    import torch
+def delta_rule() -> Any:
+    """A layer of four heads of size 128."""
     from transformers import Qwen3NextConfig, Qwen3NextModel
-
-    from attnscope.capture import Coarsen, recording
-    from attnscope.capture.observers import SharedRows
-    from attnscope.questions.selection import Selection
 
     heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 4}
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 99}
     config = Qwen3NextConfig(**sizes, **heads, **experts, layer_types=["linear_attention"])
+    return Qwen3NextModel._from_config(config)
+
+
+def state_space() -> Any:
+    """A layer of Mamba, of 1,536 channels."""
+    from transformers import MambaConfig, MambaModel
+
+    return MambaModel._from_config(MambaConfig(num_hidden_layers=1, vocab_size=99))
+
+
+def matrices(made: Callable[[], Any], tokens: int) -> float:
+    """The processor time of a layer with all its rows read, on one thread."""
+    import torch
+
+    from attnscope.capture import Coarsen, recording
+    from attnscope.capture.observers import SharedRows
+    from attnscope.questions.selection import Selection
+
     torch.set_num_threads(1)
-    model, ids = Qwen3NextModel._from_config(config).eval(), torch.zeros(1, tokens, dtype=torch.long)
+    model, ids = made().eval(), torch.zeros(1, tokens, dtype=torch.long)
     maps: Coarsen = Selection().coarsen(48)
 
     @torch.inference_mode()

@@ -160,3 +160,26 @@ def test_export_of_mixers_knows_its_own_pictures(run, folder, tmp_path):
 def test_signed_layers_are_not_followed(folder):
     with pytest.raises(attnscope.AttnscopeError, match="linear and state-space layers to follow"):
         attnscope.load(folder, mixers=True).read(TEXT).flow(kind="mixer")
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory):
+    return folders.mamba(tmp_path_factory.mktemp("mamba"))
+
+
+def test_channel_is_in_title_and_numbers(run, mamba):
+    words = "show", TEXT, "-m", mamba, "--mixers", "--head", "L1H0"
+    mean, *each = (
+        np.array(run.json(*words, *more)["weights"], float)
+        for more in ((), *(("--channel", channel) for channel in range(64)))
+    )
+    np.testing.assert_allclose(np.mean(each, 0), mean, atol=1e-6)
+    assert run.json(*words, "--channel", 7)["site"]["kernel"] == "state space (Mamba), channel 7 of 64"
+    assert "channel 7 of 64" in " ".join(run(*words, "--channel", 7).out.split())
+
+
+def test_channel_that_no_layer_has_is_refused(run, folder, mamba):
+    run("show", TEXT, "-m", mamba, "--mixers", "--channel", 64).refuses("has channels 0-63")
+    refused = run("show", TEXT, "-m", folder, "--mixers", "--channel", 0)
+    refused.refuses("has a matrix for each channel: leave out --channel")
+    run("show", TEXT, "-m", mamba, "--channel", 3).refuses("--channel requires --mixers")

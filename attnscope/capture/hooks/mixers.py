@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -27,8 +27,9 @@ from attnscope.capture.lineage.functions import TorchCall
 from attnscope.capture.placing.kinds import layer_around
 from attnscope.capture.record import is_within, name_mixers
 from attnscope.capture.rows.capture import CapturedCall
-from attnscope.capture.rows.mixing import MixingRows, NoMatrix, Proof
+from attnscope.capture.rows.mixing import MixingRows, NoMatrix, Proof, Scan
 from attnscope.capture.tracker import Pass, Tracker
+from attnscope.errors import SelectionError
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Kernel:
     """A function that is linear in its values: what it is, and the names of its values and earlier state.
 
     Its values are [batch, token, head, channel]; where ``heads`` is false, each channel has a matrix of its
-    own, and only ``token``, the axis of tokens, is known.
+    own, and only ``token``, the axis of tokens, is known. A scan is known by the name of its ``step``.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Kernel:
     state: str = ""
     token: int = 1
     heads: bool = True
+    step: str = ""
 
     def of_values(self, function: Function, call: inspect.BoundArguments) -> Function:
         """The function of its values alone, which are arranged as by ``arrange``."""
@@ -75,8 +77,8 @@ KERNELS = {
     "chunk_kimi_delta_attention": Kernel("Kimi delta attention", "value", "initial_state"),
     "mamba2_chunk_scan": Kernel("state space (Mamba-2)", "hidden_states", "initial_states"),
     "mamba_chunk_scan_combined": Kernel("state space (Mamba-2)", "x", "initial_states"),
-    "mamba_selective_scan": Kernel("state space (Mamba)", "hidden_states", token=2, heads=False),
-    "selective_scan_fn": Kernel("state space (Mamba)", "u", token=2, heads=False),
+    "mamba_selective_scan": Kernel("state space (Mamba)", "hidden_states", "", 2, False, "dt"),
+    "selective_scan_fn": Kernel("state space (Mamba)", "u", "", 2, False, "delta"),
     "rwkv_linear_attention": Kernel("linear attention (RWKV-4)", "value", "state", heads=False),
     "_rnn_scan": Kernel("linear recurrence", "hidden_states", "recurrent_states", heads=False),
     CONVOLUTION: Kernel("short convolution", "hidden_states", token=2, heads=False),
@@ -127,6 +129,7 @@ class MixerCall:
     values: Tensor
     output: Tensor
     heads: bool = True  # whether all channels of a head have one matrix
+    scans: tuple[Scan, ...] = ()  # of a state space, one a text
 
     def beside(self, other: MixerCall) -> MixerCall:
         """The heads of both, which a module computed one after the other."""
@@ -138,13 +141,14 @@ class MixerCall:
         def of_values(values: Tensor) -> Tensor:
             return torch.cat([self.of_values(values[:, :, :count]), other.of_values(values[:, :, count:])], 2)
 
-        return replace(self, of_values=of_values, values=values, output=output)
+        return replace(self, of_values=of_values, values=values, output=output, scans=())
 
 
 class Mixers(Tracker):
     """Captures linear and state-space layers while ``kernels_of`` the model are sent to it."""
 
     many = False  # whether the pass is one of many, whose notes say no numbers
+    channel: int | None = None  # that is read where each has a matrix of its own; else their mean
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -201,8 +205,9 @@ class Mixers(Tracker):
             return self.recorder.name(path, CONTINUES.format(kernel.title))
         values = kernel.arrange(call.arguments[kernel.values])
         mixer = MixerCall(
-            kernel.title, kernel.of_values(function, call), values, kernel.arrange(output), kernel.heads
-        )
+            kernel.title, kernel.of_values(function, call), values, kernel.arrange(output), kernel.heads,
+            scans_of(kernel.step, call.arguments) if kernel.step else (),
+        )  # fmt: skip
         if name == CONVOLUTION:
             self.convolutions[path] = call.arguments["weight"].shape[-1], mixer
         else:
@@ -241,9 +246,16 @@ class Mixers(Tracker):
 
     def _show(self, mixer: MixerCall, path: str) -> None:
         """Show the call of a mixer to the observers."""
-        channels = f", mean of {mixer.values.shape[-1]:,} channels"
-        rows = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads)
-        self.show(rows, mixer.title + channels * (not mixer.heads), path, "mixer")
+        rows, title = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads), mixer.title
+        if not mixer.heads:
+            count, channel = mixer.values.shape[-1], self.channel
+            if channel is not None and channel >= count:
+                raise SelectionError(f"no channel {channel:,}: {path} has channels 0-{count - 1:,}")
+            rows = replace(rows, scans=mixer.scans, channel=channel)
+            title += (
+                f", mean of {count:,} channels" if channel is None else f", channel {channel:,} of {count:,}"
+            )
+        self.show(rows, title, path, "mixer")
 
     def show(self, rows: MixingRows, kernel: str, path: str, kind: Kind | None = None) -> None:
         """Show rows by identity values to the observers; without a kind, they are of attention."""
@@ -253,6 +265,22 @@ class Mixers(Tracker):
         capture = CapturedCall.from_rows(rows, "probe", kernel, shape, rows.values.dtype)
         cross = None if kind is None else False
         self.recorder.add(replace(capture, kind=kind, is_cross=cross), path)
+
+
+def scans_of(step: str, given: Mapping[str, Any]) -> tuple[Scan, ...]:
+    """The state space of each text of a scan's arguments; none if it is complex or its inputs are grouped."""
+    inputs = [given[name] for name in (step, "A", "B", "C")]
+    if [each.ndim for each in inputs] != [3, 2, 3, 3] or any(each.is_complex() for each in inputs):
+        return ()
+    kind = torch.promote_types(inputs[0].dtype, torch.float32)
+    steps, decay, written, read = (each.to(kind) for each in inputs)
+    bias, gate, skip = (given.get(name) for name in ("delta_bias", "z", "D"))
+    steps = steps if bias is None else steps + bias.to(kind)[:, None]
+    steps = nn.functional.softplus(steps) if given.get("delta_softplus") else steps
+    gate = torch.ones_like(steps) if gate is None else nn.functional.silu(gate.to(kind))
+    skip = torch.zeros_like(decay[:, 0]) if skip is None else skip.to(kind)
+    texts = zip(steps, written.mT, read.mT, gate, strict=True)
+    return tuple(Scan(each[0], decay, each[1], each[2], skip, each[3]) for each in texts)
 
 
 class KernelListener(Protocol):

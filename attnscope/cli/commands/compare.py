@@ -75,7 +75,7 @@ def show_composition(
     """The composition of all heads: what the named head reads of earlier ones, or any head."""
     named = list(contrast.heads or ())
     unread = "layers kind head words hide_special with_text with_model with_trace texts field limit line"
-    unread += " by scatter max_tokens truncate second_text generate chat mixers"
+    unread += " by scatter max_tokens truncate second_text generate chat mixers channel"
     refuse_combined((unread, "composition", "it reads parameters"))
     refuse(model.metadata, "--weighting", "cannot be combined with --composition: it reads parameters")
     if output.out is None:

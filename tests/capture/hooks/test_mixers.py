@@ -13,6 +13,7 @@ from attnscope.capture import recording
 from attnscope.capture.hooks.mixers import CONTINUES, SCORES
 from attnscope.capture.observers import Coarsen, SharedRows
 from attnscope.capture.rows import mixing
+from attnscope.errors import SelectionError
 from attnscope.measures import Measurement
 from tests.capture.observing import MapObserver
 from tests.capture.tiny import FAMILIES, inputs
@@ -392,6 +393,85 @@ def sigmoids(module, query, key, value, attention_mask, scaling=None, **options)
 
 
 WEIGHTS = []
+
+
+def each_channel():
+    """A scan, and the matrix of each of its channels by the recurrence."""
+    name, given, _ = mamba()
+    given |= {"z": noise(B, 5, T, double=False)}
+
+    def matrix(b, c):
+        dt, a, gate = (given[each].double().numpy() for each in ("dt", "A", "z"))
+        steps = np.log1p(np.exp(dt[b, c]))
+
+        def step(t, state, value):
+            kept = state * np.exp(steps[t] * a[c])[:, None]
+            return kept + steps[t] * np.outer(given["B"][b, :, t].double().numpy(), value)
+
+        one = recurrence(step, given["C"][b].double().numpy().T) + float(given["D"][c]) * np.eye(T)
+        return one * (gate[b, c] / (1 + np.exp(-gate[b, c])))[:, None]
+
+    return name, given, np.array([[matrix(b, c) for c in range(5)] for b in range(B)])
+
+
+def scanned(channel=None):
+    name, given, expected = each_channel()
+    model, keep = nn.Sequential(Mixing(name, **given)).eval(), MapObserver()
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True, channel=channel) as record:
+        model(torch.zeros(1))
+    assert not record.failures, record.failures
+    return record, keep.maps[0].weights[:, 0].double().numpy(), expected
+
+
+def test_gated_scan_is_mean_of_its_channels_without_a_run(monkeypatch):
+    monkeypatch.setattr(mixing.MixingRows, "_run", None)  # of the kernel
+    record, found, expected = scanned()
+    np.testing.assert_allclose(found, expected.mean(1), rtol=1e-6, atol=1e-6)
+    assert record.sites[0].kernel == "state space (Mamba), mean of 5 channels"
+    assert record.sites[0].difference < 1e-6
+
+
+@pytest.mark.parametrize("channel", [0, 3])
+def test_one_channel_of_a_scan_is_its_own_matrix(channel):
+    record, found, expected = scanned(channel)
+    np.testing.assert_allclose(found, expected[:, channel], rtol=1e-6, atol=1e-6)
+    assert record.sites[0].kernel == f"state space (Mamba), channel {channel} of 5"
+    with pytest.raises(SelectionError, match=r"no channel 5: .* has channels 0-4"):
+        scanned(5)
+
+
+@pytest.mark.parametrize("channel", [None, 2])
+def test_scan_that_misses_the_output_gives_way_to_identity_values(channel, monkeypatch):
+    runs, real = [], mixing.Scan.blocks
+
+    def wrong(self, channels):
+        runs.append(channels)
+        for rows, keys, left, right in real(self, channels):
+            yield rows, keys, left * 1.001, right
+
+    monkeypatch.setattr(mixing.Scan, "blocks", wrong)
+    record, found, expected = scanned(channel)
+    assert runs
+    np.testing.assert_allclose(
+        found, expected.mean(1) if channel is None else expected[:, 2], rtol=1e-6, atol=1e-6
+    )
+    assert record.sites[0].difference < 1e-6
+
+
+@pytest.mark.parametrize("channel", [None, 1])
+def test_rows_of_a_scan_in_blocks_are_the_same(channel, monkeypatch):
+    monkeypatch.setattr(mixing, "BLOCK_BYTES", 4 * B * T * 3)  # three rows
+    name, given, expected = each_channel()
+    model, found = nn.Sequential(Mixing(name, **given)).eval(), []
+
+    class Parts:
+        def observe(self, attention):
+            found.extend(attention.rows(row, row + 1)[:, 0, 0].double().numpy() for row in range(T))
+
+    with torch.inference_mode(), recording(model, [Parts()], warn=False, mixers=True, channel=channel):
+        model(torch.zeros(1))
+    expected = expected.mean(1) if channel is None else expected[:, channel]
+    np.testing.assert_allclose(np.stack(found, 1), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_attention_function_without_formula_is_shown_by_identity_values():

@@ -51,18 +51,18 @@ class ResolvedQuestion:
     @classmethod
     def of(cls, question: Question, queries: Axis, keys: Axis) -> ResolvedQuestion | None:
         """``None`` if one of the parts does not exist."""
-        rule = question.whole if question.rule is not None or question.step is not None else None
+        rule = question.varying
         left, right = question.left.tokens(queries), () if question.rule else question.right.tokens(keys)
         if question.left.step is not None:  # each key is asked about from the same distance
             far, length = question.left.step, len(queries)
             moved = (tuple(at + far for at in group if 0 <= at + far < length) for group in right)
             left, right = tuple(group for group in moved if group), ()
-        if not left or not (right or rule is not None):
+        apart = rule is not None and rule.repeats and queries != keys  # no token of another sequence
+        if apart or not left or not (right or rule is not None):
             return None
         rows: dict[int, float] = {}
-        for group in left:
-            for row in group:
-                rows[row] = rows.get(row, 0.0) + 1 / len(group)
+        for row, share in ((row, 1 / len(group)) for group in left for row in group):
+            rows[row] = rows.get(row, 0.0) + share
         word = _words(keys, right) if rule is None else torch.arange(len(keys))  # a rule counts tokens
         target = torch.zeros(len(keys), dtype=torch.bool)
         target[[group[0] for group in right]] = True

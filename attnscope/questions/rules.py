@@ -93,6 +93,11 @@ class Rule:
         return tuple(chain(*self.clauses))
 
     @property
+    def repeats(self) -> bool:
+        """Whether it compares the row's token with those of its own sequence."""
+        return any(atom.text in (SAME, AFTER_SAME) for atom in self.atoms)
+
+    @property
     def relative(self) -> bool:
         """Whether its keys depend on the row."""
         return any(atom.relative for atom in self.atoms)
@@ -162,6 +167,11 @@ class Question:
             return rule
         step = part_of(f"{-self.left.step:+d}")
         return Rule(tuple((step, *clause) for clause in rule.clauses))
+
+    @property
+    def varying(self) -> Rule | None:
+        """The same if its keys are found row by row: those of a rule, or of a step."""
+        return None if self.rule is None and self.step is None else self.whole
 
 
 def parse_questions(text: str) -> tuple[Question, ...]:

@@ -67,6 +67,10 @@ def test_words_on_separate_axes_are_not_called_masked(tmp_path):
     ):
         find_heads(model, prepared, parse_questions("cat -> red"))
     assert find_heads(model, prepared, parse_questions("red -> cat")).answers[0].heads
+    prepared = model.prepare("the cat the mat", "the mat the cat")
+    same, back = find_heads(model, prepared, [*parse_questions("same"), *parse_questions("-1")]).answers
+    assert {each.head.kind for each in same.heads} == {"encoder", "decoder"}
+    assert {each.head.kind for each in back.heads} == {"encoder", "decoder", "cross"}
 
 
 @pytest.mark.parametrize("broken", [[0], [3], [1, 2], [0, 1, 2, 3]])

@@ -108,7 +108,8 @@ class Loader:
         trusting = options.get("trust_remote_code") or options.get("allow_pickle")
         if files is None or trusting or options.get("device_map") is not None:
             return load(name, **options)
-        key = (name, os.getcwd(), files, *sorted(options.items()))
+        place = name not in BUNDLED and os.getcwd()  # a name of a folder depends on it
+        key = (name, place, files, *sorted(options.items()))
         if key in self.models:
             model, state = self.models[key]
             assert state_of(model) == state, f"a command has left something on {name}"

@@ -3,8 +3,10 @@
 Models of the hub are tiny ones of the same sort, in folders of their names. Training is shortened.
 """
 
+import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ from functools import partial
 from glob import glob
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,24 @@ def words_of(line: str) -> list[str]:
     return [*words, *QUICK, *([] if "--start-from" in words else SMALL)]
 
 
+def type_here(line: str, run, monkeypatch) -> None:
+    """Run a line in this process: a command of ours, maybe behind ``cat FILE |`` or before ``> FILE``.
+
+    A program in Python runs here, too, and one of two processes alone (``test_processes.py`` starts both).
+    """
+    *before, words = (list(part) for pipe, part in groupby(words_of(line), "|".__eq__) if not pipe)
+    if words[0] == "python":
+        monkeypatch.setattr("sys.argv", words[1:])
+        return runpy.run_path(words[1], run_name="__main__")
+    for cat, file in before:
+        assert cat == "cat"
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(file).read_bytes())))
+    words, written = (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, os.devnull)
+    ran = run(*words[words.index("attnscope") + 1 :])
+    assert ran.code == 0, (line, ran.err)
+    Path(written).write_text(ran.out)
+
+
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A folder with what a clone has, whose training is shortened, and an ``attnscope`` for shells."""
@@ -161,7 +182,7 @@ def unattended(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*map(marked, SECTIONS)])
-def test_every_documented_example_runs(run, clone, unattended, monkeypatch, place):
+def test_every_documented_example_runs(run, clone, unattended, monkeypatch, request, place):
     waiting = [word for line in SECTIONS[place] for word in WAITING if f"attnscope {word} " in line]
     for word in waiting:
         pytest.importorskip(WAITING[word][0])
@@ -170,12 +191,11 @@ def test_every_documented_example_runs(run, clone, unattended, monkeypatch, plac
             if not (path := clone / name).exists():
                 path.parent.mkdir(exist_ok=True)
                 HUB[name](path)
-        if needs_shell(line):
+        if needs_shell(line) and request.config.getoption("whole"):
             ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
             assert ran.returncode == 0, (line, ran.stderr)
         else:
-            ran = run(*words_of(line)[1:])
-            assert ran.code == 0, (line, ran.err)
+            type_here(line, run, monkeypatch)
     assert unattended == [WAITING[word][1].rpartition(".")[2] for word in waiting]
 
 

@@ -13,21 +13,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnscope.cli.command import (
-    option_of,
-    refuse,
-    refuse_combined,
-    refuse_without,
-    without_typed_options,
-)
+from attnscope.cli.command import option_of, refuse, refuse_combined, refuse_without, without_typed_options
 from attnscope.cli.messages import notify, spinner
-from attnscope.cli.options import (
-    ModelOptions,
-    PromptsOptions,
-    SourceOptions,
-    TextAmong,
-    check_place,
-)
+from attnscope.cli.options import ModelOptions, PromptsOptions, SourceOptions, TextAmong, check_place
 from attnscope.errors import InputError, readable
 from attnscope.figures import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass

@@ -164,9 +164,7 @@ def score(figure: Figure) -> str:
 
 
 def worth_a_look(
-    heads: Iterable[HeadFigures],
-    count: int | None = None,
-    apart: Callable[[Head], float] = lambda head: 0.0,
+    heads: Iterable[HeadFigures], count: int | None = None, apart: Callable[[Head], float] = lambda head: 0.0
 ) -> list[HeadFigures]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,33 +78,27 @@ class Reader:
         in seconds. ``repeat_random`` random tokens are read twice instead of a text. ``generate`` appends
         up to that many generated tokens.
         """
+        given = locals()  # every argument as it was given
         from attnscope.models.trace_recording import record_trace
 
+        known = {each.name: given[each.name] for each in fields(InputRequest) if each.name in given}
         model, files = self._model, image if video is None else video
         tensors = text if isinstance(text, Mapping) else None
         beside = image is not None or video is not None or audio is not None
         for each in (second, None if beside or tensors is not None else text):
             if each is not None and not str(each).strip():
                 raise InputError("the text is empty: give at least one word")
-        request = InputRequest(
-            text=None if text is None or tensors is not None else str(text),
-            second=second,
-            pictures=[Path(each) for each in ([files] if isinstance(files, (str, Path)) else files or [])],
-            video=video is not None,
-            audio=None if audio is None else Path(audio),
-            from_second=part[0],
-            to_second=part[1],
-            inputs=tensors,
-            labels=None if labels is None else Path(labels),
-            repeat_random=repeat_random,
-            chat=chat,
-            system=system,
-            generate=generate,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            truncate=truncate,
-        )
+        known |= {
+            "text": None if text is None or tensors is not None else str(text),
+            "pictures": [Path(each) for each in ([files] if isinstance(files, (str, Path)) else files or [])],
+            "video": video is not None,
+            "audio": None if audio is None else Path(audio),
+            "from_second": part[0],
+            "to_second": part[1],
+            "inputs": tensors,
+            "labels": None if labels is None else Path(labels),
+        }
+        request = InputRequest(**known)
         with eval_mode(model.module):
             prepared = request.prepare(model)
             with model.threads(prepared):

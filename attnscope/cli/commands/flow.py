@@ -96,7 +96,7 @@ def flow(
         last = max(layers) if layers else None
         target, token = tracing.target, tracing.token
         result = follow_flow(loaded, prepared, tracing.method, shown, target=target, token=token, last=last)
-    if output.out is not None and output.out.suffix.lower() in options.WHOLE:
+    if output.suffix in options.WHOLE:
         answer = flow_answer(result)  # of every layer
     else:
         answer = flow_answer(

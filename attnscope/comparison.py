@@ -42,6 +42,7 @@ class Distances(NamedTuple):
     mean: Array  # [head, other]
     error: Array  # [head, other]; of one text 0 if every row was compared
     stability: float | None = None  # of several texts
+    texts: Sequence[Array] = ()  # the means of each, if there are several
 
 
 def divergence(left: Tensor, right: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ def average_over_texts(texts: Sequence[Distances]) -> Distances:
     count, total = len(means), means.sum(0)
     correlations = [_rank_correlation(mean, (total - mean) / (count - 1)) for mean in means]
     error = means.std(0, ddof=1) / np.sqrt(count)
-    return Distances(total / count, error, float(np.mean(correlations)))
+    return Distances(total / count, error, float(np.mean(correlations)), [text.mean for text in texts])
 
 
 def _rank_correlation(left: Array, right: Array) -> float:

@@ -123,6 +123,7 @@ class Comparison:
     subtitle: str
     notes: Notes
     rows: Annotated[RowCount, Meaning("rows that were compared")]
+    single: Sequence[Array] = ()  # the distances of each text, if there are several
 
     @derived("groups of similar heads", name="groups")
     def grouped_heads(self) -> tuple[tuple[Head, ...], ...]:
@@ -336,6 +337,7 @@ def compare_all_heads(
         groups=comparison.group_heads(mean.mean),
         plane=comparison.embed_in_plane(mean.mean),
         rows=measured.rows,
+        single=mean.texts,
         texts=len(texts),
         stability=mean.stability,
         title=f"{len(first.heads)} heads compared · {name} · {kind_title(first.kind)}",

@@ -13,7 +13,7 @@ from attnscope.axes import Array
 from attnscope.errors import SelectionError
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer, csv_rows, format_table
-from attnscope.questions.compare import Comparison, PairDistance, pair_distance
+from attnscope.questions.compare import Comparison, PairDistance, pair_distance, with_error
 from attnscope.questions.compare_texts_models import ModelComparison
 from attnscope.records import MATRIX, Meaning, Notes, record
 from attnscope.views import HeadRank, Ranking, View
@@ -34,6 +34,11 @@ class LayerPair:
     farthest: Annotated[float, Meaning(f"the largest of them, {compare.NATS}")]
     head: Annotated[Head, Meaning("of the nearest two heads, that of the first layer")]
     other_head: Annotated[Head, Meaning("that of the other layer")]
+    mean_error: Annotated[
+        float,
+        Meaning("the standard error of the mean over texts; of one text at most, for the rows left out"),
+    ]
+    nearest_error: Annotated[float, Meaning("that of the distance of the nearest two heads")]
 
 
 @record("layers with each other (--by layer)", "compare", eq=False)
@@ -89,7 +94,11 @@ def compare_layers(result: Comparison | ModelComparison) -> LayerComparison:
                 continue
             one, two = np.unravel_index(int(np.nanargmin(block)), block.shape)
             ends = float(np.nanmean(block)), float(np.nanmin(block)), float(np.nanmax(block))
-            pairs.append(LayerPair(layer, other, *ends, heads[own[one]], others[theirs[two]]))
+            error = result.error[np.ix_(own, theirs)]
+            means = [float(each[np.ix_(own, theirs)][~np.isnan(block)].mean()) for each in result.single]
+            spread = np.std(means, ddof=1) / np.sqrt(len(means)) if means else error[~np.isnan(block)].mean()
+            errors = float(spread), float(error[one, two])
+            pairs.append(LayerPair(layer, other, *ends, heads[own[one]], others[theirs[two]], *errors))
     mean, nearest = np.full((2, len(rows), len(columns)), np.nan)
     places = {layer: at for at, layer in enumerate(columns)}
     for each in pairs:
@@ -137,20 +146,30 @@ def _continued(
             yield pair_distance((head, nearest), result.heads, others, result.distances, result.error)
 
 
+def _describe_spread(own: Sequence[LayerPair]) -> tuple[str, ...]:
+    """The layers whose heads are most and least alike."""
+    if len(own) < 2:
+        return ()
+    alike, *_, varied = sorted(own, key=lambda each: each.mean)
+    most, least = (f"L{each.layer} ({with_error(each.mean, 0.0)} on average)" for each in (alike, varied))
+    return (f"heads are most alike in {most}, least in {least}",)
+
+
 def layers_answer(result: LayerComparison, command: str | None) -> Answer:
     """Maps of layers, how each layer's heads spread, and which head continues which."""
     own = [each for each in result.pairs if each.layer == each.other and not result.two_models]
     spread = format_table(
         {
             "layer": "L{0.layer}",
-            "mean": "{0.mean:.3f}",
-            "nearest": "{0.nearest:.3f}",
-            "heads": lambda each: f"{each.head.name} {each.other_head.name}",
-            "farthest": "{0.farthest:.3f}",
+            "mean": lambda each: with_error(each.mean, each.mean_error),
+            "nearest": lambda each: with_error(each.nearest, each.nearest_error),
+            "nearest heads": lambda each: f"{each.head.name} {each.other_head.name}",
+            "farthest": lambda each: with_error(each.farthest, 0.0),
         },
         own,
-        ("layer", "heads"),
+        ("layer", "nearest heads"),
         title="How each layer's heads spread, in nats",
+        notes=_describe_spread(own),
     )
     listed = [
         HeadRank(

@@ -32,12 +32,19 @@ Pairing = Callable[[Kind], "tuple[Pairs, Pairs]"]
 """The pairs of queries, and those of keys, of a kind of attention."""
 
 
-def pairing(left: ModelInput, right: ModelInput, pair: Callable[[Axis, Axis], Pairs]) -> Pairing:
-    """Pair the queries and the keys of every requested kind of attention, each once."""
+def pairing(
+    left: ModelInput,
+    right: ModelInput,
+    pair: Callable[[Axis, Axis], Pairs],
+    kinds: tuple[Kind, Kind] | None = None,
+) -> Pairing:
+    """Pair the queries and the keys of every requested kind of attention, each once; or of these two."""
 
     @cache
     def pairs(kind: Kind) -> tuple[Pairs, Pairs]:
-        one, other = left.axes_of(kind), right.axes_of(kind)
+        one, other = (
+            text.axes_of(each) for text, each in zip((left, right), kinds or (kind, kind), strict=True)
+        )
         if one is None or other is None:
             raise InputError(f"{kind_title(kind)} cannot be aligned: its token positions are unknown")
         queries, keys = map(pair, one, other)
@@ -254,6 +261,10 @@ class ModelComparison:
     subtitle: str
     notes: Notes
     axes: AxisNames
+    other_kind: Annotated[
+        str | None, Meaning("that of the second model, if it is another", optional=True, shape=Kind)
+    ] = None
+    single: Sequence[Array] = ()  # the distances of each text, if there are several
 
     @derived(
         "each head's distance from itself, where both models have the same heads",
@@ -302,17 +313,20 @@ def compare_models(
     texts: Sequence[tuple[ModelInput, ModelInput]],
     selection: Selection | None = None,
 ) -> ModelComparison:
-    """Run both models once on each text, and compare their heads on the same tokens or the common words."""
+    """Run both models once on each text, and compare their heads on the same tokens or the common words.
+
+    Without a common kind of attention, an encoder's is compared with a decoder's.
+    """
     selection, models = selection or Selection(), (model, other)
-    kind = _common_kind(model, other, *texts[0], selection)
-    selection = replace(selection, kind=kind)
-    same_tokens = [_have_same_tokens(left, right, kind) for left, right in texts]
+    kinds = _kinds_to_compare(model, other, *texts[0], selection)
+    same_tokens = [_have_same_tokens(both, kinds) for both in texts]
+    mixed = [] if kinds[0] == kinds[1] else [MIXED.format(*map(kind_title, kinds))]
     measured = compare.measure_texts(
         (
-            (both, _passes(models, both, selection, same))
+            (both, _passes(models, both, selection, kinds, same))
             for both, same in zip(texts, same_tokens, strict=True)
         ),
-        [f"first model: {model.title}; second: {other.title}", *model.notes, *other.notes],
+        [f"first model: {model.title}; second: {other.title}", *mixed, *model.notes, *other.notes],
     )
     (first, second), mean = measured.passes, measured.mean
     matched = f"{len(first.heads)} heads matched with {len(second.heads)}"
@@ -325,11 +339,14 @@ def compare_models(
         else mean.error[tuple(zip(*matches, strict=True))]
     )
     units: Literal["tokens", "words"] = "tokens" if all(same_tokens) else "words"
+    seen = " and ".join(dict.fromkeys(map(kind_title, kinds)))
     compared = f"{quoted}{measured.rows.of:,} {units} compared"
     return ModelComparison(
-        kind=kind,
+        kind=kinds[0],
+        other_kind=kinds[1] if mixed else None,
         heads=first.heads,
         others=second.heads,
+        single=mean.texts,
         distances=mean.mean,
         error=mean.error,
         matches=tuple(
@@ -338,52 +355,66 @@ def compare_models(
         units=units,
         texts=len(texts),
         stability=mean.stability,
-        title=f"{what} · {model.title} and {other.title} · {kind_title(kind)}",
+        title=f"{what} · {model.title} and {other.title} · {seen}",
         subtitle=compared if len(texts) == 1 else f"mean over {len(texts):,} texts",
         axes=AxisNames(f"heads of {model.title}", f"heads of {other.title}", ""),
         notes=(*measured.notes, *compare.note_certainty(measured.rows, errors, mean.stability)),
     )
 
 
-def _have_same_tokens(left: ModelInput, right: ModelInput, kind: Kind) -> bool:
+def _have_same_tokens(both: tuple[ModelInput, ModelInput], kinds: tuple[Kind, Kind]) -> bool:
     """Whether both models read the same tokens, whose texts are known."""
     texts, others = (
         [[getattr(token, "text", None) for token in axis] for axis in each.axes_of(kind) or ()]
-        for each in (left, right)
+        for each, kind in zip(both, kinds, strict=True)
     )
     return texts == others and not any(None in axis for axis in texts)
 
 
 def _passes(
-    models: tuple[Model, Model], texts: tuple[ModelInput, ModelInput], selection: Selection, same_tokens: bool
+    models: tuple[Model, Model],
+    texts: tuple[ModelInput, ModelInput],
+    selection: Selection,
+    kinds: tuple[Kind, Kind],
+    same_tokens: bool,
 ) -> list[compare.HeadRows]:
     """A pass of each model, with its rows of every token, or of the words that both read."""
-    each = [*zip(models, texts, strict=True)]
+    each = [
+        (model, text, replace(selection, kind=kind))
+        for model, text, kind in zip(models, texts, kinds, strict=True)
+    ]
     if same_tokens:
-        return [read_head_rows(model, text, selection) for model, text in each]
-    pairs, passes = pairing(*texts, by_word), list[compare.HeadRows]()
-    for side, (model, text) in enumerate(each):
-        rows = read_head_rows(model, text, selection, paired_rows(text, pairs, side))
+        return [read_head_rows(*one) for one in each]
+    pairs, passes = pairing(*texts, by_word, kinds), list[compare.HeadRows]()
+    for side, (model, text, selected) in enumerate(each):
+        rows = read_head_rows(model, text, selected, paired_rows(text, pairs, side))
         passes.append(replace(rows, total=len(pairs(rows.kind)[0])))
     return passes
 
 
-def _common_kind(
+MIXED = "{} is compared with {}: part of each distance is that only one of them sees later tokens"
+SELF = ("encoder", "decoder")  # kinds whose queries and keys are one sequence
+
+
+def _kinds_to_compare(
     model: Model, other: Model, text: ModelInput, other_text: ModelInput, selection: Selection
-) -> Kind:
-    """The requested kind, or the first one that both models run."""
+) -> tuple[Kind, Kind]:
+    """The requested kind, or the first one that both models run; or the self-attention of each."""
     kinds, other_kinds = (
         list(dict.fromkeys(site.site.kind for site in each.run(given, []).sites))
         for each, given in ((model, text), (other, other_text))
     )
-    common = [kind for kind in kinds if kind in other_kinds and selection.kind in (None, kind)]
-    if not common:
+    asked = [kind for kind in kinds if selection.kind in (None, kind)]
+    pairs = [(kind, kind) for kind in asked if kind in other_kinds]
+    pairs += [(one, two) for one in asked if one in SELF for two in other_kinds if two in SELF]
+    if not pairs:
         have, other_has = (" and ".join(map(kind_title, each)) for each in (kinds, other_kinds))
         wanted = "kind of attention" if selection.kind is None else kind_title(selection.kind)
         raise SelectionError(
-            f"the models have no {wanted} in common: {model.name} has {have}, {other.name} has {other_has}"
+            f"the models have no {wanted} in common: {model.name} has {have}, {other.name} has {other_has}; "
+            "compare the heads of each alone, without --with-model"
         )
-    return common[0]
+    return pairs[0]
 
 
 LISTED = 8  # heads that are listed; --csv has all of them

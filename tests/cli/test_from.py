@@ -76,7 +76,10 @@ def test_two_traces_compare_like_texts_and_models(run, tmp_path):
     assert numbers(run("compare", TEXT, "--with-trace", two, "--json")) == live
     drift = run.json("compare", "--from", one, "--with-trace", one)
     assert max(drift["drift"]) == 0
-    run("compare", "--from", one, "--with-trace", three).refuses("have no kind of attention in common")
+    live = run.json("compare", TEXT, "--with-model", "own-causal")
+    recorded = run.json("compare", "--from", one, "--with-trace", three)
+    assert (recorded["kind"], recorded["other_kind"]) == ("encoder", "decoder")
+    assert recorded["distances"] == live["distances"]
 
 
 def test_two_traces_compare_like_checkpoints(run, tmp_path, causal_folder, chat_folder):

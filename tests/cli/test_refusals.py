@@ -167,7 +167,7 @@ REFUSED = {
     "compare TEXT --with-text OTHER --head 3": "which layer?",
     "compare TEXT --with-text OTHER --head L7H1": "no head L7H1",
     "compare TEXT --with-text OTHER --with-model own": "choose one of",
-    "compare TEXT --with-model own-causal": "no kind of attention in common: own has encoder attention",
+    "compare TEXT --with-model own-causal --kind cross": "no cross-attention in common: own has",
     "compare --texts texts.txt --with-text OTHER": "take one text",
     "compare --texts texts.txt --image cat.png": "--texts cannot be combined with a text or another input",
     "compare --texts bad.txt": "line 2: byte 0 is not UTF-8 text",

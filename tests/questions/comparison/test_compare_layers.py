@@ -12,6 +12,7 @@ from attnscope.models import load
 from attnscope.questions.compare import compare_all_heads, heads_answer
 from attnscope.questions.compare_layers import compare_layers
 from attnscope.questions.compare_texts_models import compare_models
+from attnscope.questions.layers import whole_layers
 from attnscope.questions.selection import Selection
 from attnscope.views.heads import DistanceMap, HeadDistances
 from tests.measures.rounding import near
@@ -132,3 +133,36 @@ def test_sheet_is_the_table_alone_and_points_come_on_request(own):
     alone, both = (heads_answer(result, None, scatter=scatter).picture for scatter in (False, True))
     assert isinstance(alone, DistanceMap)
     assert isinstance(both, HeadDistances)
+
+
+def test_encoder_and_decoder_are_compared_row_by_row():
+    models = load("own"), load("own-causal")
+    seen = compare_models(*models, [tuple(each.prepare(TEXT) for each in models)])
+    assert (seen.kind, seen.other_kind, seen.units) == ("encoder", "decoder", "tokens")
+    own, causal = (
+        np.concatenate([weights.values for _, weights in layers]).astype(float)
+        for each, kind in zip(models, ("encoder", "decoder"), strict=True)
+        for layers in [whole_layers(each, each.prepare(TEXT), Selection()).kinds[kind]]
+    )
+    expected = (jensenshannon(own[:, None], causal[None], axis=-1) ** 2).mean(-1)
+    np.testing.assert_allclose(seen.distances, expected, atol=1e-6)
+    assert seen.drift is None
+    assert "encoder attention is compared with decoder attention" in " ".join(seen.notes)
+    layers = compare_layers(seen)
+    blocks = expected.reshape(
+        len(layers.layers), -1, len(layers.others), expected.shape[1] // len(layers.others)
+    )
+    np.testing.assert_allclose(layers.mean, blocks.mean((1, 3)), atol=1e-6)
+
+
+def test_errors_of_layers_are_those_of_means_of_single_texts():
+    model = load("own")
+    texts = [model.prepare(text) for text in (TEXT, "A dog barked.", "It slept on the old mat.")]
+    together = compare_layers(compare_all_heads(model, texts))
+    single = [compare_layers(compare_all_heads(model, text)) for text in texts]
+    for number, pair in enumerate(together.pairs):
+        means = [each.pairs[number].mean for each in single]
+        assert pair.mean == pytest.approx(np.mean(means), abs=1e-9)
+        assert pair.mean_error == pytest.approx(np.std(means, ddof=1) / np.sqrt(3), abs=1e-9)
+        assert 0 < pair.mean_error < pair.mean
+        assert single[0].pairs[number].mean_error == 0

@@ -232,6 +232,8 @@ def styled(
         python_warnings.filterwarnings("ignore", "Glyph .* missing from")  # reported once, by script
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS | {"font.family": fonts})
+        if width is not None and width < paper.LEAST_SHEET:  # hinting would widen letters of two points
+            matplotlib.rcParams["text.hinting"] = "none"
         yield Style(width, cmap or "", annotate), warnings
 
 

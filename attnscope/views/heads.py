@@ -48,6 +48,12 @@ class HeadMap(Titled):
         return np.where(finite.any(1), total / np.maximum(finite.sum(1), 1), np.nan)
 
     @property
+    def scale_ends(self) -> tuple[str, str]:
+        """The labels of both ends of the colour bar."""
+        low, high = (f"{limit:.3g}" for limit in self.limits)
+        return low, high
+
+    @property
     def rows(self) -> list[str]:
         """The name of each row."""
         return list(self.labels) or [f"{self.marks[0]}{layer}" for layer in self.layers]

@@ -323,14 +323,9 @@ def _draw_terms(
 
 def _draw_heads(axes: Axes, heads: HeadMap, wide: float, tall: float, style: Style) -> None:
     paper.paint(axes, heads.values, style.cmap, heads.limits)
-    quiet: dict[str, Any] = {"size": max(min(7.0, min(wide, tall) * 72 * 0.5), 3.0), "color": GREY}
     axes.set_title(clean(heads.title), size=SMALL, color=GREY, loc="left", pad=12)
-    low, high = (f"{limit:.3g}" for limit in heads.limits)
-    paper.draw_colour_bar(axes, style, [(0, low), (1, high)], heads.bar)
-    for head in range(0, heads.values.shape[1], max(1, round(0.22 / wide))):
-        axes.text(head, -0.6, heads.columns[head], ha="center", va="bottom", **quiet)
-    for row in range(0, len(heads.layers), max(1, round(0.12 / tall))):
-        axes.text(-0.65, row, heads.rows[row], ha="right", va="center", **quiet)
+    paper.draw_colour_bar(axes, style, [*enumerate(heads.scale_ends)], heads.bar)
+    paper.name_cells(axes, heads.rows, heads.columns, (wide, tall))
     paper.frame(axes)
 
 

@@ -113,7 +113,7 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     """One number per head, written into its cell if it fits. The image holds the numbers."""
     layers, heads = view.values.shape
     cell = min(0.5, 11.0 / max(heads, 1))
-    low, high = (f"{limit:.3g}" for limit in view.limits)
+    low, high = view.scale_ends
     right, above, _ = paper.bar_room(style, view.bar, high)
     left = max(0.45, paper.room(view.rows, NORMAL))
     means = 0.45 * view.by_layer  # inches, with the gap before them
@@ -126,24 +126,24 @@ def head_map_figure(view: HeadMap, style: Style) -> Figure:
     margins = (left, right, max(0.25, above), 0.1)
     drawn = paper.sheet(view, width + means, height + below, margins, title=view.title or view.name)
     axes = drawn.part(0, 0, width, height)
-    size = min(8.0, cell * 72 * 0.3)
-    paper.beside(axes, range(layers), view.rows, size)
-    _draw_numbers(axes, view, view.columns, style, cell)
+    paper.name_cells(axes, view.rows, view.columns, (cell, cell * 0.7))
+    _draw_numbers(axes, view, style, cell)
     if view.by_layer:
         column = replace(view, values=view.means[:, None])
         last = drawn.part(width + 0.1, 0, means - 0.1, height)
-        _draw_numbers(last, column, ["mean"], style, min(cell, means - 0.1))
+        paper.name_cells(last, (), ["mean"], (means, cell))
+        _draw_numbers(last, column, style, min(cell, means - 0.1))
         points = drawn.part(0, height + below - tall, width, tall)
-        _draw_points(points, view, style, (low, high))
+        _draw_points(points, view, style)
+        paper.name_cells(points, (), view.rows, (width / layers, tall))
         paper.name_axes(points, (view.bar, ""), left)
         axes = last
     paper.draw_colour_bar(axes, style, [(0, low), (1, high)], view.bar)
     return drawn.figure
 
 
-def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style, cell: float) -> None:
+def _draw_numbers(axes: Axes, view: HeadMap, style: Style, cell: float) -> None:
     paper.paint(axes, view.values, style.cmap, view.limits)
-    paper.above(axes, range(len(names)), names, min(8.0, cell * 72 * 0.3))
     paper.frame(axes)
     if cell >= 0.3:
         texts = np.array(view.texts)
@@ -151,7 +151,7 @@ def _draw_numbers(axes: Axes, view: HeadMap, names: Sequence[str], style: Style,
         _write_into_cells(axes, texts, np.nan_to_num(view.levels()), style, size=size, va="center")
 
 
-def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str]) -> None:
+def _draw_points(axes: Axes, view: HeadMap, style: Style) -> None:
     """Each head as a point over its layer, and a line through the means."""
     at = np.arange(len(view.layers))
     rows = np.repeat(at, view.values.shape[1])
@@ -160,9 +160,7 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style, ends: tuple[str, str])
     air = 0.05 * (view.limits[1] - view.limits[0])
     axes.set_xlim(-0.5, len(at) - 0.5)
     axes.set_ylim(view.limits[0] - air, view.limits[1] + air)
-    paper.beside(axes, view.limits, ends, SMALL)
-    every = -(-len(at) // 12)
-    paper.above(axes, at[::every].tolist(), view.rows[::every], SMALL)
+    paper.beside(axes, view.limits, view.scale_ends, SMALL)
     paper.frame(axes, ("left", "bottom"))
 
 
@@ -280,11 +278,9 @@ def grid_figure(view: Grid, style: Style) -> Figure:
     axes.imshow(composite, interpolation="nearest", aspect="auto")
     if view.written_from(view.size[1]) < view.size[1]:
         _mark_written(axes, view, (tall, wide, gap))
-    size = min(8.0, head * 72 * 0.3)
     centres = [(wide + gap) * i + wide / 2 - 0.5 for i in range(heads)]
-    paper.above(axes, centres, view.columns, size)
     middles = [(tall + gap) * i + tall / 2 - 0.5 for i in range(len(layers))]
-    paper.beside(axes, middles, [f"L{n}" for n in layers], size)
+    paper.name_cells(axes, [f"L{n}" for n in layers], view.columns, (head, layer), (middles, centres))
     paper.frame(axes, ())
     paper.draw_colour_bar(axes, style, [(0, low), (1, paper.stacked(high))], view.bar)
     return drawn.figure
@@ -321,11 +317,8 @@ def role_figure(view: RoleMap, style: Style) -> Figure:
     for row, roles in enumerate(view.roles):
         for head, role in enumerate(roles):
             _write_letter(axes, head, row, role, size)
-    every = max(1, round(LABEL_STEP / cell))
-    named = range(0, heads, every)
-    paper.above(axes, named, [f"H{head}" for head in named], SMALL)
-    down = range(0, layers, max(1, round(paper.LABEL_PITCH * POINT / cell)))
-    paper.beside(axes, down, [f"L{view.layers[row]}" for row in down], SMALL)
+    columns = [f"H{head}" for head in range(heads)]
+    paper.name_cells(axes, [f"L{layer}" for layer in view.layers], columns, (cell, cell))
     paper.frame(axes)
     key = drawn.part(-0.3, cell * layers + 0.1, ENTRY_WIDTH * beside, below - 0.16)
     key.set(xlim=(0, beside), ylim=(-(-len(entries) // beside), 0))
@@ -341,7 +334,6 @@ def role_figure(view: RoleMap, style: Style) -> Figure:
 
 
 ENTRY_WIDTH, ENTRY_HEIGHT = 1.35, 0.17  # inches of a legend's entry
-LABEL_STEP = 0.3  # inches from the name of a head to the next
 
 
 def _write_letter(axes: Axes, x: float, y: float, role: str, size: float) -> None:

@@ -459,6 +459,28 @@ def beside(
         axes.text(float(right), y, text, transform=transform, size=size, ha=ha, va="center_baseline", gid=ROW)
 
 
+def name_cells(
+    axes: Axes,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cell: tuple[float, float],
+    at: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> None:
+    """Name rows on the left and columns above, as many as can be read; ``cell`` is inches across and down.
+
+    ``at`` is where rows and columns are, by default 0, 1, 2 ...
+    """
+    size = min(max(cell[0] / POINT * 0.3, SMALL), BELOW)
+    wide = 0.04 + max(map(len, columns), default=0) * 0.64 * size * POINT  # inches of a column's name
+    places = at or (range(len(rows)), range(len(columns)))
+    for write, names, where, least, pitch in (
+        (above, columns, places[1], wide, cell[0]),
+        (beside, rows, places[0], LABEL_PITCH * POINT, cell[1]),
+    ):
+        every = max(1, math.ceil(least / pitch - 1e-6))
+        write(axes, where[::every], names[::every], size)
+
+
 def _shift(axes: Axes, x: float, y: float) -> ScaledTranslation:
     """An offset in points, as a share of the figure, so that it scales with it."""
     figure: Any = axes.figure

@@ -292,8 +292,7 @@ def compact_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
         return Segment(text, screen.style_on(palette, round(level * (TONES - 1))) if surface.colour else None)
 
     yield from _cell_blocks(view.rows, len(view.columns), numbered, cell, surface)
-    low, high = (f"{limit:.3g}" for limit in view.limits)
-    yield from surface.colour_bar(low, high, palette, view.bar)
+    yield from surface.colour_bar(*view.scale_ends, palette, view.bar)
 
 
 def _cell_blocks(

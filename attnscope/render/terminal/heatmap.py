@@ -283,11 +283,10 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
             mean = [Segment(f"{means[row]:>5}")] if beside_them else []
             yield [Segment(name.ljust(label), DIM), *numbers, *mean]
     yield []
-    low, high = (f"{limit:.3g}" for limit in view.limits)
     if surface.colour:
-        yield from surface.colour_bar(low, high, palette, view.bar)
+        yield from surface.colour_bar(*view.scale_ends, palette, view.bar)
     else:
-        yield [Segment(f"{view.bar}: {low} to {high}", DIM)]
+        yield [Segment(f"{view.bar}: {' to '.join(view.scale_ends)}", DIM)]
 
 
 DISTANCE, SQUARE_COLUMNS = 6, 2
@@ -314,7 +313,7 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     if surface.colour:
         palette = surface.palette(signed=False)
         yield from surface.colour_bar(f"{view.top:.2f}", view.near_end, palette, view.bar)
-    else:
+    elif layout.cell != DISTANCE:  # cells with numbers have no shades
         ends = [view.top - (view.top - view.low) * level for level in screen.SHADE_LEVELS]
         steps = [f"{surface.shade(at)} {end:.2f}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]
         lines = screen.flow_items([*steps, "nats apart or less"], surface.width, "  ")

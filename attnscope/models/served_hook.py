@@ -94,6 +94,9 @@ class HookFile(Mapping[str, Array]):
         repeated = len(self._ranks) // heads
         if saved == len(self._ranks) == heads * repeated:
             return self._ranks[::repeated]
+        if saved > heads:  # the plugin divides hidden_size by the number of heads
+            wide = f"the heads of {rank.names[name]!r:.60} are wider than its head_dim {self._size}"
+            raise ValueError(f"{wide}: {SIDECAR} does not know the scale of this model")
         numbers = ", ".join(rank.path.parent.name for rank in self._ranks)
         raise ValueError(f"{numbers} have {saved:,} of {heads:,} heads: the folder of a rank is missing")
 

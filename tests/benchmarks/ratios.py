@@ -123,6 +123,8 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
             yield f"a {name} of {tokens:,} tokens as matrices, to its pass", matrices(made, tokens)
     yield from many_texts(rounds)
     yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
+    yield "peak memory of a shard of 20,000 texts, relative to 2,000", flat(folder, "--shard", "1/2")
+    yield "time of a model predicted from two smaller ones, relative to its own", predicted(folder)
     yield "export of 157 pictures, relative to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):
         yield (
@@ -218,7 +220,19 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     yield "examples of 2,000 sentences, MiniLM, relative to their scores", paired(kept, ours, rounds)
 
 
-def flat(folder: str, few: int = 2_000, times: int = 10) -> float:
+PEAK = """
+import re
+import sys
+from attnscope.cli import main
+try:
+    main()
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+"""A command that says what it has held at most since it was started; ru_maxrss begins before that."""
+
+
+def flat(folder: str, *more: str, few: int = 2_000, times: int = 10) -> float:
     """Peak memory for ``times`` as many texts of 5 to 500 words, relative to a few, as whole processes."""
     from tests.models.folders import gpt2
 
@@ -228,13 +242,35 @@ def flat(folder: str, few: int = 2_000, times: int = 10) -> float:
         path = Path(folder) / f"{count}.txt"
         texts = (" ".join(draw.choices(words, k=draw.randint(5, 500))) for _ in range(count))
         path.write_text("\n".join(texts), "utf-8")
-        run = [sys.executable, "-m", "attnscope", "stats", "--texts", str(path), "-m", model, "--truncate"]
-        with subprocess.Popen(run, stdout=subprocess.DEVNULL) as started:
-            _, code, used = os.wait4(started.pid, 0)
-            started.returncode = os.waitstatus_to_exitcode(code)
-        assert started.returncode == 0, started.returncode
-        peaks.append(used.ru_maxrss)
+        asked = ["stats", "--texts", str(path), "-m", model, "--truncate", *more, "--checkpoint"]
+        run = [sys.executable, "-c", PEAK, *asked, str(path.with_suffix(f".{len(more)}.json"))]
+        done = subprocess.run(run, capture_output=True, check=True, text=True)
+        peaks.append(int(done.stderr.split()[-1]))
     return peaks[1] / peaks[0]
+
+
+def predicted(folder: str) -> float:
+    """The time per token of a model on a line through those of two smaller ones, relative to the measured."""
+    import torch
+
+    from attnscope.models import load
+    from attnscope.questions.corpus_stats import corpus_stats
+    from attnscope.storage.corpus import ListedTexts
+    from tests.models.folders import gpt2
+
+    torch.set_num_threads(1)
+    draw, words, found = random.Random(0), TEXT.lower().rstrip(".").split(), []
+    texts = ListedTexts([" ".join(draw.choices(words, k=draw.randint(5, 60))) for _ in range(200)])
+    for layers, width in ((6, 384), (8, 640), (12, 1024)):
+        place = Path(folder) / f"gpt2-{width}"
+        model = load(gpt2(place, n_embd=width, n_layer=layers, n_head=width // 64, n_positions=512))
+        corpus_stats(model, ListedTexts(texts.texts[:20]))
+        begun = time.process_time()
+        corpus_stats(model, texts)
+        found.append((12 * layers * width**2, time.process_time() - begun))  # without embeddings
+    (one, first), (other, second), (weights, measured) = found
+    slope = (second - first) / (other - one)
+    return (first + slope * (weights - one)) / measured
 
 
 def swin(rounds: int) -> float:

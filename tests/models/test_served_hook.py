@@ -76,6 +76,15 @@ def test_command_shows_a_folder_of_ranks(passes, tmp_path, run):
     assert np.nan_to_num(weights) == pytest.approx(passes[1][2][1][3], abs=1e-5)
 
 
+def test_heads_wider_than_the_sidecar_says_are_refused(passes, tmp_path):
+    for ranks in (1, 2):
+        place = tmp_path / str(ranks)
+        place.mkdir()
+        write_hook(place, passes, ranks, config=CONFIG | {"head_dim": SIZE // 2})
+        with pytest.raises(InputError, match=r"are wider than its head_dim 4: qk\.json does not know"):
+            open_file(place, request=1)
+
+
 def test_missing_rank_is_named(passes, tmp_path):
     write_hook(tmp_path, passes, 2)
     (tmp_path / "tp_rank_1").rename(tmp_path / "elsewhere")

@@ -456,7 +456,7 @@ def write(name: str, *groups: Any) -> str:
                 options += [name_of(each.name, declared), *([] if value is True else words)]
             else:
                 arguments += words
-    if any(word.startswith("-") and word != "-" for word in arguments):
+    if any(OPTION.match(word) for word in arguments):
         arguments = ["--", *arguments]
     return shlex.join(("attnscope", name, *options, *arguments))
 

@@ -327,7 +327,7 @@ class Run(Display):
     def why(
         self,
         cells: str,
-        head: Head | str,
+        head: Head | str | None = None,
         *,
         against: str | None = None,
         depth: int = 1,
@@ -335,8 +335,8 @@ class Run(Display):
     ) -> Drawing:
         """Why a head attends there: ``run.why("it -> cat", "L3H1")``, its score as a sum of terms.
 
-        ``against`` are cells whose terms are subtracted; a ``depth`` of 2 also explains the heads that wrote
-        the strongest term.
+        Without a head, it is the one that attends there most. ``against`` are cells whose terms are
+        subtracted; a ``depth`` of 2 also explains the heads that wrote the strongest term.
         """
         from attnscope.questions.rules import parse_questions
         from attnscope.questions.why import explain_head, why_answer
@@ -345,8 +345,9 @@ class Run(Display):
         other = None if against is None else parse_questions(against)[0]
         if len(named) > 1 or depth < 1:
             raise SelectionError("name one pair of cells, like 'it -> cat', and a depth of 1 or more")
+        chosen = _select() if head is None else Head(head)
         with self._model_in_eval_mode() as (model, request):
-            result = explain_head(model, request.prepare(model), named[0], Head(head), other, depth)
+            result = explain_head(model, request.prepare(model), named[0], chosen, other, depth)
         return Drawing(why_answer(result), cmap)
 
     def _other(self, other: Run | str) -> InputRequest:

@@ -247,12 +247,17 @@ class FindResult:
     title: str
     notes: Notes
 
+    @property
+    def first(self) -> QuestionResult:
+        """The first question that has an answer."""
+        return next(answer for answer in self.answers if answer.heads)
+
 
 LISTED_HEADS = 8  # heads that are listed of each question
 
 
-def find_answer(result: FindResult, top: int = LISTED_HEADS, opening: str | None = None) -> Answer:
-    """For each question a map of all heads, and the top ones; ``opening`` is the command for one."""
+def find_answer(result: FindResult, top: int = LISTED_HEADS, commands: Sequence[str] = ()) -> Answer:
+    """For each question a map of all heads, and the top ones; ``commands`` open one of them."""
     views: list[View] = [Table(subtitle=result.title)]
     pictures: dict[str, HeadMap] = {}
     for place, answer in enumerate(result.answers, 1):
@@ -262,12 +267,7 @@ def find_answer(result: FindResult, top: int = LISTED_HEADS, opening: str | None
             names = [str(place)] * (len(result.answers) > 1) + [kind] * (len(maps) > 1)
             notes = (*answer.notes, *result.notes)
             pictures["-".join(names)] = replace(view, subtitle=result.title, notes=notes)
-    command = ""
-    if opening is not None:
-        heads = [each.head for answer in result.answers for each in answer.heads]
-        kind = f" --kind {heads[0].kind}" if len({head.kind for head in heads}) > 1 else ""
-        command = f"{opening} --head {heads[0].name}{kind}"
-    views[-1] = replace(table, notes=(*table.notes, *result.notes), command=command)
+    views[-1] = replace(table, notes=(*table.notes, *result.notes), commands=tuple(commands))
     return Answer(tuple(views), pictures, lambda: result, partial(_csv_rows, result))
 
 

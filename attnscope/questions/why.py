@@ -22,8 +22,10 @@ from attnscope.capture.stream import Summand
 from attnscope.errors import ModelError, readable
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
+from attnscope.questions.find import find_heads
 from attnscope.questions.rules import Question
 from attnscope.questions.score_terms import ScorePass, ScoreTerms
+from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass, pluralize
 from attnscope.records import Address, Meaning, Notes, record
 from attnscope.views import Column, GraphEdge, GraphNode, Heatmap, LayerGraph, Table
@@ -142,15 +144,20 @@ def explain_head(
     model: Model,
     prepared: ModelInput,
     question: Question,
-    head: Head,
+    head: Head | Selection,
     against: Question | None = None,
     depth: int = 1,
 ) -> Why:
     """The terms of a head's score in the cells of a question; with a depth, of earlier heads likewise.
 
-    Raises ``SelectionError`` for a head or cells that do not exist, and ``ModelError`` for a model whose
-    scores cannot be followed.
+    Of several selected heads it is the one that attends there most, as ``find`` ranks them. Raises
+    ``SelectionError`` for a head or cells that do not exist, and ``ModelError`` for a model whose scores
+    cannot be followed.
     """
+    most: tuple[str, ...] = ()
+    if isinstance(head, Selection):
+        head = find_heads(model, prepared, [question], head).first.heads[0].head
+        most = (f"{head.name} attends there most; --head names another",)
     ran = ScorePass.run(model, prepared)
     explained = [ran.explain(head, question, against)]
     path, ends = [describe_score(explained)], [0]
@@ -163,7 +170,7 @@ def explain_head(
                 path.append(describe_score(explained[-1:], Link(at, *carried[2:])))
     named = None if against is None else str(against)
     ended = () if ends else ("the path ends here: no head wrote a term of these scores",)
-    notes = *ended, *note_terms(explained, named), *model.notes, *prepared.notes, *ran.record.notes
+    notes = *most, *ended, *note_terms(explained, named), *model.notes, *prepared.notes, *ran.record.notes
     return Why(str(question), named, tuple(path), 1, name_pass(model, prepared), notes)
 
 

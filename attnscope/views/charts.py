@@ -500,5 +500,5 @@ class Table(Titled):
     gap: int = 2  # spaces between columns
     edge: bool = False  # whether they follow the last column, too
     dim: frozenset[int] = frozenset()  # the numbers of dimmed rows
-    command: str = ""  # to be copied; below, on one line
+    commands: tuple[str, ...] = ()  # to be copied; below, each on one line
     narrow: Table | None = None  # replaces the table where space is short

@@ -101,7 +101,7 @@ ANSWERED = {
     # find, spans, flow
     "find 'it <-> cat' TEXT -o made/map.png --dpi 50": "saved made/map.png",
     "find '* -> a' MANY --top 1": "a is at 30 places (1, 3, 5, 7, 9, 11, ...): summed",
-    "find 'it -> cat' TEXT --weighting norm": "attnscope show --weighting norm '",
+    "find 'it -> cat' TEXT --weighting norm": "attnscope show --weighting norm --head L",
     "find 'sat -> cat' 'The cat sat.' --second-text 'A cat sat.' -m ./t5 --kind cross": "--kind cross",
     "find --gold broken.conllu": (
         "attnscope: skipped line 1: line 1: it has 3 columns, not 10",

@@ -229,3 +229,30 @@ def test_suggested_command_keeps_the_attention_kind(run, pair_folder):
     heads = line.split()[-2:]
     found = run.json(*asked, *heads)
     assert (found["kind"], found["heads"]) == ("cross", heads)
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (("it -> cat", TEXT), ["show", "why"]),
+        (("it -> nowhere", "it -> mat", TEXT), ["show", "why"]),
+        (("* -> -1", "-m", "own-causal", "--", "-m is how I begin"), ["show", "why"]),
+        (("it -> cat", TEXT, "--weighting", "norm"), ["show"]),
+    ],
+)
+def test_find_ends_with_commands_about_its_first_head(run, asked, names):
+    questions = json.loads(run("find", "--json", *asked).out)["questions"]
+    answered = next(each for each in questions if each["heads"])
+    first = "L{layer}H{head}".format(**answered["heads"][0])
+    listed = re.findall(r"^· attnscope (.+)$", run("find", *asked).out, re.M)
+    assert [each.split()[0] for each in listed] == names
+    for each in map(shlex.split, listed):
+        assert first in each
+        opened = run(*each)
+        assert (opened.code, first in opened.out.splitlines()[0]) == (0, True)
+    if "why" in names:
+        causal = ("-m", "own-causal") * ("own-causal" in asked)
+        cells = (*causal, "--json", "--", answered["question"], asked[-1])
+        without, named = (json.loads(run("why", *more, *cells).out) for more in ((), ("--head", first)))
+        assert without["notes"][0] == f"{first} attends there most; --head names another"
+        assert (without["path"], without["notes"][1:]) == (named["path"], named["notes"])

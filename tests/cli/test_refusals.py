@@ -251,7 +251,7 @@ REFUSED = {
     "patch TEXT --with-text DOG -m own-causal --to L9H1:q": "L9H1 is 0 attention calls",
     "patch TEXT --with-text DOG -m own-causal --to L0H1:q": "none of these heads comes before L0H1:q",
     "patch TEXT --with-text OTHER -m own-causal": "differ in their number of tokens",
-    "why 'it -> cat' TEXT": "which head? write --head L2H1",
+    "why 'it -> {A}' '{A}: it' --prompts names.tsv": "which head? attnscope find says which attend there",
     "why TEXT --head L0H0": "name cells, the arrow written as ->",
     "why 'it <-> cat' TEXT --head L0H0": "name one pair: here are it -> cat and cat -> it",
     "why 'it -> cat' TEXT --head L9H0": f"no head L9H0: {LAYERS}",

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import threading
+from dataclasses import fields
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,7 @@ import attnscope
 from attnscope.errors import InputError, ModelError, OutputError, SelectionError
 from attnscope.models.seal import UNTESTED_NOTE
 from attnscope.notebook.drawing import in_python
+from attnscope.questions.answer import Beginning
 from attnscope.records import plain
 from tests.measures.rounding import rounded
 from tests.models import speech
@@ -89,6 +91,7 @@ def test_run_cut_and_patch_equal_the_commands(run, tmp_path):
         (read.patch(other, to="L1H1:q"), [*pair, "--to", "L1H1:q"]),
         (read.patch(other, by="token"), [*pair, "--by", "token"]),
         (read.why("sat -> A", "L1H1"), ["why", "sat -> A", "A cat sat", "--head", "L1H1"]),
+        (read.why("sat -> A"), ["why", "sat -> A", "A cat sat"]),
     ):
         assert answer(run(*asked, *model, "--json")) == rounded(json.loads(json.dumps(shown.numbers)))
         table = pandas.read_csv(io.StringIO(run(*asked, *model, "--csv").out))
@@ -156,9 +159,8 @@ def test_run_check_equals_the_command(cat, run):
 def answer(ran):
     """What a command answers, behind what each of its answers begins with."""
     found = json.loads(ran.out)
-    return {
-        name: found[name] for name in found if name not in ("schema", "attnscope", "input", "other_input")
-    }
+    begun = {each.name for each in fields(Beginning)}
+    return {name: found[name] for name in found if name not in begun}
 
 
 def test_console_prints_the_picture_of_the_command(cat, run, monkeypatch):

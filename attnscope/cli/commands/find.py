@@ -1,7 +1,7 @@
 """``attnscope find``: which heads attend from one part of a text to another, or to known answers."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -19,6 +19,9 @@ from attnscope.cli.command import (
 from attnscope.cli.corpus import MERGED, CorpusOptions, check_texts, corpus_run, find_sums, measure_corpus
 from attnscope.cli.deliver import deliver
 from attnscope.cli.source import load_model, read_source, split_questions
+
+if TYPE_CHECKING:
+    from attnscope.questions.find import FindResult
 
 
 class GoldOptions(Group):
@@ -103,6 +106,24 @@ def answer_gold(
     deliver("find", answer, output, metadata=model.metadata, read=read)
 
 
+def open_strongest(
+    result: "FindResult",
+    source: options.SourceOptions,
+    attention: options.LayerOptions,
+    picture: options.PrintedOptions,
+    model: options.MixedModelOptions,
+) -> list[str]:
+    """The commands that show the first question's strongest head, and say why it attends there."""
+    heads = [each.head for each in result.first.heads]
+    kind = heads[0].kind if len({head.kind for head in heads}) > 1 else attention.kind
+    head = options.OneHeadOptions(head=heads[0].name, kind=kind)
+    commands = [repeat("show", source, picture, model, head)]
+    if not model.metadata and not (source.saved or source.generate or model.mixers):
+        cells = QuestionOptions(questions=[str(result.first.question)])
+        commands.append(repeat("why", cells, source, model, head))
+    return [each for each in commands if each is not None]
+
+
 @command
 def find(
     query: QuestionOptions,
@@ -164,12 +185,11 @@ def find(
     kind = "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):
         result = find_heads(loaded, prepared, questions, selection)
-    kind_alone = options.LayerOptions(kind=attention.kind)  # a head opens with its kind
-    opening = repeat("show", options.SourceOptions(**vars(source)), kind_alone, picture, model)
+    commands = open_strongest(result, options.SourceOptions(**vars(source)), attention, picture, model)
     read = loaded, prepared
     deliver(
         "find",
-        find_answer(result, output.top or LISTED_HEADS, opening),
+        find_answer(result, output.top or LISTED_HEADS, commands),
         output,
         picture,
         model.metadata,

@@ -54,20 +54,22 @@ def why(
     The score before the softmax is a sum of terms: what wrote the query (embeddings, earlier heads,
     feed-forward layers, biases) times what wrote the key, with norm scales held as in the pass. A term counts
     by its excess over the row's other keys, or over --against. Cells are written as for attnscope find, and
-    averaged. With --depth, the heads that wrote the strongest term follow.
+    averaged. Without --head, it is the head that attends there most. With --depth, the heads that wrote the
+    strongest term follow.
 
     Examples:
 
-    attnscope why "it -> cat" "The cat sat as it was tired." --head L3H1
+    attnscope why "it -> cat" "The cat sat as it was tired."
     attnscope why "it -> cat" "The cat sat; it" --head L3H1 --against "it -> sat"
     attnscope why "b#2 -> c" "a b c d a b" -m own-causal --head L1H0 --depth 2
     attnscope why "* -> -1" "The king said no." --head L1H0 -o why.svg
     """
-    refuse(attention.head is None, "--head", "which head? write --head L2H1")
+    several = template.prompts is not None
+    refuse(several and attention.head is None, "--head", "which head? attnscope find says which attend there")
     refuse_combined(("depth", "prompts", "the rows and keys of earlier heads are those of one text"))
     refuse_typed("generate", "the scores are those of the text as it stands: leave it out")
-    head, kind = options.parse_head(attention.head or "", attention), attention.kind
-    head = Head(head.layer, head.head, kind or head.kind)  # type: ignore[arg-type]  # find() names what exists
+    kind, head = attention.kind, options.parse_head(attention.head, attention) if attention.head else None
+    head = head and Head(head.layer, head.head, kind or head.kind)  # type: ignore[arg-type]  # find() names them
     questions, source = split_questions(query.cells, source, "cells")
     refuse(len(questions) > 1, "CELLS", f"name one pair: here are {' and '.join(map(str, questions))}")
     pass_source = read_source(source, model)
@@ -88,14 +90,15 @@ def why(
     read = cache(pass_source.reader(loaded))
     texts = [read(each.text) for each in prompts]
     with model_progress(loaded, *texts):
-        if template.prompts is None:
-            result = explain_head(loaded, texts[0], questions[0], head, against, query.depth)
+        if head is None or not several:
+            chosen = head or options.select(attention)
+            result = explain_head(loaded, texts[0], questions[0], chosen, against, query.depth)
         else:
             result = mean_why(loaded, prompts, texts, pass_source.text, questions[0], head, against)
         paged = output.out is not None and output.out.suffix.lower() == ".html"
         shown = {each.head for each in result.path if paged}
         maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}
-        alone = paged and template.prompts is None and len(texts[0].tokens) <= OPENED_TOKENS
+        alone = paged and not several and len(texts[0].tokens) <= OPENED_TOKENS
         opened = dict(explain_cells(loaded, texts[0], [result.path[0].head])) if alone else {}
     about = loaded, pass_source.text, template.prompts, *texts
     answer = why_answer(result, output.top or LISTED_TERMS, maps, opened)

@@ -340,8 +340,8 @@ def table_parts(view: Table, console: Console) -> Iterator[RenderableType]:
         yield Text(f"· the first {MOST_ROWS:,} of {len(view.rows):,} rows; --csv and --json have all", "dim")
     for note in view.notes:
         yield Text(f"· {visible(note)}", style="dim")
-    if view.command:
-        yield Text(f"· {visible(view.command)}", style="dim", no_wrap=True, overflow="ignore")
+    for command in view.commands:
+        yield Text(f"· {visible(command)}", style="dim", no_wrap=True, overflow="ignore")
 
 
 def _cell_text(cell: Cell, palette: Palette | None) -> Text:

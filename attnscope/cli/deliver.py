@@ -180,9 +180,9 @@ def save_data(
     if answer.arrays is not None and not paged:
         arrays.save_arrays(answer.arrays(), out)
     elif answer.layers is not None and not paged:
-        kinds, numbers, title, notes = answer.layers()
-        described = {name: value for name, value in about().items() if name != "schema"}
-        arrays.save_weights(kinds, out, title=title, notes=notes, about=described, numbers=numbers)
+        kinds, described = answer.layers()
+        source = {name: value for name, value in about().items() if name != "schema"}
+        arrays.save_weights(kinds, out, **described, about=source)
     elif answer.heads is not None:
         save_page(answer.heads(), out, picture.cmap)
     elif isinstance(view, LayerGraph) and not paged:

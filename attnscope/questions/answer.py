@@ -17,7 +17,7 @@ from attnscope.records import RECORDS_BY_COMMAND, Meaning, plain, record, schema
 from attnscope.views import Column, Drawable, Panels, Table, View
 
 if TYPE_CHECKING:
-    from attnscope.storage.arrays import Kinds, Numbers
+    from attnscope.storage.arrays import Kinds
 
 
 VERSION = 1  # raised by any release that removes a field from an answer, or changes its meaning
@@ -28,7 +28,7 @@ class Answer:
     """The views of an answer, those that a picture file shows, and functions for the numbers.
 
     ``to_record`` makes a record, or a mapping; ``table`` the rows of a CSV file, with a header; ``arrays``
-    the contents of an ``.npz`` file; ``layers`` the weights of whole layers, with title and notes, for any
+    the contents of an ``.npz`` file; ``layers`` the weights of whole layers, and what describes them, for any
     data file; ``heads`` all heads, for a page. They are functions because most answers are only drawn.
     """
 
@@ -37,7 +37,7 @@ class Answer:
     to_record: Callable[[], Any]
     table: Callable[[], Iterable[Sequence[object]]] | None = None
     arrays: Callable[[], Mapping[str, Array]] | None = None
-    layers: Callable[[], tuple[Kinds, Numbers, str, tuple[str, ...]]] | None = None
+    layers: Callable[[], tuple[Kinds, dict[str, Any]]] | None = None
     heads: Callable[[], Any] | None = None  # questions.layers.AllHeads, which is built on answers
 
     @classmethod

@@ -360,10 +360,9 @@ def _read_contexts(
         cut = [range(each.start, each.stop) for each in spans]
         for head, number in wanted[text]:
             assert head.kind is not None  # its site has one
-            queries, columns = axes[head.kind]
-            crossed = head.kind == "cross"
-            parts = cut if sentences and not crossed else _words(columns)
-            example = _example(shown[head].shown[number], queries, columns, parts, crossed=crossed)
+            both, crossed = axes[head.kind], head.kind == "cross"
+            parts = cut if sentences and not crossed else _words(both[1])
+            example = _example(shown[head].shown[number], both, parts, crossed=crossed)
             yield (head, number), replace(example, text=entry.where)
 
 
@@ -376,14 +375,10 @@ def _words(axis: Sequence[Place]) -> list[range]:
 
 
 def _example(
-    kept: ExampleRow,
-    queries: Sequence[Place],
-    columns: Sequence[Place],
-    parts: Sequence[range],
-    *,
-    crossed: bool,
+    kept: ExampleRow, axes: Sequence[Sequence[Place]], parts: Sequence[range], *, crossed: bool
 ) -> Example:
     """A row with what is around it and its keys, to the ends of the ``parts`` that this begins."""
+    queries, columns = axes
     row, keys = kept.row, tuple(Bar(columns[key].label, key, weight) for key, weight in kept.keys)
     marked = {key.position: key.weight for key in keys if key.weight >= LEAST_WEIGHT or key is keys[0]}
     near = {at for key in marked for at in range(key - AROUND, key + AROUND + 1)}

@@ -32,7 +32,7 @@ from attnscope.text import number_ranges
 from attnscope.views import AxisNames, Scale, TokenView, grid, heatmap, rank_places
 
 if TYPE_CHECKING:
-    from attnscope.storage.arrays import Kinds, Numbers
+    from attnscope.storage.arrays import Kinds
 
 BLOCK = 1 << 23  # numbers computed at a time: 32 MB of float32
 
@@ -489,12 +489,12 @@ def flow_answer(
             bar=SHARE,
         )
 
-    def all_layers() -> tuple[Kinds, Numbers, str, tuple[str, ...]]:
+    def all_layers() -> tuple[Kinds, dict[str, Any]]:
         """The maps of all layers for a data file, each as a layer of one head."""
         kinds = {
             kind: [(layer, replace(weights, values=weights.values[None])) for layer, weights in layers]
             for kind, layers in result.maps.items()
         }
-        return kinds, {}, f"{result.method} · {result.title}", result.notes
+        return kinds, {"title": f"{result.method} · {result.title}", "notes": result.notes}
 
     return Answer((view,), {result.method: view}, lambda: result, layers=all_layers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from attnscope.views import (
 )
 
 if TYPE_CHECKING:
-    from attnscope.storage.arrays import Kinds, Numbers
+    from attnscope.storage.arrays import Kinds
 
 TINY = 1e-30  # stands for zero in logarithms
 MAX_TOKENS = 512  # rows and columns of each head; a longer text is pooled
@@ -58,18 +58,21 @@ class WholeLayers:
     notes: tuple[str, ...]
     record: Record
     written: int | None = None
-    numbers: Numbers = field(default_factory=dict)  # of the heads, by kind and layer, if some were named
+    numbers: Mapping[tuple[str, int], Sequence[int]] = field(
+        default_factory=dict
+    )  # of the heads, by kind and layer, if some were named
 
     @property
-    def data(self) -> tuple[Kinds, Numbers, str, tuple[str, ...]]:
-        """The contents of a data file: all weights, the numbers of their heads, a title and notes."""
-        return self.kinds, self.numbers, self.title, self.notes
+    def data(self) -> tuple[Kinds, dict[str, Any]]:
+        """The contents of a data file: all weights, and what describes them."""
+        return self.kinds, {"title": self.title, "notes": self.notes, "numbers": self.numbers}
 
     def save(self, path: Path) -> None:
         """Write all heads as data, as the suffix says. Raises ``OutputError``."""
         from attnscope.storage.arrays import save_weights
 
-        save_weights(self.kinds, path, title=self.title, notes=self.notes)
+        kinds, described = self.data
+        save_weights(kinds, path, **described)
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:

@@ -138,11 +138,8 @@ def measure_of(sort: str | None) -> str | None:
 def _describe_order(sort: str | None) -> str:
     """The order of a table's heads, in words."""
     name, reverse = measure_of(sort), bool(sort and sort.startswith("-"))
-    if name is None:
-        return "clearest role first"
-    if name in ("role", "head"):
-        return f"in {'reverse ' * reverse}order of {name}s"
-    return f"{'smallest' if reverse else 'largest'} {name} first"
+    ends = {None: "clearest role first", "role": "in order of roles", "head": "in order of heads"}
+    return ends.get(name, f"{'smallest' if reverse else 'largest'} {name} first")
 
 
 def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:

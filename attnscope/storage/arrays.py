@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -271,18 +270,10 @@ def _name_oddities(saved: SavedWeights) -> Iterator[str]:
                 yield f"rows of {kind} layer {layer} that sum to more than 1: {over:,}, up to {top}"
 
 
-def save_weights(
-    kinds: Kinds,
-    path: str | Path,
-    *,
-    title: str = "",
-    notes: tuple[str, ...] = (),
-    about: Mapping[str, Any] = MappingProxyType({}),
-    numbers: Numbers = MappingProxyType({}),
-) -> None:
+def save_weights(kinds: Kinds, path: str | Path, **described: Any) -> None:
     """Write every layer in the format that the suffix names, whole or not at all. Raises ``OutputError``.
 
-    ``about`` and ``numbers`` are those of the description.
+    ``described`` are the title, the notes, and other fields of ``LayersDescription``.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
@@ -290,7 +281,7 @@ def save_weights(
         there = f"there are {', '.join(FORMATS)}"
         raise OutputError(f"cannot write {path}: {path.suffix!r} is not a data format; {there}")
     with open_whole(path) as file:
-        FORMATS[form](kinds, LayersDescription(title, notes, about, numbers), file)
+        FORMATS[form](kinds, LayersDescription(**described), file)
 
 
 def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:

@@ -74,7 +74,7 @@ def cut(
     loaded, named = pass_source.load(predicting=True), ", ".join(map(str, questions))
     read = cache(pass_source.reader(loaded))
     texts = () if corpus.texts is None else tuple(prepare_corpus(loaded, corpus, source))
-    with spinner(f"{loaded.name} predicts without {named}"):
+    with spinner(f"{loaded.name} predicts without “{named}”"):
         result = mean_cut(
             loaded, prompts, read, pass_source.text, questions,
             selection=options.select(attention), heads=heads, how=edges.how, texts=texts,

@@ -52,7 +52,6 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # full colour in words
 IN_LONG_ROWS = " in rows with many unmasked keys"  # other rows do not set the scale: ``scale_rows``
 
-DARK = 0.25  # a map with larger weights in short rows alone is dark where full colour is 1: ``scale_rows``
 BRIGHT = 8  # times the mean weight, beyond which cells are all as bright on the scale "auto"
 LEAST_DIFFERENCE = 0.001  # full colour of a difference of weights, at least
 
@@ -242,13 +241,12 @@ def _sizes_of(maps: Iterable[tuple[Array, Array]]) -> tuple[float, float, float]
 
 
 def _full_colour(every: float, able: float, mean: float) -> float:
-    """The weight of full colour on the scale "auto": the largest, rounded up, and 1 at most.
+    """The weight of full colour on the scale "auto": the largest of long rows, rounded up, and 1 at most.
 
-    Where rows of few unmasked keys alone have weights that are no longer dark, they do not count. In a large
-    map, one sharp row would leave all others dark: there it is ``BRIGHT`` times the mean weight, and what
-    lies beyond it has the same colour.
+    In a large map, one sharp row would leave all others dark: there it is ``BRIGHT`` times the mean weight.
+    What lies beyond has the same colour.
     """
-    return min(round_up(able if 0 < able <= DARK else every), round_up(BRIGHT * mean) or 1.0, 1.0) or 1.0
+    return min(round_up(able or every), round_up(BRIGHT * mean) or 1.0, 1.0) or 1.0
 
 
 def exceeds(values: Array, top: float) -> bool:

@@ -38,7 +38,6 @@ from attnscope.version import __version__
 from attnscope.views import (
     ATTENTION,
     BRIGHT,
-    DARK,
     ROLE_LETTERS,
     WEIGHT,
     Drawable,
@@ -222,7 +221,6 @@ class Page:
             "signed": self.signed,
             "power": POWER,
             "bright": BRIGHT,
-            "dark": DARK,
             "sentence": ATTENTION.sentence,
             "hidden": [self.min_weight, code.shown],
             "axes": list(self._label_axes()),

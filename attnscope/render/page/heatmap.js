@@ -50,13 +50,12 @@ function meanOf(heads) {
   return count ? sum / count : 0;
 }
 
-// The weight of full colour of some heads on the scale "auto": the largest, rounded up, and 1 at most; of rows
-// with many keys where their weights would be dark. A multiple of the mean where one row would leave all others dark.
+// The weight of full colour of some heads on the scale "auto": the largest of rows with many keys, rounded up, and
+// 1 at most; a multiple of the mean where one row would leave all others dark.
 function fullColour(heads) {
-  const able = Math.max(...heads.map(largestOfHead));
   const every = () => Math.max(...heads.map((head) => largest(head.bytes)));
   if (PAGE.signed) return roundUp(every());
-  return Math.min(roundUp(able > 0 && able <= PAGE.dark ? able : every()), roundUp(PAGE.bright * meanOf(heads)), 1);
+  return Math.min(roundUp(Math.max(...heads.map(largestOfHead)) || every()), roundUp(PAGE.bright * meanOf(heads)), 1);
 }
 
 const exceeds = (head, full) => head.bytes.some((byte) => byte !== CLOSED && SIZE[byte] > full * 1.005);

@@ -150,9 +150,10 @@ function tokenAt(event) {
 }
 
 // The weight of the strongest line; on the scale "auto" 1, unless all would be faint.
+const FAINT = 0.25;
 function lineEnd(head) {
   const scale = head.scale ?? state.scale, most = largestOfHead(head);
-  return scale !== "auto" ? fullOf(head, scale) : most > PAGE.dark ? 1 : roundUp(most);
+  return scale !== "auto" ? fullOf(head, scale) : most > FAINT ? 1 : roundUp(most);
 }
 
 // What the legend says of lines.

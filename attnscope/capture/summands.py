@@ -305,9 +305,11 @@ def _of_heads(
     parts = [Summand("head", states.name(head), site.layer, head) for head in heads]
     if written.bias is not None:
         yield [BIASES], written.bias, grad
-    if written.weight is not None and len(mixed) > 1 and grad.numel() <= SMALL:
-        yield parts, (mixed @ written.weight.to(mixed)).reshape(-1, *grad.shape), grad
-        return
+    if written.weight is not None and len(mixed) > 1:
+        rows, slope = _rows_with_slope(grad, mixed.shape[1])
+        if slope.numel() <= SMALL:
+            yield parts, mixed[:, rows] @ written.weight.to(mixed), slope
+            return
     rows, slopes = _slopes_of_heads(states, written, grad)
     for part, value, slope in zip(parts, mixed, slopes, strict=True):
         yield [part], value[rows], slope
@@ -318,7 +320,12 @@ def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tu
     count = len(states.attentions[written.site].queries)
     if written.weight is None:
         return torch.arange(count), heads_apart(grad, count, *written.mixed.shape)
+    rows, slope = _rows_with_slope(grad, count)
+    return rows, (slope @ weight.to(slope).mT for weight in written.weight)
+
+
+def _rows_with_slope(grad: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The queries that have a gradient, and it.  -> [row], [row, width]"""
     flat = grad.reshape(count, -1)
     rows = flat.detach().any(1).nonzero().flatten()
-    flat = flat if len(rows) == count else flat.index_select(0, rows)
-    return rows, (flat @ weight.to(flat).mT for weight in written.weight)
+    return rows, flat if len(rows) == count else flat.index_select(0, rows)

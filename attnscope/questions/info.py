@@ -198,7 +198,7 @@ class KernelRuns:
             key = f"{function} {shapes}"
             self.calls[key] = function, shapes
             columns = 1 - (-tokens // (channels if kernel.heads else 1))
-            # the blocks of a scan have as many sizes as a number of tokens has bits, and each size costs a run
+            # blocks of a scan have as many sizes as the number of tokens has bits; each size costs a run
             self.runs[key] = self.runs.get(key, 0) + (tokens.bit_length() if kernel.step else columns)
             self.held = max(self.held, min(BLOCK_BYTES, 4 * heads * tokens**2))
         return function(*args, **kwargs)

@@ -146,6 +146,7 @@ VALUES = {
     "heads": "L0H1",
     "second": "other",
     "times": "times.txt",
+    "channel": 3,
 }
 """A value that matters, by the field of an option."""
 

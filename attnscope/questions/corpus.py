@@ -33,7 +33,7 @@ LISTED_PLACES = 3  # of texts that could not be read, in a note
 
 VERSIONS = [f"{name} {version(name)}" for name in ("torch", "transformers")] + [f"attnscope {__version__}"]
 
-SUMMED_FIELDS = ("texts", "tokens", "notes", "taken", "calls", "layout")
+SUMMED_FIELDS = ("texts", "tokens", "notes", "taken", "calls", "layout", "batches")
 """What grows batch by batch; all else is counted again with a window inside which a run resumes."""
 
 
@@ -78,6 +78,7 @@ class Progress:
         for note, text in other.notes.items():
             self.note([note], text)
         self.lacks, self.layout = self.lacks or other.lacks, self.layout or other.layout
+        self.batches += other.batches
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -182,15 +183,13 @@ class Job(NamedTuple):
 
 @dataclass
 class Increment:
-    """What some batches of a window add to the sums and to the progress, and their numbers."""
+    """What some batches of a window add to the sums and to the progress."""
 
-    batches: tuple[int, ...]
     sums: Any
     progress: Progress
 
     def merge(self, other: Increment) -> None:
         """Add other batches."""
-        self.batches += other.batches
         self.sums.merge(other.sums)
         self.progress.merge(other.progress)
 
@@ -206,7 +205,6 @@ class CorpusWork(ABC):
     total: Any
     progress: Progress = field(default_factory=Progress, init=False)
     begun: Progress = field(default_factory=Progress, init=False)  # before the window that is being read
-    done: set[int] = field(default_factory=set, init=False)  # batches of that window
     known_passes: KnownPasses = field(default_factory=KnownPasses, init=False)
 
     @abstractmethod
@@ -282,8 +280,7 @@ class CorpusWork(ABC):
     def reached(self) -> Progress:
         """How to go on with the sums as they are."""
         grown = {name: getattr(self.progress, name) for name in SUMMED_FIELDS}
-        inside = replace(self.begun, **grown, batches=tuple(sorted(self.done)))
-        return self.progress if self.begun is self.progress else inside
+        return self.progress if self.begun is self.progress else replace(self.begun, **grown)
 
     def _run(self, sharing: Sharing) -> Iterator[None]:
         """Read every window of this shard; yields whenever the sums have more batches."""
@@ -327,8 +324,8 @@ class CorpusWork(ABC):
             texts = [read[place] for place in batch.numbers]
             jobs.append(Job(number, batch, self.plan_batch(texts), texts[0].number))
         jobs = jobs[share]
-        self.done = set(begun.batches) & {job.number for job in jobs}
-        left = [job for job in jobs if job.number not in self.done]
+        progress.batches = tuple(job.number for job in jobs if job.number in begun.batches)
+        left = [job for job in jobs if job.number not in progress.batches]
         tokens = sum(job.batch.tokens for job in left)
         for part in self._measure(left, sharing):
             sharing.give(part)
@@ -339,7 +336,7 @@ class CorpusWork(ABC):
             yield
             sharing.check()
         sharing.hand_over()
-        while sharing.first and len(self.done) < len(jobs):
+        while sharing.first and len(progress.batches) < len(jobs):
             sharing.wait()
             self._add(sharing)
             yield
@@ -362,15 +359,15 @@ class CorpusWork(ABC):
         sums, fused, calls, notes = self.measure_batch(job.batch, job.plan)
         texts, tokens, layout = job.batch.texts, job.batch.tokens, self.progress.layout
         progress = Progress(texts=texts, tokens=tokens, taken=fused, calls=calls, layout=layout)
+        progress.batches = (job.number,)
         progress.note(notes, job.text)
-        return Increment((job.number,), sums, progress)
+        return Increment(sums, progress)
 
     def _add(self, sharing: Sharing) -> None:
         """Add what this process and others have measured since the last time."""
         for part in sharing.received():
             self.total.merge(part.sums)
             self.progress.merge(part.progress)
-            self.done.update(part.batches)
 
     def _read(self, window: Sequence[CorpusText], sharing: Sharing) -> Iterator[ReadText]:
         """The texts of a window as the model reads them, without unreadable ones."""

@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 STORED_TERMS = 100  # terms of a cell among the numbers; the others are one sum
 LISTED_TERMS = 8  # terms that are printed
-LISTED_PARTS = 5  # parts of either side that are printed
+LISTED_PARTS = 5  # parts of either side that are printed and drawn
 OPENED_TOKENS = 40  # tokens of a text, at most, of whose map a page explains each cell
 OPENED_BYTES = 2 << 20  # of the terms of cells in a page, at most
-DRAWN_TERMS = 3  # terms of a head that are drawn
 TERMS = Column("query part"), Column("key part"), Column("value", True), Column("excess", True)
 
 WROTE = {
@@ -394,7 +393,7 @@ def _signed(value: float) -> str:
 
 
 def why_graph(result: Why, maps: Mapping[Head, Heatmap], opened: Opened) -> LayerGraph:
-    """Each head of the path, and what wrote the query and the key of its strongest terms, by layers.
+    """Each head of the path, and the strongest parts of its query and of its key, by layers.
 
     A node is a part at a token; an edge is as wide as all terms of that part on its side, by their excess.
     """
@@ -421,28 +420,28 @@ def why_graph(result: Why, maps: Mapping[Head, Heatmap], opened: Opened) -> Laye
         how["layer"] = None if column[1] < 0 else column[1]
         nodes.append(GraphNode(name, order.index(column), role, None, map_, tables, **how))
     title = f"why {result.path[0].name} attends: {result.question} · {result.title}"
-    notes, bar = result.notes, "excess of a part, summed over the other side"
+    notes = f"Q, K: a part of the query, of the key; the {LISTED_PARTS} strongest of each", *result.notes
+    bar = "excess of a part, summed over the other side"
     if maps and not opened:
         notes = (*notes, f"the cells of a map open in pages of one text of at most {OPENED_TOKENS} tokens")
-    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes, bar=bar)
+    return LayerGraph(tuple(nodes), tuple(edges), title=title, notes=notes, value="excess", bar=bar)
 
 
 def _sources(
     each: ExplainedScore, result: Why
 ) -> Iterator[tuple[SidePart, tuple[bool, int, int], GraphEdge]]:
-    """What wrote the strongest terms, and the heads of the path among it: part, column and edge.
+    """The strongest parts of either side, and the heads of the path among them: part, column and edge.
 
     Columns are streams, the encoder's first, then layers, and in a layer heads, cross-attention, others.
     """
     places = {one.place for one in result.path}
     crossed = any(one.head.kind == "cross" for one in result.path)
     for way, token, sides in (("query", each.query, each.by_query), ("key", each.key, each.by_key)):
-        strongest = {getattr(term, way) for term in each.terms[:DRAWN_TERMS]}
         behind = each.head.kind == "encoder" or (each.head.kind == "cross" and way == "key")
         for side in sides:
             other = "encoder " * (behind and crossed and side.kind != "head")
             name, layer = f"{other}{side.part} · {token}", -1 if side.layer is None else side.layer
-            if side.part in strongest or name in places:
+            if side in sides[:LISTED_PARTS] or name in places:
                 step = int(side.part.startswith("cross")) if side.kind == "head" else 2
                 edge = GraphEdge(name, each.place, side.excess, way[0].upper())
                 yield side, (not behind, layer, step), edge

@@ -452,7 +452,8 @@ class LayerGraph(Titled):
 
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
-    bar: str = "share of the score's difference"  # what the edges carry
+    value: str = "effect"  # what an edge carries, in a word
+    bar: str = "share of the score's difference"  # and in more of them
 
     def places(self) -> dict[str, tuple[float, float]]:
         """The position of each node: its column, and how far from the column's middle."""

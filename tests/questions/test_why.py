@@ -442,7 +442,8 @@ def test_first_sentence_and_side_sums_are_those_of_the_terms(cell, against):
     prepared = model.prepare("The cat sat because it slept.")
     found = explain_head(model, prepared, ask(cell), Head("L2H5"), against and ask(against))
     (first,) = found.path
-    heading, terms, sides = why_answer(found).views
+    answer = why_answer(found)
+    heading, terms, sides = answer.views
     total = sum(part.excess for part in first.by_key)
     signed = {part.excess * np.sign(total): part for part in first.by_key}
     most, sentence = signed[max(signed)], heading.notes[0]
@@ -453,3 +454,6 @@ def test_first_sentence_and_side_sums_are_those_of_the_terms(cell, against):
         numbers = np.array([[float(cell) for cell in row[at + 1 : at + 3]] for row in sides.rows])
         assert numbers[:-1].sum(0) == pytest.approx(numbers[-1], abs=0.04)
         assert sides.rows[-1][at : at + 3] == (terms.rows[-1][0], *terms.rows[-1][2:])
+        edges = [edge for edge in answer.pictures["why"].edges if edge.way == "QK"[at // 3]]
+        drawn = [(edge.source.partition(" · ")[0], f"{edge.effect:+.2f}") for edge in edges]
+        assert drawn == [(row[at], row[at + 2]) for row in sides.rows[:5]]

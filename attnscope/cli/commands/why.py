@@ -52,10 +52,9 @@ def why(
     """Explain why a head attends from one token to another.
 
     The score before the softmax is a sum of terms: what wrote the query (embeddings, earlier heads,
-    feed-forward layers, biases) times what wrote the key, with norm scales held as in the pass. A term counts
-    by its excess over the row's other keys, or over --against. Cells are written as for attnscope find, and
-    averaged. Without --head, it is the head that attends there most. With --depth, the heads that wrote the
-    strongest term follow.
+    feed-forward layers, biases) times what wrote the key, norm scales held. A term counts by its excess over
+    the row's other keys, or over --against. Cells are written as for attnscope find, and averaged. Without
+    --head, it is the head that attends there most.
 
     Examples:
 

@@ -473,12 +473,18 @@ def _image(view: Drawable, form: str, alt: str, cmap: str | None) -> str:
     return f"<img alt='{_escape(alt)}' src='data:image/{form.replace('svg', 'svg+xml')};base64,{data}'>"
 
 
+INPUTS = {"q": "queries", "k": "keys", "v": "values"}
+"""What an edge goes to in the later head."""
+
+
 def _edges(view: LayerGraph) -> Iterator[str]:
     yield "<section class='edges'><h2>edges</h2><table><tr class='quiet'>"
-    yield "".join(f"<th scope='col'>{each}</th>" for each in ("from", "to", "effect", "way")) + "</tr>"
+    names = "from", "to", view.value, "feeds the"
+    yield "".join(f"<th scope='col'>{each}</th>" for each in names) + "</tr>"
     for edge in view.edges:
         cells = "".join(f"<td>{_escape(each)}</td>" for each in (edge.source, edge.target))
-        yield f"<tr>{cells}<td class='number'>{edge.effect:+.3f}</td><td>{_escape(edge.way)}</td></tr>"
+        fed = _escape(INPUTS.get(edge.way.lower(), edge.way))
+        yield f"<tr>{cells}<td class='number'>{edge.effect:+.3f}</td><td>{fed}</td></tr>"
     yield "</table></section>"
 
 
@@ -502,12 +508,16 @@ LABEL = 96  # pixels of a label
 
 
 def _links(map_: Heatmap, opened: Mapping[tuple[int, int], Table]) -> Iterator[str]:
-    """A map whose cells are links to tables below it, of which the chosen one shows: no script is needed."""
+    """A map whose cells are links to tables below it, of which the chosen one shows: no script is needed.
+
+    What a link leads to has a fixed place, so that the page does not scroll; a table has a mark on its cell.
+    """
     axes = map_.weights.queries, map_.weights.keys
     rows, columns = ([_escape(place.label) for place in axis] for axis in axes)
     width, height = 3 * LABEL // 2 + CELL * len(columns), LABEL + CELL * len(rows)
     yield "<p class='quiet'>rows attend to columns; a click on a cell opens its terms</p>"
-    yield f"<svg class='links' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>"
+    size = f"width='{width}' height='{height}' viewBox='0 0 {width} {height}'"
+    yield f"<div class='map'><svg class='links' {size}>"
     for number, label in enumerate(rows):
         y = LABEL + CELL * (number + 0.7)
         yield f"<text x='{LABEL - 6}' y='{y:.0f}' text-anchor='end'>{label}</text>"
@@ -515,12 +525,13 @@ def _links(map_: Heatmap, opened: Mapping[tuple[int, int], Table]) -> Iterator[s
         x, y = LABEL + CELL * (number + 0.6), LABEL - 6
         yield f"<text transform='translate({x:.0f} {y}) rotate(-60)'>{label}</text>"
     for (row, column), terms in opened.items():
-        x, y, title = LABEL + CELL * column, LABEL + CELL * row, _escape(terms.title)
-        yield f"<a href='#cell-{row}-{column}'><rect x='{x}' y='{y}' width='{CELL - 1}' height='{CELL - 1}'"
+        title = _escape(terms.title)
+        yield f"<a href='#cell-{row}-{column}'><rect {_box(row, column)}"
         yield f" fill-opacity='{float(map_.values[row, column]):.3f}'><title>{title}</title></rect></a>"
     yield "</svg>"
     for (row, column), terms in opened.items():
-        yield f"<div class='opened' id='cell-{row}-{column}'><h2>{_escape(terms.title)}</h2>"
+        yield f"<i class='spot' id='cell-{row}-{column}'></i><div class='opened'>"
+        yield f"<svg class='mark' {size}><rect {_box(row, column)}/></svg><h2>{_escape(terms.title)}</h2>"
         names = "".join(f"<th scope='col'>{_escape(each.name)}</th>" for each in terms.columns)
         yield f"<table><tr class='quiet'>{names}</tr>"
         for cells in terms.rows:
@@ -528,3 +539,9 @@ def _links(map_: Heatmap, opened: Mapping[tuple[int, int], Table]) -> Iterator[s
             tags = (f"<td{' class=number' * each.right}>{_escape(str(cell))}</td>" for each, cell in pairs)
             yield f"<tr>{''.join(tags)}</tr>"
         yield "</table></div>"
+    yield "</div>"
+
+
+def _box(row: int, column: int) -> str:
+    """Where a cell is."""
+    return f"x='{LABEL + CELL * column}' y='{LABEL + CELL * row}' width='{CELL - 1}' height='{CELL - 1}'"

@@ -11,6 +11,9 @@ from attnscope.attention import Head
 from attnscope.models import load
 from attnscope.questions import why
 from attnscope.questions.find import parse_questions
+from attnscope.questions.head import one_head
+from attnscope.questions.score_terms import name_token
+from attnscope.render.page import graph_page
 from tests.cli.run import ROOT
 from tests.render.page.browser import MARKS
 
@@ -122,3 +125,36 @@ def test_named_head_without_terms_says_why(run, tmp_path, words, reason) -> None
 def test_page_refuses_a_head_that_does_not_exist(run, tmp_path) -> None:
     words = "show", TEXT, "-m", "own-causal", "--head", "L9H0", "-o", tmp_path / "a.html"
     run(*words).refuses("no head L9H0: this model has layers 0-")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """The page of why itself, whose cells are links."""
+    model, out = load("own-causal"), tmp_path_factory.mktemp("graph") / "why.html"
+    prepared, head = model.prepare(TEXT), Head(OPEN)
+    found = why.explain_head(model, prepared, parse_questions("6 -> 2")[0], head)
+    maps = {found.path[0].head: one_head(model, prepared, head).heatmap}
+    answer = why.why_answer(found, maps=maps, opened=dict(why.explain_cells(model, prepared, [head])))
+    out.write_text(graph_page(answer.pictures["why"]), "utf-8")
+    return out
+
+
+def test_page_of_why_keeps_still_and_marks_the_clicked_cell(chromium, graph) -> None:
+    chromium.size(900, 400)
+    chromium.load(graph)
+    tokens = load("own-causal").prepare(TEXT).tokens
+    for cell in ((6, 2), (3, 3)):
+        link = "document.querySelector(`a[href='#cell-{}-{}'] rect`)".format(*cell)
+        chromium.run(f"{link}.scrollIntoView({{block: 'end'}})")
+        left, top, right, bottom = chromium.box(link)
+        scrolled = chromium.run("scrollY")
+        assert scrolled > 0
+        chromium.click((left + right) / 2, (top + bottom) / 2)
+        assert chromium.run("scrollY") == scrolled
+        shown = "[...document.querySelectorAll('.opened')].filter((each) => each.offsetHeight)"
+        (heading,) = chromium.run(f"{shown}.map((each) => each.querySelector('h2').textContent)")
+        assert heading.partition(":")[0] == " → ".join(name_token(tokens, at) for at in cell)
+        assert chromium.box(f"{shown}[0].querySelector('.mark rect')") == pytest.approx(
+            [left, top, right, bottom], abs=2
+        )
+    assert chromium.texts("th[scope]")[2:4] == ["excess", "feeds the"]

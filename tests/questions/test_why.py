@@ -176,6 +176,7 @@ def plant(seed):
     return wrap_planted(module), Head(*before), Head(*behind)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(20))
 def test_planted_induction_head_is_explained_by_previous_token_head(seed):
     model, before, behind = plant(seed)

@@ -313,7 +313,9 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     if surface.colour:
         palette = surface.palette(signed=False)
         yield from surface.colour_bar(f"{view.top:.2f}", view.near_end, palette, view.bar)
-    elif layout.cell != DISTANCE:  # cells with numbers have no shades
+    elif layout.cell == DISTANCE:  # cells with numbers have no shades
+        yield from surface.quiet(view.bar)
+    else:
         ends = [view.top - (view.top - view.low) * level for level in screen.SHADE_LEVELS]
         steps = [f"{surface.shade(at)} {end:.2f}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]
         lines = screen.flow_items([*steps, "nats apart or less"], surface.width, "  ")

@@ -28,6 +28,7 @@ PVT |= {"image_size": 64, "mlp_ratios": [2, 2, 2, 2]}
 SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
 HIERA = {"embed_dim": 16, "image_size": [224, 224], "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4]}
 WHOLE = {"size": SIZE}
+LAYOUT = SHAPE | WORDS | {"input_size": 64, "patch_size": 16, "coordinate_size": 6, "shape_size": 4}
 CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
 
 VISION = {  # the names of the config and of the image processor, without their last words, and the settings
@@ -49,6 +50,7 @@ VISION = {  # the names of the config and of the image processor, without their 
     "clip": ("CLIP", TOWERS | {"projection_dim": 16}, "CLIP", CROPPED),
     "siglip": ("Siglip", TOWERS, "Siglip", WHOLE),
     "vilt": ("Vilt", VIT | WORDS, "ViT", WHOLE),
+    "layoutlmv3": ("LayoutLMv3", LAYOUT, "LayoutLMv3", WHOLE | {"apply_ocr": False}),
 }
 
 

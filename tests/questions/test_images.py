@@ -214,6 +214,18 @@ def test_joint_text_image_model_needs_both(tmp_path, picture):
         model.prepare_image(picture)
 
 
+def test_patches_behind_a_text_lie_on_the_picture(tmp_path, picture):
+    folder = images.vision(tmp_path, "layoutlmv3")
+    model = load(folder)
+    prepared = model.prepare_image(picture, "a tired cat")
+    patches = [f"{row},{column}" for row in range(4) for column in range(4)]
+    text = ["[CLS]", "a", "tired", "cat", "[SEP]"]
+    assert [token.text for token in prepared.tokens] == [*text, "[CLS]", *patches]
+    weights = eager(folder, **prepared.inputs).attentions[1][0, 0]  # [query, key]
+    focus = one_token(model, prepared, Selection(Head("L1H0"), token="cat"))
+    np.testing.assert_allclose(focus.overlays[0].looks_at, weights[3, 6:].reshape(4, 4), atol=1e-5)
+
+
 @pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
 def test_patch_mask_is_the_smallest_set_with_the_given_share(seen, mass):
     model, prepared, weights = seen

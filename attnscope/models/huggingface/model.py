@@ -32,7 +32,7 @@ from attnscope.models.inputs import (
     with_grids,
 )
 from attnscope.models.model import Model, accepts, reads_sound, require_attention
-from attnscope.models.regions import Sketches, find_entry, find_grids
+from attnscope.models.regions import NONE, SEVERAL, Sketches, find_entry, find_grids
 from attnscope.models.request import read_chat
 from attnscope.models.text.tokens import GREEDY, Sampling, TextTokens, describe_generation, strip_end
 from attnscope.progress import report
@@ -180,15 +180,18 @@ class HuggingFaceModel(Model):
         inputs = {**prepared.inputs, **self._tensors(encoded.fields)}
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (words, words)}
         patches = prepared.tokens
-        prepared = replace(prepared, inputs=inputs, axes=axes, notes=encoded.notes)
+        prepared = replace(prepared, inputs=inputs, axes=axes, notes=(*prepared.notes, *encoded.notes))
         alone = hasattr(self.module, "get_text_features") or not patches
         entry = None if alone else find_entry(self.module, inputs, "pixel_values")
         if entry is None:
             return prepared
         if entry.kind == "cross" and len(entry.states) == len(patches):
             return replace(prepared, axes=axes | {"cross": (words, patches)})
-        if len(entry.states) == len(patches) + len(words) and int(entry.token_owners().max()) < len(patches):
-            both = (*patches, *words)
+        owners = {*entry.token_owners().flatten().tolist()} - {NONE, SEVERAL}
+        if not owners or len(entry.states) != len(patches) + len(words):
+            return prepared
+        if (behind := min(owners) >= len(words)) or max(owners) < len(patches):
+            both = (*words, *patches) if behind else (*patches, *words)
             return replace(prepared, axes=axes | {"decoder": (both, both)}, tokens=both)
         return prepared
 

@@ -36,8 +36,9 @@ from attnscope.errors import SelectionError
 class Kernel:
     """A function that is linear in its values: what it is, and the names of its values and earlier state.
 
-    Its values are [batch, token, head, channel]; where ``heads`` is false, each channel has a matrix of its
-    own, and only ``token``, the axis of tokens, is known. A scan is known by the name of its ``step``.
+    Its values are [batch, token, head, channel], or heads before tokens; where ``heads`` is false, each
+    channel has a matrix of its own, and only ``token``, the axis of tokens, is known. A scan is known by the
+    name of its ``step``.
     """
 
     title: str
@@ -51,7 +52,8 @@ class Kernel:
         """The function of its values alone, which are arranged as by ``arrange``."""
 
         def run(values: Tensor) -> Tensor:
-            own = values if self.heads else values.squeeze(2).movedim(1, self.token).contiguous()
+            own = values if self.heads else values.squeeze(2)
+            own = own.movedim(1, self.token).contiguous()
             arguments = OrderedDict(call.arguments | {self.values: own})
             changed = inspect.BoundArguments(call.signature, arguments)
             return self.arrange(first_of(function(*changed.args, **changed.kwargs)))
@@ -60,7 +62,8 @@ class Kernel:
 
     def arrange(self, tensor: Tensor) -> Tensor:
         """From the kernel's own axes.  -> [batch, token, head, channel]"""
-        return tensor if self.heads else tensor.movedim(self.token, 1).unsqueeze(2)
+        tensor = tensor.movedim(self.token, 1)
+        return tensor if self.heads else tensor.unsqueeze(2)
 
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -103,6 +106,9 @@ class Inline:
 
 INLINE = {"MiniMaxLightningAttention": Inline("lightning attention", "act_fn", "norm", "num_attention_heads")}
 """By the name of the module's class."""
+
+FORWARDS = {"xLSTMBackend": Kernel("matrix memory (xLSTM)", "value", "c_initial", token=2)}
+"""Modules whose whole forward is a kernel, by the name of their class."""
 
 CONTINUES = "its {} continues the state of an earlier part, which no matrix over these tokens shows"
 MATRIX = "{}: {}, each head as a signed matrix A"
@@ -191,15 +197,21 @@ class Mixers(Tracker):
             finally:
                 self.inside = False
             with quietly():
-                self._capture(
-                    name, function, inspect.signature(function).bind(*args, **kwargs), first_of(result)
-                )
+                bound = inspect.signature(function).bind(*args, **kwargs)
+                self._capture(name, KERNELS[name], function, bound, first_of(result), self.recorder.owner)
             return result
 
         return self.recorder.guard.run(watch, function, args, kwargs)
 
-    def _capture(self, name: str, function: Function, call: inspect.BoundArguments, output: Tensor) -> None:
-        kernel, path = KERNELS[name], self.recorder.owner
+    def _capture(
+        self,
+        name: str,
+        kernel: Kernel,
+        function: Function,
+        call: inspect.BoundArguments,
+        output: Tensor,
+        path: str,
+    ) -> None:
         state = tree_leaves(call.arguments.get(kernel.state))
         if any(part is not None and bool(part.any()) for part in state):
             return self.recorder.name(path, CONTINUES.format(kernel.title))
@@ -229,12 +241,17 @@ class Mixers(Tracker):
     def leave(self, call: Call, output: object) -> None:
         """Show what a module computed, and a convolution that is all the mixing of its layer."""
         record, path = self.recorder.record, call.name
-        inline = INLINE.get(type(call.module).__name__)
+        name, forward = type(call.module).__name__, call.module.forward
+        inline = INLINE.get(name)
         if inline is not None and call.has_cache:
             self.recorder.name(path, CONTINUES.format(inline.title))
         elif inline is not None:
             with quietly():
                 self.calls[path] = [replay(inline, call)]
+        if name in FORWARDS:
+            with quietly():
+                bound = inspect.signature(forward).bind(*call.args, **call.kwargs)
+                self._capture(name, FORWARDS[name], forward, bound, first_of(output), path)
         if mixers := self.calls.pop(path, []):
             self._show(functools.reduce(MixerCall.beside, mixers), path)
             if path in self.convolutions:

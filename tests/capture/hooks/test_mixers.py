@@ -474,6 +474,28 @@ def test_rows_of_a_scan_in_blocks_are_the_same(channel, monkeypatch):
     np.testing.assert_allclose(np.stack(found, 1), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_matrix_memory_is_its_formula():
+    torch.manual_seed(0)
+    model, _, given = make("xlstm", [])
+    seen, keep = [], MapObserver()
+    for part in model.modules():
+        if type(part).__name__ == "xLSTMBackend":
+            part.register_forward_pre_hook(lambda _, __, named: seen.append(named), with_kwargs=True)
+    with torch.inference_mode(), recording(model, [keep], warn=False, mixers=True) as record:
+        model(**{**given, "use_cache": False})
+    assert not record.failures
+    assert len(keep.maps) == len(record.sites) > 0
+    for found, named in zip(keep.maps, seen[:: len(seen) // len(keep.maps)], strict=False):
+        query, key, gate, forget = (named[each].double() for each in ("query", "key", "igate", "fgate"))
+        decay = torch.nn.functional.logsigmoid(forget).cumsum(-1)  # Beck et al. 2024, equations 19 to 27
+        logs = (decay[..., :, None] - decay[..., None, :] + gate[..., None, :]).tril()
+        logs = logs.masked_fill(torch.ones_like(logs).triu(1).bool(), -torch.inf)
+        most = logs.amax(-1, keepdim=True)
+        scores = query @ key.mT / key.shape[-1] ** 0.5 * (logs - most).exp()
+        norm = scores.sum(-1, keepdim=True).abs().maximum((-most).exp())
+        np.testing.assert_allclose(found.weights.double(), scores / (norm + 1e-6), atol=2e-6)
+
+
 def test_attention_function_without_formula_is_shown_by_identity_values():
     AttentionInterface.register("sigmoids", sigmoids)
     model = FAMILIES["llama"].build("sigmoids")

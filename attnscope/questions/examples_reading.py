@@ -293,8 +293,8 @@ class TextMap(NamedTuple):
     number: int  # of the text in the corpus, from 1
     tenth: int  # of the row for which it is kept, 10 for the strongest
     tokens: tuple[str, ...]
-    cells: Sequence[int]  # row * len(tokens) + key
-    weights: Sequence[float]
+    cells: Array  # int32: row * len(tokens) + key
+    weights: Array  # float32
     most: float  # the largest weight outside the first row and the first key
 
 
@@ -309,19 +309,21 @@ def read_maps(
         heads = [head for head in tenths if (head.layer, head.kind) == (site.layer, site.kind)]
         if not heads or (len(attention.queries), len(attention.keys)) != (size, size):
             return
-        cells, weights = ([list[Any]() for _ in heads] for _ in range(2))
+        cells, weights = ([list[Tensor]() for _ in heads] for _ in range(2))
         most = torch.zeros(len(heads))
         for start in range(0, size, BLOCK):
             rows = attention.rows(start, min(start + BLOCK, size), [head.head for head in heads])[0].cpu()
             largest, keys = rows.topk(min(MOST_KEYS, size))
             flat = (start + torch.arange(rows.shape[1]))[:, None] * size + keys  # [head, row, key]
             for at, kept in enumerate(largest >= LEAST_KEPT):
-                cells[at] += flat[at][kept].tolist()
-                weights[at] += largest[at][kept].tolist()
+                cells[at].append(flat[at][kept].int())
+                weights[at].append(largest[at][kept].float())
             beyond = rows[:, int(not start) :, 1:].flatten(1)
             most = torch.maximum(most, beyond.amax(1) if beyond.shape[1] else most)
-        for head, *of_head in zip(heads, cells, weights, most.tolist(), strict=True):
-            found.append((head, TextMap(number, tenths[head], tokens, *of_head)))
+        for at, head in enumerate(heads):
+            kept_cells, kept_weights = (torch.cat(each[at]).numpy() for each in (cells, weights))
+            map_ = TextMap(number, tenths[head], tokens, kept_cells, kept_weights, float(most[at]))
+            found.append((head, map_))
 
     model.run(prepared, [FunctionObserver(read_call)])
     yield from found

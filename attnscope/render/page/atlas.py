@@ -118,13 +118,13 @@ def _head_file(each: HeadExamples) -> dict[str, Any]:
     sequences, distances = [], [0.0] * (len(DISTANCES) - 1)
     tokens: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
     for text in sorted(each.maps, key=lambda one: (-one.tenth, one.number)):
-        size = len(text.tokens)
-        for cell, weight in zip(text.cells, text.weights, strict=True):
+        size, cells, weights = len(text.tokens), text.cells.tolist(), text.weights.tolist()
+        for cell, weight in zip(cells, weights, strict=True):
             ends = divmod(cell, size)
             distances[bisect_right(DISTANCES, abs(ends[0] - ends[1])) - 1] += weight
             for side, end in zip(SIDES, ends, strict=True):
-                tokens[side][text.tokens[end]] += weight  # type: ignore[assignment]  # a Counter of any number
-        fields = text.number, text.tenth, text.tokens, text.cells, text.weights, size, text.most
+                tokens[side][text.tokens[end]] += weight
+        fields = text.number, text.tenth, text.tokens, cells, weights, size, text.most
         sequences.append(dict(zip(SEQUENCE, fields, strict=True)))
     edges = [number / (1 + len(each.weights.edges)) for number in range(2 + len(each.weights.edges))]
     lists = {

@@ -154,6 +154,7 @@ VALUES = {
 OWN_VALUES = {
     "check": {"format": "junit"},
     "show": {"by": "entropy"},
+    "compare": {"with_model": "new"},  # one with the same tokens: of others, words are merged anyway
     "why": {"against": "it -> The", "depth": 2},
 }
 """Those of one command."""

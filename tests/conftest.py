@@ -47,7 +47,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests begin first, so that none is left running at the end.
 
-    Of sweeps one case in three runs, or in as many as the marker says, and of nightly tests none, unless all are asked for.
+    Of sweeps one case in three runs, or in as many as the marker says, and of nightly tests none, unless all
+    are asked for.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.getoption("whole"):

@@ -68,7 +68,6 @@ VALUES = {
     "inputs": "tensors.npz",
     "labels": "labels.txt",
     "part": 0,
-    "channel": 1,
     "steps": "mean",
     "repeat_random": 4,
     "max_tokens": 4,

@@ -107,7 +107,7 @@ def pickles_refused(name: str) -> Iterator[None]:
         pickled = Path(file).name if isinstance(file, str | os.PathLike) else "a pickled file"
         raise ModelError(f"{name} loads {pickled}, a pickle: pass --allow-pickle, if you trust its author")
 
-    torch.load = refuse
+    torch.load = refuse  # type: ignore[assignment]
     try:
         yield
     finally:

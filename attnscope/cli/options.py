@@ -338,11 +338,7 @@ class NumbersOptions(Group):
     as_json: Annotated[bool, Option("--json/--no-json", help="Print the numbers as JSON.")] = False
     as_latex: Annotated[
         bool,
-        Option(
-            "--latex/--no-latex",
-            help="Print the table as LaTeX, for a paper (booktabs).",
-            rich_help_panel=PICTURE,
-        ),
+        Option("--latex/--no-latex", help="Print the table as LaTeX (booktabs).", rich_help_panel=PICTURE),
     ] = False
 
     def __post_init__(self) -> None:
@@ -566,8 +562,7 @@ def parse_heads(spelled: str | None, attention: LayerOptions | None = None) -> l
 
 def select_heads(attention: HeadOptions) -> Selection:
     """The heads that options name: those of some layers, or some of them."""
-    heads = parse_heads(attention.head, attention)
-    return select(attention, None, *heads) if len(heads) == 1 else select(attention, among=tuple(heads))
+    return select(attention, among=tuple(parse_heads(attention.head, attention)))
 
 
 def select(

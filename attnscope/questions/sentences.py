@@ -256,29 +256,36 @@ def selected_sites(record: Record, selection: Selection) -> list[SiteRecord]:
     return chosen
 
 
+def _require_kind(record: Record, kind: str | None) -> None:
+    """Raise ``SelectionError`` that says what exists, if no call is of a kind."""
+    kinds = kinds_of(site.site for site in record.sites)
+    if kind is None or kind in kinds:
+        return
+    have = " and ".join(map(kind_title, kinds))
+    if kind in KINDS:
+        raise SelectionError(f"no {kind_title(kind)}: this model has {have}")
+    raise SelectionError(f"no kind {kind!r}: {nearest_name(kind, KINDS)}this model has {have}")
+
+
+def _unknown_heads(sites: Sequence[SiteRecord], selection: Selection) -> list[str]:
+    """The names of the selected heads that no call has."""
+    read = {(each.site.layer, head) for each in sites for head in selection.heads(each.site, each.heads)}
+    return [each.name for each in selection.named if (each.layer, each.head) not in read]
+
+
 def require_selected(chosen: Sequence[object], record: Record, selection: Selection) -> None:
     """Raise ``SelectionError`` that says what exists, if nothing matches the selection."""
     sites = [site for site in record.sites if selection.kind in (None, site.site.kind)]
     layers = {site.site.layer for site in sites}
     wanted = {each.layer for each in selection.named} or set(selection.layers or ())
     missing = wanted - layers
-    unknown = [
-        each
-        for each in selection.named
-        if not any(each.head in replace(selection, head=each).heads(site.site, site.heads) for site in sites)
-    ]
+    unknown = _unknown_heads(sites, selection)
     if chosen and not missing and not unknown:
         return
-    kinds = kinds_of(site.site for site in record.sites)
-    if selection.kind is not None and selection.kind not in kinds:
-        have = " and ".join(kind_title(kind) for kind in kinds)
-        if selection.kind in KINDS:
-            raise SelectionError(f"no {kind_title(selection.kind)}: this model has {have}")
-        near = nearest_name(selection.kind, KINDS)
-        raise SelectionError(f"no kind {selection.kind!r}: {near}this model has {have}")
+    _require_kind(record, selection.kind)
     wanted_name = f"layer {number_ranges(missing)}"
     if unknown:
-        wanted_name = f"head {', '.join(each.name for each in unknown)}"
+        wanted_name = f"head {', '.join(unknown)}"
     elif selection.number is not None and not missing:
         wanted_name = f"head {selection.number}"
     here = [site for site in sites if selection.meets(site.site)] or sites

@@ -229,15 +229,21 @@ COLUMNS = ("entropy", "distance", "previous", "first", "special")
 ERRORS = "± is the standard error over the texts"
 
 
-def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
-    """One line per head: its role, the role's score, and some measures that apply to every head."""
+def _listed_measures(heads: Sequence[HeadFigures], key: str | None) -> list[str]:
+    """The measures of a table, of which ``key`` is one, if it is a measure."""
     measured = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*measured} else list(measured)[: len(COLUMNS)]
-    key = measure_of(sort)
     if key in MEASURES and key not in names:
-        names = [str(key), *names[:-1]]
-    elif key in names and any(head.figures[key].error is not None for head in heads if key in head.figures):
+        return [str(key), *names[:-1]]
+    if key in names and any(head.figures[key].error is not None for head in heads if key in head.figures):
         names.remove([each for each in names if each != key][-1])  # an error is as wide as a column
+    return names
+
+
+def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
+    """One line per head: its role, the role's score, and some measures that apply to every head."""
+    key = measure_of(sort)
+    names = _listed_measures(heads, key)
     if not heads:
         none = f"none of the {len(result.heads)} heads meets the conditions"
         return Table(title=result.title, notes=(none, *result.shown_notes))

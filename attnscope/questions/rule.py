@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ REACH = 8  # most tokens between a row and a key in a rule
 CLASSES = ("special", "punctuation", r"/^\d/", "/^[A-Z]/")
 FREQUENT, SPECIAL, FIRST_TEXTS = 12, 4, 200  # frequent words, special tokens, and of how many texts
 RELATIONS = ("-1", "+1", SAME, AFTER_SAME)  # which are also tried together with a class
+
+OWN_KEY = re.compile(r"(?<!\S)\+0(?!\S)")  # an atom of a rule that reads as a number
 
 MOST_CLAUSES = 3
 MISS = 0.5  # what a row counts whose heaviest key is another one; a row that a rule gets right counts 1
@@ -352,13 +355,15 @@ def rules_answer(result: Rules) -> Answer:
     for each in result.heads:
         kind = (each.head.kind or "",) if several else ()
         numbers = ("–", "–") if each.rule is None else (f"{each.accuracy:.2f}", f"{each.coverage:.2f}")
-        rest = ", ".join(f"{part.where} {per_cent(part.share)}" for part in each.left)
+        rest = ", ".join(f"{per_cent(part.share)} {OWN_KEY.sub('itself', part.where)}" for part in each.left)
         rows.append((each.head.name, *kind, each.rule or "no rule", *numbers, rest))
     notes = [
         "coverage: rows with such a key; accuracy: those of them whose largest weight, above 0.3, is on one",
         "found on every other text, scored on the rest",
     ]
     known = [each for each in result.heads if each.rule is not None]
+    if any(OWN_KEY.search(each.rule or "") for each in known):
+        notes.append("+0: the row's token itself")
     if known:
         best = max(known, key=lambda each: each.accuracy * each.coverage)
         notes.append(f'to hold it: attnscope check "{best.claim}" --texts ...')

@@ -20,7 +20,15 @@ from attnscope.questions.check import parse_claim
 from attnscope.questions.conditions import parse_conditions
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.find import corpus_heads, find_heads, parse_questions
-from attnscope.questions.rule import find_rules, pack_bits, rules_answer, unpack_bits
+from attnscope.questions.rule import (
+    HeadRule,
+    Remainder,
+    Rules,
+    find_rules,
+    pack_bits,
+    rules_answer,
+    unpack_bits,
+)
 from attnscope.questions.rules import parse_rule
 from attnscope.storage.corpus import ListedTexts
 from tests.models.folders import gpt2
@@ -293,3 +301,16 @@ def test_unknown_head_is_refused_and_no_rule_says_what_is_left(ruled, texts, fou
     assert [each.rule for each in short.heads] == [None]
     assert rules_answer(short).views[0].rows[0][1] == "no rule"
     assert SimpleNamespace(**vars(found)).title.startswith("ruled · ")
+
+
+def test_own_key_is_called_itself_and_rules_stay_as_typed():
+    left = (Remainder("no weight above 0.3", 0.77), Remainder("+0", 0.11), Remainder("+0 and special", 0.1))
+    heads = (
+        HeadRule(Head("L0H0"), None, 0, 0, 0, 9, left),
+        HeadRule(Head("L0H1"), "-1 or +0", 1, 1, 1, 9, ()),
+    )
+    for count, named in ((1, False), (2, True)):
+        (table,) = rules_answer(Rules(heads[:count], "x", ())).views
+        assert table.rows[0][-1] == "77% no weight above 0.3, 11% itself, 10% itself and special"
+        assert ("+0: the row's token itself" in table.notes) == named
+    assert table.rows[1][1] == "-1 or +0"

@@ -22,7 +22,7 @@ class Selection:
     number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
     ``hide_special`` leaves special tokens out, ``zoom`` keeps a run of tokens, ``scale`` is one of
-    ``attnscope.views.SCALES``, and cells of a head's map below ``min_weight`` are hidden.
+    ``attnscope.views.Scale``, and cells of a head's map below ``min_weight`` are hidden.
     """
 
     head: Head | None = None

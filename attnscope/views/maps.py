@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor, isfinite, log10
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,6 @@ def name_weight(weighting: str, kind: str = "") -> str:
 Scale: TypeAlias = Literal["auto", "fixed", "row", "head"]
 """Full colour: the weight 1, or the largest of the row or head; "auto" is that of ``_full_colour``."""
 
-SCALES: tuple[Scale, ...] = get_args(Scale)
 SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # full colour in words
 IN_LONG_ROWS = " in rows with many unmasked keys"  # other rows do not set the scale: ``scale_rows``
 

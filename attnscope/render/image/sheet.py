@@ -505,7 +505,6 @@ def name_axes(axes: Axes, names: tuple[str, str], left: float, above: float = 0.
 
 
 BAR_ROOM = 0.75  # inches for the bar and its labels
-BAR_WIDTH = 0.3  # inches of the bar alone
 BAR_NAME_COLUMNS = 12  # most characters of a line of its name, unless a word is longer
 
 

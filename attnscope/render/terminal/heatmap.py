@@ -147,14 +147,8 @@ def _rows(
                 line.append(Segment(_number(value, layout.cell, view.per_cent), style))
             else:
                 shade = surface.shade(float(shown[row, column]))
-                wide = layout.cell >= NUMBER_COLUMNS
-                line.append(
-                    Segment(
-                        shade + _number(value, layout.cell, view.per_cent)[1:]
-                        if wide
-                        else shade * layout.cell
-                    )
-                )
+                number = _number(value, layout.cell, view.per_cent)[1:]
+                line.append(Segment(shade + number if layout.cell >= NUMBER_COLUMNS else shade * layout.cell))
         yield list(Segment.simplify(line))
 
 

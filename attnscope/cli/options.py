@@ -100,10 +100,7 @@ class HeadOptions(LayerOptions):
 
     head: Annotated[
         str | None,
-        Option(
-            help="One head, L2H1, or its number with --layer; several: L2H1,L1H3; with -o PAGE.html: "
-            "whose cells open."
-        ),
+        Option(help="L2H1, or its number with --layer; several: L2H1,L1H3; a page opens their cells."),
     ] = None
 
 
@@ -214,11 +211,7 @@ class MixedModelOptions(WeightedModelOptions):
     ] = False
     channel: Annotated[
         int | None,
-        Option(
-            help="With --mixers: one channel of layers with a matrix for each, not the mean.",
-            metavar="N",
-            min=0,
-        ),
+        Option(help="With --mixers: one of a layer's channels, not their mean.", metavar="N", min=0),
     ] = None
 
 

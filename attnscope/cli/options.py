@@ -283,15 +283,12 @@ class SavedOptions(PictureOptions):
         suffix = "" if out is None else Path(out).suffix.lower() or PICTURES[0]
         drawn, numbers = suffix in PICTURES, any(value_of(name) for name in FORMATS)
         printed = isinstance(self, PrintedOptions) and not (suffix or numbers)
+        colourless = suffix in TABLES or not (printed or suffix)
         for name in ("title", "no_caption", "annotate", "size", "font"):
             refuse(is_typed(name) and not drawn, option_of(name), "requires a saved picture: add -o FILE.png")
         refuse_first(
             (is_typed("dpi") and suffix not in PIXELS, "--dpi", "requires pixels: add -o FILE.png"),
-            (
-                is_typed("cmap") and (suffix in TABLES or not (printed or suffix)),
-                "--cmap",
-                "requires a picture: add -o FILE.png",
-            ),
+            (is_typed("cmap") and colourless, "--cmap", "requires a picture: add -o FILE.png"),
             (is_typed("graphics") and not printed, "--graphics", PRINTED),
             (is_typed("plain") and not printed, "--plain", PRINTED),
         )
@@ -352,22 +349,15 @@ class FileOutput(NumbersOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(
-            self.open_file and (self.out is None or self.piped),
-            "--open",
-            "requires a saved file: add -o FILE.png",
-        )
+        unsaved = self.out is None or self.piped
+        refuse(self.open_file and unsaved, "--open", "requires a saved file: add -o FILE.png")
         if self.out is None:
             return
         if not self.out.suffix and self.piped:
             object.__setattr__(self, "out", Path(f"-{self.suffixes[0]}"))
         check_place(self.out, self.suffixes)
-        formats = any(getattr(self, name, False) for name in FORMATS)
-        refuse(
-            self.piped and formats,
-            "--out",
-            "standard output takes one answer: name a file, or print no numbers",
-        )
+        twice = self.piped and any(getattr(self, name, False) for name in FORMATS)
+        refuse(twice, "--out", "standard output takes one answer: name a file, or print no numbers")
         refuse(self.piped and sys.stdout.isatty(), "--out", "a terminal shows no file: > FILE.png writes it")
 
     @property

@@ -71,9 +71,7 @@ class FindOutput(options.TableOutput):
         super().__post_init__()
         refuse_combined(("top", "as_json as_csv out", "all heads are written"))
 
-    top: Annotated[
-        int | None, Option(help="List N heads per question; default: 8, --gold: 1.", metavar="N", min=1)
-    ] = None
+    top: Annotated[int | None, Option(help="List N heads; default: 8, --gold: 1.", metavar="N", min=1)] = None
 
 
 def answer_gold(
@@ -155,7 +153,7 @@ def find(
     attnscope find "same or -1" -f sample_inputs/article.txt --truncate --top 3
     attnscope find "after same" --texts sample_inputs/sentences.txt
     attnscope find "it <-> cat" "The cat sat because it was tired." -o it.png
-    attnscope find --gold sample_inputs/treebank.conllu --relation nsubj,obj --held-out
+    attnscope find --gold sample_inputs/treebank.conllu --held-out
     """
     from attnscope.questions.find import LISTED_HEADS, asks_all_rows, corpus_heads, find_answer, find_heads
 

@@ -148,6 +148,11 @@ class ScorePass:
             terms = scale_of(call, number) * torch.einsum("ps,qks->kpq", query[:, row], key[:, keys]).flatten(
                 1
             )
+            whole = call.key[0, number // shared_by(call), keys] @ call.query[0, number, row]
+            products, sums = scale_of(call, number) * whole.detach().double().cpu(), terms.sum(1)
+            worst = int((products - sums).abs().argmax())
+            sizes = terms[worst].unflatten(0, (len(query), -1)).sum(1).abs().sum()
+            self._require_sum(site, float(sums[worst]), float(products[worst]), float(sizes))
             excess = (terms - terms.mean(0)) * (len(keys) / max(1, len(keys) - 1))  # over the other keys
             weights = attention.rows(row, row + 1, [number])[0, 0, 0]
             for at, place in enumerate(keys.tolist()):
@@ -222,14 +227,17 @@ class ScorePass:
         keys = keys.reshape(len(keys), 2, len(rows), -1)  # [part, asked | other, row, size]
         values, others = (scale_of(call, head) * torch.einsum("prs,kwrs->wpk", queries, keys)).numpy()
         means = self._measure(site, head, cells)
-        near = tolerance(self.states.attentions[site].dtype) * max(1.0, float(np.abs(values.sum(1)).sum()))
-        if not abs(means["product"] - values.sum()) <= near:
-            found = f"their terms sum to {values.sum():.4g}, query times key is {means['product']:.4g}"
-            raise ModelError(f"the scores of {self.model.name} cannot be explained: {found}")
+        self._require_sum(site, float(values.sum()), means["product"], float(np.abs(values.sum(1)).sum()))
         address, cap = Head(site.layer, head, site.kind), call.softcap
         return ScoreTerms(
             site, address, self.states.name(address), cells, query, key, values, others, means, cap
         )
+
+    def _require_sum(self, site: Site, found: float, product: float, size: float) -> None:
+        """Raise ``ModelError`` if terms of this size do not sum to query times key."""
+        if not abs(product - found) <= tolerance(self.states.attentions[site].dtype) * max(1.0, size):
+            reason = f"their terms sum to {found:.4g}, query times key is {product:.4g}"
+            raise ModelError(f"the scores of {self.model.name} cannot be explained: {reason}")
 
     def _summands(self, site: Site, head: int, rows: Tensor, keys: Tensor) -> tuple[Summands, Summands]:
         """The parts of sums of a head's queries and of its keys, [sum, token].

@@ -341,6 +341,8 @@ def test_lost_part_is_refused(made, monkeypatch):
     monkeypatch.setattr(summands, "values_and_slopes", some)
     with pytest.raises(ModelError, match=r"cannot be explained: their terms sum to .*, query times key is"):
         explain_head(made("gpt2"), made("gpt2").prepare(TEXT), ask("3 -> 1"), LAST)
+    with pytest.raises(ModelError, match=r"cannot be explained: their terms sum to .*, query times key is"):
+        next(explain_cells(made("gpt2"), made("gpt2").prepare(TEXT), [LAST]))
 
 
 def test_every_cell_opens_its_own_terms():

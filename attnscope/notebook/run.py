@@ -203,14 +203,19 @@ class Run(Display):
     ) -> Drawing:
         """All heads with each other, or each with itself in a run of another text, or of another model.
 
-        ``head`` adds the difference between one head's maps on two texts; ``by="layer"`` compares the layers
-        of this run.
+        ``head`` adds the difference between one head's maps on two texts, or alone lists those nearest to it;
+        ``by="layer"`` compares the layers of this run.
         """
         from attnscope.questions.compare import compare_all_heads
         from attnscope.questions.compare import heads_answer as distances_answer
         from attnscope.questions.compare_layers import compare_layers, layers_answer
         from attnscope.questions.compare_texts_models import compare_passes
+        from attnscope.questions.nearest_heads import nearest_answer, nearest_heads
 
+        if head is not None and other is None and by is None:
+            named = Head(head)
+            every = compare_all_heads(*self._inputs, Selection(kind=named.kind))
+            return Drawing(nearest_answer(nearest_heads(every, named), None), cmap)
         selection = _select(head=head)
         if by is not None and other is not None:
             raise InputError('by="layer" compares the layers of one run: leave out the other')

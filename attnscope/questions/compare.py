@@ -362,8 +362,8 @@ LARGEST_CLUSTERS, MEMBERS = 8, 24  # most clusters that are listed, and heads of
 
 
 def _name_members(group: Sequence[Head]) -> str:
-    names = ", ".join(head.name for head in group[:MEMBERS])
-    return names + f" and {len(group) - MEMBERS:,} more" * (len(group) > MEMBERS)
+    names = ", ".join(head.name for head in sorted(group)[:MEMBERS])
+    return f"{len(group):,} heads: {names}" + f" and {len(group) - MEMBERS:,} more" * (len(group) > MEMBERS)
 
 
 def heads_answer(result: Comparison, command: str | None, *, scatter: bool = False) -> Answer:
@@ -371,12 +371,13 @@ def heads_answer(result: Comparison, command: str | None, *, scatter: bool = Fal
     view = result.view
     clusters = [(number, group) for number, group in enumerate(result.grouped_heads, 1) if len(group) > 1]
     largest = sorted(clusters, key=lambda each: -len(each[1]))[:LARGEST_CLUSTERS]
-    groups = [HeadRank(str(number), _name_members(group)) for number, group in sorted(largest)]
+    groups = [HeadRank(str(number), _name_members(group)) for number, group in largest]
     pairs = [
         HeadRank(pair.names, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.nearest
     ]
-    title = f"The {LARGEST_CLUSTERS} largest clusters" if len(clusters) > LARGEST_CLUSTERS else "Clusters"
+    several = len(clusters) > LARGEST_CLUSTERS
+    title = f"The {LARGEST_CLUSTERS} largest clusters" if several else "Clusters, largest first"
     lists = Ranking(tuple(groups), title=title), Ranking(tuple(pairs), title="Most similar pairs")
     views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
     every = starmap(result.pair, combinations(range(len(result.heads)), 2))

@@ -146,7 +146,7 @@ REFUSED = {
     "stats TEXT --faithful --csv": "--csv cannot be combined with --faithful",
     "stats TEXT -m own-causal --faithful --layer 9": "layers 0-2",
     # compare
-    "compare TEXT L0H1": "name two heads",
+    "compare TEXT L9H1": "no head L9H1 among those compared",
     "compare TEXT L0H1 L1H1 L2H1": "name two heads",
     "compare TEXT L0H1 first": "'first' is not a head",
     "compare TEXT --by layer --head 3": "a layer has several heads",
@@ -158,7 +158,7 @@ REFUSED = {
     "compare TEXT --scatter --with-model own -o a.png": "points are the heads of one model",
     "compare TEXT L0H1 L1H1 --layer 2": "name their layers",
     "compare TEXT --head 8": f"no head 8: {LAYERS}",
-    "compare TEXT --head L1H1": "one head alone",
+    "compare TEXT --head L1H1": "name the head behind the text",
     "compare TEXT L0H1 L0H8": "no head L0H8",
     "compare TEXT --kind cross": "no cross-attention: this model has encoder attention",
     "compare TEXT -o heads.html": "its name must end in .png, .svg, .pdf, .jpg, .npz",

@@ -39,7 +39,9 @@ class Contrast(Group):
     """What is compared with what."""
 
     panel = "What to compare with"
-    heads: Annotated[list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3.")] = None
+    heads: Annotated[
+        list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3, or one: which are nearest.")
+    ] = None
     with_text: Annotated[str | None, Often(help="Another text: what changes in which head.")] = None
     with_model: Annotated[str | None, Often(help="Another model: how far each head drifted.")] = None
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
@@ -118,6 +120,7 @@ def compare(
 
     attnscope compare "The cat sat on the mat because it was tired."
     attnscope compare "The cat sat on the mat." L1H3 L2H1
+    attnscope compare "The cat sat on the mat." L2H1
     attnscope compare "The cat sat on it." --with-text "The dog sat on it."
     attnscope compare "The cat sat." --with-model google-bert/bert-base-uncased
     attnscope compare --texts sample_inputs/sentences.txt --by layer
@@ -169,6 +172,7 @@ def compare(
         models_answer,
         texts_answer,
     )
+    from attnscope.questions.nearest_heads import nearest_answer, nearest_heads
 
     of_models: Callable[[Any], Answer] = models_answer
     of_heads: Callable[[Any], Answer] = partial(heads_answer, command=opening, scatter=output.scatter)
@@ -190,6 +194,12 @@ def compare(
             (
                 other,
                 lambda: of_models(compare_models(loaded, other, [*zip(left, right, strict=True)], selection)),
+            ),
+            (
+                len(pair) == 1,
+                lambda: nearest_answer(
+                    nearest_heads(compare_all_heads(loaded, left, selection), pair[0]), opening
+                ),
             ),
             (pair, lambda: two_heads_answer(compare_two_heads(loaded, left[0], pair[0], pair[1], selection))),
             (trace, lambda: compare_passes(loaded, left[0], trace, selection, opening)),
@@ -263,14 +273,14 @@ def _check(
     second = named[0] if len(named) == 1 and not HEAD.fullmatch(named[0]) else None
     quoted = f"a second text goes after --with-text: --with-text {shlex.quote(str(second))}"
     here = f"here {'is' if len(named) == 1 else 'are'} {', '.join(named)} (quote a text of several words)"
-    alone = "one head alone cannot be compared: name two, or give its number alone"
-    placed = named and (numbered or not selection.every_layer)
-    lone = named or contrast.with_text or contrast.with_trace
+    alone = f"name the head behind the text, to see which are nearest: TEXT {selection.head}"
+    placed = len(named) == 2 and (numbered or not selection.every_layer)
+    lone = len(named) == 2 or contrast.with_text or contrast.with_trace
     fixed = source.saved is not None and (text or model)
     refuse_first(
         (count > 1, "HEADS", "choose one of two heads, --with-text, --with-model and --with-trace"),
         (second, "HEADS", quoted),
-        (named and len(named) != 2, "HEADS", f"name two heads to compare, like L1H2 L5H3; {here}"),
+        (len(named) > 2, "HEADS", f"name two heads to compare, like L1H2 L5H3, or one; {here}"),
         (placed, "--head", "the two heads already name their layers and numbers"),
         (many and lone, "--texts", "two heads, --with-text and --with-trace take one text"),
         (many and source.names_one, "--texts", "cannot be combined with a text or another input"),

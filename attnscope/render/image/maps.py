@@ -441,7 +441,7 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     paper.frame(axes)
-    paper.draw_colour_bar(axes, style, [(0, f"{view.top:.2f}"), (1, view.near_end)], view.bar)
+    paper.draw_colour_bar(axes, style, [(0, view.far_end), (1, view.near_end)], view.bar)
 
 
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:

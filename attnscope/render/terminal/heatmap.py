@@ -306,12 +306,12 @@ def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
     yield []
     if surface.colour:
         palette = surface.palette(signed=False)
-        yield from surface.colour_bar(f"{view.top:.2f}", view.near_end, palette, view.bar)
+        yield from surface.colour_bar(view.far_end, view.near_end, palette, view.bar)
     elif layout.cell == DISTANCE:  # cells with numbers have no shades
         yield from surface.quiet(view.bar)
     else:
         ends = [view.top - (view.top - view.low) * level for level in screen.SHADE_LEVELS]
-        steps = [f"{surface.shade(at)} {end:.2f}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]
+        steps = [f"{surface.shade(at)} {end:.2g}" for at, end in zip(screen.SHADE_LEVELS, ends, strict=True)]
         lines = screen.flow_items([*steps, "nats apart or less"], surface.width, "  ")
         yield from ([Segment(line)] for line in lines)
     if view.groups and layout.cell == DISTANCE:

@@ -22,7 +22,7 @@ from attnscope.questions.head import heads_answer, one_head, several_heads
 from attnscope.questions.layers import all_heads, whole_layers
 from attnscope.questions.parts import cut_input
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads, overview, overview_answer
+from attnscope.questions.stats import measure_heads, overview, overview_answer, removals_answer
 from attnscope.questions.token import one_token
 from attnscope.records import plain
 from attnscope.render.page import PAGE, page_of, save_page
@@ -423,7 +423,6 @@ class Run(Display):
         ``importance`` estimates the rises from one gradient.
         """
         from attnscope.questions.loss import ablate, ablation_answer
-        from attnscope.questions.stats import measure_heads, removals_answer
 
         if (heads := _heads(head)) and importance:
             raise SelectionError("importance is of all heads: leave out head")

@@ -406,22 +406,21 @@ def _suggest_targets(
     word, number = split_target(target)
     if isinstance(scored.model, Classifier) or at is None or number is not None or not tokens:
         return
-    objective = scored.model.objective
-    if tokens[at].id == (objective.mask or -1):
+    mask = scored.model.objective.mask
+    if mask is not None and tokens[at].id == mask:
         return
-    where = "after" if objective.mask is None else "in the place of"
     if word is None:
         rows = {row for each in questions for group in each.left.tokens(tokens) for row in group}
         if len(rows) == 1 and at not in rows:
             (row,) = rows
+            where = "after" if mask is None else "in the place of"
             named = f"{where} {visible(tokens[row].text)!r}, where the edge begins"
             yield f"without --target, the end of the text is predicted; --target {row} predicts {named}"
-    elif objective.mask is not None and tokens[at].text.casefold() != word.casefold():
-        places = [
-            place for place, each in enumerate(tokens) if each.text.strip().casefold() == word.casefold()
-        ]
-        for place in places[:1]:
-            yield f"--target {word}@{place} predicts {word!r} where it stands in the text"
+    elif mask is not None and tokens[at].text.casefold() != word.casefold():
+        words = [each.text.strip().casefold() for each in tokens]
+        if word.casefold() in words:
+            there = f"{word}@{words.index(word.casefold())}"
+            yield f"--target {there} predicts {word!r} where it stands in the text"
 
 
 def effects_answer(
@@ -478,10 +477,8 @@ def _judge(result: Intervention) -> Iterator[str]:
     """That the effects are too small to mean anything, or what they do to the target's probability."""
     first, count, every = result.heads[0], len(result.heads), result.together
     if abs(first.effect) < LEAST_EFFECT:
-        where = " in each head" * (count > 1)
-        where += ", and in all at once" * (
-            count > 1 and every is not None and abs(every.effect) < LEAST_EFFECT
-        )
+        none = every is not None and abs(every.effect) < LEAST_EFFECT
+        where = f" in each head{', and in all at once' * none}" * (count > 1)
         yield f"no visible effect: below {LEAST_EFFECT}{where}"
     elif result.unit == "log-probability" and result.reference is None and first.error is None:
         changed = {first.head.name: first} | ({f"all {count:,}": every} if count > 1 else {})

@@ -323,10 +323,8 @@ def _summarize(each: ExplainedScore, against: str | None) -> str:
     """The part of the key and the part of the query that do most of it, in a sentence."""
     total = sum(side.excess for side in each.by_key)
     other = "the row's other keys" if against is None else against
-    how = "above" if total >= 0 else "below"
-    sides = (each.key, each.by_key, "query"), (each.query, each.by_query, "key")
-    found = []
-    for token, parts, far in sides:
+    how, found = "above" if total >= 0 else "below", list[str]()
+    for token, parts, far in ((each.key, each.by_key, "query"), (each.query, each.by_query, "key")):
         most = max(parts, key=lambda part: part.excess if total >= 0 else -part.excess)
         wrote = WROTE[most.kind].format(part=most.part, token=token)
         found.append(f"{wrote} ({most.excess:+.2f} with all parts of the {far})")
@@ -374,13 +372,11 @@ def _sides_table(each: ExplainedScore) -> Table:
 
 def _side_rows(parts: Sequence[SidePart]) -> list[tuple[str, ...]]:
     """The strongest parts of a side, the sum of the others, and that of all."""
-    listed, others = parts[:LISTED_PARTS], parts[LISTED_PARTS:]
-    sums = [(pluralize(len(others), "other part"), others)] * bool(others) + [("query times key", parts)]
-    rows = [(part.part, *_cells(part)[:2]) for part in listed]
-    return rows + [
-        (name, *(_signed(sum(getattr(part, number) for part in of)) for number in ("value", "excess")))
-        for name, of in sums
-    ]
+    rows = [(part.part, *_cells(part)[:2]) for part in parts[:LISTED_PARTS]]
+    others, numbers = parts[LISTED_PARTS:], ("value", "excess")
+    for name, some in ((pluralize(len(others), "other part"), others), ("query times key", parts)):
+        rows += [(name, *(_signed(sum(getattr(part, at) for part in some)) for at in numbers))] * bool(some)
+    return rows
 
 
 def _cells(each: ScoreTerm | SidePart) -> list[str]:

@@ -16,6 +16,7 @@ from attnscope.cli import main
 from attnscope.errors import ModelError
 from attnscope.models import load
 from attnscope.questions import corpus
+from attnscope.questions.processes import together
 from attnscope.storage.checkpoint import fingerprint
 from tests.capture.tiny import DECODER
 from tests.models.folders import gpt2
@@ -61,6 +62,8 @@ def ask(folder):
     Path(folder, f"batches-{number}").write_text(
         f"{batches}\n{fingerprint(load(folder, device_map=SPLIT).module)}"
     )
+    with together(2):  # the first process holds the store, which the others need until here
+        pass
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ class ScorePass:
             whole = call.key[0, number // shared_by(call), keys] @ call.query[0, number, row]
             products, sums = scale_of(call, number) * whole.detach().double().cpu(), terms.sum(1)
             worst = int((products - sums).abs().argmax())
-            sizes = terms[worst].unflatten(0, (len(query), -1)).sum(1).abs().sum()
+            sizes = terms[worst].reshape(len(query), -1).sum(1).abs().sum()
             self._require_sum(site, float(sums[worst]), float(products[worst]), float(sizes))
             excess = (terms - terms.mean(0)) * (len(keys) / max(1, len(keys) - 1))  # over the other keys
             weights = attention.rows(row, row + 1, [number])[0, 0, 0]

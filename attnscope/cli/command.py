@@ -236,6 +236,15 @@ class Command(TyperCommand):
             each.help = textwrap.shorten(each.help or "", MAX_HINT_CHARACTERS, placeholder=" ...")
         return items
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """``--help``, which names the long help and what people seek in it."""
+        option = super().get_help_option(ctx)
+        every = {name: getattr(each, "rich_help_panel", None) for each in self.params for name in each.opts}
+        found = [name for name in SOUGHT if every.get(name, MOST_USED) not in (None, MOST_USED)][:3]
+        if option is not None and found:
+            vars(option)["help"] = f"--help-all: {', '.join(found)} ..."
+        return option
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """What people use most."""
         with self.showing(MOST_USED):
@@ -255,9 +264,6 @@ class Command(TyperCommand):
             each.opts = [name for name in each.opts if name[:-1] not in each.opts]  # no plural beside --layer
             if panel is not None and getattr(each, "rich_help_panel", None) not in (None, panel):
                 vars(each)["hidden"] = True
-        hidden = {name for each in self.params if getattr(each, "hidden", False) for name in each.opts}
-        if found := [name for name in SOUGHT if name in hidden][:3]:
-            self.epilog += f"\n\n--help-all: every option, such as {', '.join(found)}"
         try:
             yield
         finally:

@@ -89,8 +89,8 @@ def test_help_all_lists_every_option(run, name):
 
 @pytest.mark.parametrize("name", ["show", "stats", "compare", "flow"])
 def test_short_help_ends_with_the_name_of_the_long_one(run, name):
-    last = run(name, "--help").out.strip().splitlines()[-1]
-    assert last.strip() == "--help-all: every option, such as --latex, --size, --title"
+    box = run(name, "--help").out.partition("Options ")[2].partition("╰")[0]
+    assert "--help-all: --latex, --size, --title" in box.strip().splitlines()[-1]
 
 
 def test_command_list_starts_with_most_used(run):

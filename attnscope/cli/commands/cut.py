@@ -34,7 +34,7 @@ class CauseOptions(ScoreOptions):
     """Which prediction, and which heads."""
 
     panel = MOST_USED
-    head: Annotated[str | None, Option(help="These heads alone: L2H1, or L2H1,L1H3.")] = None
+    head: Annotated[str | None, Option(help="These heads alone: L2H1,L1H3.")] = None
 
 
 @command

@@ -25,7 +25,7 @@ class PatchOptions(Group):
     ] = None
     what: Annotated[
         Literal["output", "q", "k", "v", "pattern"],
-        Option(help="output, q, k, v, or pattern (weights).", metavar="<part>"),
+        Option(help="output, q, k, v or pattern.", metavar="<part>"),
     ] = "output"
     by: Annotated[Literal["head", "token"], Option(help="head, or token: its residual stream.")] = "head"
     to: Annotated[str | None, Option(help="Patch only what reaches L2H3:q (k, v, pattern) or logits.")] = None

@@ -153,6 +153,7 @@ VALUES = {
 OWN_VALUES = {
     "check": {"format": "junit"},
     "show": {"by": "entropy"},
+    "stats": {"head": "L0H1,L1H1,L2H1,L3H1"},  # of which --where and --top leave some
     "compare": {"with_model": "new"},  # one with the same tokens: of others, words are merged anyway
     "why": {"against": "it -> The", "depth": 2},
 }

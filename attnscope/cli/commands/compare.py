@@ -118,7 +118,6 @@ def compare(
 
     Examples:
 
-    attnscope compare "The cat sat on the mat because it was tired."
     attnscope compare "The cat sat on the mat." L1H3 L2H1
     attnscope compare "The cat sat on the mat." L2H1
     attnscope compare "The cat sat on it." --with-text "The dog sat on it."

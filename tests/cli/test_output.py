@@ -78,7 +78,7 @@ def test_completion_describes_each_option_in_one_line(run, monkeypatch, shell):
     monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
     out = run().out
     assert "--head" in out
-    assert "One head, L2H1" in out
+    assert "L2H1, or its number with --layer" in out
     assert len(out.splitlines()) == 2
 
 

@@ -58,6 +58,7 @@ def test_offloaded_model_gives_the_same_answers(folder, little_memory, run, word
     plain, read = (json.loads(run(*asked, *more).out) for more in ([], ["--device-map", "auto"]))
     assert any("kB of the weights stay on disk and are read in each pass" in note for note in read["notes"])
     plain["notes"] = read["notes"] = []
+    assert read["options"].pop("--device-map") == "auto"
     assert read == rounded(plain)
 
 

@@ -70,7 +70,7 @@ def test_run_methods_return_the_numbers_of_the_commands(cat, own, run, call, com
 
 
 def test_overview_and_comparison_are_by_role_measure_or_layer(cat, own):
-    assert "p previous 3" in repr(cat.overview(by="role"))
+    assert "P previous 2, p weak 1" in repr(cat.overview(by="role"))
     assert "entropy, nats" in repr(cat.overview(by="entropy"))
     with pytest.raises(attnscope.AttnscopeError, match="leave out the other"):
         cat.compare(own.read(DOG), by="layer")

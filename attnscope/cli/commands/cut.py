@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli import options
-from attnscope.cli.command import MOST_USED, Group, command, refuse_typed, refuse_without
+from attnscope.cli.command import MOST_USED, Group, command, refuse_combined, refuse_typed, refuse_without
 from attnscope.cli.commands.logits import ScoreOptions
 from attnscope.cli.corpus import TextsOptions, prepare_corpus
 from attnscope.cli.deliver import deliver
@@ -69,6 +69,8 @@ def cut(
     refuse_without(("how=mean", "texts"), ("texts", "how=mean"))
     refuse_typed("generate", "the prediction is that of the text as it stands: leave it out")
     heads = options.parse_heads(cause.head, attention)
+    if len(heads) == 1 and output.out is None:
+        refuse_combined((options.COLOURS, "head", "the effect of one head is printed without a map"))
     pass_source = read_source(source, model)
     prompts = list_prompts(pass_source, template, cause.target, cause.against)
     loaded, named = pass_source.load(predicting=True), ", ".join(map(str, questions))

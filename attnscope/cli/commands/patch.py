@@ -81,6 +81,8 @@ def patch(
     from attnscope.questions.patching import patch as patch_heads
 
     heads = options.parse_heads(cause.head, attention)
+    if len(heads) == 1 and output.out is None:
+        refuse_combined((options.COLOURS, "head", "the effect of one head is printed without a map"))
     to = None if patching.to is None else Receiver.parse(patching.to)
     if patching.pairs is not None:
         table, loaded = read_file(patching.pairs), load_model(model, predicting=True)

@@ -491,8 +491,9 @@ def intervention_answer(result: Intervention) -> Answer:
     heads, lines = result.heads, list[str]()
     effect, unit = ("effect", result.unit) if result.reference is None else ("recovered", "")
     if (every := result.together) is not None and len(heads) > 1:
+        size = round(every.effect, 3) + 0.0  # without a negative zero
         after = f"{result.unit} {every.score:.3f}, KL {every.divergence:.3f} nats"
-        lines.append(f"all {len(heads):,} heads at once: {effect} {every.effect:+.3f}, {after}")
+        lines.append(f"all {len(heads):,} heads at once: {effect} {size:+.3f}, {after}")
     lines += _judge(result)
     if result.correlation is not None:
         lines.append(f"correlation of effects and estimates over heads: {result.correlation:.3f}")

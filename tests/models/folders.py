@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.capture.observing import MapObserver
-from tests.capture.tiny import own_attentions
+from tests.capture.tiny import DECODER, own_attentions
 
 LINES = [
     "The cat sat on the mat because it was tired.",
@@ -69,6 +69,17 @@ def gpt2(folder: Path, **changes) -> str:
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[0])
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": len(wrapped)}
     return save(folder, transformers.GPT2Model(transformers.GPT2Config(**sizes | changes)), wrapped)
+
+
+def llama_of_eight_heads(folder: Path) -> str:
+    """A tiny Llama of three layers, whose heads differ much, to be split over processes."""
+    place = gpt2(folder)
+    torch.manual_seed(0)
+    sizes = DECODER | {"vocab_size": 400, "num_attention_heads": 8, "num_key_value_heads": 4}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, initializer_range=0.5)).save_pretrained(
+        place
+    )
+    return place
 
 
 def changed(place: Path, file: str = "config.json", **changes) -> Path:

@@ -19,8 +19,7 @@ import attnscope
 from attnscope.capture.placing import split_heads
 from attnscope.errors import ModelError
 from attnscope.models.seal import UNTESTED_NOTE
-from tests.capture.tiny import DECODER
-from tests.models.folders import gpt2
+from tests.models.folders import llama_of_eight_heads
 from tests.questions.corpus.test_processes import in_two
 
 pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
@@ -103,13 +102,7 @@ def record_alone(model, x):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny Llama whose heads differ much, with the tokenizer of another."""
-    place = gpt2(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(**DECODER | {"vocab_size": 400, "num_attention_heads": 8}, initializer_range=0.5)
-    config.num_key_value_heads = 4
-    hf.LlamaForCausalLM(config).save_pretrained(place)
-    return place
+    return llama_of_eight_heads(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

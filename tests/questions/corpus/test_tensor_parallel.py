@@ -9,7 +9,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 import transformers as hf
 
 from attnscope.cli import main
@@ -18,8 +17,7 @@ from attnscope.models import load
 from attnscope.questions import corpus
 from attnscope.questions.processes import together
 from attnscope.storage.checkpoint import fingerprint
-from tests.capture.tiny import DECODER
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, llama_of_eight_heads
 from tests.questions.corpus.test_processes import in_two
 
 SPLIT = "tp:2"
@@ -68,12 +66,8 @@ def ask(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny Llama of three layers with eight heads that differ much."""
-    place = gpt2(tmp_path_factory.mktemp("model"))
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(**DECODER | {"vocab_size": 400, "num_attention_heads": 8}, initializer_range=0.5)
-    config.num_key_value_heads = 4
-    hf.LlamaForCausalLM(config).save_pretrained(place)
+    """The model, and beside it what four processes printed of it."""
+    place = llama_of_eight_heads(tmp_path_factory.mktemp("model"))
     command = [sys.executable, "-m", "tests.questions.corpus.test_tensor_parallel", place]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
+from attnscope.attention import Head
 from attnscope.cli import options
 from attnscope.cli.command import MOST_USED, Group, command, refuse_combined, refuse_typed, refuse_without
 from attnscope.cli.commands.logits import ScoreOptions
@@ -35,6 +36,13 @@ class CauseOptions(ScoreOptions):
 
     panel = MOST_USED
     head: Annotated[str | None, Option(help="These heads alone: L2H1,L1H3.")] = None
+
+    def parse_heads(self, attention: options.LayerOptions, output: options.TableOutput) -> list[Head]:
+        """The named heads; refuses colours for one, whose effect is printed without a map."""
+        heads = options.parse_heads(self.head, attention)
+        if len(heads) == 1 and output.out is None:
+            refuse_combined((options.COLOURS, "head", "the effect of one head is printed without a map"))
+        return heads
 
 
 @command
@@ -68,9 +76,7 @@ def cut(
     questions, source = split_questions(edges.edges, source, "an edge")
     refuse_without(("how=mean", "texts"), ("texts", "how=mean"))
     refuse_typed("generate", "the prediction is that of the text as it stands: leave it out")
-    heads = options.parse_heads(cause.head, attention)
-    if len(heads) == 1 and output.out is None:
-        refuse_combined((options.COLOURS, "head", "the effect of one head is printed without a map"))
+    heads = cause.parse_heads(attention, output)
     pass_source = read_source(source, model)
     prompts = list_prompts(pass_source, template, cause.target, cause.against)
     loaded, named = pass_source.load(predicting=True), ", ".join(map(str, questions))

@@ -80,9 +80,7 @@ def patch(
     from attnscope.questions.patching import Receiver, TextPair, read_pairs, trace_answer, trace_tokens
     from attnscope.questions.patching import patch as patch_heads
 
-    heads = options.parse_heads(cause.head, attention)
-    if len(heads) == 1 and output.out is None:
-        refuse_combined((options.COLOURS, "head", "the effect of one head is printed without a map"))
+    heads = cause.parse_heads(attention, output)
     to = None if patching.to is None else Receiver.parse(patching.to)
     if patching.pairs is not None:
         table, loaded = read_file(patching.pairs), load_model(model, predicting=True)

@@ -173,10 +173,10 @@ class Browser(App[None]):
     def draw(self) -> None:
         """Draw the current state."""
         kind, layer, head = self.head
-        figures = self.heads.figures[kind, layer][head]
-        named = f"{figures.name} · {visible(self.heads.layers.title)} · {kind} attention"
+        scores = self.heads.scores[kind, layer][head]
+        named = f"{scores.name} · {visible(self.heads.layers.title)} · {kind} attention"
         self.query_one("#title", Static).update(Text(named, no_wrap=True, overflow="ellipsis"))
-        sentence = figures.role.sentence if figures.role else "no role: its scores are not finite"
+        sentence = scores.role.sentence if scores.role else "no role: its scores are not finite"
         self.query_one("#said", Static).update(Text(sentence))
         view = replace(self.map_of(), title="", subtitle="")
         marked = (layer, head) if not self.opened else self.pinned if self.row else None

@@ -15,7 +15,7 @@ PACKAGE = Path(attnscope.__file__).parent
 ROOT = PACKAGE.parent
 ORDER = (  # from the ground up: a package imports from those before it, and from no other
     "text version < errors < registry lazy limits private progress"
-    " < attention < records < figures < axes < fused"
+    " < attention < records < scores < axes < fused"
     " < capture < measures < comparison < storage < network < training < models < views < questions < render"
     " < notebook < browser < cli < __main__"
 )

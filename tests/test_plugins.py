@@ -43,9 +43,9 @@ def test_plugin_measure_is_listed_and_hook_sees_every_call(beside):
     assert "attnscope-sample saw 4 calls" in json.loads(out)["notes"]
     run = attnscope.load("own").read(TEXT)
     for each in json.loads(out)["heads"]:
-        figure, rows = each["figures"]["far"], run.head(f"L{each['layer']}H{each['head']}").weights
+        score, rows = each["scores"]["far"], run.head(f"L{each['layer']}H{each['head']}").weights
         gap = np.arange(rows.shape[1])[None] - np.arange(len(rows))[:, None]
-        assert figure["value"] == pytest.approx((rows * (abs(gap) > 8)).sum(-1).mean(), abs=1e-6)
+        assert score["value"] == pytest.approx((rows * (abs(gap) > 8)).sum(-1).mean(), abs=1e-6)
     assert answers["explain"][1].startswith("far")
 
 

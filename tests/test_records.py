@@ -11,9 +11,9 @@ from attnscope.attention import Head
 from attnscope.records import NUMBER_SHAPE, Meaning, Parts, derived, plain, read, record, schema
 
 
-@record("a figure")
-class Figure:
-    value: Annotated[float, Meaning("the figure")]
+@record("a score")
+class Score:
+    value: Annotated[float, Meaning("the score")]
     error: Annotated[float | None, Meaning("its error", optional=True)] = None
 
 
@@ -30,7 +30,7 @@ MATRIX = {"type": "array", "items": {"type": "array", "items": NUMBER_SHAPE}}
 class Measured:
     head: Annotated[Head, Meaning("its address")]
     place: Annotated[Place, Parts(layer="its layer", kind="its kind")]
-    figures: Annotated[Mapping[str, Figure], Meaning("by measure")]
+    scores: Annotated[Mapping[str, Score], Meaning("by measure")]
     pair: Annotated[tuple[float, float], Meaning("two numbers")]
     weights: Annotated[object, Meaning("[query, key]", shape=MATRIX)]
     note: Annotated[str | None, Meaning("a note")] = None
@@ -42,7 +42,7 @@ class Measured:
 
 
 PLACED = Head("L1H2"), Place(1, "encoder")
-ONE = Measured(*PLACED, {"entropy": Figure(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7)
+ONE = Measured(*PLACED, {"entropy": Score(0.5)}, (1.0, 2.0), np.zeros((2, 2)), secret=7)
 
 
 def test_plain_data_hold_only_described_fields():
@@ -50,7 +50,7 @@ def test_plain_data_hold_only_described_fields():
         "head": "L1H2",
         "layer": 1,
         "kind": "encoder",
-        "figures": {"entropy": {"value": 0.5}},
+        "scores": {"entropy": {"value": 0.5}},
         "pair": [1.0, 2.0],
         "weights": [[0, 0], [0, 0]],
         "note": None,
@@ -69,7 +69,7 @@ def test_schema_accepts_its_records_alone_and_describes_fields():
     described = schema(Measured)["properties"]
     assert described["double"]["description"] == "twice its layer"
     assert described["weights"]["description"] == "[query, key]"
-    assert "error" not in schema(Figure)["required"]
+    assert "error" not in schema(Score)["required"]
 
 
 @pytest.mark.parametrize(

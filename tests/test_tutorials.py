@@ -40,10 +40,10 @@ def train_and_compare(name: str, folder: Path) -> Mapping[str, str]:
     return heads
 
 
-def by_head(command: str, folder: Path, figure: str = "effect") -> dict[str, float]:
+def by_head(command: str, folder: Path, score: str = "effect") -> dict[str, float]:
     """What a command says of each head; mostly, what the head does to the score."""
     heads = answer(f"attnscope {command}", folder)["heads"]
-    return {"L{layer}H{head}".format(**each): each[figure] for each in heads}
+    return {"L{layer}H{head}".format(**each): each[score] for each in heads}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -178,7 +178,7 @@ def text_reader(model: Model, source: SourceOptions) -> Callable[[str], ModelInp
 def measure_corpus(
     options: CorpusOptions, source: SourceOptions, model: ModelOptions, selection: Selection, **how: Any
 ) -> Stats:
-    """The figures of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
+    """The scores of a corpus as the options ask, with a progress bar; ``how`` goes to ``corpus_stats``."""
     from attnscope.questions.corpus_stats import corpus_stats, merged_stats
 
     if options.merge is not None:

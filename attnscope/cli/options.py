@@ -27,8 +27,8 @@ from attnscope.cli.command import (
     without_typed_options,
 )
 from attnscope.errors import OutputError, SelectionError
-from attnscope.figures import Weighting
 from attnscope.registry import entry_points_of
+from attnscope.scores import Weighting
 from attnscope.text import LARGEST_SEED, raw_csv, read_number
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def measure_names() -> Iterable[str]:
 
 
 def explained_names() -> Iterable[str]:
-    """Measures, roles, weightings, and prediction figures."""
+    """Measures, roles, weightings, and prediction scores."""
     from attnscope.measures.weighting import METHODS
 
     return (*measure_names(), *ROLES, *get_args(Weighting)[1:], *METHODS, "importance", "ablation", "logits")

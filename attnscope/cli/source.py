@@ -17,7 +17,7 @@ from attnscope.cli.command import option_of, refuse, refuse_combined, refuse_wit
 from attnscope.cli.messages import notify, spinner
 from attnscope.cli.options import ModelOptions, PromptsOptions, SourceOptions, TextAmong, check_place
 from attnscope.errors import InputError, readable
-from attnscope.figures import Weighting
+from attnscope.scores import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
 from attnscope.text import decode_file, read_number
 

@@ -54,7 +54,7 @@ class Total(NamedTuple):
     lone: Tensor  # of rows with one unmasked key, arbitrary for others, [batch or 1, head or 1, row]
 
 
-class RowFigures(NamedTuple):
+class RowStatistics(NamedTuple):
     """What the fused pass knows about rows, float64, each ``[batch or 1, head or 1, row]``."""
 
     entropy: Tensor
@@ -64,7 +64,7 @@ class RowFigures(NamedTuple):
     top: Tensor
 
 
-Row: TypeAlias = "Block | RowFigures"
+Row: TypeAlias = "Block | RowStatistics"
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ class OfRow(Form):
         entropy, largest, total, top = (
             getattr(statistics, name).double() for name in ("entropy", "largest", "total", "top")
         )
-        value = self.function(RowFigures(entropy.clamp_min(0), largest, total, open_keys, top))
+        value = self.function(RowStatistics(entropy.clamp_min(0), largest, total, open_keys, top))
         ones = open_keys / open_keys
-        even = RowFigures(open_keys.log(), 1 / open_keys, ones, open_keys, 0 * ones)
+        even = RowStatistics(open_keys.log(), 1 / open_keys, ones, open_keys, 0 * ones)
         return by_rows(value, open_keys >= self.least, self.function(even))
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token, tensor_of
 from attnscope.axes import Place, Weights
 from attnscope.capture.observers import RowObserver, rows_at_a_time
-from attnscope.figures import Figure, HeadFigures
 from attnscope.lazy import torch
 from attnscope.measures.block import Block, TokenFacts
 from attnscope.measures.exact import ExactSum
@@ -23,6 +22,7 @@ from attnscope.measures.forms import MEASURES, KeySum, KeyWeight, Measure, PerRo
 from attnscope.measures.roles import ROLE_MEASURES, role
 from attnscope.measures.standard import TWO_AWAY
 from attnscope.records import read
+from attnscope.scores import HeadScores, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ class Sums:
         tops = [sums.top for sums in (self, other) if sums.top is not None]
         return Sums(self.exact + other.exact, torch.stack(tops).amax(0) if tops else None)
 
-    def figures(self, lone: bool = True) -> list[list[Figure | None]]:
+    def scores(self, lone: bool = True) -> list[list[Score | None]]:
         """Averages over all rows that counted, or over those with a choice.  -> [head][measure]
 
         ``None`` where no row counted. The standard error is that of a ratio of sums over texts: with sums
@@ -70,10 +70,10 @@ class Sums:
         error = (squares.clamp_min(0) * texts / (texts - 1)).sqrt() / rows
         numbers = torch.stack((value, baseline, rows, texts, error), -1).transpose(0, 1)  # [head, measure, 5]
 
-        def figure(v: float, b: float, n: float, t: float, e: float) -> Figure | None:
-            return Figure(v, b, int(n), int(t), e if lone and t > 1 else None) if n else None
+        def score(v: float, b: float, n: float, t: float, e: float) -> Score | None:
+            return Score(v, b, int(n), int(t), e if lone and t > 1 else None) if n else None
 
-        return [[figure(*each) for each in head] for head in numbers.tolist()]
+        return [[score(*each) for each in head] for head in numbers.tolist()]
 
     def state(self) -> dict[str, Any]:
         """The sums as plain lists, which JSON keeps exactly."""
@@ -325,19 +325,19 @@ class Measurement(RowObserver):
         for site, sums in other._sums.items():
             self._add(site, sums, other._absent[site])
 
-    def figures(self) -> list[HeadFigures]:
+    def scores(self) -> list[HeadScores]:
         """The scores of every head so far, sites in the order of their first calls."""
         return [head for site in self._sums for head in self._heads(site)]
 
-    def _heads(self, site: Site) -> Iterator[HeadFigures]:
+    def _heads(self, site: Site) -> Iterator[HeadScores]:
         sums = self._sums[site]
         with_role = all(name in self.measures for name in ROLE_MEASURES)
 
-        def named(figures: Sequence[Figure | None]) -> dict[str, Figure]:
-            return {name: one for name, one in zip(self.measures, figures, strict=True) if one is not None}
+        def by_measure(scores: Sequence[Score | None]) -> dict[str, Score]:
+            return {name: one for name, one in zip(self.measures, scores, strict=True) if one is not None}
 
-        for head, (figures, chosen) in enumerate(zip(sums.figures(), sums.figures(False), strict=True)):
-            scores = named(figures)
+        for head, (every, chosen) in enumerate(zip(sums.scores(), sums.scores(False), strict=True)):
+            scores = by_measure(every)
             if sums.top is not None and "max_logit" in scores:
                 scores["max_logit"] = replace(scores["max_logit"], value=float(sums.top[head]), error=None)
             unknown = (measure for name, measure in self.measures.items() if name not in scores)
@@ -345,7 +345,7 @@ class Measurement(RowObserver):
                 one.name: f"{one.name} is averaged over {one.rows}, and there are none" for one in unknown
             }
             absent |= {name: reason for name, reason in self._absent[site].items() if name in absent}
-            yield HeadFigures(site, head, scores, absent, role(named(chosen)) if with_role else None)
+            yield HeadScores(site, head, scores, absent, role(by_measure(chosen)) if with_role else None)
 
     def state(self) -> dict[str, Any]:
         """All sums as plain lists and dictionaries: JSON keeps them exactly."""
@@ -488,7 +488,7 @@ class _Reading:
         self.measurement._add_sums(self.attention.site, self.sums, self.absent, self.top)
 
 
-def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | None:
+def measure_words(weights: Weights, site: Site) -> tuple[HeadScores, ...] | None:
     """The scores of heads ``[head, query, key]`` between words; ``None`` if they were pooled further."""
     if any(place.pooled for place in (*weights.queries, *weights.keys)):
         return None
@@ -505,4 +505,4 @@ def measure_words(weights: Weights, site: Site) -> tuple[HeadFigures, ...] | Non
     shape = 1, heads, heads, queries, keys, 0 if weights.square else None
     measured = Measurement()
     measured.observe(Attention(site, "recomputed", "words", *shape, torch.float32, held))
-    return tuple(measured.figures())
+    return tuple(measured.scores())

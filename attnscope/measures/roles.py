@@ -17,7 +17,7 @@ from math import exp, isfinite, lgamma, log, log1p
 from statistics import fmean, median
 
 from attnscope.attention import Head
-from attnscope.figures import WEAK, Figure, HeadFigures, Role
+from attnscope.scores import WEAK, HeadScores, Role, Score
 from attnscope.text import round_short
 
 POSITION_BAR = 0.5  # threshold of previous, next and self
@@ -78,31 +78,31 @@ WORTH_COUNT, WORTH_OF_MANY = 5, 10  # how many heads are recommended, of few and
 MANY_HEADS = 100
 
 
-def role(figures: Mapping[str, Figure]) -> Role | None:
+def role(scores: Mapping[str, Score]) -> Role | None:
     """The role of a head, from its scores over rows with two unmasked keys; ``None`` without any or with NaN.
 
     For ``broad`` and ``none``, score and baseline are those of the normalized entropy.
     """
-    if not all(isfinite(figure.value) for figure in figures.values()):
+    if not all(isfinite(score.value) for score in scores.values()):
         return None
-    patterns = patterns_of(figures)
-    passing = strongest(patterns, figures)
+    patterns = patterns_of(scores)
+    passing = strongest(patterns, scores)
     if passing is not None:
         return passing
-    evenness = figures.get("normalized_entropy")
+    evenness = scores.get("normalized_entropy")
     if evenness is None:
         return None
     even = f"(normalized entropy {evenness.value:.2f} of 1)"
     if evenness.value > BROAD_BAR:
-        return Role.from_figure("broad", evenness, f"spreads over all tokens {even}")
+        return Role.from_score("broad", evenness, f"spreads over all tokens {even}")
     words = NO_ROLE
     if evenness.value < SHARP_BAR:
         words = f"focused on few keys {even}, at no place that has a name"
-    most = [name for name in patterns if figures[name].lift > 0 and is_no_shoulder(figures, name)]
+    most = [name for name in patterns if scores[name].lift > 0 and is_no_shoulder(scores, name)]
     if most:
-        name = max(most, key=lambda name: figures[name].lift)
-        words += f"; {_mostly(patterns[name])} {score(figures[name])}"
-    return Role.from_figure(_name_none(evenness), evenness, words)
+        name = max(most, key=lambda name: scores[name].lift)
+        words += f"; {_mostly(patterns[name])} {beside_baseline(scores[name])}"
+    return Role.from_score(_name_none(evenness), evenness, words)
 
 
 def _mostly(pattern: Pattern) -> str:
@@ -110,26 +110,26 @@ def _mostly(pattern: Pattern) -> str:
     return pattern.words.replace("attends", "attends mostly", 1)
 
 
-def _name_none(evenness: Figure) -> str:
+def _name_none(evenness: Score) -> str:
     """The role of a head without a pattern."""
     return SHARP_ROLE if evenness.value < SHARP_BAR else NONE
 
 
-def strongest(patterns: Mapping[str, Pattern], figures: Mapping[str, Figure]) -> Role | None:
+def strongest(patterns: Mapping[str, Pattern], scores: Mapping[str, Score]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    reaching = [name for name, pattern in patterns.items() if figures[name].value >= pattern.threshold]
-    lifted = [name for name in reaching if figures[name].lift >= LEAST_LIFT]
-    passing = [name for name in lifted if is_beyond_chance(figures[name])]
+    reaching = [name for name, pattern in patterns.items() if scores[name].value >= pattern.threshold]
+    lifted = [name for name in reaching if scores[name].lift >= LEAST_LIFT]
+    passing = [name for name in lifted if is_beyond_chance(scores[name])]
     if not passing:
         return None
-    name = max(passing, key=lambda name: figures[name].lift)
-    return Role.from_figure(role_name(name), figures[name], sentence_of(patterns[name], figures[name]))
+    name = max(passing, key=lambda name: scores[name].lift)
+    return Role.from_score(role_name(name), scores[name], sentence_of(patterns[name], scores[name]))
 
 
-def patterns_of(figures: Iterable[str]) -> dict[str, Pattern]:
+def patterns_of(scores: Iterable[str]) -> dict[str, Pattern]:
     """The patterns that were measured, including measured distances without a name."""
-    named = {name: pattern for name, pattern in PATTERNS.items() if name in figures}
-    steps = {name: int(name.removeprefix("offset=")) for name in figures if name.startswith("offset=")}
+    named = {name: pattern for name, pattern in PATTERNS.items() if name in scores}
+    steps = {name: int(name.removeprefix("offset=")) for name in scores if name.startswith("offset=")}
     away = {name: f"{abs(step):,} tokens {'ahead' if step > 0 else 'back'}" for name, step in steps.items()}
     far = [name for name, step in steps.items() if abs(step) > 1]
     return named | {name: Pattern(POSITION_BAR, f"attends {away[name]}") for name in far}
@@ -140,32 +140,32 @@ def role_name(measure: str) -> str:
     return measure if measure in PATTERNS else POSITIONAL
 
 
-def is_beyond_chance(figure: Figure) -> bool:
+def is_beyond_chance(score: Score) -> bool:
     """Whether random attention would hardly reach the score in so many rows."""
-    error = (max(figure.baseline * (1 - figure.baseline), 0.0) / figure.rows) ** 0.5
-    return figure.rows >= FEWEST_ROWS and figure.lift >= CHANCE * error
+    error = (max(score.baseline * (1 - score.baseline), 0.0) / score.rows) ** 0.5
+    return score.rows >= FEWEST_ROWS and score.lift >= CHANCE * error
 
 
-def is_no_shoulder(figures: Mapping[str, Figure], name: str) -> bool:
+def is_no_shoulder(scores: Mapping[str, Score], name: str) -> bool:
     """Whether enough of the largest weights goes to what the measure counts."""
-    confidence = figures.get("confidence")
-    return confidence is None or LARGEST_RATIO * figures[name].value >= confidence.value
+    confidence = scores.get("confidence")
+    return confidence is None or LARGEST_RATIO * scores[name].value >= confidence.value
 
 
-def sentence_of(pattern: Pattern, figure: Figure) -> str:
+def sentence_of(pattern: Pattern, score: Score) -> str:
     """What the head does, in how many rows if not in all, and its score with the baseline."""
-    rows = f" in the {figure.rows:,} rows that have one" if pattern.threshold == REPEAT_BAR else ""
-    return f"{pattern.words}{rows} {score(figure)}"
+    rows = f" in the {score.rows:,} rows that have one" if pattern.threshold == REPEAT_BAR else ""
+    return f"{pattern.words}{rows} {beside_baseline(score)}"
 
 
-def score(figure: Figure) -> str:
+def beside_baseline(score: Score) -> str:
     """A score with its baseline."""
-    return f"({figure.value:.2f}, baseline {round_short(figure.baseline)})"
+    return f"({score.value:.2f}, baseline {round_short(score.baseline)})"
 
 
 def worth_a_look(
-    heads: Iterable[HeadFigures], count: int | None = None, apart: Callable[[Head], float] = lambda head: 0.0
-) -> list[HeadFigures]:
+    heads: Iterable[HeadScores], count: int | None = None, apart: Callable[[Head], float] = lambda head: 0.0
+) -> list[HeadScores]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
@@ -174,7 +174,7 @@ def worth_a_look(
     Heads with nearly uniform attention are left out.
     """
 
-    def telling(head: HeadFigures) -> tuple[bool, float, float]:
+    def telling(head: HeadScores) -> tuple[bool, float, float]:
         assert head.role is not None
         if head.role.name not in PATTERNLESS:
             return True, head.role.lift, 0.0
@@ -184,14 +184,14 @@ def worth_a_look(
     heads = list(heads)
     if count is None:
         count = WORTH_COUNT if len(heads) < MANY_HEADS else WORTH_OF_MANY
-    by_role: dict[str, list[HeadFigures]] = {}
+    by_role: dict[str, list[HeadScores]] = {}
     for head in heads:
         if head.role is not None and head.role.name != "broad":
             name = NONE if head.role.name == SHARP_ROLE else head.role.name
             by_role.setdefault(name, []).append(head)
     for group in by_role.values():
         group.sort(key=telling, reverse=True)
-    chosen: list[HeadFigures] = []
+    chosen: list[HeadScores] = []
     while any(by_role.values()) and len(chosen) < count:
         round_ = [group.pop(0) for group in by_role.values() if group]
         chosen += sorted(round_, key=telling, reverse=True)
@@ -216,30 +216,30 @@ FEWEST_HEADS = 8  # with fewer heads, none is called an outlier
 WEAK_HEADS = 0.1  # at most this share of the heads may be weak at one pattern, but always at least one
 
 
-def _with_weak_roles(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+def _with_weak_roles(heads: Sequence[HeadScores]) -> Iterator[HeadScores]:
     """The heads of one kind, those without a pattern with their weak role, if any."""
-    patterns = patterns_of({name for head in heads for name in head.figures})
+    patterns = patterns_of({name for head in heads for name in head.scores})
     patterns = {name: pattern for name, pattern in patterns.items() if name not in SINK_PATTERNS}
-    lifts = {name: [head.figures[name].lift for head in heads if name in head.figures] for name in patterns}
+    lifts = {name: [head.scores[name].lift for head in heads if name in head.scores] for name in patterns}
     least = {name: _outlying_lift(lifts[name]) for name in patterns}
     for head in heads:
-        measured = [name for name in patterns if name in head.figures]
+        measured = [name for name in patterns if name in head.scores]
         if head.role is not None and head.role.name in (NONE, SHARP_ROLE) and measured:
-            name = max(measured, key=lambda name: head.figures[name].lift)
-            pattern, figure = patterns[name], head.figures[name]
-            if _is_weak(pattern, figure, least[name]) and is_no_shoulder(head.figures, name):
-                rank = _ordinal(1 + sum(lift > figure.lift for lift in lifts[name]))
-                words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), figure)
+            name = max(measured, key=lambda name: head.scores[name].lift)
+            pattern, score = patterns[name], head.scores[name]
+            if _is_weak(pattern, score, least[name]) and is_no_shoulder(head.scores, name):
+                rank = _ordinal(1 + sum(lift > score.lift for lift in lifts[name]))
+                words = sentence_of(replace(pattern, words=f"weakly {pattern.words}"), score)
                 sentence = f"{words}, {rank}strongest of {len(heads):,} heads"
-                head = replace(head, role=Role.from_figure(WEAK + role_name(name), figure, sentence))
+                head = replace(head, role=Role.from_score(WEAK + role_name(name), score, sentence))
         yield head
 
 
-def _is_weak(pattern: Pattern, figure: Figure, outlying: float) -> bool:
+def _is_weak(pattern: Pattern, score: Score, outlying: float) -> bool:
     """Whether a pattern is near its threshold or has an ``outlying`` lift, and is not there by chance."""
-    near = figure.value >= NEAR_SHARE * pattern.threshold or figure.lift > outlying
-    least = max(WEAK_SHARE * pattern.threshold, WEAK_RATIO * figure.baseline)
-    return near and figure.value >= least and is_beyond_chance(figure)
+    near = score.value >= NEAR_SHARE * pattern.threshold or score.lift > outlying
+    least = max(WEAK_SHARE * pattern.threshold, WEAK_RATIO * score.baseline)
+    return near and score.value >= least and is_beyond_chance(score)
 
 
 def _outlying_lift(lifts: Sequence[float]) -> float:
@@ -264,7 +264,7 @@ SINK_MODELS = 0.05  # one of twenty models
 SINK_HEADS = 0.01  # one of a hundred heads
 
 
-def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
+def settle_roles(heads: Sequence[HeadScores]) -> tuple[HeadScores, ...]:
     """The heads of a model with the roles that depend on all heads."""
     settled = list(heads)
     for kind in {head.site.kind for head in heads}:
@@ -275,33 +275,33 @@ def settle_roles(heads: Sequence[HeadFigures]) -> tuple[HeadFigures, ...]:
     return tuple(settled)
 
 
-def _without_chance_sinks(heads: Sequence[HeadFigures]) -> Iterator[HeadFigures]:
+def _without_chance_sinks(heads: Sequence[HeadScores]) -> Iterator[HeadScores]:
     """The heads of one kind, without the roles of attention sinks that may be due to chance."""
     beyond_chance = {name: PATTERNS[name] for name in SINK_PATTERNS if _exceeds_chance(heads, name)}
     for head in heads:
-        role, evenness = head.role, head.figures.get("normalized_entropy")
+        role, evenness = head.role, head.scores.get("normalized_entropy")
         if role is not None and role.name in SINK_PATTERNS and role.name not in beyond_chance:
-            measured = {name: pattern for name, pattern in beyond_chance.items() if name in head.figures}
-            weight = score(head.figures[role.name])
+            measured = {name: pattern for name, pattern in beyond_chance.items() if name in head.scores}
+            weight = beside_baseline(head.scores[role.name])
             words = f"{NO_ROLE}; {_mostly(PATTERNS[role.name])} {weight}, as heads may by chance"
             none = replace(role, name=NONE, sentence=words)
             if evenness is not None:
-                none = Role.from_figure(_name_none(evenness), evenness, words)
-            head = replace(head, role=strongest(measured, head.figures) or none)
+                none = Role.from_score(_name_none(evenness), evenness, words)
+            head = replace(head, role=strongest(measured, head.scores) or none)
         yield head
 
 
-def _exceeds_chance(heads: Sequence[HeadFigures], name: str) -> bool:
+def _exceeds_chance(heads: Sequence[HeadScores], name: str) -> bool:
     """Whether chance puts so many heads there in at most ``SINK_MODELS`` of models, or hardly any at all."""
     if len(heads) < FEWEST_HEADS:
         return True  # too few to estimate chance
-    scored = [head.figures for head in heads if name in head.figures]
-    hits = sum(figures[name].value >= SINK_BAR for figures in scored)
+    scored = [head.scores for head in heads if name in head.scores]
+    hits = sum(scores[name].value >= SINK_BAR for scores in scored)
     if not hits:
         return False
-    largest = [max(figures[name].value, figures.get("confidence", figures[name]).value) for figures in scored]
+    largest = [max(scores[name].value, scores.get("confidence", scores[name]).value) for scores in scored]
     able = sum(value >= SINK_BAR for value in largest)
-    chance = fmean(figures[name].baseline for figures in scored)
+    chance = fmean(scores[name].baseline for scores in scored)
     return able * chance <= SINK_HEADS * len(heads) or _tail(able, hits, chance) <= SINK_MODELS
 
 

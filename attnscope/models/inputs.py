@@ -16,9 +16,9 @@ import numpy as np
 from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import GROUP_MARK, PICTURE_ID, SOUND_ID, Array
 from attnscope.errors import InputError
-from attnscope.figures import HeadFigures
 from attnscope.lazy import torch
 from attnscope.models.text.tokens import Vocabulary
+from attnscope.scores import HeadScores
 from attnscope.storage.files import read_lines
 from attnscope.storage.trace.layout import Message
 
@@ -122,7 +122,7 @@ class ModelInput:
     ``inputs`` are keyword arguments of the model's forward, ``axes`` label the queries and keys of every kind
     of attention, ``tokens`` is the text itself, ``notes`` say what was done to it (cut, joined), ``settings``
     are further keyword arguments, ``arguments`` positional ones. ``replay`` holds a recorded generation or a
-    trace: then nothing runs again, and ``figures`` (and ``words``, with pieces of words merged) come from the
+    trace: then nothing runs again, and ``scores`` (and ``words``, with pieces of words merged) come from the
     trace. ``array_replay`` is a short trace with NumPy rows, for views without torch. ``pictures`` are the
     images, ``sound`` the sound as the model reads it, ``entry`` the method to call instead of the whole
     forward. ``written`` is the number of the first generated token, if any. ``text`` is the plain text,
@@ -140,8 +140,8 @@ class ModelInput:
     pictures: tuple[Picture, ...] = ()
     sound: SoundFrames | None = None
     entry: str = "__call__"
-    figures: tuple[HeadFigures, ...] | None = None
-    words: tuple[HeadFigures, ...] = ()
+    scores: tuple[HeadScores, ...] | None = None
+    words: tuple[HeadScores, ...] = ()
     array_replay: Replay | None = None
     written: int | None = None
     text: str | None = None

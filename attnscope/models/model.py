@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, out_of_memory
-from attnscope.figures import Weighting
 from attnscope.lazy import torch
 from attnscope.limits import foreign_output
 from attnscope.models.inputs import (
@@ -29,6 +28,7 @@ from attnscope.models.inputs import (
 )
 from attnscope.models.text.tokens import GREEDY, Sampling, repeat_random, tokens_of_spellings
 from attnscope.progress import report
+from attnscope.scores import Weighting
 from attnscope.text import MOST_CHARACTERS, visible
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Array, Place, Weights
 from attnscope.errors import InputError, ModelError
-from attnscope.figures import Weighting
 from attnscope.fused.request import SHORTEST
-from attnscope.measures import DEFAULT, MEASURES, HeadFigures
+from attnscope.measures import DEFAULT, MEASURES, HeadScores
 from attnscope.models import inputs
 from attnscope.models.model import Model
+from attnscope.scores import Weighting
 from attnscope.storage.arrays import read_weights
 from attnscope.storage.tensors import suffix_of
 from attnscope.storage.trace import Trace, layout
@@ -90,7 +90,7 @@ class TracedModel(Model):
 
 def attach_trace(prepared: inputs.ModelInput, trace: Trace) -> inputs.ModelInput:
     """An input with its kept pass: nothing runs again."""
-    recorded, names = prepare_traced(trace), ("replay", "figures", "words", "array_replay")
+    recorded, names = prepare_traced(trace), ("replay", "scores", "words", "array_replay")
     return replace(prepared, **{name: getattr(recorded, name) for name in names})
 
 
@@ -111,9 +111,12 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
     if sound_entry is not None:
         bands = None if sound_entry.array is None else trace.arrays[sound_entry.array]
         sound = inputs.SoundFrames(sound_entry.seconds, sound_entry.frames, bands, sound_entry.begin)
-    figures, words = _figures(description, description.figures), _figures(description, description.words)
-    complete = figures is not None and words is not None
-    usual = complete and all({*head.figures, *head.absent} == set(DEFAULT) for head in figures or ())
+    scores, words = (
+        _head_scores(description, description.scores),
+        _head_scores(description, description.words),
+    )
+    complete = scores is not None and words is not None
+    usual = complete and all({*head.scores, *head.absent} == set(DEFAULT) for head in scores or ())
     return inputs.ModelInput(
         {},
         {each.kind: (trace.axis(each.queries), trace.axis(each.keys)) for each in description.labels},
@@ -122,7 +125,7 @@ def prepare_traced(trace: Trace) -> inputs.ModelInput:
         replay=replay(trace),
         pictures=tuple(pictures),
         sound=sound,
-        figures=figures,
+        scores=scores,
         words=words or (),
         array_replay=replay(trace, arrays=True) if usual and is_short(trace) else None,
         written=description.written,
@@ -143,18 +146,18 @@ def is_short(trace: Trace) -> bool:
     return all(max(trace.size(call)) < SHORTEST for call in trace.description.calls)
 
 
-def _figures(
-    description: layout.TraceDescription, figures: tuple[HeadFigures, ...]
-) -> tuple[HeadFigures, ...] | None:
-    """Figures; ``None`` if they do not belong to the calls' heads."""
+def _head_scores(
+    description: layout.TraceDescription, scores: tuple[HeadScores, ...]
+) -> tuple[HeadScores, ...] | None:
+    """Scores; ``None`` if they do not belong to the calls' heads."""
     calls = description.calls
     heads = [
         (each.name, each.call, each.kind, each.layer, head) for each in calls for head in range(each.heads)
     ]
-    if [(*astuple(each.site), each.head) for each in figures] != heads:
+    if [(*astuple(each.site), each.head) for each in scores] != heads:
         return None
-    valid = all(name in MEASURES for each in figures for name in (*each.figures, *each.absent))
-    return figures if valid else None
+    valid = all(name in MEASURES for each in scores for name in (*each.scores, *each.absent))
+    return scores if valid else None
 
 
 class WeightsFile(TracedModel):

@@ -239,10 +239,10 @@ def make_trace(
         without_attention=tuple(record.without_attention),
         failures=tuple(record.failures),
         changes=tuple(record.changes),
-        figures=tuple(measured.figures()) if size <= most else (),
+        scores=tuple(measured.scores()) if size <= most else (),
     )
     trace = Trace(description, recorder.arrays)
-    if not is_short(trace) or not description.figures:
+    if not is_short(trace) or not description.scores:
         return trace
     # the scores of every head with pieces of words merged
     coarse = Coarsen(lambda a: (coarsen_axis(a.queries, words=True), coarsen_axis(a.keys, words=True)))
@@ -379,7 +379,7 @@ def trace_part(model: Model, prepared: inputs.ModelInput, part: int) -> TracedMo
             raise SelectionError(f"no part {part}: {model.name} attends in one part")
         return replace(record, sites=sites)
 
-    plain = replace(prepared, array_replay=None, figures=None, words=())
+    plain = replace(prepared, array_replay=None, scores=None, words=())
     notes = [note for note in prepared.notes if not note.startswith(AVERAGED)]
     shown = replace(plain, notes=(f"part {part} of the batch", *notes), batch_texts=1, beams=False)
     return TracedModel(make_trace(run, shown, describe_model(model), model.notes))
@@ -442,7 +442,7 @@ def _trace_again(traced: TracedModel, calls: Sequence[Attention], note: str) -> 
     assert prepared.replay is not None
     record = replace(prepared.replay.record, sites=list(map(SiteRecord.from_attention, calls)))
     notes = (note, *(each for each in prepared.notes if not each.startswith(LAST)))
-    shown = replace(prepared, notes=notes, replay=None, array_replay=None, figures=None, words=())
+    shown = replace(prepared, notes=notes, replay=None, array_replay=None, scores=None, words=())
     return TracedModel(make_trace(Replay(tuple(calls), record).shown_to, shown, about, traced.notes))
 
 

@@ -16,7 +16,6 @@ from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.capture.projections import Projection, Projections, Residual, Residuals, head_gradients
 from attnscope.capture.record import FunctionObserver
 from attnscope.errors import ModelError
-from attnscope.figures import Weighting
 from attnscope.measures.weighting import (
     WEIGHTINGS,
     Values,
@@ -33,6 +32,7 @@ from attnscope.models.inputs import ModelInput
 from attnscope.models.model import Model
 from attnscope.models.targets import score_prediction
 from attnscope.models.trace_model import TracedModel
+from attnscope.scores import Weighting
 
 if TYPE_CHECKING:
     from attnscope.capture import Observer, Record
@@ -73,7 +73,7 @@ class WeightedPass:
 
         A kept pass runs again. Raises ``ModelError`` if a call's values cannot be seen.
         """
-        prepared = replace(prepared, replay=None, figures=None, words=(), array_replay=None)
+        prepared = replace(prepared, replay=None, scores=None, words=(), array_replay=None)
         projections: Projections = Residuals() if self.weighting == "norm-residual" else Projections()
         slopes, prediction = dict[Site, Tensor](), ""
         if self.weighting == "gradient":

@@ -153,8 +153,8 @@ class HeadDrawing(Drawing):
     def __init__(self, answer: Answer, result: OneHead, weights: Array, cmap: str | None) -> None:
         super().__init__(answer, cmap)
         self.weights = weights  # [query, key]
-        self.head, self._view = result.figures.address, result.heatmap
-        self.figures, self.role = result.figures.figures, result.figures.role
+        self.head, self._view = result.scores.address, result.heatmap
+        self.scores, self.role = result.scores.scores, result.scores.role
         self.queries = tuple(place.label for place in self._view.weights.queries)
         self.keys = tuple(place.label for place in self._view.weights.keys)
 
@@ -177,11 +177,11 @@ def as_text(draw: Callable[[Console], object]) -> str:
     return file.getvalue().rstrip("\n")
 
 
-class FigureTable(Drawing):
+class ScoreDrawing(Drawing):
     """The scores of all heads: ``heads`` as objects, ``rows`` as plain data, ``frame`` for pandas."""
 
     def __init__(self, measured: Stats) -> None:
-        measured_names = {name for head in measured.heads for name in head.figures}
+        measured_names = {name for head in measured.heads for name in head.scores}
         names = [name for name in MEASURES if name in measured_names]
         super().__init__(stats_answer(measured, measured.heads, names, None))
         self.measured, self.heads = measured, measured.heads

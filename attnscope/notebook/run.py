@@ -15,7 +15,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.identity import describe_input
 from attnscope.models.request import InputRequest
 from attnscope.models.trace_model import TracedModel
-from attnscope.notebook.drawing import Display, Drawing, FigureTable, HeadDrawing, HeadsPage
+from attnscope.notebook.drawing import Display, Drawing, HeadDrawing, HeadsPage, ScoreDrawing
 from attnscope.questions.answer import Answer
 from attnscope.questions.check import Verdict, parse_claim
 from attnscope.questions.head import heads_answer, one_head, several_heads
@@ -172,7 +172,7 @@ class Run(Display):
         selection = _select(head=head, **options)
         result = one_head(*self._inputs, selection)
         answer = Answer.from_view("head", result.heatmap, result)
-        return HeadDrawing(answer, result, self._pass.weights(result.figures.address), cmap)
+        return HeadDrawing(answer, result, self._pass.weights(result.scores.address), cmap)
 
     def token(
         self,
@@ -187,11 +187,11 @@ class Run(Display):
         selection = _select(head=head, token=str(token), words=words, hide_special=hide_special)
         return Drawing(Answer.from_view("token", one_token(*self._inputs, selection)), cmap)
 
-    def stats(self, measures: Sequence[str] | None = None) -> FigureTable:
+    def stats(self, measures: Sequence[str] | None = None) -> ScoreDrawing:
         """The scores of every head, by the lift of its role; a few ``measures`` take less time."""
         names = DEFAULT if measures is None else tuple(dict.fromkeys(measures))
         measured = measure_heads(*self._inputs, _select(), names=names)
-        return FigureTable(replace(measured, heads=tuple(measured.meeting(()))))
+        return ScoreDrawing(replace(measured, heads=tuple(measured.meeting(()))))
 
     def compare(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
-    from attnscope.notebook.drawing import FigureTable
+    from attnscope.notebook.drawing import ScoreDrawing
     from attnscope.notebook.reader import Reader
     from attnscope.questions.corpus_stats import CorpusSums
 
@@ -43,15 +43,15 @@ class TextSums:
         """The sums themselves: where ``sum`` begins."""
         return self if zero == 0 else NotImplemented
 
-    def finish(self) -> FigureTable:
+    def finish(self) -> ScoreDrawing:
         """The scores of every head with their standard errors, by the lift of its role.
 
         Raises ``InputError`` if no text was read.
         """
-        from attnscope.notebook.drawing import FigureTable
+        from attnscope.notebook.drawing import ScoreDrawing
 
         stats = self._sums.finish()
-        return FigureTable(replace(stats, heads=tuple(stats.meeting(()))))
+        return ScoreDrawing(replace(stats, heads=tuple(stats.meeting(()))))
 
     def __repr__(self) -> str:
         """How much they are about."""

@@ -18,7 +18,7 @@ from attnscope.capture.hooks.functions import original
 from attnscope.capture.placing.split_heads import require_whole_heads
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.lazy import torch
-from attnscope.measures import MEASURES, HeadFigures, Measurement
+from attnscope.measures import MEASURES, HeadScores, Measurement
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.trace_recording import has_dropout
 from attnscope.notebook.drawing import Display, Drawing
@@ -27,7 +27,7 @@ from attnscope.questions.conditions import Condition, parse_conditions
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.processes import joined_processes
-from attnscope.questions.track import Track, courses_of, figures_of, track_answer
+from attnscope.questions.track import Track, courses_of, scores_of, track_answer
 from attnscope.storage.corpus import Corpus, ListedTexts, read_corpus
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TrainingLog(Display):
     alarm: str | None = None
     on_alarm: OnAlarm = "warn"
     step: int = -1
-    figures: dict[int, list[dict[str, Any]]] = field(default_factory=dict, init=False)
+    scores: dict[int, list[dict[str, Any]]] = field(default_factory=dict, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     alarms: list[str] = field(default_factory=list, init=False)
     stopped: str = field(default="", init=False)
@@ -86,9 +86,9 @@ class TrainingLog(Display):
     @property
     def track(self) -> Track:
         """Every measure of every head over the steps. Raises ``AttnscopeError`` before the first one."""
-        if not self.figures:
+        if not self.scores:
             raise AttnscopeError("no step has been measured yet")
-        return courses_of(self.figures, self.measures, tuple(self.notes), "steps of training")
+        return courses_of(self.scores, self.measures, tuple(self.notes), "steps of training")
 
     def _drawing(self) -> Drawing:
         return Drawing(track_answer(self.track))
@@ -102,10 +102,10 @@ class TrainingLog(Display):
         self._drawing().save(path, **options)
 
     def _repr_png_(self) -> bytes | None:
-        return self._drawing()._repr_png_() if self.figures else None
+        return self._drawing()._repr_png_() if self.scores else None
 
     def __repr__(self) -> str:
-        return f"<{len(self.figures):,} steps measured, {len(self.alarms):,} alarms>"
+        return f"<{len(self.scores):,} steps measured, {len(self.alarms):,} alarms>"
 
     @property
     def is_due(self) -> bool:
@@ -145,32 +145,32 @@ class TrainingLog(Display):
             notes.append("dropout was on: the weights are those before dropout")
         self._conclude(measured, notes)
 
-    def _conclude(self, measured: Measurement | Sequence[HeadFigures], notes: Sequence[str]) -> None:
+    def _conclude(self, measured: Measurement | Sequence[HeadScores], notes: Sequence[str]) -> None:
         """Combine the measurements of all processes; the first one stores them, and says whether all stop."""
         processes = joined_processes()
         if isinstance(measured, Measurement):
             _, *others = processes.gather(measured.state()) or [None]
             for state in others:
                 measured.merge(Measurement.from_state(state))
-            measured = measured.figures()
+            measured = measured.scores()
         if processes.number == 0:
             self._add(measured, notes)
         if self.on_alarm == "stop":
             self.stopped = processes.broadcast(self.stopped)
 
-    def _add(self, heads: Sequence[HeadFigures], notes: Sequence[str]) -> None:
-        """Store, write and report the figures of the step, and raise alarms."""
-        self.figures[self.step] = [figures_of(head, self.measures) for head in heads]
+    def _add(self, heads: Sequence[HeadScores], notes: Sequence[str]) -> None:
+        """Store, write and report the scores of the step, and raise alarms."""
+        self.scores[self.step] = [scores_of(head, self.measures) for head in heads]
         self.notes += [note for note in notes if note not in self.notes]
         alarms = [f"step {self.step:,}: {each}" for each in self._find_alarms(heads)]
         self.alarms += alarms
         if self.path is not None:
-            line = {"step": self.step, "figures": self.figures[self.step], "alarms": alarms}
+            line = {"step": self.step, "scores": self.scores[self.step], "alarms": alarms}
             with self.writing(), Path(self.path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         if self.report is not None:
             several = len({head.site.kind for head in heads}) > 1
-            named = {f"{head.site.kind}." * several + head.name: head.figures for head in heads}
+            named = {f"{head.site.kind}." * several + head.name: head.scores for head in heads}
             self.report(
                 {f"{head}/{name}": each.value for head in named for name, each in named[head].items()}
             )
@@ -182,15 +182,15 @@ class TrainingLog(Display):
             else:
                 warnings.warn(alarm, stacklevel=2)
 
-    def _find_alarms(self, heads: Sequence[HeadFigures]) -> Iterator[str]:
+    def _find_alarms(self, heads: Sequence[HeadScores]) -> Iterator[str]:
         """What is wrong with heads: NaN scores, and the conditions that each meets."""
         for head in heads:
-            lost = [name for name, each in head.figures.items() if not isfinite(each.value)]
+            lost = [name for name, each in head.scores.items() if not isfinite(each.value)]
             if lost:
                 yield f"{head.name}: {', '.join(lost)} not finite, in {head.site.name}"
             for each in self._conditions:
                 if all(condition.meets(head) for condition in each):
-                    values = (f"{named.name} {head.figures[named.name].value:.4g}" for named in each)
+                    values = (f"{named.name} {head.scores[named.name].value:.4g}" for named in each)
                     yield f"{head.name} has {' and '.join(values)}"
 
 
@@ -287,7 +287,7 @@ def _watching_calls(log: TrainingLog, model: nn.Module, counting: bool) -> Itera
 
 def _probe(
     model: nn.Module, texts: Corpus, tokenizer: Any, measures: tuple[str, ...]
-) -> tuple[Sequence[HeadFigures], Sequence[str]]:
+) -> tuple[Sequence[HeadScores], Sequence[str]]:
     """The scores of probe texts in eval mode, which every process reads (FSDP); all is restored after it."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -379,9 +379,9 @@ class _TrainerHooks:
         folder = trainer.log_dir or trainer.default_root_dir
         self._begin(folder, trainer.global_step, getattr(pl_module, "tokenizer", None))
 
-        def report(figures: Mapping[str, float]) -> None:
+        def report(scores: Mapping[str, float]) -> None:
             for logger in trainer.loggers:
-                logger.log_metrics(dict(figures), step=trainer.global_step)
+                logger.log_metrics(dict(scores), step=trainer.global_step)
 
         self.history.report = self.history.report or report
 

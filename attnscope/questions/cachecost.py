@@ -238,8 +238,8 @@ def _limit_each(model: Model, texts: Sequence[ModelInput], window: str, change: 
         rises = {head: rises.get(head, 0.0) + each for head, each in rose.items()}
     query_heads = _query_heads(record)
     outside = {
-        each.address: 1 - each.figures[window].value - each.figures["no_key"].value
-        for each in measured.figures()
+        each.address: 1 - each.scores[window].value - each.scores["no_key"].value
+        for each in measured.scores()
     }
     missed = {key: fmean(outside[head] for head in heads) for key, (_, heads) in query_heads.items()}
     length = fmean(len(text.tokens) for text in texts)
@@ -258,7 +258,7 @@ def _measure_retrieval(
         end = max(place for place, token in enumerate(needle.tokens) if not token.special)
         measured.rows = range(end - NEEDLE // 2, end)
         measuring_pass(model, needle, measured, Selection(), [needle.tokens])
-    scores = {each.address: each.figures["retrieval"].value for each in measured.figures()}
+    scores = {each.address: each.scores["retrieval"].value for each in measured.scores()}
     return {key: max(scores[head] for head in heads) for key, (_, heads) in query_heads.items() if scores}
 
 

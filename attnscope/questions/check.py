@@ -17,7 +17,7 @@ from attnscope.attention import Attention, Head
 from attnscope.capture.record import FunctionObserver, tolerance
 from attnscope.errors import InputError, SelectionError
 from attnscope.lazy import torch
-from attnscope.measures import HeadFigures
+from attnscope.measures import HeadScores
 from attnscope.models.identity import describe_input, version
 from attnscope.questions.answer import Answer
 from attnscope.questions.conditions import OPERATORS, Condition, parse_conditions
@@ -66,7 +66,7 @@ class Claim:
         """The measures that it needs."""
         return tuple(each.name for each in self.conditions if each.name != "role")
 
-    def verdict(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def verdict(self, heads: Sequence[HeadScores]) -> Verdict:
         """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
         if self.subject == "count":
             return self._verdict_on_number(heads)
@@ -82,13 +82,13 @@ class Claim:
             met = sum(map(condition.meets, heads))
             evidence = f"{met} of {len(heads)} heads"
             return self._verdict(met >= (len(heads) if every else 1), evidence)
-        measured = [head for head in heads if condition.name in head.figures]
+        measured = [head for head in heads if condition.name in head.scores]
         if not measured:
             return self._verdict(False, f"no head has it: {heads[0].absent[condition.name]}")
         # the head that decides: with the largest score, or the smallest; what is no number meets nothing,
         # so it comes first among all heads, last among any
         sign = -1 if condition.sign.startswith(">") != every else 1
-        scores = {id(head): head.figures[condition.name].value for head in measured}
+        scores = {id(head): head.scores[condition.name].value for head in measured}
         head = min(measured, key=lambda each: (isnan(scores[id(each)]) != every, sign * scores[id(each)]))
         evidence = f"{_evidence(head, condition.name)}, {head.site.kind} {head.name}"
         return self._verdict_on_head(head, evidence)
@@ -99,24 +99,24 @@ class Claim:
         fields: dict[str, Any] = {"operator": condition.sign, "threshold": threshold}
         return Verdict(self.text, holds, evidence, **fields | more)
 
-    def _verdict_on_number(self, heads: Sequence[HeadFigures]) -> Verdict:
+    def _verdict_on_number(self, heads: Sequence[HeadScores]) -> Verdict:
         names = [head.name for head in heads if all(each.meets(head) for each in self.conditions)]
         holds = COUNT_OPERATORS[self.sign](len(names), self.wanted)
         evidence = f"{len(names)}{': ' if names else ''}{list_some(names, 4)}"
         return self._verdict(holds, evidence, value=len(names), operator=self.sign, threshold=self.wanted)
 
-    def _verdict_on_head(self, head: HeadFigures, evidence: str) -> Verdict:
-        score = head.figures.get(self.conditions[0].name)
+    def _verdict_on_head(self, head: HeadScores, evidence: str) -> Verdict:
+        score = head.scores.get(self.conditions[0].name)
         known = {} if score is None else {"value": score.value, "error": score.error}
         name = f"{head.site.kind} {head.name}"
         return self._verdict(self.conditions[0].meets(head), evidence, head=name, **known)
 
 
-def _evidence(head: HeadFigures, name: str) -> str:
+def _evidence(head: HeadScores, name: str) -> str:
     """A head's role, or a score with its standard error, or why there is none."""
     if name == "role":
         return head.role.name if head.role is not None else "no role"
-    score = head.figures.get(name)
+    score = head.scores.get(name)
     if score is None:
         return head.absent[name]
     return f"{score.value:.4g}" + ("" if score.error is None else f" ±{score.error:.2g}")
@@ -227,7 +227,7 @@ def compare_snapshot(stats: Stats, path: Path, tolerance: float) -> CheckResult:
 def _scores(stats: Stats) -> dict[str, dict[str, float | str | None]]:
     return {
         f"{head.site.kind} {head.name}": {ROLE: head.role.name if head.role is not None else None}
-        | {name: figure.value for name, figure in head.figures.items()}
+        | {name: score.value for name, score in head.scores.items()}
         for head in stats.heads
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from attnscope.errors import SelectionError
-from attnscope.measures import MEASURES, ROLES, HeadFigures
+from attnscope.measures import MEASURES, ROLES, HeadScores
 from attnscope.questions.rules import rule_measure as rule_measure  # declares rule(...), find(...)
 from attnscope.registry import nearest_name
 
@@ -28,12 +28,12 @@ class Condition:
     sign: str
     wanted: str
 
-    def meets(self, head: HeadFigures) -> bool:
+    def meets(self, head: HeadScores) -> bool:
         """Whether a head meets it."""
         if self.name == "role":
             return (head.role is not None and head.role.name == self.wanted) == (self.sign == "=")
-        figure = head.figures.get(self.name)
-        return figure is not None and bool(OPERATORS[self.sign](figure.value, float(self.wanted)))
+        score = head.scores.get(self.name)
+        return score is not None and bool(OPERATORS[self.sign](score.value, float(self.wanted)))
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:

@@ -62,7 +62,7 @@ class Totals:
         if names is not None:
             totals.measured.merge(Measurement(names))  # refuses another set of measures
             for sums in vars(totals).values():
-                sums.figures()
+                sums.scores()
         return totals
 
 
@@ -80,7 +80,7 @@ def corpus_stats(
     """Measure every selected head over all texts of a corpus; each score has its standard error.
 
     Texts of equal token count go through the model together, without padding, so the scores equal those
-    of single texts. The standard error is explained in ``Sums.figures``.
+    of single texts. The standard error is explained in ``Sums.scores``.
     """
     selection, totals = selection or Selection(), Totals(Measurement(names))
     work = _StatsWork(model, corpus, selection, run, totals, importance, ablation, exact_kernel)
@@ -176,7 +176,7 @@ def merged_stats(
 
 def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[str, Any]) -> Stats:
     """The scores of all sums."""
-    importances, removals = total.importances.figures(), total.removals.figures()
+    importances, removals = total.importances.scores(), total.removals.scores()
     if (asked["importance"] and not importances) or (asked["ablation"] and not removals):
         raise InputError(
             f"{about.corpus} holds nothing that {about.name} predicts: give longer texts, or, "
@@ -186,7 +186,7 @@ def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[s
     path = None if about.path is None else Path(about.path)
     parts = about.title, layers, progress.describe(path)
     return Stats(
-        settle_roles(with_predictions(list(total.measured.figures()), importances, removals)),
+        settle_roles(with_predictions(list(total.measured.scores()), importances, removals)),
         " · ".join(part for part in parts if part),
         count_fused(progress.taken, progress.calls),
         (*about.notes, *progress.left_out, *describe_way(asked["ablation"])),
@@ -219,7 +219,7 @@ class _StatsWork(CorpusWork):
             if self.ablation:
                 sums.removals.add(self.model, batch.prepared, batch.labels, self.selection)
         if not self.progress.layout:
-            require_selected(measured.figures(), record, self.selection)
+            require_selected(measured.scores(), record, self.selection)
             self.progress.layout = extent(record.sites), describe_kernels(record.sites)
         fused = sum(call.kernel == FUSED for call in record.sites)
         predicted = predicted_side(batch.labels) if self.importance or self.ablation else ()

@@ -18,7 +18,6 @@ from attnscope.axes import Array, Place, continue_text, places
 from attnscope.capture import Record
 from attnscope.comparison import embed_in_plane
 from attnscope.errors import InputError
-from attnscope.figures import Role
 from attnscope.measures import DEFAULT, MEASURES, Measurement, settle_roles
 from attnscope.models import Model
 from attnscope.models.inputs import Batch, Limit
@@ -46,6 +45,7 @@ from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.questions.stats import find_heads, measuring_pass
 from attnscope.records import ADDRESS, Meaning, Notes, record
+from attnscope.scores import Role
 from attnscope.storage.corpus import Corpus
 from attnscope.text import clean, per_cent, round_short, visible
 from attnscope.views import SPACE, Bar, Cell, Column, Table, View
@@ -215,7 +215,7 @@ class _ExamplesWork(CorpusWork):
         sums.count({kind: both for kind, both in batch.labels.items() if kind in kinds})
         self._learn(sums)
         if not self.progress.layout:
-            require_selected(sums.measured.figures(), record, self.selection)
+            require_selected(sums.measured.scores(), record, self.selection)
             self.progress.layout = extent(record.sites), ""
         return sums, 0, 0, record.notes
 
@@ -229,21 +229,21 @@ class _ExamplesWork(CorpusWork):
 
 def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool, sentences: bool) -> Examples:
     total, progress = work.total, work.progress
-    figures = settle_roles(total.measured.figures())
+    measured = settle_roles(total.measured.scores())
     if head is not None:
-        figures = tuple(find_heads(head, figures))
-    figures = tuple(each for each in figures if each.site in total.sites)
-    if not figures:
+        measured = tuple(find_heads(head, measured))
+    measured = tuple(each for each in measured if each.site in total.sites)
+    if not measured:
         raise InputError(f"the attention of {work.model.name} is not over the tokens: it has no examples")
-    shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in figures}
+    shown = {each.address: _Shown(total.sites[each.site], each.head, top) for each in measured}
     contexts = dict(_read_contexts(work, shown, maps, sentences))
     near, planes = dict[Head, Any](), dict[Head, Any]()
-    for kind in dict.fromkeys(each.site.kind for each in figures):
-        overlaps = _Overlaps(total, [each.address for each in figures if each.site.kind == kind])
+    for kind in dict.fromkeys(each.site.kind for each in measured):
+        overlaps = _Overlaps(total, [each.address for each in measured if each.site.kind == kind])
         near |= overlaps.nearest()
         planes |= overlaps.places()
     heads = []
-    for each in figures:
+    for each in measured:
         kept = shown[each.address]
         examples = [contexts[each.address, number] for number in range(len(kept.shown))]
         ends = pairwise(np.cumsum([len(kept.top), *(len(rows) for *_, rows in kept.deciles)]).tolist())
@@ -253,7 +253,7 @@ def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool, sen
         )
         parts: list[Any] = [tuple(examples[: len(kept.top)]), tuple(tenths)]
         parts += [*_token_shares(kept.ids, total.counts[each.site.kind], total.names), *kept.histograms]
-        scores = {name: score.value for name, score in each.figures.items()}
+        scores = {name: score.value for name, score in each.scores.items()}
         parts += [near[each.address], scores, planes[each.address], tuple(kept.maps)]
         heads.append(HeadExamples(each.address, each.role, *parts))
     title = work.model.title, *progress.layout[:1], progress.describe(getattr(work.source, "path", None))

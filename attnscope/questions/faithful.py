@@ -17,7 +17,6 @@ from attnscope.capture.observers import rows_at_a_time
 from attnscope.capture.projections import Projections
 from attnscope.capture.record import FunctionObserver
 from attnscope.errors import AttnscopeError, InputError, ModelError, SelectionError
-from attnscope.figures import Weighting
 from attnscope.models import Model, ModelInput
 from attnscope.models.huggingface.load import Classifier
 from attnscope.models.model import accepts
@@ -28,6 +27,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import name_pass
+from attnscope.scores import Weighting
 from attnscope.text import visible
 from attnscope.views import Column, Curve, Curves, Faithful, Table, TokenOrder
 
@@ -76,7 +76,7 @@ def _choose(
     picture, inputs = prepared.picture, prepared.inputs
 
     def copies(kept: Tensor, **changed: Tensor) -> ModelInput:  # [copy, token]
-        plain = replace(prepared, replay=None, figures=None, array_replay=None)
+        plain = replace(prepared, replay=None, scores=None, array_replay=None)
         return plain.texts(torch.zeros(len(kept), dtype=torch.long, device=kept.device), **changed)
 
     if picture is not None and picture.grid is not None and len(places) == math.prod(picture.grid):

@@ -320,10 +320,10 @@ def corpus_heads(stats: Stats, questions: Sequence[Question]) -> FindResult:
     for question in questions:
         name = f"find({question})"
         heads = [
-            HeadScore(each.address, figure.value, figure.baseline, None, figure.rows)
+            HeadScore(each.address, score.value, score.baseline, None, score.rows)
             for each in stats.heads
-            for figure in (each.figures.get(name),)
-            if figure is not None
+            for score in (each.scores.get(name),)
+            if score is not None
         ]
         heads.sort(key=lambda each: each.place)
         absent = dict.fromkeys(each.absent[name] for each in stats.heads if name in each.absent)

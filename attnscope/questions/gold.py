@@ -130,7 +130,7 @@ def find_gold(
     """Ask every head all questions of a file, in one pass over its texts.
 
     ``relations`` limits the labels to these, and those with these before a colon. With ``held_out``,
-    heads are ranked and offsets chosen on every other text, and the figures are from the remaining ones.
+    heads are ranked and offsets chosen on every other text, and the scores are from the remaining ones.
     Raises ``InputError`` for a file without usable questions.
     """
     work = _GoldWork(model, file, selection or Selection(), run, GoldTotals())

@@ -17,13 +17,13 @@ from attnscope.attention import Attention, Kind, Site, Token
 from attnscope.axes import places
 from attnscope.capture.observers import rows_at_a_time
 from attnscope.errors import InputError
-from attnscope.figures import Figure
 from attnscope.measures.exact import ExactSum
 from attnscope.measures.measurement import Sums
 from attnscope.questions.corpus import ReadText
 from attnscope.questions.parts import locate_tokens
 from attnscope.questions.selection import Selection
 from attnscope.records import read
+from attnscope.scores import Score
 from attnscope.storage.corpus import CorpusText, GoldPair, Span
 from attnscope.storage.gold import ROWS, GoldFile
 
@@ -31,7 +31,7 @@ REACH = 100  # most words of a fixed offset that is tried as a baseline
 COUNTS = 4 + 2 * REACH + 1  # numbers of a slot that are the same for all heads
 
 
-Scored: TypeAlias = tuple[list[list[Figure | None]], Tensor]
+Scored: TypeAlias = tuple[list[list[Score | None]], Tensor]
 """The scores of each head, of right rows and of the answers' weight, and the answers at each distance."""
 
 
@@ -60,7 +60,7 @@ class SiteSums:
         asked, asked_squared, texts, even = (each.expand_as(total) for each in row[:4])
         none = torch.zeros_like(total)
         sums = [asked, total, even, none, none, none, texts, squares, products, asked_squared]
-        return Sums(ExactSum(torch.stack(sums))).figures(), row[4:COUNTS]
+        return Sums(ExactSum(torch.stack(sums))).scores(), row[4:COUNTS]
 
 
 MOST_LABELS = 1000  # most labels of a file; every head has scores for each

@@ -13,7 +13,7 @@ from attnscope.axes import Array, Place, Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import CoarseMap, RowObserver, SharedRows
 from attnscope.errors import SelectionError
-from attnscope.measures import DEFAULT, MEASURES, HeadFigures, Measurement
+from attnscope.measures import DEFAULT, MEASURES, HeadScores, Measurement
 from attnscope.measures.measurement import measure_words
 from attnscope.measures.roles import NONE
 from attnscope.models import Model, ModelInput
@@ -23,7 +23,7 @@ from attnscope.questions.answer import Answer
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
-from attnscope.views import Column, HeadRow, Heatmap, Score, Table, head_row, heatmap, name_weight
+from attnscope.views import Column, HeadRow, Heatmap, NamedScore, Table, head_row, heatmap, name_weight
 
 
 @record("a token and its loss")
@@ -55,27 +55,23 @@ def token_losses_table(losses: Sequence[TokenLoss]) -> Table:
     return Table((Column(""),), ((tuple(pieces),),), title=title)
 
 
-def find_figures(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadFigures, ...] | None:
+def find_scores(prepared: ModelInput, names: Sequence[str]) -> tuple[HeadScores, ...] | None:
     """The scores of a trace, if exactly these measures were taken; ``None`` for any other input."""
-    known = prepared.figures
-    if known is None or any({*head.figures, *head.absent} != set(names) for head in known):
+    known = prepared.scores
+    if known is None or any({*head.scores, *head.absent} != set(names) for head in known):
         return None
     return known
 
 
-def pick_figures(
-    figures: Sequence[HeadFigures], record: Record, selection: Selection
-) -> tuple[HeadFigures, ...]:
+def pick_scores(scores: Sequence[HeadScores], record: Record, selection: Selection) -> tuple[HeadScores, ...]:
     """Those of the selected heads."""
     counts = {site.site: site.heads for site in record.sites}
     return tuple(
-        head for head in figures if head.head in (selection.heads(head.site, counts[head.site]) or ())
+        head for head in scores if head.head in (selection.heads(head.site, counts[head.site]) or ())
     )
 
 
-def own_numbers(
-    heads: Sequence[HeadFigures], record: Record, selection: Selection
-) -> tuple[HeadFigures, ...]:
+def own_numbers(heads: Sequence[HeadScores], record: Record, selection: Selection) -> tuple[HeadScores, ...]:
     """Heads under their own numbers: an observer counts the selected ones of each layer from 0."""
     numbers = {site.site: selection.heads(site.site, site.heads) for site in record.sites}
     return tuple(replace(head, head=numbers[head.site][head.head]) for head in heads)
@@ -95,7 +91,7 @@ class OneHead:
     """One head's picture, its scores, and its call."""
 
     heatmap: Heatmap
-    figures: Annotated[HeadFigures, Meaning("its scores", name="head")]
+    scores: Annotated[HeadScores, Meaning("its scores", name="head")]
     site: Annotated[SiteRecord, Meaning("its attention call")]
     losses: Losses = None
 
@@ -171,11 +167,11 @@ def several_heads(
     for each in shown[1:]:
         theirs = each.heatmap.weights
         if (theirs.queries, theirs.keys) != (first.queries, first.keys):
-            both = f"{shown[0].figures.address} and {each.figures.address} have other rows or columns"
+            both = f"{shown[0].scores.address} and {each.scores.address} have other rows or columns"
             raise SelectionError(f"{both}: show each by itself")
     kinds = dict.fromkeys(sentences.kind_title(each.site.site.kind) for each in shown)
     title = f"{sentences.name_pass(model, prepared)} · {' and '.join(kinds)}"
-    roles = (each.figures.role.name if each.figures.role else NONE for each in shown)
+    roles = (each.scores.role.name if each.scores.role else NONE for each in shown)
     maps = [
         replace(each.heatmap, title=str(named), subtitle="" if role == NONE else role)
         for each, named, role in zip(shown, named, roles, strict=True)
@@ -190,14 +186,14 @@ def _show_heads(
     """Some heads, each with its scores, in one run of the model."""
     selections = [selection.of(head) for head in heads]
     coarse, measurement = selection.coarsen(MAX_TOKENS), Measurement()
-    scores = find_figures(prepared, DEFAULT)
+    scores = find_scores(prepared, DEFAULT)
     observers: list[RowObserver] = [coarse, *([measurement] if scores is None else [])]
 
     among = replace(selection, head=None, among=tuple(heads))
     record = model.observe(prepared, [SharedRows(observers, among.heads)])
     read = {each.site: among.heads(each.site, each.heads) for each in record.sites}
     if scores is None:
-        scores = own_numbers(measurement.figures(), record, among)
+        scores = own_numbers(measurement.scores(), record, among)
     shown = _ShownPass(model, prepared, record, coarse.maps, read, scores)
     return [shown.head(head, each) for head, each in zip(heads, selections, strict=True)]
 
@@ -211,7 +207,7 @@ class _ShownPass:
     record: Record
     maps: Sequence[CoarseMap]
     read: Mapping[Site, Sequence[int]]
-    scores: Sequence[HeadFigures]
+    scores: Sequence[HeadScores]
 
     def head(self, head: Head, selection: Selection) -> OneHead:
         """One head, of the model's first kind of attention that has it."""
@@ -244,7 +240,7 @@ class _ShownPass:
 
     def _scores(
         self, head: Head, map_: CoarseMap, weights: Weights, selection: Selection
-    ) -> tuple[HeadFigures, str]:
+    ) -> tuple[HeadScores, str]:
         """The scores of a head, and the rows that they average: of words where the picture merges them."""
         scores = next(each for each in self.scores if (each.site, each.head) == (map_.site, head.head))
         if selection.words and not (selection.hide_special or selection.zoom):
@@ -271,7 +267,7 @@ def loudness(bands: Array) -> Array:
 
 def head_picture(
     weights: Weights,
-    figures: HeadFigures,
+    scores: HeadScores,
     site: SiteRecord,
     title: str,
     selection: Selection,
@@ -280,12 +276,12 @@ def head_picture(
     """A head ``[query, key]`` with its scores; ``title`` names the model and the text."""
     return heatmap(
         weights,
-        title=f"{figures.name} · {title} · {sentences.site_title(site)}",
-        subtitle=figures.role.sentence if figures.role else sentences.provenance([site]),
+        title=f"{scores.name} · {title} · {sentences.site_title(site)}",
+        subtitle=scores.role.sentence if scores.role else sentences.provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,
-        readings=tuple(readings_of(figures)),
+        readings=tuple(readings_of(scores)),
         min_weight=selection.min_weight,
     )
 
@@ -296,10 +292,10 @@ def pick_head(weights: Weights, head: int) -> Weights:
     return replace(weights, values=weights.values[head], allowed=allowed)
 
 
-def readings_of(head: HeadFigures) -> Iterator[Score]:
+def readings_of(head: HeadScores) -> Iterator[NamedScore]:
     """The scores next to a head's picture."""
     for name in SHOWN_MEASURES:
-        figure = head.figures.get(name)
-        if figure is not None and not (name == "no_key" and abs(figure.value) < 1e-4):
+        score = head.scores.get(name)
+        if score is not None and not (name == "no_key" and abs(score.value) < 1e-4):
             measure = MEASURES[name]
-            yield Score(name, figure.value, figure.baseline, measure.unit, measure.summary)
+            yield NamedScore(name, score.value, score.baseline, measure.unit, measure.summary)

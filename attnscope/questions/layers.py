@@ -16,7 +16,7 @@ from attnscope.attention import Axis, Head, Kind, Token
 from attnscope.axes import Weights
 from attnscope.capture import Record, SiteRecord
 from attnscope.capture.observers import Coarsen, RowObserver, SharedRows
-from attnscope.measures import HeadFigures, Measurement, settle_roles, worth_a_look
+from attnscope.measures import HeadScores, Measurement, settle_roles, worth_a_look
 from attnscope.measures.measurement import measure_words
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Picture
@@ -147,7 +147,7 @@ class AllHeads:
     """
 
     layers: WholeLayers
-    figures: Mapping[tuple[str, int], Sequence[HeadFigures]]
+    scores: Mapping[tuple[str, int], Sequence[HeadScores]]
     selection: Selection
     name: str
     scene: Scene | None = None
@@ -160,9 +160,9 @@ class AllHeads:
 
     def head(self, kind: str, layer: int, head: int) -> Heatmap:
         """One head with its scores, as ``one_head`` shows it."""
-        figures, site = self.figures[kind, layer][head], self._seen[kind, layer]
+        scores, site = self.scores[kind, layer][head], self._seen[kind, layer]
         weights = pick_head(self.weights[kind, layer], head)
-        picture = head_picture(weights, figures, site, self.name, self.selection, self.layers.notes)
+        picture = head_picture(weights, scores, site, self.name, self.selection, self.layers.notes)
         written = self.layers.written if kind == "decoder" else None
         return replace(picture, written=written, bar=self.bar_of(kind))
 
@@ -200,12 +200,12 @@ class AllHeads:
     @property
     def described(self) -> Mapping[tuple[str, int], tuple[HeadDescription, ...]]:
         """The text about each head, by kind and layer."""
-        return {place: tuple(map(_describe, heads)) for place, heads in self.figures.items()}
+        return {place: tuple(map(_describe, heads)) for place, heads in self.scores.items()}
 
     @property
     def worth(self) -> tuple[Head, ...]:
         """The named heads, then those most worth a look, most telling first."""
-        heads = chain.from_iterable(self.figures.values())
+        heads = chain.from_iterable(self.scores.values())
         found = (head.address for head in worth_a_look(heads, apart=self.layers.apart))
         return tuple(dict.fromkeys((*self.named, *found)))
 
@@ -237,7 +237,7 @@ class AllHeads:
         )
 
 
-def _describe(head: HeadFigures) -> HeadDescription:
+def _describe(head: HeadScores) -> HeadDescription:
     role = head.role
     return HeadDescription(role.name if role else "", role.sentence if role else "", tuple(readings_of(head)))
 
@@ -246,32 +246,32 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection, by: str 
     """Run the model once, and keep and measure all heads of the selected layers; ``by`` colours a page."""
     measured = Measurement()
     layers = whole_layers(model, prepared, selection, [measured])
-    heads = settle_roles(measured.figures())
+    heads = settle_roles(measured.scores())
     made = replace(heads_of_layers(layers, heads, model, prepared, selection), by=by)
     if selection.as_read:
         return made
-    spoken: dict[tuple[str, int], tuple[HeadFigures, ...]] = {}
+    spoken: dict[tuple[str, int], tuple[HeadScores, ...]] = {}
     if selection.words and not selection.hide_special:
         for place, weights in made.weights.items():
-            figures = measure_words(weights, made.figures[place][0].site)
-            spoken |= {place: figures} if figures else {}
+            scores = measure_words(weights, made.scores[place][0].site)
+            spoken |= {place: scores} if scores else {}
     counted = "words, as in the pictures" if spoken else "all tokens"
     layers = replace(layers, notes=(*layers.notes, f"scores are averages over {counted}"))
-    return replace(made, layers=layers, figures={**made.figures, **spoken})
+    return replace(made, layers=layers, scores={**made.scores, **spoken})
 
 
 def heads_of_layers(
     layers: WholeLayers,
-    heads: Iterable[HeadFigures],
+    heads: Iterable[HeadScores],
     model: Model,
     prepared: ModelInput,
     selection: Selection,
 ) -> AllHeads:
     """Whole layers and the scores of their heads, with what is known about the input."""
-    figures = sentences.group_by(heads, lambda head: (str(head.site.kind), head.site.layer))
+    scores = sentences.group_by(heads, lambda head: (str(head.site.kind), head.site.layer))
     named = sentences.name_pass(model, prepared)
     seen = find_scene(prepared), pictures_of(prepared)
-    return AllHeads(layers, figures, selection, named, *seen, name_weight(model.weighting))
+    return AllHeads(layers, scores, selection, named, *seen, name_weight(model.weighting))
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "matplotlib")

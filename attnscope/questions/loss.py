@@ -4,7 +4,7 @@ Estimated by one gradient: Michel et al. 2019, Are Sixteen Heads Really Better t
 importance of head h is ``E_x |∂L(x)/∂ξ_h|`` with a gate ``ξ_h = 1`` on the head's output. An ``x`` is one
 model input: for a causal model a text, for a masked model a copy with every seventh token masked; ``L(x)`` is
 the mean cross-entropy of its predictions in nats. Copies of one text are averaged first, and texts count
-equally. The figures are not normalised by layer.
+equally. The scores are not normalised by layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from attnscope.attention import Head, Kind, Site, Token
 from attnscope.errors import InputError, SelectionError
-from attnscope.figures import Figure
 from attnscope.measures.measurement import Sums
 from attnscope.models import Model, ModelInput
 from attnscope.models.inputs import Limit, batches, join_texts
@@ -35,6 +34,7 @@ from attnscope.questions.intervention import PlainPass, editing
 from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.questions.sentences import kind_title, name_pass
 from attnscope.records import Meaning, Notes, record
+from attnscope.scores import Score
 from attnscope.storage.corpus import CorpusText
 from attnscope.text import per_cent, visible
 from attnscope.views import Cell, Column, Table
@@ -192,7 +192,7 @@ Labels = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]
 
 
 class HeadSums:
-    """Sums over texts of one figure of each head, which is averaged as ``measures.sums`` says.
+    """Sums over texts of one score of each head, which is averaged as ``measures.sums`` says.
 
     It is the head's ``importance``, the mean over a text's copies, or how far the loss rises token by token
     with its output set to ``means``, by site [head, size]; to zeros if there are none.
@@ -237,10 +237,10 @@ class HeadSums:
     def _add(self, head: Head, sums: Sums) -> None:
         self.heads[head] = self.heads[head] + sums if head in self.heads else sums
 
-    def figures(self) -> dict[Head, Figure]:
-        """The figure of each head that has one; of a rise, beside the loss with all heads."""
-        found = ((head, sums.figures()[0][0]) for head, sums in self.heads.items())
-        return {head: figure for head, figure in found if figure is not None}
+    def scores(self) -> dict[Head, Score]:
+        """The score of each head that has one; of a rise, beside the loss with all heads."""
+        found = ((head, sums.scores()[0][0]) for head, sums in self.heads.items())
+        return {head: score for head, score in found if score is not None}
 
     def state(self) -> list[Any]:
         """The sums as plain lists, which JSON keeps exactly."""
@@ -257,7 +257,7 @@ class HeadSums:
 
 
 _Found: TypeAlias = tuple[Tensor, Tensor, dict[Head, Tensor]]
-"""The text of each prediction or copy, its baseline, and its figure for each head."""
+"""The text of each prediction or copy, its baseline, and its score for each head."""
 
 
 def _slopes(model: Model, predictions: PredictionBatch) -> _Found:

@@ -18,7 +18,6 @@ from attnscope.attention import Head, Token
 from attnscope.axes import Coarsening, Place, Weights, coarsen
 from attnscope.capture.effects import Effects
 from attnscope.errors import InputError, SelectionError
-from attnscope.figures import Figure
 from attnscope.measures.roles import role
 from attnscope.models import Model, ModelInput
 from attnscope.progress import report
@@ -31,6 +30,7 @@ from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import pluralize
 from attnscope.questions.why import Why, describe_score, note_terms
+from attnscope.scores import Score
 from attnscope.views import name_weight
 
 SLOT = re.compile(r"\{(\w+)\}")
@@ -117,13 +117,13 @@ def mean_head(
         if maps[0].keys != maps[-1].keys:
             raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
     first = results[0]
-    figures = {}
-    for name in first.figures.figures:
-        scores = [each for one in results if (each := one.figures.figures.get(name)) is not None]
-        mean, error = _mean([each.value for each in scores])
-        baseline, _ = _mean([each.baseline for each in scores])
-        figures[name] = Figure(mean, baseline, sum(each.rows for each in scores), len(scores), error)
-    of_all = replace(first.figures, figures=figures, role=role(figures))
+    scores = {}
+    for name in first.scores.scores:
+        found = [each for one in results if (each := one.scores.scores.get(name)) is not None]
+        mean, error = _mean([each.value for each in found])
+        baseline, _ = _mean([each.baseline for each in found])
+        scores[name] = Score(mean, baseline, sum(each.rows for each in found), len(found), error)
+    of_all = replace(first.scores, scores=scores, role=role(scores))
     averaged = "scores are averages over the prompts; a slot's columns are summed, its rows averaged"
     title = f"{model.title} · {_describe(template, len(results))}"
     values = np.mean([each.values for each in maps], 0)

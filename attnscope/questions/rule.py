@@ -212,7 +212,7 @@ class _RuleWork(CorpusWork):
         reading, measured, record = self.known_passes.run(measure)
         self._learn(reading.total)
         if not self.progress.layout:
-            require_selected(measured.figures(), record, self.selection)
+            require_selected(measured.scores(), record, self.selection)
             self.progress.layout = extent(record.sites), ""
         return reading.total, 0, 0, record.notes
 

@@ -14,19 +14,19 @@ from attnscope.attention import Head, Token
 from attnscope.capture import FUSED, Record, SiteRecord
 from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows
 from attnscope.errors import SelectionError
-from attnscope.figures import ABLATION, IMPORTANCE, PREDICTIONS, Figure, Importance, Removal
 from attnscope.fused.request import SHORTEST, Request
-from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadFigures, Measurement, fused_request
+from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadScores, Measurement, fused_request
 from attnscope.measures.roles import NONE, PATTERNLESS, settle_roles, worth_a_look
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.conditions import Condition
-from attnscope.questions.head import Losses, find_figures, own_numbers, pick_figures, token_losses_table
+from attnscope.questions.head import Losses, find_scores, own_numbers, pick_scores, token_losses_table
 from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import BUNDLED
+from attnscope.scores import ABLATION, IMPORTANCE, PREDICTIONS, Importance, Removal, Score
 from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
@@ -60,20 +60,20 @@ def curves_by_position(
         each.rows = range(start, stop)
     record = model.run(prepared, [SharedRows(measured, selection.heads)])
     selected_sites(record, selection)
-    scores = [
-        {head.address: head.figures.get(name) for head in own_numbers(each.figures(), record, selection)}
+    by_part = [
+        {head.address: head.scores.get(name) for head in own_numbers(each.scores(), record, selection)}
         for each in measured
     ]
     several = len({site.site.kind for site in record.sites}) > 1
 
     def along(head: Head, part: str) -> tuple[float | None, ...]:
-        numbers = (getattr(figures.get(head), part, nan) for figures in scores)
+        numbers = (getattr(scores.get(head), part, nan) for scores in by_part)
         return tuple(number if isfinite(number) else None for number in numbers)
 
     curves = [
         Curve(str(head) if several else head.name, along(head, "value"), along(head, "baseline"))
-        for head in dict.fromkeys(head for figures in scores for head in figures)
-        if any(figures.get(head) for figures in scores)
+        for head in dict.fromkeys(head for scores in by_part for head in scores)
+        if any(scores.get(head) for scores in by_part)
     ]
     if not curves:
         rows = MEASURES[name].rows
@@ -99,7 +99,7 @@ def curves_by_position(
 class Stats:
     """The scores of the selected heads, and every head on at most 256 × 256 cells if requested."""
 
-    heads: Annotated[tuple[HeadFigures, ...], Meaning("the selected heads, in the requested order")]
+    heads: Annotated[tuple[HeadScores, ...], Meaning("the selected heads, in the requested order")]
     title: str
     ran: Annotated[str, Meaning("whether the model's kernels ran, or the fused pass instead")]
     notes: Notes
@@ -111,7 +111,7 @@ class Stats:
         """The notes, and what ran if the model's own kernels did not."""
         return (*([] if self.ran == OWN_KERNELS else [self.ran]), *self.notes)
 
-    def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadFigures]:
+    def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadScores]:
         """The heads that meet all conditions, largest lift of the role's score first.
 
         ``sort`` names another order: a measure (largest first, NaN last), ``role``, or ``head``; with a minus
@@ -119,14 +119,14 @@ class Stats:
         """
         sort, sign = measure_of(sort), 1 if sort and sort.startswith("-") else -1
         for name in (*(condition.name for condition in conditions), sort):
-            if name not in (None, "role", "head") and not any(head.figure(name) for head in self.heads):
+            if name not in (None, "role", "head") and not any(head.score(name) for head in self.heads):
                 why = (head.absent[name] for head in self.heads if name in head.absent)
                 raise SelectionError(f"no head has a score for {name}: {next(why, 'it was not measured')}")
         heads = [head for head in self.heads if all(condition.meets(head) for condition in conditions)]
         if sort in (None, "role", "head"):
             ordered = heads if sort == "head" else sorted(heads, key=partial(_place, by_role=sort == "role"))
             return ordered[::-sign]
-        scored = [(found.value, head) for head in heads if (found := head.figure(sort)) is not None]
+        scored = [(found.value, head) for head in heads if (found := head.score(sort)) is not None]
         return [head for _, head in sorted(scored, key=lambda pair: (isnan(pair[0]), sign * pair[0]))]
 
 
@@ -142,7 +142,7 @@ def _describe_order(sort: str | None) -> str:
     return ends.get(name, f"{'smallest' if reverse else 'largest'} {name} first")
 
 
-def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
+def _place(head: HeadScores, by_role: bool) -> tuple[int, float]:
     """A head's rank in the table: patterns by lift, then those without by distance from even."""
     if head.role is None:
         return len(ROLES), 0.0
@@ -150,7 +150,7 @@ def _place(head: HeadFigures, by_role: bool) -> tuple[int, float]:
     return ROLES.index(head.role.name) if by_role else -named, -head.role.lift if named else head.role.score
 
 
-def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
+def find_heads(wanted: Head, heads: Sequence[HeadScores]) -> list[HeadScores]:
     """A head of some, in one kind of attention or in each. Raises ``SelectionError`` if there is none."""
     kind = wanted.kind
     matching = [head for head in heads if head.name == wanted.name and kind in (None, head.site.kind)]
@@ -161,8 +161,8 @@ def find_heads(wanted: Head, heads: Sequence[HeadFigures]) -> list[HeadFigures]:
 
 
 def with_predictions(
-    heads: Sequence[HeadFigures], importances: Mapping[Head, Figure], removals: Mapping[Head, Figure]
-) -> tuple[HeadFigures, ...]:
+    heads: Sequence[HeadScores], importances: Mapping[Head, Score], removals: Mapping[Head, Score]
+) -> tuple[HeadScores, ...]:
     """Heads with how much the model's predictions lose without each."""
     slopes = {head: Importance(each.value, each.texts, each.error) for head, each in importances.items()}
     losses = {
@@ -175,7 +175,7 @@ def with_predictions(
 
 def stats_answer(
     result: Stats,
-    heads: Sequence[HeadFigures],
+    heads: Sequence[HeadScores],
     names: Sequence[str],
     sort: str | None,
     shown: int | None = None,
@@ -186,27 +186,27 @@ def stats_answer(
     if more:
         count, *notes = table.notes
         table = replace(table, notes=(f"{count}; {more:,} more: --top 0", *notes))
-    return Answer((table,), {}, lambda: chosen, table=lambda: figure_rows(chosen, names))
+    return Answer((table,), {}, lambda: chosen, table=lambda: score_rows(chosen, names))
 
 
-def figure_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
+def score_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
     """The header, then one row per head: each score, its baseline, and over a corpus its error."""
-    errors = any(figure.error is not None for head in result.heads for figure in head.figures.values())
+    errors = any(score.error is not None for head in result.heads for score in head.scores.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
-    predictions = [name for name in PREDICTIONS if any(head.figure(name) for head in result.heads)]
+    predictions = [name for name in PREDICTIONS if any(head.score(name) for head in result.heads)]
     columns += [(name, part) for name in predictions for part in ("value", "error")]
     named = [name if part == "value" else f"{name}_{part}" for name, part in columns]
     yield ["kind", "layer", "head", "role", "score", "role_baseline", *named]
     for head in result.heads:
         role = [None] * 3 if head.role is None else [head.role.name, head.role.score, head.role.baseline]
-        figures = [getattr(head.figure(name), part, None) for name, part in columns]
-        yield [head.site.kind, head.site.layer, head.head, *role, *figures]
+        scores = [getattr(head.score(name), part, None) for name, part in columns]
+        yield [head.site.kind, head.site.layer, head.head, *role, *scores]
 
 
 def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     """One measure of all heads, or their importance, as a map for each kind of attention that has it."""
-    values = {head.address: found.value for head in result.heads if (found := head.figure(name)) is not None}
+    values = {head.address: found.value for head in result.heads if (found := head.score(name)) is not None}
     if not any(value == value for value in values.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
@@ -229,18 +229,18 @@ COLUMNS = ("entropy", "distance", "previous", "first", "special")
 ERRORS = "± is the standard error over the texts"
 
 
-def _listed_measures(heads: Sequence[HeadFigures], key: str | None) -> list[str]:
+def _listed_measures(heads: Sequence[HeadScores], key: str | None) -> list[str]:
     """The measures of a table, of which ``key`` is one, if it is a measure."""
-    measured = dict.fromkeys(name for head in heads for name in (*head.figures, *head.absent))
+    measured = dict.fromkeys(name for head in heads for name in (*head.scores, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*measured} else list(measured)[: len(COLUMNS)]
     if key in MEASURES and key not in names:
         return [str(key), *names[:-1]]
-    if key in names and any(head.figures[key].error is not None for head in heads if key in head.figures):
+    if key in names and any(head.scores[key].error is not None for head in heads if key in head.scores):
         names.remove([each for each in names if each != key][-1])  # an error is as wide as a column
     return names
 
 
-def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = None) -> Table:
+def score_table(result: Stats, heads: Sequence[HeadScores], sort: str | None = None) -> Table:
     """One line per head: its role, the role's score, and some measures that apply to every head."""
     key = measure_of(sort)
     names = _listed_measures(heads, key)
@@ -249,7 +249,7 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
         return Table(title=result.title, notes=(none, *result.shown_notes))
     several = len({head.site.kind for head in heads}) > 1
     columns = [
-        _draw_column([head.figure(name) for head in heads], MEASURES[name].unit, with_errors=name == key)
+        _draw_column([head.score(name) for head in heads], MEASURES[name].unit, with_errors=name == key)
         for name in names
     ]
     titles = ["head", *(["kind"] if several else []), "role", "score"]
@@ -270,34 +270,34 @@ def score_table(result: Stats, heads: Sequence[HeadFigures], sort: str | None = 
     return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
 
 
-def _role_error(head: HeadFigures) -> float | None:
+def _role_error(head: HeadScores) -> float | None:
     """The standard error of the role's score: of the measure that has it, as -2 of ``positional``."""
-    role, figures = head.role, head.figures
+    role, scores = head.role, head.scores
     if role is None:
         return None
-    same = (each for each in figures.values() if (each.value, each.baseline) == (role.score, role.baseline))
-    figure = figures.get(role.pattern) or next(same, None)
-    return figure.error if figure else None
+    same = (each for each in scores.values() if (each.value, each.baseline) == (role.score, role.baseline))
+    score = scores.get(role.pattern) or next(same, None)
+    return score.error if score else None
 
 
-def _role_cells(head: HeadFigures) -> tuple[str, str]:
+def _role_cells(head: HeadScores) -> tuple[str, str]:
     """A role, its score and the baseline; a dash for no score."""
     if head.role is None or head.role.name == NONE:
         return NONE if head.role else "–", "–"
     error = _role_error(head)
-    figure = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
-    return head.role.name, f"{figure} ({round_short(head.role.baseline)})"
+    score = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
+    return head.role.name, f"{score} ({round_short(head.role.baseline)})"
 
 
 def _draw_column(
-    scores: Sequence[Figure | Importance | Removal | None], unit: str, *, with_errors: bool = False
+    scores: Sequence[Score | Importance | Removal | None], unit: str, *, with_errors: bool = False
 ) -> list[Cell]:
     """The cells of a column, maybe with standard errors; the brightest is 1, or the largest if no share."""
 
     values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
     largest = max(values, default=0.0)
 
-    def text(each: Figure | Importance | Removal | None) -> str:
+    def text(each: Score | Importance | Removal | None) -> str:
         error = getattr(each, "error", None) if with_errors else None
         if each is None:
             return "–"
@@ -317,15 +317,15 @@ def removals_answer(result: Stats, top: int) -> Answer:
     """The ``top`` heads without which predictions lose most, as a table, and a map of all heads."""
     without = [head.ablation for head in result.heads if head.ablation]
     name = ABLATION if without else IMPORTANCE
-    heads = sorted(result.heads, key=lambda head: -found.value if (found := head.figure(name)) else inf)
+    heads = sorted(result.heads, key=lambda head: -found.value if (found := head.score(name)) else inf)
     ordered = replace(result, heads=tuple(heads))
     several = len({head.site.kind for head in heads}) > 1
-    values = _draw_column([head.figure(name) for head in heads[:top]], "loss", with_errors=True)
+    values = _draw_column([head.score(name) for head in heads[:top]], "loss", with_errors=True)
     notes = ["importance: |slope of the loss at a gate on the head|, an estimate (Michel et al. 2019)"]
     if without:
         whole = without[0].loss - without[0].value
         notes = [f"loss rise: loss without the head minus {whole:.3f}, the loss with all heads"]
-    if any(getattr(head.figure(name), "error", None) is not None for head in heads):
+    if any(getattr(head.score(name), "error", None) is not None for head in heads):
         notes.append(ERRORS)
     if len(heads) > top:
         notes.append(f"{len(heads) - top:,} more heads: --top {len(heads)}, --csv or --json")
@@ -338,7 +338,7 @@ def removals_answer(result: Stats, top: int) -> Answer:
     )
     table = Table(columns, tuple(rows), title=result.title, notes=(*notes, *result.notes), edge=True)
     maps = measure_maps(result, name)
-    return Answer((table,), maps, lambda: ordered, table=lambda: figure_rows(ordered, DEFAULT))
+    return Answer((table,), maps, lambda: ordered, table=lambda: score_rows(ordered, DEFAULT))
 
 
 def measure_heads(
@@ -357,22 +357,22 @@ def measure_heads(
 
     ``exact_kernel`` never uses the fused pass. ``importance`` adds each head's importance (needs an output
     head), ``ablation`` the loss with each head set to zero, ``pool`` a small map of every head from the same
-    pass (see ``Coarsen`` for its cells); ``rows`` limits figures to those rows. Raises ``SelectionError`` for
+    pass (see ``Coarsen`` for its cells); ``rows`` limits scores to those rows. Raises ``SelectionError`` for
     a layer, kind or measure that does not exist.
     """
-    cached = None if pool or rows else find_figures(prepared, names)
+    cached = None if pool or rows else find_scores(prepared, names)
     measured, maps = Measurement(names), selection.coarsen(CELLS, even=True, how=pool) if pool else None
     measured.rows = rows
     if cached is None:
         arguments = (model, prepared, measured, selection, [prepared.tokens])
         record = measuring_pass(*arguments, exact_kernel=exact_kernel, maps=maps)
-        heads = own_numbers(measured.figures(), record, selection)
+        heads = own_numbers(measured.scores(), record, selection)
         if rows is not None and not heads:
             last = max((site.queries for site in record.sites), default=0) - 1
             raise SelectionError(f"no rows {rows.start}-{rows.stop - 1}: rows are 0-{last}, one per token")
     else:
         record = model.run(prepared, [])
-        heads = pick_figures(cached, record, selection)
+        heads = pick_scores(cached, record, selection)
     require_selected(heads, record, selection)
     how: tuple[str, ...] = ()
     if importance or ablation:
@@ -385,7 +385,7 @@ def measure_heads(
             importances.add(model, batch.prepared, batch.labels)
         if ablation:
             removals.add(model, batch.prepared, batch.labels, selection)
-        heads = with_predictions(heads, importances.figures(), removals.figures())
+        heads = with_predictions(heads, importances.scores(), removals.scores())
         how = describe_way("zero" if ablation else None) + note_repeats(model, predicted_side(batch.labels))
     return Stats(
         settle_roles(heads),
@@ -452,7 +452,7 @@ class Overview:
     """Thumbnails by kind of attention, the scores of every head, what ran, and notes."""
 
     grids: Mapping[str, Grid]
-    heads: Annotated[tuple[HeadFigures, ...], Meaning("every selected head")]
+    heads: Annotated[tuple[HeadScores, ...], Meaning("every selected head")]
     record: Annotated[Record, Parts(sites="every attention call")]
     notes: Notes
     losses: Losses = None
@@ -476,7 +476,7 @@ def overview(
     """
     names = DEFAULT if by in (None, "role", *DEFAULT) else (*DEFAULT, MEASURES[str(by)].name)
     coarse, measured = selection.coarsen(GRID_CELLS, even=True), Measurement(names)
-    cached = find_figures(prepared, names)
+    cached = find_scores(prepared, names)
     as_read = selection.as_read and not prepared.picture  # neighbours are tokens
     if cached is None:
         exact_kernel |= selection.words or selection.hide_special or not (as_read or selection.zoom)
@@ -499,15 +499,15 @@ def overview(
             whole=selection.every_layer,
             written=prepared.written if as_read and kind == "decoder" else None,
         )
-    measures: Sequence[HeadFigures] = pick_figures(cached or (), record, selection)
+    measures: Sequence[HeadScores] = pick_scores(cached or (), record, selection)
     if cached is None:
-        measures = own_numbers(measured.figures(), record, selection)
+        measures = own_numbers(measured.scores(), record, selection)
     heads = settle_roles(measures)
     grids = {kind: replace(grid, roles=role_map(heads, kind, grid)) for kind, grid in grids.items()}
     return Overview(grids, heads, record, layers.notes, apart=layers.apart, by=by)
 
 
-def role_map(heads: Sequence[HeadFigures], kind: str, view: Grid) -> RoleMap:
+def role_map(heads: Sequence[HeadScores], kind: str, view: Grid) -> RoleMap:
     """The roles of the heads of a kind of attention, with the title of their thumbnails."""
     layers: dict[int, dict[int, str]] = {layer.layer: {} for layer in view.layers}
     for head in heads:

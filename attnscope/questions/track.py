@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Annotated, Any, TypeAlias
 
 from attnscope.errors import AttnscopeError, InputError, NoCheckpoint
-from attnscope.measures import MEASURES, HeadFigures
+from attnscope.measures import MEASURES, HeadScores
 from attnscope.models import Model
 from attnscope.questions.answer import Answer
 from attnscope.questions.corpus import CorpusRun
@@ -36,7 +36,7 @@ UNIFORM_TOLERANCE = 0.005  # a score closer than this to uniform attention is pr
 
 APPEARS = "the first step after which it stays above the midpoint between its baseline and its last value"
 
-Figures: TypeAlias = tuple[float | None, ...]
+Scores: TypeAlias = tuple[float | None, ...]
 
 
 @record("a head over the checkpoints")
@@ -46,8 +46,8 @@ class Course:
     measure: Annotated[str, Meaning("the measure")]
     head: Annotated[str, Meaning("its address, with its kind of attention where there are several")]
     layer: Annotated[int, Meaning("its layer")]
-    values: Annotated[Figures, Meaning("the score at each checkpoint; null where there is none")]
-    baseline: Annotated[Figures, Meaning("the same for uniform attention")]
+    values: Annotated[Scores, Meaning("the score at each checkpoint; null where there is none")]
+    baseline: Annotated[Scores, Meaning("the same for uniform attention")]
     appears: Annotated[int | None, Meaning(APPEARS)]
 
     @property
@@ -116,8 +116,8 @@ def track(
                     if numbers.is_floating_point() and not numbers.isfinite().all():
                         raise InputError(f"its weights {weight} are not all finite numbers")
                 stats = corpus_stats(model, corpus, selection, names=tuple(measures), run=run)
-                figures = [figures_of(head, measures) for head in stats.heads]
-                measured = {"checkpoint": name, "figures": figures, "notes": list(stats.notes)}
+                scores = [scores_of(head, measures) for head in stats.heads]
+                measured = {"checkpoint": name, "scores": scores, "notes": list(stats.notes)}
                 entries[name] = settings | measured
                 if log is not None:
                     lines = [json.dumps(entry) for entry in entries.values()]
@@ -129,7 +129,7 @@ def track(
             report(notes[-1])
     if not names_by_step:
         raise NoCheckpoint(f"none of the {len(checkpoints):,} checkpoints can be read")
-    steps = {step: entries[name]["figures"] for step, name in names_by_step.items()}
+    steps = {step: entries[name]["scores"] for step, name in names_by_step.items()}
     names = tuple(names_by_step.values())
     ends = " to ".join(dict.fromkeys(visible(Path(name).name) for name in (names[0], names[-1])))
     result = courses_of(steps, measures, tuple(notes), f"{ends} · {visible(corpus.name)}")
@@ -139,7 +139,7 @@ def track(
 def courses_of(
     found: Mapping[int, list[dict[str, Any]]], measures: Sequence[str], notes: tuple[str, ...], title: str
 ) -> Track:
-    """The course of every head over the steps at which ``figures_of`` gave its scores."""
+    """The course of every head over the steps at which ``scores_of`` gave its scores."""
     tables = [{(each["kind"], each["head"]): each for each in heads} for heads in found.values()]
     steps = tuple(found)
     heads = dict.fromkeys(head for table in tables for head in table)
@@ -153,7 +153,7 @@ def courses_of(
         every = []
         for kind, name in heads:
             rows = [table.get((kind, name), {}) for table in tables]
-            pairs = (row.get("figures", {}).get(measure, (None, None)) for row in rows)
+            pairs = (row.get("scores", {}).get(measure, (None, None)) for row in rows)
             values, baseline = zip(*pairs, strict=True)
             if any(value is not None for value in values):
                 layer = next(row["layer"] for row in rows if row)
@@ -163,14 +163,14 @@ def courses_of(
     return Track(tuple(map(str, steps)), steps, tuple(courses), notes, title)
 
 
-def figures_of(head: HeadFigures, measures: Sequence[str]) -> dict[str, Any]:
+def scores_of(head: HeadScores, measures: Sequence[str]) -> dict[str, Any]:
     """The part of a log line about a head."""
-    figures = {
-        name: [value if isfinite(value) else None for value in (figure.value, figure.baseline)]
-        for name, figure in head.figures.items()
+    scores = {
+        name: [value if isfinite(value) else None for value in (score.value, score.baseline)]
+        for name, score in head.scores.items()
         if name in measures
     }
-    return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "figures": figures}
+    return {"head": head.name, "kind": head.site.kind, "layer": head.site.layer, "scores": scores}
 
 
 def _read_log(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -178,20 +178,20 @@ def _read_log(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, An
     for line in path.read_text("utf-8").splitlines():
         try:
             entry = parse_json(line)
-            heads = entry["figures"]
-            figures = [(each["head"], each["kind"], each["layer"], dict(each["figures"])) for each in heads]
+            heads = entry["scores"]
+            scores = [(each["head"], each["kind"], each["layer"], dict(each["scores"])) for each in heads]
             fits = {name: entry[name] for name in settings} == settings
             entries[entry["checkpoint"]] = entry
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"{path} is no log of attnscope track: delete it, or name another file"
             ) from None
-        if not fits or not figures:
+        if not fits or not scores:
             raise InputError(f"{path} is of other texts, measures or heads: name another file")
     return entries
 
 
-def _appears(values: Figures, baseline: Figures, steps: Sequence[int]) -> int | None:
+def _appears(values: Scores, baseline: Scores, steps: Sequence[int]) -> int | None:
     """The step from which a score stays at least half way from its baseline to its last value.
 
     ``None`` if it ends within ``UNIFORM_TOLERANCE`` of its baseline: half of nothing is noise.
@@ -220,8 +220,8 @@ def track_answer(result: Track) -> Answer:
         )
         rows = []
         for each in shown:
-            figures = (f"{round(value, 2) + 0.0:.2f}" for value in (*each.ends, each.change))
-            rows.append((each.head, *figures, "–" if each.appears is None else f"{each.appears:,}"))
+            scores = (f"{round(value, 2) + 0.0:.2f}" for value in (*each.ends, each.change))
+            rows.append((each.head, *scores, "–" if each.appears is None else f"{each.appears:,}"))
         names = (f"first, {unit}", "last", "change", "appears at step")
         columns = (Column("head"), *(Column(name, True) for name in names))
         views += [pictures[measure], Table(columns, tuple(rows))]

@@ -14,8 +14,8 @@ import numpy as np
 
 from attnscope.axes import Array
 from attnscope.errors import SelectionError
-from attnscope.figures import WEAK
 from attnscope.registry import nearest_name
+from attnscope.scores import WEAK
 
 STEPS = 256
 SEQUENTIAL, DIVERGING = "ember", "tide"  # the default maps

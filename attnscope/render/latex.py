@@ -82,7 +82,7 @@ def latex_of_rows(table: Iterable[Sequence[object]]) -> str:
     """The rows of a CSV file with its header; numbers in three digits."""
     names, *rows = table
     right = [any(isinstance(row[place], float) for row in rows) for place in range(len(names))]
-    return _tabular(list(map(str, names)), [list(map(_figure, row)) for row in rows], right)
+    return _tabular(list(map(str, names)), [list(map(_number, row)) for row in rows], right)
 
 
 def _text(cell: Cell) -> str:
@@ -90,7 +90,7 @@ def _text(cell: Cell) -> str:
     return " ".join(text.split())
 
 
-def _figure(value: object) -> str:
+def _number(value: object) -> str:
     if value is None or value != value:
         return "–"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

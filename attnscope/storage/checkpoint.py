@@ -90,7 +90,7 @@ def _differ(of: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
 
 
 def _checksum(identity: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """A checkpoint's checksum: a changed number would silently give a wrong figure."""
+    """A checkpoint's checksum: a changed number would silently give a wrong score."""
     return hashlib.sha256(json.dumps([identity, state]).encode()).hexdigest()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights
-from attnscope.views.maps import AxisNames, Score, Titled, round_up
+from attnscope.views.maps import AxisNames, NamedScore, Titled, round_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class HeadDescription:
 
     role: str
     sentence: str
-    readings: tuple[Score, ...]
+    readings: tuple[NamedScore, ...]
 
 
 @dataclass(frozen=True, slots=True)

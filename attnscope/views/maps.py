@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from attnscope.axes import Array, Weights, fit, shrink
-from attnscope.figures import WEAK
 from attnscope.records import Meaning, record
+from attnscope.scores import WEAK
 from attnscope.text import round_short
 
 
@@ -58,7 +58,7 @@ THUMBNAIL_CELLS = 48  # rows and columns of a thumbnail, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class NamedScore:
     """A score of a head, its baseline (the same with uniform attention), and its meaning."""
 
     name: str
@@ -89,7 +89,7 @@ class Heatmap(Titled):
     scale: Scale = "fixed"
     signed: bool = False  # differences, with 0 in the middle of a diverging colour map
     limits: tuple[float, float] = (0.0, 1.0)  # of the colour bar; by row, those of the row with the largest
-    readings: tuple[Score, ...] = ()
+    readings: tuple[NamedScore, ...] = ()
     block: tuple[int, int] = (1, 1)  # how many rows and columns of the head one cell stands for
     written: int | None = None  # the first generated token
     bands: Array | None = None  # [band, moment], the columns' loudness, 0 to 1, lowest first, drawn above

@@ -20,7 +20,7 @@ def _load_eager(name: str):
 
 
 def by_loop(name: str, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """The figures of every head of a model of transformers.  -> {measure: [value|baseline, layer, head]}"""
+    """The scores of every head of a model of transformers.  -> {measure: [value|baseline, layer, head]}"""
     (eager, tokenizer), kept = _load_eager(name), dict[str, np.ndarray]()
     for text in texts:
         encoded = tokenizer(text, return_special_tokens_mask=True)
@@ -30,13 +30,13 @@ def by_loop(name: str, texts: Sequence[str]) -> dict[str, np.ndarray]:
             weights = torch.cat(eager(**inputs, output_attentions=True).attentions)
         tokens = tokenizer.convert_ids_to_tokens(ids)
         marks = [all(unicodedata.category(c)[0] == "P" for c in token) for token in tokens]
-        found = figures(weights.numpy(), np.array(ids), np.array(special, bool), np.array(marks))
+        found = scores(weights.numpy(), np.array(ids), np.array(special, bool), np.array(marks))
         for measure, sums in found.items():
             kept[measure] = kept.get(measure, 0) + sums
     return {measure: sums[:2] / sums[4] for measure, sums in kept.items() if sums[4].any()}
 
 
-def figures(rows, ids, special, marks):
+def scores(rows, ids, special, marks):
     """All default measures of every head of one text.
 
     ``rows`` is [layer, head, query, key], the others [token]. -> {measure: [sum over rows of the value | of

@@ -210,9 +210,9 @@ def many_texts(rounds: int) -> Iterator[tuple[str, float]]:
     loop = partial(cost, partial(by_loop, model.name, sentences))
     looped = by_loop(model.name, sentences)
     for head in corpus_stats(model, ListedTexts(sentences)).heads:  # the loop does the same work
-        for name in looped.keys() & head.figures.keys():
+        for name in looped.keys() & head.scores.keys():
             value, even = looped[name][:, head.site.layer, head.head]
-            assert abs(value - head.figures[name].value) + abs(even - head.figures[name].baseline) < 1e-3
+            assert abs(value - head.scores[name].value) + abs(even - head.scores[name].baseline) < 1e-3
     yield "2,000 sentences, MiniLM, relative to the eager loop", paired(ours, loop, rounds)
     bare = partial(cost, batched)
     yield "2,000 sentences, MiniLM, relative to the plain batched pass", paired(ours, bare, rounds)
@@ -285,12 +285,12 @@ def swin(rounds: int) -> float:
     model, picture = SwinModel(SwinConfig()).eval(), torch.rand(1, 3, 224, 224)
 
     @torch.inference_mode()
-    def figures() -> None:
+    def scores() -> None:
         with recording(model, [Measurement()], warn=False):
             model(picture)
 
     plain = torch.inference_mode()(partial(model, picture))
-    return paired(partial(cost, figures), partial(cost, plain), rounds)
+    return paired(partial(cost, scores), partial(cost, plain), rounds)
 
 
 def why(folder: str, rounds: int) -> float:

@@ -109,9 +109,9 @@ def test_n_key_cycles_heads_with_a_role(heads):
     worth = [("encoder", head.layer, head.head) for head in heads.worth]
     found = [head for head, *_ in stages(heads, *["n"] * 6)]
     assert (found[:2], found[5]) == (worth[:2], worth[0])
-    figures = heads.figures.items()
-    roleless = {site: [replace(each, role=None) for each in row] for site, row in figures}
-    nothing = replace(heads, figures=roleless)
+    scores = heads.scores.items()
+    roleless = {site: [replace(each, role=None) for each in row] for site, row in scores}
+    nothing = replace(heads, scores=roleless)
     app, _ = browsed(nothing, "n")
     assert app.head == ("encoder", 0, 0)
     assert [told.message for told in app._notifications] == ["no head shows a clear pattern on this text"]
@@ -128,8 +128,8 @@ def test_enter_opens_the_head_as_show_prints_it(heads, given):
     app, shown = browsed(heads, "down", "right", "right", "right", "enter", size=(120, 50))
     assert app.opened
     assert "attends to the previous token" in shown
-    figure = one_head(*given, "L1H3").figures.figures["entropy"]
-    assert f"{figure.value:.2f} nats" in " ".join(shown.split())
+    score = one_head(*given, "L1H3").scores.scores["entropy"]
+    assert f"{score.value:.2f} nats" in " ".join(shown.split())
     assert "because 7" in shown
 
 

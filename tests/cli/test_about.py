@@ -181,18 +181,18 @@ CLAIMS = {  # operator and threshold, and whether a head decides
 def test_claim_json_has_score_head_operator_and_threshold(run, tmp_path):
     (tmp_path / "two.txt").write_text(f"{TEXT}\nA dog saw it.\n")
     heads = run.json("stats", "--texts", tmp_path / "two.txt")["heads"]
-    figures = {f"encoder L{each['layer']}H{each['head']}": each["figures"] for each in heads}
+    scores = {f"encoder L{each['layer']}H{each['head']}": each["scores"] for each in heads}
     answer = json.loads(run("check", *CLAIMS, "--texts", tmp_path / "two.txt", "--json").out)
-    deciding = {"any.self >= 0.25": max(figures, key=lambda head: figures[head]["self"]["value"])}
-    deciding |= {"all.entropy < 1": max(figures, key=lambda head: figures[head]["entropy"]["value"])}
+    deciding = {"any.self >= 0.25": max(scores, key=lambda head: scores[head]["self"]["value"])}
+    deciding |= {"all.entropy < 1": max(scores, key=lambda head: scores[head]["entropy"]["value"])}
     for each, (claim, (operator, threshold, headed)) in zip(answer["claims"], CLAIMS.items(), strict=True):
         assert (each["claim"], each["operator"], each["threshold"]) == (claim, operator, threshold)
         head = deciding.get(claim, "encoder L2H1") if headed else None
         name = claim.partition(".")[2].partition(" ")[0]
-        figure = figures[head][name] if head and name != "role" else {"value": None, "error": None}
+        score = scores[head][name] if head and name != "role" else {"value": None, "error": None}
         if claim.startswith("count"):
-            figure["value"] = sum(each["previous"]["value"] > 0.5 for each in figures.values())
-        assert (each["head"], each["value"], each["error"]) == (head, figure["value"], figure["error"]), claim
+            score["value"] = sum(each["previous"]["value"] > 0.5 for each in scores.values())
+        assert (each["head"], each["value"], each["error"]) == (head, score["value"], score["error"]), claim
 
 
 def test_snapshot_has_versions_texts_roles_and_changes(run, tmp_path):

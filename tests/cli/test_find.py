@@ -88,7 +88,7 @@ def test_rules_are_questions_about_a_text_and_a_corpus(run, tmp_path):
     condition = "find(it -> same) > 0 and find(* -> -1 or special) > 0"
     measured = run.json("stats", "--texts", tmp_path / "texts.txt", "--where", condition)["heads"]
     place = [each for each in measured if (each["layer"], each["head"]) == (best["layer"], best["head"])]
-    assert place[0]["figures"]["find(it -> same)"]["value"] == pytest.approx(best["weight"])
+    assert place[0]["scores"]["find(it -> same)"]["value"] == pytest.approx(best["weight"])
     alone = run.json(*asked, TWO)["questions"]
     assert [each["question"] for each in alone] == names
     assert run("find", "same", TEXT, "--texts", "texts.txt").err.startswith("attnscope: ")

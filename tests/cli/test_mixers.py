@@ -83,7 +83,7 @@ def test_scores_are_of_shares(run, folder, shares):
     entropies = -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(-1)
     for head in mixers:
         mean = entropies[head["layer"], head["head"], 1:].mean()  # the first row has no choice
-        assert head["figures"]["entropy"]["value"] == pytest.approx(mean, abs=1e-5)
+        assert head["scores"]["entropy"]["value"] == pytest.approx(mean, abs=1e-5)
 
 
 def test_found_share_is_of_absolute_weights(run, folder, shares):

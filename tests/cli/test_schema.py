@@ -182,7 +182,7 @@ def test_jsonl_lines_equal_the_answers_for_single_texts(run, tmp_path):
     corpus.write_text("\n\n".join(texts))
     lines = run("stats", "--texts", corpus, "--jsonl").out.splitlines()
     for line, text in zip(lines, texts, strict=True):
-        figures = json.loads(line)
-        assert figures.pop("where").startswith("line ")
-        assert figures.pop("options") == {"--texts": str(corpus)}
-        assert {**figures, "options": {}} == run.json("stats", text, "--no-cache")
+        scores = json.loads(line)
+        assert scores.pop("where").startswith("line ")
+        assert scores.pop("options") == {"--texts": str(corpus)}
+        assert {**scores, "options": {}} == run.json("stats", text, "--no-cache")

@@ -194,7 +194,7 @@ def test_planted_roles_are_shown_as_their_letters(run, planted):
 def test_cells_by_a_measure_are_those_of_stats(run, planted):
     path, _ = planted
     heads = run.json("stats", "--from", path, "--sort", "offset=-3")["heads"]
-    wanted = {(each["layer"], each["head"]): each["figures"]["offset=-3"]["value"] for each in heads}
+    wanted = {(each["layer"], each["head"]): each["scores"]["offset=-3"]["value"] for each in heads}
     lines = run("show", "--from", path, "--by", "offset=-3").out.splitlines()
     rows = [re.findall(r"\d\.\d\d", line) for line in lines if re.match(r"L\d+ +\d", line)]
     assert rows == [[f"{wanted[layer, head]:.2f}" for head in range(12)] for layer in range(12)]

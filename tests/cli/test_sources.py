@@ -110,7 +110,7 @@ def test_part_of_a_batch_equals_its_text_alone(run, tmp_path, command):
         ours, theirs = (np.array(each["weights"], float) for each in (part, whole))
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     for ours, theirs in zip(part.get("heads", ()), whole.get("heads", ()), strict=True):
-        assert ours["figures"]["entropy"]["value"] == pytest.approx(theirs["figures"]["entropy"]["value"])
+        assert ours["scores"]["entropy"]["value"] == pytest.approx(theirs["scores"]["entropy"]["value"])
     run(*command, "--inputs", tmp_path / "all.safetensors", "-m", made, "--part", 3).refuses(
         "has the parts 0-2"
     )

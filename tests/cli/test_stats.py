@@ -33,17 +33,17 @@ def test_latex_table_has_the_printed_cells(run):
     assert names[0] == "head"
     for row, head in zip(rows, run.json(*asked)["heads"], strict=True):
         assert row[0] == f"L{head['layer']}H{head['head']}"
-        assert row[names.index("[CLS]")] == f"{head['figures']['[CLS]']['value']:.2f}"
+        assert row[names.index("[CLS]")] == f"{head['scores']['[CLS]']['value']:.2f}"
     assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
 
 
 def test_latex_map_has_a_row_per_layer(run):
     lines = run("stats", TEXT, "--map", "entropy", "--latex").out.splitlines()
-    figures = {(each["layer"], each["head"]): each["figures"] for each in run.json("stats", TEXT)["heads"]}
+    scores = {(each["layer"], each["head"]): each["scores"] for each in run.json("stats", TEXT)["heads"]}
     assert lines[0].startswith("% entropy")
     assert lines[4].startswith("layer / head & H0 & ")
     assert [line.partition(" ")[0] for line in lines[6:10]] == ["L0", "L1", "L2", "L3"]
-    assert lines[7].split(" & ")[3] == f"{figures[1, 2]['entropy']['value']:.2f}"
+    assert lines[7].split(" & ")[3] == f"{scores[1, 2]['entropy']['value']:.2f}"
 
 
 def test_latex_of_one_head_has_its_weights_and_names_its_axes(run):
@@ -71,8 +71,8 @@ def test_latex_special_characters_are_escaped(text, expected):
 
 def test_stats_sorts_by_measure_and_top_limits_rows(run):
     every, top = (heads(run, *asked) for asked in ((), ("--sort", "distance", "--top", "7")))
-    values = sorted((head["figures"]["distance"]["value"] for head in every), reverse=True)
-    assert [head["figures"]["distance"]["value"] for head in top] == values[:7]
+    values = sorted((head["scores"]["distance"]["value"] for head in every), reverse=True)
+    assert [head["scores"]["distance"]["value"] for head in top] == values[:7]
 
 
 @pytest.mark.parametrize("cell", ["share", "mean", "max"])
@@ -93,7 +93,7 @@ def test_where_lists_only_matching_heads(run):
     firsts, others = heads(run, "--where", "role=first"), heads(run, "--where", "role!=first")
     assert {head["role"]["name"] for head in firsts} == {"first"}
     assert len(others) + len(firsts) == 72
-    sharp = [head for head in firsts if head["figures"]["entropy"]["value"] < 1]
+    sharp = [head for head in firsts if head["scores"]["entropy"]["value"] < 1]
     assert heads(run, "--where", "entropy<1 and role=first") == sharp != []
 
 
@@ -204,9 +204,9 @@ def test_snapshot_is_saved_and_compared(run, corpus, tmp_path):
 def test_json_and_csv_have_standard_errors(run, corpus):
     asked = ("stats", "--texts", corpus, "--sort", "previous", "--top", "1")
     (head,), (row,) = run.json(*asked)["heads"], run.csv(*asked)
-    figure = head["figures"]["previous"]
-    assert float(row["previous_error"]) == figure["error"] > 0
-    assert figure["texts"] == 3
+    score = head["scores"]["previous"]
+    assert float(row["previous_error"]) == score["error"] > 0
+    assert score["texts"] == 3
 
 
 def test_many_unreadable_lines_are_counted(run, tmp_path):
@@ -240,7 +240,7 @@ def test_terminal_lists_twenty_heads_and_a_pipe_all(run, monkeypatch):
 
 @pytest.mark.parametrize(("sort", "order"), [("distance", "largest"), ("-distance", "smallest")])
 def test_footer_names_the_order_and_minus_reverses_it(run, sort, order):
-    values = [head["figures"]["distance"]["value"] for head in heads(run, "--sort", sort)]
+    values = [head["scores"]["distance"]["value"] for head in heads(run, "--sort", sort)]
     assert values == sorted(values, reverse=order == "largest")
     assert (
         f"3 of 72 heads, {order} distance first\n"
@@ -270,11 +270,9 @@ def test_corpus_table_has_errors_in_the_sorted_column_and_the_file(run, tmp_path
     lines, found = run(*asked).out.splitlines(), run.json(*asked)["heads"]
     assert " cats.txt: 3 texts, " in lines[0]
     for line, head in zip(lines[3:], found, strict=False):
-        entropy = head["figures"]["entropy"]
+        entropy = head["scores"]["entropy"]
         assert f"{entropy['value']:.3f} ±{entropy['error']:.3f}" in line
-        scores = [
-            each["error"] for each in head["figures"].values() if each["value"] == head["role"]["score"]
-        ]
+        scores = [each["error"] for each in head["scores"].values() if each["value"] == head["role"]["score"]]
         assert head["role"]["name"] == "none" or f"±{scores[0]:.3f} (" in line
 
 

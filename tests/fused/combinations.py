@@ -21,7 +21,7 @@ from attnscope.capture.rows.scores import ScoredRows
 from attnscope.fused import tiles
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import DEFAULT, Measurement, fused_request
-from tests.measures.reference import WINDOWS, Case, figure, random_text
+from tests.measures.reference import WINDOWS, Case, random_text, score
 
 EXACT = 1e-4
 MEASURED = (*DEFAULT, "sink_rate", *WINDOWS)
@@ -40,16 +40,16 @@ class Combination:
 
 @dataclass
 class Verdict:
-    """How many figures were compared, and the farthest of them from brute force."""
+    """How many scores were compared, and the farthest of them from brute force."""
 
-    figures: int = 0
+    scores: int = 0
     farthest: float = 0.0
 
     def compare(self, value, wanted, allowed, words):
-        """Count a figure; it may lie ``allowed`` off."""
+        """Count a score; it may lie ``allowed`` off."""
         off = abs(value - wanted) / max(1.0, abs(wanted))
         assert off <= allowed, f"{words}: {value} for {wanted}"
-        self.figures, self.farthest = self.figures + 1, max(self.farthest, off)
+        self.scores, self.farthest = self.scores + 1, max(self.farthest, off)
 
 
 def open_keys_of(kind, batch, size, pick):
@@ -129,7 +129,7 @@ def brute_force(call):
 
 
 def check(seed, verdict):
-    """Hold output and every figure of one combination against brute force, by the pass and by rows."""
+    """Hold output and every score of one combination against brute force, by the pass and by rows."""
     made = combination(seed)
     call, weights = made.call, brute_force(made.call)
     request = fused_request(MEASURED, made.texts)
@@ -141,37 +141,37 @@ def check(seed, verdict):
     assert bool(((output.double() - wanted).abs() <= allowed).all()), made.words
     case = Case(weights.numpy(), made.open_keys.numpy(), made.texts)
     even, heads = case.even(), range(call.query.shape[1])
-    exact = {(name, head): figure(case, name, head) for name in MEASURED for head in heads}
-    baselines = {name: figure(even, name, 0) for name in MEASURED}  # heads share their masks
+    exact = {(name, head): score(case, name, head) for name in MEASURED for head in heads}
+    baselines = {name: score(even, name, 0) for name in MEASURED}  # heads share their masks
     unread = HeldRows(torch.full_like(weights, math.nan), made.open_keys)
-    ways = [_figures(made, unread, statistics), _figures(made, ScoredRows(call), None)]
+    ways = [_scores(made, unread, statistics), _scores(made, ScoredRows(call), None)]
     for one, other in zip(*ways, strict=True):
         assert (one.absent, one.role and one.role.name) == (other.absent, other.role and other.role.name)
-        for name, figure_ in one.figures.items():
-            assert figure_.texts == other.figures[name].texts
-            error = other.figures[name].error
-            assert figure_.error == pytest.approx(error, abs=EXACT * max(1.0, error or 0.0)), name
+        for name, expected in one.scores.items():
+            assert expected.texts == other.scores[name].texts
+            error = other.scores[name].error
+            assert expected.error == pytest.approx(error, abs=EXACT * max(1.0, error or 0.0)), name
     for heads_ in ways:
         for head in heads_:
             for name in MEASURED:
                 one, baseline = exact[name, head.head], baselines[name]
                 words = f"{made.words}, {name} of {head.name}"
-                assert (name in head.figures) == (one is not None), words
+                assert (name in head.scores) == (one is not None), words
                 if one is not None and baseline is not None:
-                    assert head.figures[name].rows == one[1], words
-                    verdict.compare(head.figures[name].value, one[0], EXACT, words)
-                    verdict.compare(head.figures[name].baseline, baseline[0], EXACT, words)
+                    assert head.scores[name].rows == one[1], words
+                    verdict.compare(head.scores[name].value, one[0], EXACT, words)
+                    verdict.compare(head.scores[name].baseline, baseline[0], EXACT, words)
 
 
-def _figures(made, read, statistics):
-    """The figures of every head, from rows or from statistics."""
+def _scores(made, read, statistics):
+    """The scores of every head, from rows or from statistics."""
     call, axis = made.call, made.texts[0]
     measurement = Measurement(MEASURED)
     measurement.label({"encoder": (made.texts, made.texts)})
     origin, heads = (Site("layer.0", 0, "encoder", 0), "recomputed", "sdpa"), call.query.shape[:2]
     shape = *heads, call.key.shape[1], axis, axis, 0, call.query.dtype
     measurement.observe(Attention(*origin, *shape, read, statistics))
-    return measurement.figures()
+    return measurement.scores()
 
 
 def main() -> None:
@@ -184,7 +184,7 @@ def main() -> None:
             check(seed, verdict)
         except AssertionError as error:
             failed.append(str(error))
-    print(f"{count} combinations, {verdict.figures:,} figures, farthest off by {verdict.farthest:.1e}")
+    print(f"{count} combinations, {verdict.scores:,} scores, farthest off by {verdict.farthest:.1e}")
     print(f"{len(failed)} failed", *failed, sep="\n")
 
 

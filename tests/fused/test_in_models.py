@@ -48,13 +48,13 @@ def test_fused_models_have_equal_outputs_scores_and_maps(name):
     assert torch.allclose(output, expected, atol=1e-4)
     with torch.inference_mode():  # nothing stays behind
         assert torch.equal(model(input_ids=IDS).last_hidden_state, expected)
-    for one, other in zip(beside.figures(), streamed.figures(), strict=True):
+    for one, other in zip(beside.scores(), streamed.scores(), strict=True):
         assert one.site == other.site
-        assert list(one.figures) == list(other.figures)
-        for name, figure in one.figures.items():
-            assert figure.rows == other.figures[name].rows
-            assert figure.value == near(other.figures[name].value, name, LENGTH), name
-            assert figure.baseline == near(other.figures[name].baseline, name, LENGTH, 1e-8), name
+        assert list(one.scores) == list(other.scores)
+        for name, score in one.scores.items():
+            assert score.rows == other.scores[name].rows
+            assert score.value == near(other.scores[name].value, name, LENGTH), name
+            assert score.baseline == near(other.scores[name].baseline, name, LENGTH, 1e-8), name
     for left, right in zip(pool.maps, maps.maps, strict=True):
         assert left.site == right.site
         assert (left.queries.places, left.keys.places) == (right.queries.places, right.keys.places)
@@ -91,8 +91,8 @@ def test_selected_heads_of_a_fused_pass_need_no_rows(monkeypatch):
     monkeypatch.setattr(Attention, "rows", lambda *_: pytest.fail("a row was computed"))
     chosen = SharedRows([some, some_maps], lambda site, count: [3, 1] if site.layer == 1 else None)
     watch(model, [chosen], fused_for_cells(12))
-    beside = {figures.head: figures for figures in every.figures() if figures.site.layer == 1}
-    for figures, head in zip(some.figures(), (3, 1), strict=True):
-        for name, figure in figures.figures.items():
-            assert figure.value == near(beside[head].figures[name].value, name, LENGTH), name
+    beside = {scores.head: scores for scores in every.scores() if scores.site.layer == 1}
+    for scores, head in zip(some.scores(), (3, 1), strict=True):
+        for name, score in scores.scores.items():
+            assert score.value == near(beside[head].scores[name].value, name, LENGTH), name
     assert torch.allclose(some_maps.maps[0].values, every_map.maps[1].values[:, [3, 1]], atol=1e-5)

@@ -71,12 +71,12 @@ def test_layers_sharing_buffers_are_measured_separately(additive, own_heads, fus
             model(ids)
         assert [site.kernel == FUSED for site in record.sites] == [fused] * len(model.names)
         weights = [brute_force(held) for held in model.held]
-        assert len(measured.figures()) == HEADS * len(model.names)
-        for head in measured.figures():
+        assert len(measured.scores()) == HEADS * len(model.names)
+        for head in measured.scores():
             rows = weights[head.site.layer][0, head.head]
             rows = rows[(rows > 0).sum(-1) > 1]  # those that have a choice
             entropy = float(torch.special.entr(rows).sum(-1).mean())
-            assert head.figures["entropy"].value == pytest.approx(entropy, abs=1e-4), head.name
+            assert head.scores["entropy"].value == pytest.approx(entropy, abs=1e-4), head.name
         for kept, wanted in zip(keep.maps, weights, strict=False):
             assert torch.allclose(kept.weights.double(), wanted, atol=1e-6)
 

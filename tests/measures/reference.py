@@ -167,7 +167,7 @@ CROSS = (
 """What cross-attention has."""
 
 
-def figure(case, name, head, least=1):
+def score(case, name, head, least=1):
     """Average and number of the rows that count, of those with at least so many open keys."""
     batch, _, queries, _ = case.weights.shape
     row = at(int(name.removeprefix("offset="))) if name.startswith("offset=") else {**ROWS, **WINDOWS}[name]

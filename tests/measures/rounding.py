@@ -21,7 +21,7 @@ def reach(name, keys):
 
 
 def near(value, name, keys, within=ROUNDING):
-    """Equals a figure of a measure, or the error of one, that only rounding keeps apart from ``value``.
+    """Equals a score of a measure, or the error of one, that only rounding keeps apart from ``value``.
 
     A divergence is a difference of entropies, and rounded as they are.
     """

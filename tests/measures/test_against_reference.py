@@ -10,7 +10,7 @@ import torch
 from attnscope.attention import Token
 from attnscope.measures import MEASURES, Block, Measurement
 
-from .reference import CROSS, ROWS, WINDOWS, Case, attention, figure, random_rows, random_text
+from .reference import CROSS, ROWS, WINDOWS, Case, attention, random_rows, random_text, score
 from .rounding import near
 
 LENGTH, HEADS, BATCH = 23, 3, 2
@@ -52,7 +52,7 @@ def measure(case, rows, dtype=torch.float32):
     measured = Measurement((*MEASURES, *WINDOWS), block_elements=rows * case.weights[:, :, 0].size)
     measured.label({given.site.kind: (case.queries, case.keys)})
     measured.observe(given)
-    return measured.figures()
+    return measured.scores()
 
 
 def test_reference_covers_every_measure():
@@ -62,7 +62,7 @@ def test_reference_covers_every_measure():
 @pytest.mark.parametrize("name", CASES)
 def test_every_score_and_baseline_equals_the_reference(name):
     case = CASES[name]
-    known, by_chance = (cache(partial(figure, each)) for each in (case, case.even()))
+    known, by_chance = (cache(partial(score, each)) for each in (case, case.even()))
     for head in (head for rows in (1, 4, LENGTH, 1000) for head in measure(case, rows)):
         for measure_name in (*MEASURES, *WINDOWS):
             across = name == "cross" and measure_name not in (*CROSS, "max_logit")
@@ -71,9 +71,9 @@ def test_every_score_and_baseline_equals_the_reference(name):
                 reason = "here there are two" if across else "there are none"
                 reason = "only weights are known" if measure_name == "max_logit" else reason
                 assert reason in head.absent[measure_name]
-                assert measure_name not in head.figures
+                assert measure_name not in head.scores
                 continue
-            found = head.figures[measure_name]
+            found = head.scores[measure_name]
             assert found.rows == value[1]
             for mean, wanted in ((found.value, value), (found.baseline, by_chance(measure_name, head.head))):
                 assert mean == near(wanted[0], measure_name, LENGTH), measure_name
@@ -86,9 +86,9 @@ def test_half_precision_rows_are_summed_in_full_precision(dtype, tolerance):
     rounded = Case(weights, case.allowed, case.keys, case.offset)
     for head in measure(case, 1000, dtype):
         for name in ("entropy", "previous", "distance"):
-            exact, true = figure(rounded, name, head.head), figure(case, name, head.head)
-            assert head.figures[name].value == near(exact[0], name, LENGTH)
-            assert head.figures[name].value == near(true[0], name, LENGTH, tolerance)
+            exact, true = score(rounded, name, head.head), score(case, name, head.head)
+            assert head.scores[name].value == near(exact[0], name, LENGTH)
+            assert head.scores[name].value == near(true[0], name, LENGTH, tolerance)
 
 
 def test_nan_weights_give_nan_scores():
@@ -96,8 +96,8 @@ def test_nan_weights_give_nan_scores():
     weights = case.weights.copy()
     weights[0, 1, 3, 4] = np.nan
     whole, spoilt, _ = measure(Case(weights, case.allowed, case.keys), 1000)
-    assert all(np.isnan(spoilt.figures[name].value) for name in ("entropy", "no_key"))
-    assert np.isfinite(whole.figures["entropy"].value)
+    assert all(np.isnan(spoilt.scores[name].value) for name in ("entropy", "no_key"))
+    assert np.isfinite(whole.scores["entropy"].value)
 
 
 def test_measures_do_not_write_into_rows():
@@ -121,13 +121,13 @@ SIZE = 12
 
 
 def head_of(weights, allowed=None, ids=None):
-    """The figures of one head from its weights [query, key]."""
+    """The scores of one head from its weights [query, key]."""
     size = weights.shape[-1]
     text = [Token(f"w{id_}", id_) for id_ in ids or range(100, 100 + size)]
     open_ = np.ones((1, 1, *weights.shape), bool) if allowed is None else allowed[None, None]
     measured = Measurement(tuple(MEASURES))
     measured.observe(attention(Case(weights[None, None], open_, [text])))
-    return measured.figures()[0]
+    return measured.scores()[0]
 
 
 CAUSAL = np.tril(np.ones((SIZE, SIZE), bool))
@@ -136,15 +136,15 @@ CAUSAL = np.tril(np.ones((SIZE, SIZE), bool))
 def test_uniform_rows_equal_their_baseline_and_closed_forms():
     for allowed in (CAUSAL, np.ones_like(CAUSAL)):
         head = head_of(allowed / allowed.sum(-1, keepdims=True), allowed)
-        for found in head.figures.values():
+        for found in head.scores.values():
             assert found.value == pytest.approx(found.baseline, rel=1e-6, abs=1e-6)
-        assert head.figures["normalized_entropy"].value == pytest.approx(1)
+        assert head.scores["normalized_entropy"].value == pytest.approx(1)
         assert head.role.name == "broad"
     wanted = {"entropy": math.log(SIZE), "effective_keys": SIZE, "confidence": 1 / SIZE}
     wanted["distance"] = (SIZE**2 - 1) / (3 * SIZE)
-    assert {name: head.figures[name].value for name in wanted} == pytest.approx(wanted)
-    assert head.figures["offset"].value == pytest.approx(0, abs=1e-6)
-    assert head_of(np.full((10, 10), 0.1)).figures["coverage90"].value == 9
+    assert {name: head.scores[name].value for name in wanted} == pytest.approx(wanted)
+    assert head.scores["offset"].value == pytest.approx(0, abs=1e-6)
+    assert head_of(np.full((10, 10), 0.1)).scores["coverage90"].value == 9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -160,13 +160,13 @@ def test_roles_exclude_rows_with_one_unmasked_key():
     weights = causal * 0.504 / np.maximum(np.arange(100), 1)[:, None]
     np.fill_diagonal(weights, [1.0, *[0.496] * 99])
     head = head_of(weights, causal)
-    assert head.figures["self"].value == pytest.approx(0.50104)
+    assert head.scores["self"].value == pytest.approx(0.50104)
     assert head.role.name == "none"
 
 
 EYE = np.eye(SIZE)
 FIRST = EYE[np.zeros(SIZE, int)]
-ONE_HOT = {  # each row on one key; the role, its figure's rows, and other figures
+ONE_HOT = {  # each row on one key; the role, its score's rows, and other scores
     "self": (EYE, SIZE, {"entropy": 0, "effective_keys": 1, "coverage90": 1, "distance": 0}),
     "previous": (EYE[[0, *range(SIZE - 1)]], SIZE - 1, {"offset": (1 - SIZE) / SIZE}),
     "next": (EYE[[*range(1, SIZE), SIZE - 1]], SIZE - 1, {"offset": (SIZE - 1) / SIZE}),
@@ -178,13 +178,13 @@ ONE_HOT = {  # each row on one key; the role, its figure's rows, and other figur
 def test_one_hot_rows_get_the_role_of_their_key(name):
     weights, rows, others = ONE_HOT[name]
     head = head_of(weights)
-    assert (head.figures[name].value, head.figures[name].rows) == (1, rows)
-    assert {other: head.figures[other].value for other in others} == pytest.approx(others)
+    assert (head.scores[name].value, head.scores[name].rows) == (1, rows)
+    assert {other: head.scores[other].value for other in others} == pytest.approx(others)
     assert (head.role.name, head.role.score) == (name, 1)
 
 
 def test_single_token_has_no_entropy_and_no_role():
     head = head_of(np.ones((1, 1)))
-    assert "entropy" not in head.figures
+    assert "entropy" not in head.scores
     assert head.role is None
-    assert head.figures["self"].value == 1
+    assert head.scores["self"].value == 1

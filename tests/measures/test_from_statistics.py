@@ -63,8 +63,8 @@ def test_entropy_rounded_below_zero_is_zero():
     measured = Measurement(("entropy", "normalized_entropy", "effective_keys"))
     measured.label({"encoder": ([TEXT], [TEXT])})
     measured.observe(shown(Unreadable(query @ key.mT), (1, HEADS), (TEXT, TEXT), 0, statistics=statistics))
-    for head in measured.figures():
-        assert [figure.value for figure in head.figures.values()] == [0, 0, 1]
+    for head in measured.scores():
+        assert [score.value for score in head.scores.values()] == [0, 0, 1]
 
 
 def test_statistics_of_other_text_or_positions_are_not_used():
@@ -132,8 +132,8 @@ def fused(call):
 def test_max_logit_is_the_largest_score_from_every_row_source(name):
     call = CALLS[name]
     for one in (fused(call), measured(ScoredRows(call)), measured(held(call))):
-        found = [head.figures["max_logit"] for head in one.figures()]
-        assert [figure.value for figure in found] == pytest.approx(by_hand(call), rel=1e-5)
+        found = [head.scores["max_logit"] for head in one.scores()]
+        assert [score.value for score in found] == pytest.approx(by_hand(call), rel=1e-5)
         assert (found[0].baseline, found[0].rows, found[0].texts) == (0.0, LENGTH * BATCH, BATCH)
 
 
@@ -142,10 +142,10 @@ def test_max_logit_merges_by_maximum_and_survives_json():
     both = measured(ScoredRows(one))
     both.merge(Measurement.from_state(json.loads(json.dumps(fused(other).state()))))
     wanted = np.maximum(by_hand(one), by_hand(other))
-    tops = [head.figures["max_logit"].value for head in both.figures()]
+    tops = [head.scores["max_logit"].value for head in both.scores()]
     assert tops == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
 def test_max_logit_is_absent_if_scores_do_not_match_weights():
     other = replace(held(CALLS["causal"]), weights=held(CALLS["causal"]).weights.sqrt())
-    assert "only weights are known" in measured(other).figures()[0].absent["max_logit"]
+    assert "only weights are known" in measured(other).scores()[0].absent["max_logit"]

@@ -63,7 +63,7 @@ def test_induction_of_repeated_tokens_counts_the_second_half(seed, run):
     for head in answer["heads"]:
         weights = keep.maps[head["layer"]].weights[0, head["head"], 9:17]  # behind [CLS] and the first half
         looked = weights.diagonal(2).mean().item()
-        assert head["figures"]["induction"]["value"] == pytest.approx(looked, abs=1e-6)
+        assert head["scores"]["induction"]["value"] == pytest.approx(looked, abs=1e-6)
 
 
 SENTENCES = (
@@ -83,9 +83,9 @@ def test_half_of_minilm_heads_attend_to_cls():
         model.run(model.prepare(sentence), [observer])
         weights = eager_minilm(sentence)  # [layer, head, query, key]
         on_first, rows = on_first + weights[:, :, 1:, 0].sum(-1, dtype=float), rows + weights.shape[2] - 1
-    heads, on_first = {head.name: head for head in observer.figures()}, on_first / rows
+    heads, on_first = {head.name: head for head in observer.scores()}, on_first / rows
     for head in heads.values():
-        assert head.figures["first"].value == pytest.approx(on_first[head.site.layer, head.head], abs=1e-6)
+        assert head.scores["first"].value == pytest.approx(on_first[head.site.layer, head.head], abs=1e-6)
     assert 30 <= (on_first > 0.5).sum() <= 40
     assert (heads["L0H2"].role.name, heads["L1H8"].role.name) == ("previous", "next")
     assert heads["L0H2"].role.score > 0.995

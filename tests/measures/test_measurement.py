@@ -13,7 +13,7 @@ from attnscope.measures import MEASURES, Measurement
 from attnscope.measures import measurement as of_heads
 from attnscope.measures.measurement import Setting, Sums
 
-from .reference import Case, attention, figure, random_rows, random_text
+from .reference import Case, attention, random_rows, random_text, score
 from .rounding import near
 
 LENGTHS = (9, 14, 14, 5)
@@ -37,11 +37,11 @@ def observed(cases, dtype=torch.float32, measured=None):
 
 
 def assert_alike(one, other):
-    for a, b in zip(one.figures(), other.figures(), strict=True):
+    for a, b in zip(one.scores(), other.scores(), strict=True):
         assert (a.site, a.head, a.absent) == (b.site, b.head, b.absent)
-        assert list(a.figures) == list(b.figures)
-        for name, left in a.figures.items():
-            right = b.figures[name]
+        assert list(a.scores) == list(b.scores)
+        for name, left in a.scores.items():
+            right = b.scores[name]
             assert (left.rows, left.texts) == (right.rows, right.texts)
             assert left.value == pytest.approx(right.value, abs=1e-9)
             assert left.baseline == pytest.approx(right.baseline, abs=1e-9)
@@ -50,9 +50,9 @@ def assert_alike(one, other):
 
 def test_score_over_texts_is_row_mean_with_error_over_texts():
     cases = texts()
-    for head in observed(cases).figures():
-        for name, found in head.figures.items():
-            parts = [part for case in cases if (part := figure(case, name, head.head)) is not None]
+    for head in observed(cases).scores():
+        for name, found in head.scores.items():
+            parts = [part for case in cases if (part := score(case, name, head.head)) is not None]
             rows = sum(rows for _, rows in parts)
             mean = sum(value * n for value, n in parts) / rows
             assert (found.rows, found.texts) == (rows, len(parts))
@@ -87,8 +87,8 @@ def test_batched_scores_equal_single_texts():
     assert_alike(together, observed([first, second], torch.float64))
     case = texts()[0]  # a label of another length is not used
     together.observe(attention(case, layer=2))
-    found = together.figures()[-1].figures["special"].value
-    assert found == near(figure(case, "special", 1)[0], "special", LENGTHS[0])
+    found = together.scores()[-1].scores["special"].value
+    assert found == near(score(case, "special", 1)[0], "special", LENGTHS[0])
 
 
 def test_measurement_state_survives_json_exactly():
@@ -101,9 +101,9 @@ def test_measurement_state_survives_json_exactly():
 def test_axes_without_tokens_have_no_token_scores_and_no_roles():
     measured = Measurement(["entropy", "special", "previous"])
     measured.observe(replace(attention(texts()[0]), queries=range(9), keys=range(9)))
-    head = measured.figures()[0]
+    head = measured.scores()[0]
     assert head.absent == {"special": "special needs tokens, and this axis has only positions"}
-    assert (list(head.figures), head.role) == (["entropy", "previous"], None)
+    assert (list(head.scores), head.role) == (["entropy", "previous"], None)
 
 
 def test_unknown_measure_or_unlike_merge_is_refused():
@@ -142,16 +142,16 @@ def test_baselines_are_not_reused_for_other_masks_or_tokens():
     measured = Measurement(tuple(MEASURES))
     for layer, case in enumerate(cases):
         measured.observe(attention(case, layer=layer))
-    for head in measured.figures():
+    for head in measured.scores():
         even = cases[head.site.layer].even()
         for name in MEASURES:
-            expected = figure(even, name, head.head)
-            assert (name in head.figures) == (expected is not None)
+            expected = score(even, name, head.head)
+            assert (name in head.scores) == (expected is not None)
             if expected is not None:
-                assert head.figures[name].baseline == pytest.approx(expected[0], abs=1e-9), name
+                assert head.scores[name].baseline == pytest.approx(expected[0], abs=1e-9), name
 
 
-def figures_of(rows, values, lone=(0.0, 0.0)):
+def scores_of(rows, values, lone=(0.0, 0.0)):
     """One measure of one head of some texts, over all rows and over those with a choice.
 
     Some rows of each text may have no choice, ``lone``. A baseline is a tenth of its value.
@@ -161,20 +161,20 @@ def figures_of(rows, values, lone=(0.0, 0.0)):
         for row, each in zip(part, (count, total, np.divide(total, 10)), strict=True):
             row[0, :, 0] = each
     sums = Sums.from_texts(*torch.from_numpy(numbers))
-    return [sums.figures(every)[0][0] for every in (True, False)]
+    return [sums.scores(every)[0][0] for every in (True, False)]
 
 
 def test_standard_error_for_equal_lengths_and_for_one_text():
     means = np.array([0.2, 0.5, 0.1, 0.7])
-    assert figures_of([10] * 4, 10 * means)[0].error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
-    assert figures_of([3], [1])[0].error is None
-    assert figures_of([3, 3], [1.5, 1.5])[0].error == pytest.approx(0, abs=1e-12)
-    assert figures_of([3, 0], [1, 0])[0].error is None, "a text without rows is no text"
-    assert figures_of([0], [0])[0] is None
+    assert scores_of([10] * 4, 10 * means)[0].error == pytest.approx(means.std(ddof=1) / np.sqrt(4))
+    assert scores_of([3], [1])[0].error is None
+    assert scores_of([3, 3], [1.5, 1.5])[0].error == pytest.approx(0, abs=1e-12)
+    assert scores_of([3, 0], [1, 0])[0].error is None, "a text without rows is no text"
+    assert scores_of([0], [0])[0] is None
 
 
 def test_single_key_rows_count_unless_excluded():
-    everything, chosen = figures_of([2, 2], [1, 0.5], lone=(1, 1))
+    everything, chosen = scores_of([2, 2], [1, 0.5], lone=(1, 1))
     assert (everything.value, everything.baseline, everything.rows) == pytest.approx((3.5 / 6, 0.35 / 6, 6))
     assert (chosen.value, chosen.baseline, chosen.rows) == pytest.approx((1.5 / 4, 0.15 / 4, 4))
     assert chosen.error is None

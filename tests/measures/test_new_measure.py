@@ -50,7 +50,7 @@ def eager_means(folder, text):
 def test_new_measure_is_measured_sorted_and_printed(run, folder, name, text):
     wanted = eager_means(folder, text)[name]
     asked = "stats", text, "-m", folder, "--sort", name
-    values = {head["head"]: head["figures"][name]["value"] for head in run.json(*asked)["heads"]}
+    values = {head["head"]: head["scores"][name]["value"] for head in run.json(*asked)["heads"]}
     assert [values[head] for head in range(4)] == pytest.approx(wanted, abs=1e-6)
     assert list(values.values()) == sorted(values.values(), reverse=True)
     rows = csv.DictReader(io.StringIO(run(*asked, "--csv").out))
@@ -71,8 +71,8 @@ def test_new_measure_selects_explains_and_has_standard_error(run, folder, tmp_pa
     (tmp_path / "texts.txt").write_text(f"{LINE}\nThe dog ran to the park.\n{LONG}\n", "utf-8")
     assert len(run.json("stats", LINE, "-m", folder, "--where", f"skip>={middle - 1e-6}")["heads"]) == 2
     for head in run.json("stats", "--texts", tmp_path / "texts.txt", "-m", folder, "--sort", "skip")["heads"]:
-        figure = head["figures"]["skip"]
-        assert (figure["texts"], figure["error"] > 0) == (3, True)
+        score = head["scores"]["skip"]
+        assert (score["texts"], score["error"] > 0) == (3, True)
     explained = run("explain", "skip").out
     assert explained.startswith("skip: Weight on the token before the previous one.\n  formula   A[i, i-2]\n")
     assert "average   over rows whose key exists\n" in explained

@@ -42,21 +42,21 @@ def weights(model, prepared):
 
 
 def monotonic(rows, block=1 << 21, offset=0, allowed=True):
-    """Figures of rows [head, query, key], queries on the keys' sequence or, without an offset, on another."""
+    """Scores of rows [head, query, key], queries on the keys' sequence or, without an offset, on another."""
     queries, keys = ([[Token("", place) for place in range(size)]] for size in rows.shape[1:])
     measured = Measurement(["monotonic"], block)
     measured.observe(attention(Case(rows[None], np.array(allowed), keys, offset, queries), torch.float64))
-    return [head.figures["monotonic"] for head in measured.figures()]
+    return [head.scores["monotonic"] for head in measured.scores()]
 
 
 def test_scores_of_selected_rows_equal_those_of_the_weights(model, prepared, weights):
     seen = measure_heads(model, prepared, Selection(), rows=range(5, 12)).heads
     for head in seen:
         own = weights[head.site.layer][head.head]
-        assert head.figures["previous"].rows == 7
-        assert head.figures["previous"].value == near(own.diagonal(-1)[4:11].mean(), "previous", len(own))
-        assert head.figures["first"].baseline == pytest.approx(np.mean([1 / (i + 1) for i in range(5, 12)]))
-        assert head.figures["confidence"].value == near(own[5:12].max(-1).mean(), "confidence", len(own))
+        assert head.scores["previous"].rows == 7
+        assert head.scores["previous"].value == near(own.diagonal(-1)[4:11].mean(), "previous", len(own))
+        assert head.scores["first"].baseline == pytest.approx(np.mean([1 / (i + 1) for i in range(5, 12)]))
+        assert head.scores["confidence"].value == near(own[5:12].max(-1).mean(), "confidence", len(own))
 
 
 def test_scores_of_all_parts_average_to_the_whole_text(model, prepared):
@@ -64,11 +64,11 @@ def test_scores_of_all_parts_average_to_the_whole_text(model, prepared):
     heads = [measure_heads(model, prepared, Selection(), rows=rows).heads for rows in ranges]
     for whole, *parts in zip(*heads, strict=True):
         for name in ("entropy", "previous", "special", "duplicate", "induction", "offset"):
-            pair = [each.figures[name] for each in parts if name in each.figures]
-            rows = sum(figure.rows for figure in pair)
-            assert rows == whole.figures[name].rows
-            total = sum(figure.value * figure.rows for figure in pair) / rows
-            assert total == near(whole.figures[name].value, name, len(prepared.tokens))
+            pair = [each.scores[name] for each in parts if name in each.scores]
+            rows = sum(score.rows for score in pair)
+            assert rows == whole.scores[name].rows
+            total = sum(score.value * score.rows for score in pair) / rows
+            assert total == near(whole.scores[name].value, name, len(prepared.tokens))
 
 
 def test_curve_has_one_value_per_row(run, weights):
@@ -104,10 +104,10 @@ def test_special_token_measures_are_separate_by_name(run):
     for head in heads:
         own = weights[head["layer"]][head["head"]]
         for name, there in at.items():
-            assert head["figures"][name]["value"] == near(own[:, there].sum(-1).mean(), "special", len(own))
-            assert head["figures"][name]["baseline"] == pytest.approx(1 / len(own))
-        both = sum(head["figures"][name]["value"] for name in at)
-        assert both == near(head["figures"]["special"]["value"], "special", len(own))
+            assert head["scores"][name]["value"] == near(own[:, there].sum(-1).mean(), "special", len(own))
+            assert head["scores"][name]["baseline"] == pytest.approx(1 / len(own))
+        both = sum(head["scores"][name]["value"] for name in at)
+        assert both == near(head["scores"]["special"]["value"], "special", len(own))
     assert run("check", "any.[SEP] > 0.1", TEXT).code == 0
     assert "[SEP]" in run("stats", TEXT, "--sort", "[SEP]", "--top", "1").out
 
@@ -118,8 +118,8 @@ def test_missing_special_token_has_no_score(run, times):
     text = model.prepare(TEXT * times, limit=Limit(truncate=True))
     seen = measure_heads(model, text, Selection(), names=("[CLS]", "</s>"))
     for each in seen.heads:
-        assert each.figures["[CLS]"].value > 0
-        assert "</s>" not in each.figures
+        assert each.scores["[CLS]"].value > 0
+        assert "</s>" not in each.scores
         assert "rows of texts that have such a token, and there are none" in each.absent["</s>"]
     assert ("fused" in seen.ran) == (times > 1)
 

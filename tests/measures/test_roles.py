@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attnscope.attention import HeldRows, Site
-from attnscope.figures import Figure, HeadFigures
 from attnscope.measures import Measurement, role, settle_roles, worth_a_look
 from attnscope.measures.roles import (
     BROAD_BAR,
@@ -23,52 +22,53 @@ from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
+from attnscope.scores import HeadScores, Score
 from tests.capture.tiny import tiny
 from tests.measures.reference import shown
 
 
-def figures(rows=20, chance=0.1, **scores):
-    """Figures of so many rows, each a score beside chance, or a pair of both."""
+def scores_of(rows=20, chance=0.1, **scores):
+    """Scores of so many rows, each a score beside chance, or a pair of both."""
     pairs = {"normalized_entropy": (0.5, 1.0)} | {
         name: score if isinstance(score, tuple) else (score, chance) for name, score in scores.items()
     }
-    return {name: Figure(*pair, rows, 1) for name, pair in pairs.items()}
+    return {name: Score(*pair, rows, 1) for name, pair in pairs.items()}
 
 
 NOTHING = "no clear role"
 MOST = f"{NOTHING}; attends mostly to the"
 AWAY, TWO_BACK = {"offset=-2": (0.8, 0.08)}, "attends 2 tokens back (0.80, baseline 0.08)"
-NAMED = {  # figures, and the role with its sentence
-    "just enough above chance": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT - 1e-9)), "previous"),
-    "a little less": (figures(1000, previous=(0.5, 0.5 - LEAST_LIFT + 1e-6)), "none"),
-    "enough rows": (figures(FEWEST_ROWS, 0.01, previous=1.0), "previous"),
-    "one row too few": (figures(FEWEST_ROWS - 1, 0.01, previous=1.0), "none"),
-    "a few rows of a middling score": (figures(6, induction=0.5), "none"),
-    "more rows of it": (figures(60, induction=0.5), "induction"),
-    "the first token before special ones": (figures(first=0.95, special=(0.97, 0.2)), "first"),
-    "special ones that add to it": (figures(first=0.65, special=(0.95, 0.2)), "special"),
-    "the greatest lift": (figures(previous=(0.8, 0.4), induction=0.7), "induction"),
+NAMED = {  # scores, and the role with its sentence
+    "just enough above chance": (scores_of(1000, previous=(0.5, 0.5 - LEAST_LIFT - 1e-9)), "previous"),
+    "a little less": (scores_of(1000, previous=(0.5, 0.5 - LEAST_LIFT + 1e-6)), "none"),
+    "enough rows": (scores_of(FEWEST_ROWS, 0.01, previous=1.0), "previous"),
+    "one row too few": (scores_of(FEWEST_ROWS - 1, 0.01, previous=1.0), "none"),
+    "a few rows of a middling score": (scores_of(6, induction=0.5), "none"),
+    "more rows of it": (scores_of(60, induction=0.5), "induction"),
+    "the first token before special ones": (scores_of(first=0.95, special=(0.97, 0.2)), "first"),
+    "special ones that add to it": (scores_of(first=0.65, special=(0.95, 0.2)), "special"),
+    "the greatest lift": (scores_of(previous=(0.8, 0.4), induction=0.7), "induction"),
     "an even head": (
-        figures(normalized_entropy=(BROAD_BAR + 0.01, 1.0)),
+        scores_of(normalized_entropy=(BROAD_BAR + 0.01, 1.0)),
         "broad",
         "spreads over all tokens (normalized entropy 0.91 of 1)",
     ),
     "a sentence with score and baseline": (
-        figures(previous=(0.97, 0.12)),
+        scores_of(previous=(0.97, 0.12)),
         "previous",
         "attends to the previous token (0.97, baseline 0.12)",
     ),
     "what stands farthest above chance": (
-        figures(previous=(0.45, 0.40), next=0.3, self=(0.2, 0.15)),
+        scores_of(previous=(0.45, 0.40), next=0.3, self=(0.2, 0.15)),
         "none",
         f"{MOST} next token (0.30, baseline 0.10)",
     ),
-    "nothing": (figures(), "none", NOTHING),
-    "nothing above chance": (figures(previous=0.1, next=(0.05, 0.3)), "none", NOTHING),
-    "little of most rows": (figures(previous=(0.2, 0.05), confidence=(0.9, 0.2)), "none", NOTHING),
-    "a distance that was measured": (figures(previous=(0.1, 0.08), **AWAY), "positional", TWO_BACK),
-    "it beside much on the previous": (figures(previous=0.4, confidence=(0.85, 0.2), **AWAY), "positional"),
-    "one token back by its other name": (figures(previous=0.9, **{"offset=-1": 0.9}), "previous"),
+    "nothing": (scores_of(), "none", NOTHING),
+    "nothing above chance": (scores_of(previous=0.1, next=(0.05, 0.3)), "none", NOTHING),
+    "little of most rows": (scores_of(previous=(0.2, 0.05), confidence=(0.9, 0.2)), "none", NOTHING),
+    "a distance that was measured": (scores_of(previous=(0.1, 0.08), **AWAY), "positional", TWO_BACK),
+    "it beside much on the previous": (scores_of(previous=0.4, confidence=(0.85, 0.2), **AWAY), "positional"),
+    "one token back by its other name": (scores_of(previous=0.9, **{"offset=-1": 0.9}), "previous"),
 }
 
 
@@ -82,17 +82,17 @@ def test_role_is_the_strongest_pattern(case):
 def test_role_is_assigned_from_its_threshold():
     for name, pattern in PATTERNS.items():
         for score, told in ((pattern.threshold, name), (pattern.threshold - 1e-6, "none")):
-            assert role(figures(chance=0.05, **{name: score})).name == told
+            assert role(scores_of(chance=0.05, **{name: score})).name == told
 
 
 def test_nan_or_missing_scores_leave_no_role():
-    assert role({}) is role(figures(previous=float("nan"))) is None
+    assert role({}) is role(scores_of(previous=float("nan"))) is None
 
 
 def test_suggested_heads_have_different_roles():
     scores = [{}, *({"first": 0.99 - n / 100} for n in range(1, 8)), {"previous": 0.6}, {"next": 0.7}]
     scores += [{"normalized_entropy": 0.95}, {"normalized_entropy": 0.2}, {"previous": 0.55}]
-    heads = made([figures(**each) for each in scores])  # 0 and 11 have no pattern, and 10 is even
+    heads = made([scores_of(**each) for each in scores])  # 0 and 11 have no pattern, and 10 is even
     assert [h.head for h in worth_a_look(heads)] == [1, 9, 8, 11, 2]
     assert [h.head for h in worth_a_look(heads, 100)] == [1, 9, 8, 11, 2, 12, 0, 3, 4, 5, 6, 7]
     apart = {heads[0].address: 1.9, heads[11].address: 0.1}  # 0 is farther from even rows, 11 from even ones
@@ -102,13 +102,13 @@ def test_suggested_heads_have_different_roles():
 
 
 def test_role_has_the_values_of_its_pattern_or_spread():
-    found = role(figures(normalized_entropy=(0.7, 0.9)) | {"duplicate": Figure(0.7, 0.1, 7, 1)})
+    found = role(scores_of(normalized_entropy=(0.7, 0.9)) | {"duplicate": Score(0.7, 0.1, 7, 1)})
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))
     assert found.sentence.startswith(
         "attends to other occurrences of the token in the 7 rows that have one (0.70, "
     )
     for spread, name in ((BROAD_BAR, "none"), (BROAD_BAR + 1e-9, "broad")):
-        found = role(figures(normalized_entropy=(spread, 0.9)))
+        found = role(scores_of(normalized_entropy=(spread, 0.9)))
         assert (found.name, found.score, found.baseline, found.rows) == (name, spread, 0.9, 20)
 
 
@@ -116,14 +116,14 @@ SAMPLES = Path(__file__).parents[2] / "sample_inputs"
 
 
 def plain(rows=100, **scores):
-    """The figures of a head that does nothing much, but for some scores."""
+    """The scores of a head that does nothing much, but for some scores."""
     dull = {"previous": 0.02, "next": 0.02, "induction": 0.01, "first": 0.2, "confidence": 0.4}
-    return figures(rows, 0.01, **dull | scores)
+    return scores_of(rows, 0.01, **dull | scores)
 
 
 def made(heads):
     site = Site("layer", 0, "encoder", 0)
-    return [HeadFigures(site, number, each, {}, role(each)) for number, each in enumerate(heads)]
+    return [HeadScores(site, number, each, {}, role(each)) for number, each in enumerate(heads)]
 
 
 def last(heads):
@@ -202,7 +202,7 @@ def heads_of(layers, tokens, causal):
     for layer, weights in enumerate(layers):
         rows = HeldRows(weights, allowed.tril() if causal else allowed)
         measured.observe(shown(rows, weights.shape[:2], (tokens, tokens), layer=layer))
-    return measured.figures()
+    return measured.scores()
 
 
 @pytest.mark.parametrize("longest", [1, 3])
@@ -218,11 +218,11 @@ def test_true_induction_head_is_named_despite_common_words(longest):
         weights[0, 0, row, same] = 1 / len(same)
     (head,) = heads_of([weights], tokens, causal=True)
     assert head.role.name == "induction"
-    assert head.figures["induction"].baseline < 0.05
+    assert head.scores["induction"].baseline < 0.05
 
 
 def rest(first=0.9, chance=1 / 12, **others):
-    return figures(
+    return scores_of(
         12, chance, **{"first": first, "confidence": (0.9, 0.1), "normalized_entropy": (0.2, 1.0)} | others
     )
 

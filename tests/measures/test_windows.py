@@ -42,11 +42,11 @@ def measure_swin(size, texts=1, names=(*DEFAULT, *MORE)):
 def test_scores_of_windows_equal_those_of_all_keys(size, texts):
     windows, whole, reads = measure_swin(size, texts)
     assert [read.windows is not None for read in reads[:2]] == [True, True]
-    for one, other in zip(windows.figures(), whole.figures(), strict=True):
+    for one, other in zip(windows.scores(), whole.scores(), strict=True):
         assert (one.site, one.head, one.absent) == (other.site, other.head, other.absent)
-        assert list(one.figures) == list(other.figures)
-        for name, score in one.figures.items():
-            same = other.figures[name]
+        assert list(one.scores) == list(other.scores)
+        for name, score in one.scores.items():
+            same = other.scores[name]
             assert (score.rows, score.texts) == (same.rows, same.texts)
             assert score.value == near(same.value, name, 256), name
             assert score.baseline == near(same.baseline, name, 256), name
@@ -64,4 +64,4 @@ def test_keys_of_a_window_are_open_to_its_rows(layer, shift):
 
 def test_windows_with_a_measure_of_every_key_are_read_with_all_keys():
     windows, whole, _ = measure_swin(64, names=("coverage90", "monotonic", "entropy"))
-    assert windows.figures() == whole.figures()
+    assert windows.scores() == whole.scores()

@@ -136,9 +136,9 @@ def test_scores_and_thumbnails_from_file_equal_the_model(pair, name):
     for one, other in zip(*by_kind, strict=True):
         assert (one.name, one.role and one.role.name) == (other.name, other.role and other.role.name)
         assert one.absent.keys() == other.absent.keys()
-        for measure, figure in one.figures.items():
-            found = other.figures[measure]
-            assert (figure.value, figure.baseline) == pytest.approx((found.value, found.baseline), abs=1e-5)
+        for measure, score in one.scores.items():
+            found = other.scores[measure]
+            assert (score.value, score.baseline) == pytest.approx((found.value, found.baseline), abs=1e-5)
 
 
 def test_weights_file_is_named_as_source_and_reads_no_text(pair):
@@ -173,7 +173,7 @@ def test_non_finite_weights_are_drawn_masked_and_noted(odd):
     token = one_token(*saved, Selection(token="3"))  # one of them is in its row
     assert told.replace("2", "1") in token.notes
     assert not other.heatmap.masked.any()
-    assert (head.figures.role, other.figures.role is None) == (None, False)
+    assert (head.scores.role, other.scores.role is None) == (None, False)
 
 
 def test_single_head_has_the_shared_mask():

@@ -228,8 +228,8 @@ def test_input_ids_from_tensors_are_tokens_with_repeats(file):
         weights = torch.cat(model.module(ids, output_attentions=True).attentions)  # [layer, head, query, key]
     for head in heads:
         rows = weights[head.site.layer, head.head]
-        assert head.figures["duplicate"].value == pytest.approx(float(rows.diagonal(-4).mean()), abs=1e-5)
-        assert head.figures["induction"].value == pytest.approx(float(rows.diagonal(-3)[1:].mean()), abs=1e-5)
+        assert head.scores["duplicate"].value == pytest.approx(float(rows.diagonal(-4).mean()), abs=1e-5)
+        assert head.scores["induction"].value == pytest.approx(float(rows.diagonal(-3)[1:].mean()), abs=1e-5)
 
 
 class Letters(nn.Module):

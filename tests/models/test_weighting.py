@@ -128,7 +128,7 @@ def test_norm_weighting_of_minilm_lowers_special_tokens():
     for one in (model, with_weighting(model, "norm"), with_weighting(model, "norm-residual")):
         heads = measure_heads(one, prepared, Selection()).heads
         for name in ("special", "self"):
-            means[one.weighting, name] = np.mean([head.figures[name].value for head in heads])
+            means[one.weighting, name] = np.mean([head.scores[name].value for head in heads])
     assert means["norm", "special"] < means["raw", "special"] / 3
     assert means["norm-residual", "self"] > 0.4 > 2 * means["norm", "self"]
 

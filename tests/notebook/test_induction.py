@@ -41,7 +41,7 @@ def learn(folder):
     for layer in model.model.layers:  # attention alone
         layer.mlp.down_proj.weight.requires_grad_(False).zero_()
 
-    def save(figures):
+    def save(scores):
         model.save_pretrained(folder / f"checkpoint-{log.step}")
         tokenizer.save_pretrained(folder / f"checkpoint-{log.step}")
 
@@ -77,15 +77,15 @@ def test_induction_appears_at_same_step_in_log_and_checkpoints(tmp_path, run):
     watched = {each.head: each for each in log.track.of("induction")}
     asked = ("track", tmp_path, "--texts", tmp_path / "probe.txt", "--measure", "induction", "--json")
     followed = {each["head"]: each for each in json.loads(run(*asked).out)["courses"]}
-    figures, even = by_hand(tmp_path)
+    scores, even = by_hand(tmp_path)
     head = next(iter(watched))  # what changed most
     number = ["L0H0", "L0H1", "L1H0", "L1H1"].index(head)
-    course = (figures[:, number] - even) / (figures[-1, number] - even)
+    course = (scores[:, number] - even) / (scores[-1, number] - even)
     appears = SAVED[max(np.flatnonzero(course < 0.5)) + 1]
     assert head.startswith("L1")
-    assert figures[-1, number] > 3 * even
+    assert scores[-1, number] > 3 * even
     assert 0 < appears < STEPS - EVERY
     for found in (watched[head].appears, followed[head]["appears"]):
         assert abs(found - appears) <= EVERY
     assert watched[head].values == pytest.approx(followed[head]["values"], abs=1e-6)
-    assert watched[head].values == pytest.approx(figures[:, number].tolist(), abs=1e-5)
+    assert watched[head].values == pytest.approx(scores[:, number].tolist(), abs=1e-5)

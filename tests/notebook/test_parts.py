@@ -72,7 +72,7 @@ def test_channels_are_parts_and_one_can_be_shown():
     assert "part 3 of the batch" in part.notes
     rows = model.attend.weights[3, 1]
     entropy = -(rows * rows.log()).sum(-1).mean()
-    assert part.head("L0H1").figures["entropy"].value == pytest.approx(float(entropy), abs=1e-5)
+    assert part.head("L0H1").scores["entropy"].value == pytest.approx(float(entropy), abs=1e-5)
     for number, sentence in ((7, "no part 7: attend has the parts 0-6"), (-1, "no part -1")):
         with pytest.raises(SelectionError, match=sentence):
             run.part(number)

@@ -74,10 +74,10 @@ def run(way, watched, folder):
                 optimizer.zero_grad()
         except AttnscopeError as error:
             stopped = str(error)
-    found = {} if log is None else {str(step): heads for step, heads in log.figures.items()}
+    found = {} if log is None else {str(step): heads for step, heads in log.scores.items()}
     whole = (each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters())
     learned = [each.tolist() for each in whole]
-    return {"figures": found, "stopped": stopped, "steps": steps, "learned": learned}
+    return {"scores": found, "stopped": stopped, "steps": steps, "learned": learned}
 
 
 def main(folder, *ways):
@@ -117,18 +117,18 @@ def seen(request, ran):
 def test_watching_tensor_parallel_heads_is_refused(ran):
     for one in ran:
         assert one["tp"]["batch"]["stopped"].startswith("tensor parallelism splits the heads over processes")
-        assert one["tp"]["batch"]["figures"] == {}
+        assert one["tp"]["batch"]["scores"] == {}
 
 
 @pytest.mark.parametrize("watched", ["batch", "texts"])
 def test_first_process_has_scores_of_all_processes(seen, folder, watched):
-    assert [list(one[watched]["figures"]) for one in seen] == [["0", "2"], []]
+    assert [list(one[watched]["scores"]) for one in seen] == [["0", "2"], []]
     model, tokenizer = (each.from_pretrained(folder) for each in (hf.AutoModelForCausalLM, hf.AutoTokenizer))
     texts = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
     many = texts if watched == "texts" else [batch(0, number) for number in range(2)]
-    for head in seen[0][watched]["figures"]["0"]:
+    for head in seen[0][watched]["scores"]["0"]:
         expected = mean_entropy(model, many, head["layer"], int(head["head"][-1]))
-        assert head["figures"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
+        assert head["scores"]["entropy"][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_training_of_every_process_is_unchanged_by_watching(seen):

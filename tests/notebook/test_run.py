@@ -178,7 +178,7 @@ def test_head_has_scores_role_and_labels(cat):
     head = cat.head("L2H1")
     assert head.weights.shape == (13, 13)
     assert head.role.name == "previous"
-    assert head.figures["previous"].value == pytest.approx(np.diag(head.weights, -1).mean(), abs=1e-6)
+    assert head.scores["previous"].value == pytest.approx(np.diag(head.weights, -1).mean(), abs=1e-6)
     assert head.queries == head.keys == cat.tokens
     np.testing.assert_array_equal(cat.head("L2H1", words=True).weights, head.weights)
 
@@ -206,14 +206,14 @@ def test_stats_are_a_frame_rows_and_a_table(cat, tmp_path):
     picked = frame.loc["encoder L2H1"]
     assert picked.role == "previous"
     (head,) = (head for head in table.heads if head.name == "L2H1")
-    assert picked.previous == head.figures["previous"].value
+    assert picked.previous == head.scores["previous"].value
     page = table._repr_html_()
     assert "<tr><th>L2H1</th><td>previous</td>" in page
     assert page.partition("</thead>")[0].count("<th>") <= 10
     assert set(table._repr_mimebundle_()[0]) == {"text/plain", "text/html"}
     assert table._repr_png_() is None
     with pytest.raises(OutputError, match="this answer is a table"):
-        table.save(tmp_path / "figures.png")
+        table.save(tmp_path / "scores.png")
 
 
 def test_mime_bundle_has_image_and_text(cat, tmp_path):
@@ -406,7 +406,7 @@ def test_training_step_inside_record_block_is_recorded():
     _, expected = first(given, given, given, average_attn_weights=False)
     expected = expected.mean(0)[2].detach().numpy()
     np.testing.assert_allclose(run.head("L0H2").weights, expected, atol=1e-6)
-    assert "duplicate" in run.stats().heads[0].figures
+    assert "duplicate" in run.stats().heads[0].scores
 
 
 def test_recorded_generation_loop_is_one_text(tmp_path):
@@ -462,9 +462,9 @@ def test_invalid_call_is_one_sentence_without_traceback(cat, call, sentence):
 
 def test_selected_measures_equal_those_of_all(cat):
     few = cat.stats(measures=["previous", "entropy"])
-    every = {head.address: head.figures for head in cat.stats().heads}
-    assert all(set(head.figures) == {"previous", "entropy"} for head in few.heads)
-    assert all(head.figures["previous"] == every[head.address]["previous"] for head in few.heads)
+    every = {head.address: head.scores for head in cat.stats().heads}
+    assert all(set(head.scores) == {"previous", "entropy"} for head in few.heads)
+    assert all(head.scores["previous"] == every[head.address]["previous"] for head in few.heads)
     assert "previous" in repr(few)
 
 

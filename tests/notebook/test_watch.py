@@ -55,7 +55,7 @@ def test_watch_counts_training_passes_and_restores_the_model():
         model(input_ids=batches(1)[0])
         model.eval()(input_ids=batches(1)[0])
         model.train()(input_ids=batches(1)[0])
-    assert list(log.figures) == [0, 1]
+    assert list(log.scores) == [0, 1]
     assert model.__dict__ == before
 
 
@@ -63,7 +63,7 @@ def test_watch_reports_frame_and_curves(tmp_path):
     model, told = build(), []
     with attnscope.watch(model, every=2, report=told.append) as log:
         learn(model, 5)
-    assert told[2]["L1H0/entropy"] == log.figures[4][2]["figures"]["entropy"][0]
+    assert told[2]["L1H0/entropy"] == log.scores[4][2]["scores"]["entropy"][0]
     assert set(log.frame().columns) == {"measure", "head", "step", "value", "baseline", "appears"}
     log.save(tmp_path / "curves.png")
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
@@ -93,9 +93,9 @@ def test_non_finite_scores_raise_alarm_with_step_and_layer(tmp_path):
     with pytest.warns(UserWarning, match=named), attnscope.watch(model, path=path) as log:
         learn(model, 1)
     assert all("L1H" in each for each in log.alarms)
-    figures = json.loads(path.read_text(), parse_constant=pytest.fail)["figures"]  # NaN is not JSON
-    assert figures[2]["figures"]["entropy"][0] is None
-    assert figures[0]["figures"]["entropy"][0] is not None
+    scores = json.loads(path.read_text(), parse_constant=pytest.fail)["scores"]  # NaN is not JSON
+    assert scores[2]["scores"]["entropy"][0] is None
+    assert scores[0]["scores"]["entropy"][0] is not None
     assert log.track.of("entropy")
 
 
@@ -138,7 +138,7 @@ def test_compiled_model_is_watched_uncompiled_with_one_warning(how):
         with attnscope.watch(called if how == "wrapped" else model, every=2) as log:
             for _ in range(5):
                 called(ids).sum().backward()
-    assert list(log.figures) == [0, 2, 4]
+    assert list(log.scores) == [0, 2, 4]
     assert sum("ran uncompiled" in str(each.message) for each in said) == 1
     assert len(ran) == 4
     called(ids)
@@ -152,10 +152,10 @@ def test_probe_text_scores_are_of_the_model_at_that_step(tmp_path):
     learn(then, 2)
     with attnscope.watch(model, every=2, texts=texts, tokenizer=tokenizer, measures=["entropy"]) as log:
         learn(model, 3)
-    assert list(log.figures) == [0, 2]
+    assert list(log.scores) == [0, 2]
     entropy = mean_entropy(then, (tokenizer(text, return_tensors="pt").input_ids for text in texts), 1, 2)
-    assert log.figures[2][6]["head"] == "L1H2"
-    assert log.figures[2][6]["figures"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
+    assert log.scores[2][6]["head"] == "L1H2"
+    assert log.scores[2][6]["scores"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
     assert all(part.training for part in model.modules())
 
 
@@ -178,7 +178,7 @@ def test_probe_pass_leaves_no_inference_tensors():
     model = KeepsATable()
     with attnscope.watch(model, texts=["2 3 4 5"], tokenizer=of_numbers()) as log:
         model(torch.tensor([[2, 3, 4, 5]])).sum().backward()
-    assert list(log.figures) == [0]
+    assert list(log.scores) == [0]
 
 
 def test_invalid_watch_option_is_one_sentence():
@@ -295,9 +295,9 @@ def test_training_is_bit_identical_under_watch(framework, name, steps):
     other, log = framework.run(options, steps, model=model, **how)
     assert all(map(torch.equal, one, other))
     passes = steps * (how.get("accumulate", 1) if type(framework) is Bare else 1)
-    assert list(log.figures) == list(range(0, passes, every))
+    assert list(log.scores) == list(range(0, passes, every))
     lines = [json.loads(line) for line in (framework.folder / "log.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["figures"]) for line in lines] == [*log.figures.items()]
+    assert [(line["step"], line["scores"]) for line in lines] == [*log.scores.items()]
     in_training = name != "probe texts"  # which are read without dropout
     assert ("dropout was on: the weights are those before dropout" in log.notes) == in_training
 
@@ -305,15 +305,15 @@ def test_training_is_bit_identical_under_watch(framework, name, steps):
 def test_watch_measures_the_first_batch_of_a_step(framework):
     options = {"every": 2, "measures": ["entropy", "induction"]}
     _, log = framework.run(options, accumulate=2, model=build(dropout=0.0))
-    for head in log.figures[0]:
+    for head in log.scores[0]:
         entropy = mean_entropy(build(dropout=0.0), batches(1), head["layer"], int(head["head"][-1]))
-        assert head["figures"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
-    assert any("induction" in head["figures"] for head in log.figures[0])  # ids say which tokens come again
+        assert head["scores"]["entropy"][0] == pytest.approx(entropy, abs=1e-5)
+    assert any("induction" in head["scores"] for head in log.scores[0])  # ids say which tokens come again
 
 
 def test_alarm_stops_training_after_its_step(framework):
     _, log = framework.run({"every": 2, "alarm": "entropy > 0.1", "on_alarm": "stop"})
-    assert list(log.figures) == [0]
+    assert list(log.scores) == [0]
     assert log.stopped.startswith("step 0: L0H0 has entropy")
 
 
@@ -348,7 +348,7 @@ def test_overlapping_watches_may_end_in_any_order(tmp_path, first):
     model(ids)
     stays.__exit__(None, None, None)
     model(ids)
-    assert [list(each.figures) for each in logs] == ([[0], [0, 2]] if first == "outer" else [[0, 1, 2], [0]])
+    assert [list(each.scores) for each in logs] == ([[0], [0, 2]] if first == "outer" else [[0, 1, 2], [0]])
     assert vars(model) == before
 
 
@@ -359,8 +359,8 @@ def test_two_callbacks_of_one_trainer_are_independent(trainer, tmp_path):
     model, other = build(), attnscope.callback(every=2)
     before = dict(vars(model))
     learned, log = framework.run({"every": 1}, model=model, second=other)
-    assert log.figures == alone.figures
-    assert other.history.figures == {step: alone.figures[step] for step in (0, 2)}
+    assert log.scores == alone.scores
+    assert other.history.scores == {step: alone.scores[step] for step in (0, 2)}
     assert all(map(torch.equal, learned, framework.run(None)[0]))
     assert {name: value for name, value in vars(model).items() if name in before} == before
     assert "_compiled_call_impl" not in vars(model)
@@ -376,7 +376,7 @@ def test_unwritable_log_warns_without_ending_training(framework, where):
     learned, _ = framework.run(None)
     with pytest.warns(UserWarning, match=f"cannot write {path}"):
         other, log = framework.run({"every": 2, "path": path})
-    assert list(log.figures) == [0, 2]
+    assert list(log.scores) == [0, 2]
     assert all(map(torch.equal, learned, other))
 
 
@@ -399,14 +399,14 @@ def test_trainer_logger_gets_every_score_and_folder_last_run(trainer, tmp_path):
     assert len(log.path.read_text().splitlines()) == 2
     told = [each for each in logged if "L0H0/entropy" in each[1]]
     assert [step for step, _ in told] == [0, 2]
-    assert told[1][1]["L1H0/entropy"] == log.figures[2][2]["figures"]["entropy"][0]
+    assert told[1][1]["L1H0/entropy"] == log.scores[2][2]["scores"]["entropy"][0]
 
 
 def test_compiling_trainer_runs_watched_steps_uncompiled(tmp_path):
     compiles = {"torch_compile": True, "torch_compile_backend": "eager"}
     with pytest.warns(UserWarning, match="ran uncompiled"):
         _, log = Transformers(tmp_path).run({"every": 2}, model=KeepsATable(), **compiles)
-    assert list(log.figures) == [0, 2]
+    assert list(log.scores) == [0, 2]
 
 
 def test_data_parallel_copies_are_refused(tmp_path, monkeypatch):

@@ -29,9 +29,9 @@ def sentences():
 
 
 def roles_of(heads, least):
-    """The roles of heads, some of which have figures that are so large at least."""
+    """The roles of heads, some of which have scores that are so large at least."""
     for name, value in least.items():
-        assert max(head.figures[name].value for head in heads) >= value, name
+        assert max(head.scores[name].value for head in heads) >= value, name
     return {head.role.name for head in heads if head.role}
 
 
@@ -84,7 +84,7 @@ def test_causal_encoder_has_induction_and_previous_token_heads():
     observer.label({"decoder": (texts, texts)})
     with torch.inference_mode(), recording(encoder, [observer]):
         guesses = encoder.logits(encoder(ids)).argmax(-1)
-    assert "induction" in roles_of(observer.figures(), {"induction": 0.4, "previous": 0.5})
+    assert "induction" in roles_of(observer.scores(), {"induction": 0.4, "previous": 0.5})
     right = (guesses[:, :-1] == ids[:, 1:]).float()
     assert right[:, :39].mean() < 0.05, "what is random cannot be guessed"
     assert right[:, 45:].mean() > 0.5

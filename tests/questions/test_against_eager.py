@@ -47,7 +47,7 @@ def test_single_and_side_by_side_heads_equal_eager_on_one_scale(minilm, prepared
     named = [f"L{layer}H{head}" for layer, head in places]
     found = several_heads(minilm, prepared, Selection(scale="head"), named)
     assert [each.title for each in found.view.maps] == named
-    assert [str(each.figures.name) for each in found.heads] == named
+    assert [str(each.scores.name) for each in found.heads] == named
     top = max(eager[place].max() for place in places)
     for each, place in zip(found.view.maps, places, strict=True):
         np.testing.assert_allclose(each.values, eager[place], atol=1e-5)
@@ -56,7 +56,7 @@ def test_single_and_side_by_side_heads_equal_eager_on_one_scale(minilm, prepared
     np.testing.assert_allclose(alone.heatmap.values, eager[0, 1], atol=1e-5)
     assert [each.text for each in alone.heatmap.weights.keys] == [token.text for token in prepared.tokens]
     assert not alone.heatmap.masked.any()
-    assert (found.heads[3].figures.figures, found.heads[3].figures.head) == (alone.figures.figures, 1)
+    assert (found.heads[3].scores.scores, found.heads[3].scores.head) == (alone.scores.scores, 1)
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -147,16 +147,16 @@ def test_head_scores_follow_word_axes_of_its_picture(own):
     found = one_head(*spelled, Selection(words=True).of("L0H7"))
     shown = found.heatmap.weights.values  # [word, word]
     assert len(shown) == 7
-    figures = {name: figure.value for name, figure in found.figures.figures.items()}
-    assert figures["next"] == pytest.approx(np.diagonal(shown, 1).mean(), abs=1e-6)
-    assert figures["self"] == pytest.approx(np.diagonal(shown).mean(), abs=1e-6)
-    assert figures["first"] == pytest.approx(shown[1:, 0].mean(), abs=1e-6)
+    scores = {name: score.value for name, score in found.scores.scores.items()}
+    assert scores["next"] == pytest.approx(np.diagonal(shown, 1).mean(), abs=1e-6)
+    assert scores["self"] == pytest.approx(np.diagonal(shown).mean(), abs=1e-6)
+    assert scores["first"] == pytest.approx(shown[1:, 0].mean(), abs=1e-6)
     assert "scores are averages over words, as in the picture" in found.heatmap.notes
-    same = all_heads(*spelled, Selection(words=True)).figures["encoder", 0][7]
-    assert same.name == found.figures.name == "L0H7"
-    assert {name: each.value for name, each in same.figures.items()} == pytest.approx(figures, abs=1e-6)
+    same = all_heads(*spelled, Selection(words=True)).scores["encoder", 0][7]
+    assert same.name == found.scores.name == "L0H7"
+    assert {name: each.value for name, each in same.scores.items()} == pytest.approx(scores, abs=1e-6)
     hidden = one_head(*spelled, Selection(words=True, hide_special=True).of("L0H7"))
-    assert hidden.figures.figures["next"] == one_head(*spelled, "L0H7").figures.figures["next"]
+    assert hidden.scores.scores["next"] == one_head(*spelled, "L0H7").scores.scores["next"]
     assert "scores are averages over all tokens" in hidden.heatmap.notes
 
 
@@ -176,8 +176,8 @@ def test_generated_text_is_shown_and_measured_over_all_rows(tmp_path):
         rows = eager[2, found.head]
         expected = {"previous": np.diag(rows, -1), "confidence": rows[1:].max(1), "first": rows[1:, 0]}
         for name, numbers in expected.items():
-            figure = found.figures[name]
-            assert (figure.value, figure.rows) == (pytest.approx(numbers.mean(), abs=1e-5), len(rows) - 1)
+            score = found.scores[name]
+            assert (score.value, score.rows) == (pytest.approx(numbers.mean(), abs=1e-5), len(rows) - 1)
     last = len(text.tokens) - 1
     listed = one_token(model, text, Selection(Head("L0H1"), token=str(last))).looks_at
     assert weights_of(listed).keys() == set(range(last - 3, last + 1))
@@ -237,9 +237,9 @@ def test_long_text_pools_to_256_cells_like_eager_weights(reader, book, whole, po
 def test_scores_are_equal_with_and_without_maps(reader, book):
     plain, pooled = (measure_heads(reader, book, Selection(), pool=pool) for pool in (None, "share"))
     for one, other in zip(plain.heads, pooled.heads, strict=True):
-        assert (one.site, one.head, list(one.figures)) == (other.site, other.head, list(other.figures))
-        for name, figure in one.figures.items():
-            assert figure.value == near(other.figures[name].value, name, TOKENS), name
+        assert (one.site, one.head, list(one.scores)) == (other.site, other.head, list(other.scores))
+        for name, score in one.scores.items():
+            assert score.value == near(other.scores[name].value, name, TOKENS), name
     assert plain.maps is None
 
 
@@ -273,10 +273,10 @@ def test_overview_of_a_book_equals_eager_weights(reader, book, whole, exact_kern
     (grid,) = result.grids.values()
     shown = np.array([layer.values for layer in grid.layers])
     np.testing.assert_allclose(np.where(shown > 0, shown, 0), expected, atol=1e-5)
-    figures = [head.figures["entropy"].value for head in result.heads]
+    scores = [head.scores["entropy"].value for head in result.heads]
     rows = torch.from_numpy(whole)[:, :, 1:].double()  # the first row has one key, and is not counted
     entropies = torch.special.entr(rows).sum(-1).mean(-1).flatten()
-    np.testing.assert_allclose(figures, entropies, atol=1e-4)
+    np.testing.assert_allclose(scores, entropies, atol=1e-4)
 
 
 def test_merged_words_do_not_use_the_fused_pass():

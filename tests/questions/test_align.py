@@ -182,9 +182,9 @@ def test_alignment_picture_has_map_path_and_word_starts(heard):
     ]
     middle = np.array([2.5 * row for row in range(len(picture.values))]) + picture.values[0].argmax()
     assert np.abs(picture.values.argmax(-1) - middle).max() < 12  # the planted head moves 2.5 frames a token
-    with drawing(picture) as (figure, _):
-        spectrogram = next(axes for axes in figure.axes if not axes.lines or axes.get_ylim()[0] == 0)
-        map_ = next(axes for axes in figure.axes if axes is not spectrogram)
+    with drawing(picture) as (score, _):
+        spectrogram = next(axes for axes in score.axes if not axes.lines or axes.get_ylim()[0] == 0)
+        map_ = next(axes for axes in score.axes if axes is not spectrogram)
         line = map_.lines[-1].get_xydata()
         assert [text.get_text() for text in spectrogram.texts] == [word for word, _ in picture.words]
     ends = [[begin - 0.5, end - 0.5] for begin, end in itertools.pairwise(picture.path)]

@@ -6,16 +6,16 @@ import pytest
 
 from attnscope.attention import Site
 from attnscope.errors import InputError, SelectionError
-from attnscope.measures import Figure, HeadFigures, Role
+from attnscope.measures import HeadScores, Role, Score
 from attnscope.questions.check import compare_snapshot, parse_claim, save_snapshot
 from attnscope.questions.stats import Stats
 
 
-def head(layer, number, kind="encoder", role="none", **figures):
-    return HeadFigures(
+def head(layer, number, kind="encoder", role="none", **scores):
+    return HeadScores(
         Site(f"layers.{layer}", 0, kind, layer),
         number,
-        {name: Figure(value, 0.1, 9, 3, 0.01) for name, value in figures.items()},
+        {name: Score(value, 0.1, 9, 3, 0.01) for name, value in scores.items()},
         {"segment": "there is one text", "induction": "no row has one"},
         Role(role, 0.9, 0.1, 9, ""),
     )
@@ -83,7 +83,7 @@ def test_heads_with_nan_scores_come_last_in_a_table(at):
     values = [1.5, 2.5]
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
-    listed = [each.figures["entropy"].value for each in stats(*heads).meeting((), "entropy")]
+    listed = [each.scores["entropy"].value for each in stats(*heads).meeting((), "entropy")]
     assert listed[:2] == [2.5, 1.5]
     assert math.isnan(listed[2])
 

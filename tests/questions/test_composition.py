@@ -36,7 +36,7 @@ def test_induction_head_gets_keys_from_previous_token_head(causal):
     for name, text in {"induction": "repeated.txt", "previous": "article.txt"}.items():
         prepared = causal.prepare((SAMPLES / text).read_text("utf-8"), limit=Limit(truncate=True))
         heads = measure_heads(causal, prepared, Selection()).heads
-        seen[name] = {head.address: head.figures[name].value for head in heads}
+        seen[name] = {head.address: head.scores[name].value for head in heads}
     induction = max(seen["induction"], key=seen["induction"].__getitem__)
     before = [head for head in seen["previous"] if head.layer < induction.layer]
     fed = measure_composition(causal, causal.prepare("A cat."), induction).feeds

@@ -7,13 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attnscope.figures import Weighting
 from attnscope.models import load
 from attnscope.models.inputs import Limit
 from attnscope.models.weighting import with_weighting
 from attnscope.questions.flow import Method, follow_flow
 from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
+from attnscope.scores import Weighting
 from tests.models.folders import gpt2
 
 HEADS, TOKENS = 16, 256
@@ -46,4 +46,4 @@ def test_no_tensor_holds_all_heads_and_token_pairs(way, tmp_path, monkeypatch):
             one_head(model if way == "raw" else with_weighting(model, way), text, "L1H1")
         else:
             follow_flow(model, text, way, Selection(), token="9")
-    assert TOKENS**2 <= largest.numbers < HEADS * TOKENS**2  # the figures of one head are some maps
+    assert TOKENS**2 <= largest.numbers < HEADS * TOKENS**2  # the scores of one head are some maps

@@ -94,8 +94,8 @@ def test_patch_distance_excludes_special_tokens(seen, name, side):
     found = measure_heads(model, prepared, Selection(), names=(name,)).heads
     assert {(head.site.layer, head.head) for head in found} == set(np.ndindex(expected.shape))
     for head in found:
-        assert head.figures[name].value == near(expected[head.site.layer, head.head], "distance2d", 4 * side)
-        assert head.figures[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
+        assert head.scores[name].value == near(expected[head.site.layer, head.head], "distance2d", 4 * side)
+        assert head.scores[name].baseline == pytest.approx(side * apart.mean(), abs=1e-9)
 
 
 def test_head_axes_have_patch_labels_and_missing_patch_is_refused(seen):

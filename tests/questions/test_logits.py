@@ -395,8 +395,8 @@ def test_loss_strip_averages_tokens_of_a_word(causal):
     for place, shown in zip(view.weights.keys, view.column_losses, strict=True):
         mine = [each.loss for each in losses[place.start : place.stop] if each.loss is not None]
         assert shown == (pytest.approx(np.mean(mine)) if mine else None)
-    with drawing(view) as (figure, _):
-        heights = [bar.get_height() for axes in figure.axes for bar in axes.patches]
+    with drawing(view) as (score, _):
+        heights = [bar.get_height() for axes in score.axes for bar in axes.patches]
         assert heights == pytest.approx([each or 0 for each in view.column_losses])
 
 

@@ -72,9 +72,9 @@ def test_mean_map_of_prompts_merges_slot_tokens(causal):
         maps.append(np.stack([keys[np.equal(of, place)].mean(0) for place in range(6)]))
     assert len({len(prepared.tokens) for _, prepared in texts}) == 2
     assert seen.heatmap.values == pytest.approx(np.mean(maps, 0), abs=1e-6)
-    alone = [one_head(causal, prepared, "L1H2").figures.figures["first"].value for _, prepared in texts]
-    assert seen.figures.figures["first"].value == pytest.approx(np.mean(alone))
-    assert seen.figures.figures["first"].error == pytest.approx(abs(alone[0] - alone[1]) / 2)
+    alone = [one_head(causal, prepared, "L1H2").scores.scores["first"].value for _, prepared in texts]
+    assert seen.scores.scores["first"].value == pytest.approx(np.mean(alone))
+    assert seen.scores.scores["first"].error == pytest.approx(abs(alone[0] - alone[1]) / 2)
 
 
 def test_mean_map_refuses_prompts_with_other_tokens(causal):

@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 
 def follow(run, names=None, **more):
-    """The courses of two figures over checkpoints, all three unless some are named."""
+    """The courses of two scores over checkpoints, all three unless some are named."""
     names = names or [str(run / f"checkpoint-{step}") for step in (300, 100, 200)]
     return track(names, more.pop("load", load), ListedTexts(TEXTS), ["entropy", "first"], **more)
 

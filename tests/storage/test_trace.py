@@ -163,8 +163,8 @@ FIELDS = {  # what each part of a description must not be
         for lie in ({"array": "runs"}, {"frames": 8}, {"frames": 0}, {"seconds": -1.0}, {"begin": -3.0})
     ),
     ("messages",): (["user: hello"], [{"content": "hello"}]),
-    ("figures", 0, "figures"): ([],),
-    ("figures", 0, "site"): ("L0H0",),
+    ("scores", 0, "scores"): ([],),
+    ("scores", 0, "site"): ("L0H0",),
     ("calls", 1, "layer"): (0,),  # two calls of one layer
 }
 LIES = {
@@ -290,7 +290,7 @@ def test_trace_text_is_cleaned_of_control_codes(kept, tmp_path):
         said["model_notes"] = ["b\x1b]0;c\x07"]
         for call in said["calls"]:
             call["kernel"] = call["name"] = "d\x1b[2J"
-        for found in said["figures"]:
+        for found in said["scores"]:
             found["site"]["name"] = "d\x1b[2J"
             found["absent"] = {"segment": "e\x1b"}
 

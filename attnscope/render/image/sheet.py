@@ -36,7 +36,7 @@ from attnscope.text import (
     isolate_quotes,
     title_words,
 )
-from attnscope.views import Drawable, Score
+from attnscope.views import Drawable, NamedScore
 
 BASE_FONT = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
 SHAPES_TEXT = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
@@ -286,7 +286,7 @@ def sheet(
     *,
     title: str = "",
     notes: Sequence[str] | None = None,
-    readings: Sequence[Score] = (),
+    readings: Sequence[NamedScore] = (),
 ) -> Sheet:
     """A figure with a field of ``width`` × ``height`` inches in its margins, and the view's words around it.
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array, Place, Weights, continue_text, shrink
-from attnscope.figures import WEAK
 from attnscope.render.colour import (
     DARKEST_SHARE,
     DIVERGING,
@@ -32,6 +31,7 @@ from attnscope.render.colour import (
     role_colour,
     table,
 )
+from attnscope.scores import WEAK
 from attnscope.storage.files import write_whole
 from attnscope.text import clean, isolate_quotes, round_short
 from attnscope.version import __version__

@@ -6,10 +6,10 @@ const SHOWN = 10;
 const nothing = (PAGE.top * (0.5 / STEPS) ** PAGE.power).toPrecision(1); // what is less has the byte of 0
 
 function drawSide() {
-  const [role, sentence, figures] = layerNow().about[state.head] ?? ["", "", []];
+  const [role, sentence, scores] = layerNow().about[state.head] ?? ["", "", []];
   element("role").textContent = [role, sentence].filter(Boolean).join(": ");
-  element("measured").hidden = !figures.length;
-  element("figures").replaceChildren(...figures.map(([name, value, baseline, unit]) => made("tr", {},
+  element("measured").hidden = !scores.length;
+  element("scores").replaceChildren(...scores.map(([name, value, baseline, unit]) => made("tr", {},
     made("th", { scope: "row" }, name, made("small", {}, PAGE.meanings[name])), made("td", {}, `${value} ${unit}`.trim()), made("td", {}, baseline || "–"))));
   for (const button of element("worth").querySelectorAll("button"))
     button.setAttribute("aria-current", button.dataset.head === [state.kind, layerNow().layer, state.head].join());

@@ -56,16 +56,16 @@ def _bars(title: str, bars: Bars, full: float, width: int, where: int, surface: 
         return
     longest = max(cell_len(f"{each.label} {each.position}") for each in bars.bars)
     weights = [format_number(each.weight, min(full, 1.0)) for each in bars.bars]
-    figures = 3 + max(map(len, weights))  # columns with the spaces around them
+    numbers = 3 + max(map(len, weights))  # columns with the spaces around them
     label = min(longest, LABEL_COLUMNS, width // 3)
-    room = min(width - label - figures - where, 48)
+    room = min(width - label - numbers - where, 48)
     style = surface.bar_style()
     for each, weight in zip(bars.bars, weights, strict=True):
         drawn = surface.bar(each.weight / full * room)
         yield [
             Segment(f"{screen.number_label(each.label, each.position, label)}  {weight} "),
             *([Segment(each.where.ljust(where), DIM)] if where else []),
-            Segment(screen.fit_text(drawn, width - label - figures - where), style),
+            Segment(screen.fit_text(drawn, width - label - numbers - where), style),
         ]
     if bars.more:
         yield [Segment(screen.fit_text(" " * (label + 2) + bars.rest, width), DIM)]

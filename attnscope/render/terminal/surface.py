@@ -20,7 +20,7 @@ from rich.style import Style
 from attnscope.axes import Array
 from attnscope.render.colour import STEPS, choose_map, is_light, table, terminal_colours
 from attnscope.text import balance_lines, clean, fill_lines, is_framed, isolate, isolate_lines, isolate_quotes
-from attnscope.views import Score
+from attnscope.views import NamedScore
 
 
 def clusters(text: str) -> list[str]:
@@ -242,7 +242,7 @@ class Surface:
         ramp = (Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4))
         return [Segment(f"{low} ", DIM), *ramp, Segment(f" {high}", DIM)]
 
-    def readings(self, numbers: Sequence[Score]) -> Iterator[Line]:
+    def readings(self, numbers: Sequence[NamedScore]) -> Iterator[Line]:
         """Measured numbers with their baselines, in as many columns as fit."""
         if not numbers:
             return

@@ -15,8 +15,8 @@ import numpy as np
 from attnscope.attention import Axis, Kind, Site, Source, Token
 from attnscope.axes import Array
 from attnscope.capture.record import Failure, LayerWithoutAttention, SiteRecord
-from attnscope.figures import HeadFigures
 from attnscope.records import Meaning, record
+from attnscope.scores import HeadScores
 from attnscope.version import __version__
 
 FORMAT = 5  # the version of the layout. A reader refuses any other.
@@ -222,8 +222,8 @@ class TraceDescription:
     without_attention: tuple[LayerWithoutAttention, ...] = ()
     failures: tuple[Failure, ...] = ()
     changes: tuple[str, ...] = ()
-    figures: tuple[HeadFigures, ...] = ()  # of tokens; empty if not measured
-    words: tuple[HeadFigures, ...] = ()  # of the words of a short text; likewise
+    scores: tuple[HeadScores, ...] = ()  # of tokens; empty if not measured
+    words: tuple[HeadScores, ...] = ()  # of the words of a short text; likewise
 
 
 def pack_mask(open_keys: Array, hold: Callable[[str, Array], str]) -> Mask:

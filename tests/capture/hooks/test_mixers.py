@@ -346,10 +346,10 @@ def test_scores_are_of_absolute_weights_over_their_sum():
     shares = np.abs([[matrix(b, h) for h in range(H)] for b in range(B)])
     shares /= shares.sum(-1, keepdims=True)
     entropy = -np.where(shares > 0, shares * np.log(np.where(shares > 0, shares, 1)), 0).sum(-1)
-    for head in measured.figures():
-        assert head.figures["entropy"].value == pytest.approx(entropy[:, head.head, 1:].mean(), abs=1e-6)
+    for head in measured.scores():
+        assert head.scores["entropy"].value == pytest.approx(entropy[:, head.head, 1:].mean(), abs=1e-6)
         before = shares[:, head.head].diagonal(-1, 1, 2)
-        assert head.figures["previous"].value == pytest.approx(before.mean(), abs=1e-6)
+        assert head.scores["previous"].value == pytest.approx(before.mean(), abs=1e-6)
 
 
 MIXED = [

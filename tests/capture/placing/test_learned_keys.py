@@ -54,7 +54,7 @@ def test_learned_keys_are_named_and_token_keys_stay_labelled(front, by_hand, lab
     assert [name for name in head.keys if not name.startswith("[")] == own
     assert list(head.queries) == own
     start = 2 if front else 0
-    assert head.figures["self"].value == pytest.approx(head.weights.diagonal(start)[:6].mean(), abs=1e-6)
+    assert head.scores["self"].value == pytest.approx(head.weights.diagonal(start)[:6].mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize(("bias", "zero"), [(True, True), (True, False), (False, True)])

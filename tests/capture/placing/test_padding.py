@@ -68,12 +68,12 @@ def passed(model, real):
         return given, eager(**given, output_attentions=True).attentions[0].double().numpy()
 
 
-FIGURES = {"previous": -1, "next": 1, "first": 0, "entropy": None}
+OFFSETS = {"previous": -1, "next": 1, "first": 0, "entropy": None}
 
 
 def expected(weights, real, causal):
-    """Each figure by head, and its baseline, over the real rows of all texts that have a choice."""
-    sums = {name: ([], []) for name in FIGURES}
+    """Each score by head, and its baseline, over the real rows of all texts that have a choice."""
+    sums = {name: ([], []) for name in OFFSETS}
     for text, alive in enumerate(real.numpy()):
         there = np.flatnonzero(alive)
         for row in there:
@@ -98,7 +98,7 @@ def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
     (make, how), real = MODELS[name], REAL[side]
     model = make(how).eval()
     given, weights = passed(model, real)
-    measured, keep = Measurement(tuple(FIGURES)), MapObserver()
+    measured, keep = Measurement(tuple(OFFSETS)), MapObserver()
     with torch.no_grad(), recording(model, [measured, keep]) as record:
         model(**given)
     closed = ~real
@@ -111,10 +111,10 @@ def test_padding_is_excluded_from_scores_baselines_and_maps(name, side):
     opened = opened if make is bert else opened & torch.ones(7, 7).tril().bool()
     assert torch.equal(keep.maps[0].allowed, opened)
     by_hand = expected(weights, real, make is not bert)
-    for head, found in enumerate(measured.figures()[:4]):
+    for head, found in enumerate(measured.scores()[:4]):
         for name, (values, baseline) in by_hand.items():
-            assert found.figures[name].value == pytest.approx(values[head], abs=1e-5)
-            assert found.figures[name].baseline == pytest.approx(baseline, abs=1e-6)
+            assert found.scores[name].value == pytest.approx(values[head], abs=1e-5)
+            assert found.scores[name].baseline == pytest.approx(baseline, abs=1e-6)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

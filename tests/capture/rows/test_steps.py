@@ -91,11 +91,11 @@ def test_replayed_steps_measure_like_one_pass():
         assert replace(site, difference=None) == replace(own, difference=None)
         assert site.difference == max(step.difference for step in ran.sites if step.site == site.site)
         assert site.difference < 1e-5
-    for head, other in zip(once.figures(), again.figures(), strict=True):
+    for head, other in zip(once.scores(), again.scores(), strict=True):
         assert (head.site, head.head, head.absent) == (other.site, other.head, other.absent)
-        for name, figure in head.figures.items():
-            assert other.figures[name].value == pytest.approx(figure.value, abs=1e-5)
-            assert other.figures[name].rows == figure.rows
+        for name, score in head.scores.items():
+            assert other.scores[name].value == pytest.approx(score.value, abs=1e-5)
+            assert other.scores[name].rows == score.rows
 
 
 def test_generation_adds_cross_attention_rows():
@@ -224,8 +224,8 @@ def test_steps_after_unrecorded_prefill_keep_positions(family):
         np.testing.assert_allclose(head.weights, whole[0, 3, 10:], atol=1e-6)
         rows = whole[0, 3, 10:].double().numpy()
         entropy = -(rows * np.log(rows, where=rows > 0, out=np.zeros_like(rows))).sum(-1).mean()
-        assert head.figures["entropy"].value == pytest.approx(entropy, abs=1e-5)
-        assert head.figures["no_key"].value == pytest.approx(0, abs=1e-5)
+        assert head.scores["entropy"].value == pytest.approx(entropy, abs=1e-5)
+        assert head.scores["no_key"].value == pytest.approx(0, abs=1e-5)
         assert head.queries == ("t10", "t11", "t12", "t13")
     assert any("rows begin at position 10" in note for note in run.notes)
 

@@ -45,27 +45,27 @@ def one_by_one(model, texts):
     measured = Measurement()
     for text in texts:
         model.run(model.prepare(text, limit=Limit(truncate=True)), [measured])
-    return measured.figures()
+    return measured.scores()
 
 
 def assert_same(found, expected, keys=20):
-    """Figures of texts of so many tokens; the bundled encoder reads the longest of ``TEXTS`` as 20."""
+    """Scores of texts of so many tokens; the bundled encoder reads the longest of ``TEXTS`` as 20."""
     assert [(head.site.layer, head.site.kind, head.head) for head in found] == [
         (head.site.layer, head.site.kind, head.head) for head in expected
     ]
     for one, other in zip(found, expected, strict=True):
-        assert one.figures.keys() == other.figures.keys()
-        for name, figure in other.figures.items():
-            mine = one.figures[name]
-            assert (mine.rows, mine.texts) == (figure.rows, figure.texts), name
-            assert mine.value == near(figure.value, name, keys), name
-            assert mine.baseline == pytest.approx(figure.baseline, rel=1e-12, abs=1e-12), name
-            assert mine.error == (figure.error and near(figure.error, name, keys)), name
+        assert one.scores.keys() == other.scores.keys()
+        for name, score in other.scores.items():
+            mine = one.scores[name]
+            assert (mine.rows, mine.texts) == (score.rows, score.texts), name
+            assert mine.value == near(score.value, name, keys), name
+            assert mine.baseline == pytest.approx(score.baseline, rel=1e-12, abs=1e-12), name
+            assert mine.error == (score.error and near(score.error, name, keys)), name
 
 
 @pytest.fixture(scope="module")
 def alone(own):
-    """The figures of all texts, each in a pass of its own."""
+    """The scores of all texts, each in a pass of its own."""
     return one_by_one(own, TEXTS)
 
 
@@ -165,7 +165,7 @@ FOUR = ListedTexts(TEXTS[:4])
 
 @pytest.fixture(scope="module")
 def kept(own, tmp_path_factory):
-    """What a run over four texts leaves: its figures, and the bytes of its checkpoint."""
+    """What a run over four texts leaves: its scores, and the bytes of its checkpoint."""
     file = tmp_path_factory.mktemp("kept") / "sums.json"
     return corpus_stats(own, FOUR, run=CorpusRun(checkpoint=file)), file.read_bytes()
 
@@ -324,7 +324,7 @@ def test_hostile_checkpoint_text_and_counts_have_no_effect(own, kept, sums):
     said = [stats.title, *stats.notes, *(head.site.name for head in stats.heads)]
     said += [reason for head in stats.heads for reason in head.absent.values()]
     assert not any(map(steering, said))
-    assert [head.figures for head in stats.heads] == [head.figures for head in kept[0].heads]
+    assert [head.scores for head in stats.heads] == [head.scores for head in kept[0].heads]
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "bert", "llama", "gpt2", "t5", "own", "own-causal"])
@@ -334,7 +334,7 @@ def test_one_token_texts_have_all_heads(tmp_path, name):
 
     def heads(*texts, **options):
         stats = corpus_stats(model, ListedTexts(texts), run=CorpusRun(**options))
-        return [(figures.site.kind, figures.site.layer, figures.head) for figures in stats.heads]
+        return [(scores.site.kind, scores.site.layer, scores.head) for scores in stats.heads]
 
     expected = heads(TEXTS[0])
     assert len(set(expected)) == len(expected)

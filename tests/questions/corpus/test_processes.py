@@ -56,7 +56,7 @@ def in_two(work, *arguments, count=2):
 
 
 def count(out, checkpoint, before=lambda number, batches: None):
-    """A corpus, its figures in a file; ``before`` each of its batches, a process may die, or wait."""
+    """A corpus, its scores in a file; ``before`` each of its batches, a process may die, or wait."""
     batches, measure = [], _StatsWork.measure_batch
 
     def measure_batch(work, batch, plan):

@@ -135,11 +135,11 @@ def test_rule_is_a_measure_whose_value_is_its_accuracy(ruled, texts, found):
     names = tuple(f"rule({text})" for text in PLANTED)
     measured = corpus_stats(ruled, ListedTexts(texts[1::2]), names=names)
     for number, (each, head) in enumerate(zip(found.heads, measured.heads, strict=True)):
-        own = head.figures[names[number]]
+        own = head.scores[names[number]]
         assert own.value == pytest.approx(each.accuracy, abs=1e-12)
         assert own.rows == round(each.coverage * each.rows)
         assert own.baseline == 0
-        others = [head.figures[name].value for name in names if name != names[number]]
+        others = [head.scores[name].value for name in names if name != names[number]]
         assert min(others) < 0.5
 
 

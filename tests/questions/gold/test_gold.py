@@ -50,7 +50,7 @@ def tokens_of_words(tokenizer, text, words, start=0):
 
 
 def score(texts, ways=2):
-    """The figures of every head, (label, way) -> dict of arrays [layer, head].
+    """The scores of every head, (label, way) -> dict of arrays [layer, head].
 
     A text is (weights, row words, key words, special keys, links, causal); a word is a list of tokens, a link
     (row word, key word, label).
@@ -80,10 +80,10 @@ def score(texts, ways=2):
                 reach = [o - one for o in others if not causal or min(keys[o]) <= max(rows[one])]
                 right = np.isin(sums.argmax(0), list(others))
                 answers[label, way].append((number, right, mean[:, :, gold].sum(-1), even, reach))
-    return {key: figures(*zip(*found, strict=True)) for key, found in answers.items()}
+    return {key: scores(*zip(*found, strict=True)) for key, found in answers.items()}
 
 
-def figures(texts, right, weight, even, reach):
+def scores(texts, right, weight, even, reach):
     asked, offsets = len(texts), Counter(chain.from_iterable(reach))
     offset = max(offsets, key=lambda each: (offsets[each], -each))
     found = {"rows": asked, "baseline": np.mean(even), "offset": offset, "fixed": offsets[offset] / asked}
@@ -116,7 +116,7 @@ def ask(model, folder, text, pairs):
 
 
 def expected(model, numbers):
-    """The figures of the plain script over some sentences of the treebank."""
+    """The scores of the plain script over some sentences of the treebank."""
     texts = []
     for number in numbers:
         text, spans, links = treebank.plain(number)

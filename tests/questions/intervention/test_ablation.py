@@ -44,7 +44,7 @@ OVER_TEXTS = pytest.mark.parametrize("model", ["own-causal", "bert", "gpt2"], in
 
 def by_head(stats, name):
     """The importance of each head, or the loss without it."""
-    return {head.address: head.figure(name) for head in stats.heads}
+    return {head.address: head.score(name) for head in stats.heads}
 
 
 def asked(model, name, text=TEXT, **more):
@@ -158,11 +158,11 @@ def test_gate_of_one_is_bit_identical(model):
 def test_corpus_importance_is_the_mean_over_texts(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
     alone = [asked(model, "importance", text) for text in TEXTS if predicted(model, text)]
-    for key, figure in seen.items():
+    for key, score in seen.items():
         values = np.array([one[key].value for one in alone])
-        assert figure.texts == len(values)
-        assert figure.value == pytest.approx(values.mean(), rel=1e-6)
-        assert figure.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5, rel=1e-5)
+        assert score.texts == len(values)
+        assert score.value == pytest.approx(values.mean(), rel=1e-6)
+        assert score.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -304,9 +304,9 @@ def test_ablation_sums_merge_and_survive_a_file(causal):
         halves.append(made)
     halves[0].merge(halves[1])
     again = HeadSums.from_state(halves[0].state())
-    assert again.figures() == halves[0].figures()
+    assert again.scores() == halves[0].scores()
     both = by_head(corpus_stats(causal, ListedTexts(TEXTS[:2]), ablation="zero"), "ablation")
-    same(again.figures(), both)
+    same(again.scores(), both)
 
 
 class Packed(nn.Linear):

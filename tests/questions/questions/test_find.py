@@ -255,7 +255,7 @@ def random_part(chance, tokens, *, row):
 
 def brute(weights, rows, keys, step, words):
     """Share, baseline, and the least and greatest rank of one head, one row after the other; None: masked."""
-    figures, counted = np.zeros(4), 0.0
+    scores, counted = np.zeros(4), 0.0
     for group in rows:
         for row in group:
             opened = np.flatnonzero(weights[row] > 0)
@@ -273,9 +273,9 @@ def brute(weights, rows, keys, step, words):
             )
             least, most = 1 + (sums > best + NEAR).sum(), 1 + (sums > best - NEAR).sum()
             share, even = weights[row, meant].sum(), len(meant) / len(opened)
-            figures += np.array([share, even, least, most]) / len(group)
+            scores += np.array([share, even, least, most]) / len(group)
             counted += 1 / len(group)
-    return figures / counted if counted else None
+    return scores / counted if counted else None
 
 
 @pytest.mark.slow

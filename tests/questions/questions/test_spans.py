@@ -335,12 +335,12 @@ def test_chat_log_is_a_corpus(run, chat, tmp_path):
     read = [run.json("stats", "-f", log, "--line", number, *asked)["heads"] for number in (1, 2)]
     for many, *ones in zip(json.loads(ran.out)["heads"], *read, strict=True):
         assert len({(each["layer"], each["head"]) for each in (many, *ones)}) == 1
-        figures = [each["figures"]["entropy"] for each in ones]
-        rows = sum(each["rows"] for each in figures)
-        mean = sum(each["value"] * each["rows"] for each in figures) / rows
-        longest = max(each["rows"] for each in figures)
-        assert many["figures"]["entropy"]["value"] == near(mean, "entropy", longest)
-        assert many["figures"]["entropy"]["texts"] == 2
+        scores = [each["scores"]["entropy"] for each in ones]
+        rows = sum(each["rows"] for each in scores)
+        mean = sum(each["value"] * each["rows"] for each in scores) / rows
+        longest = max(each["rows"] for each in scores)
+        assert many["scores"]["entropy"]["value"] == near(mean, "entropy", longest)
+        assert many["scores"]["entropy"]["texts"] == 2
     assert all(f"skipped line {number}" in ran.err for number in (3, 4, 5))
     assert run("show", "-f", log, "--line", "5", *asked).code == 2
 

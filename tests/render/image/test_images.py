@@ -24,8 +24,8 @@ from attnscope.render.image.sheet import LABEL_COLUMN, LABEL_PITCH, ROW, labels
 from attnscope.views import (
     Curve,
     Curves,
+    NamedScore,
     RoleMap,
-    Score,
     Stack,
     grid,
     head_map,
@@ -51,7 +51,7 @@ def tick_labels(axis) -> list[str]:
 
 @pytest.mark.parametrize("head", [random_head(5), random_head(3, 8), random_head(4, causal=True)], ids=str)
 def test_heatmap_has_row_0_on_top_with_readings_and_notes(head) -> None:
-    said = {"readings": (Score("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
+    said = {"readings": (NamedScore("entropy", 1.25, 2.0, "nats"),), "notes": ("untrained",)}
     with drawing(heatmap(head, title="L0H1", **said)) as (figure, warned):
         image = map_of(figure)
         np.testing.assert_array_equal(image.get_array(), head.values)

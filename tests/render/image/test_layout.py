@@ -20,7 +20,7 @@ from attnscope.errors import OutputError
 from attnscope.render import image as draw
 from attnscope.render.image import Album, drawing, save_image, sheet
 from attnscope.render.image.sheet import BOLD_WIDTH, SHAPES_TEXT, TITLE_LINES, wrap_inches, wrap_title
-from attnscope.views import Overlay, Score, grid, head_row, heatmap, token_view
+from attnscope.views import NamedScore, Overlay, grid, head_row, heatmap, token_view
 from attnscope.views.charts import Panels, Stack
 from attnscope.views.heads import distance_map, head_map
 from tests.render.image.test_images import curves
@@ -37,7 +37,7 @@ def views() -> dict[str, object]:
     heads = {f"cross L{seed}H10": random_head(13, seed=seed) for seed in range(7)}
     named = [heatmap(each, title=name, subtitle="weak induction") for name, each in heads.items()]
     stack, alone = (bare(np.stack([head.values] * count)) for count in (8, 1))
-    readings = tuple(Score(name, 12.345, 0.0021, "tokens") for name in FIGURES.split())
+    readings = tuple(NamedScore(name, 12.345, 0.0021, "tokens") for name in FIGURES.split())
     token = token_view(random_head(13), query=3, key=3, title=LONG, notes=(LONG,))
     overlay = Overlay(np.zeros((48, 80, 3), np.uint8), *[np.full((3, 5), 1 / 15)] * 2, (1, 2))
     matched = [f"L{number}H11" for number in range(12)]
@@ -148,7 +148,7 @@ def drawn(monkeypatch) -> Mock:
 
 def picture(head: int, count: int = 5, causal: bool = True, **changes):
     words = {"title": f"L0H{head}", "subtitle": "x" * (head + 1), "notes": (f"note {head}",)}
-    words["readings"] = (Score("entropy", 0.1 * head, 1.5, "nats"),)
+    words["readings"] = (NamedScore("entropy", 0.1 * head, 1.5, "nats"),)
     return replace(heatmap(random_head(count, seed=head, causal=causal), **words), **changes)
 
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from attnscope.attention import Head
 from attnscope.axes import weights
 from attnscope.render.colour import steps, table
-from attnscope.views import HeadDescription, Score, round_up
+from attnscope.views import HeadDescription, NamedScore, round_up
 from tests.render.page.browser import MARKS, stored, write_page
 from tests.render.screen import random_head, tokens
 
@@ -32,10 +32,8 @@ def path(tmp_path_factory):
     for layer in range(2):
         heads = np.stack([head(layer, number) for number in range(13)])
         layers.append((layer, weights(heads, TEXT, TEXT)))
-        figures = [(Score("entropy", number, 2.0, "nats", "how even"),) for number in range(13)]
-        told = [
-            HeadDescription("mixed", f"says {layer}, {number}", one) for number, one in enumerate(figures)
-        ]
+        scores = [(NamedScore("entropy", number, 2.0, "nats", "how even"),) for number in range(13)]
+        told = [HeadDescription("mixed", f"says {layer}, {number}", one) for number, one in enumerate(scores)]
         said["encoder", layer] = told
     found = tmp_path_factory.mktemp("page") / "page.html"
     worth = (Head(1, 5, "encoder"), Head(0, 2, "encoder"))
@@ -45,8 +43,8 @@ def path(tmp_path_factory):
 def test_page_opens_the_top_suggested_head_with_its_role(opened) -> None:
     assert opened.text("name") == "L1H5 · encoder"
     assert opened.text("role") == "mixed: says 1, 5"
-    assert opened.texts("#figures td") == ["5.00 nats", "2.00"]
-    assert opened.run("document.querySelector('#figures th').innerText") == "entropy\nhow even"
+    assert opened.texts("#scores td") == ["5.00 nats", "2.00"]
+    assert opened.run("document.querySelector('#scores th').innerText") == "entropy\nhow even"
     assert opened.texts("#worth b") == ["L1H5", "L0H2"]
     opened.run("document.querySelectorAll('#worth button')[1].click()")
     opened.until("element('name').textContent === 'L0H2 · encoder'")

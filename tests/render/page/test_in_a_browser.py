@@ -13,7 +13,7 @@ from attnscope.render.page import UP, Code, pack
 from attnscope.views import (
     ROLE_LETTERS,
     HeadDescription,
-    Score,
+    NamedScore,
     grid,
     heatmap,
     letter_of,
@@ -278,7 +278,7 @@ def many(tmp_path_factory):
         for at, maps in enumerate(files.values())
     ]
     names = {letter_of(role): role for role in ROLE_LETTERS}
-    scores = {letter: (Score("entropy", at / 4, 1.0, "nats"),) for at, letter in enumerate("PSFOHB")}
+    scores = {letter: (NamedScore("entropy", at / 4, 1.0, "nats"),) for at, letter in enumerate("PSFOHB")}
     about = {
         ("decoder", at): tuple(HeadDescription(names[each], "", scores[each]) for each in row)
         for at, row in enumerate(letters)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.render.terminal import PrintedView, print_views
-from attnscope.views import HeadRank, Ranking, Score, distance_map, grid, head_map, heatmap, token_view
+from attnscope.views import HeadRank, NamedScore, Ranking, distance_map, grid, head_map, heatmap, token_view
 from tests.render.screen import (
     aligned,
     all_heads,
@@ -37,7 +37,7 @@ def every_view(count: int) -> list:
     head = random_head(count, causal=True)
     stack = bare(np.stack([head.values] * 12), head.allowed)
     return [
-        heatmap(head, title="L0H1", subtitle="a model", readings=(Score("entropy", 1.5, 2.0, "nats"),)),
+        heatmap(head, title="L0H1", subtitle="a model", readings=(NamedScore("entropy", 1.5, 2.0, "nats"),)),
         grid([(layer, stack) for layer in (0, 2)], title="Every head"),
         token_view(head, query=0, key=0, title="L0H1"),
         head_map({0: head.values[0].tolist(), 1: [0.5]}, "confidence"),

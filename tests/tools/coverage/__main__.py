@@ -15,7 +15,7 @@ COLUMNS = "type, class, same output, own, equal, other layout, maps, kernel, twi
 
 
 def table(rows: list[Row]) -> str:
-    """Figures first, then every exception with its reason, then every type."""
+    """Scores first, then every exception with its reason, then every type."""
     results = [Result(**row | {"own": Counter(row.get("own"))}) for row in rows]
     ran = [result for result in results if result.identical is not None]
     speaking = [result for result in ran if result.speaking]

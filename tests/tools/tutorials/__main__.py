@@ -38,8 +38,8 @@ def answer(command: str, folder: Path) -> Any:
     return json.loads(readme.output(f"{command} --json", folder))
 
 
-def strongest(heads: Iterable[Mapping[str, Any]], figure: Callable[[Any], float]) -> str:
-    return "L{layer}H{head}".format(**max(heads, key=figure))
+def strongest(heads: Iterable[Mapping[str, Any]], score: Callable[[Any], float]) -> str:
+    return "L{layer}H{head}".format(**max(heads, key=score))
 
 
 def find_heads(name: str, folder: Path) -> Mapping[str, str]:
@@ -54,8 +54,8 @@ def find_heads(name: str, folder: Path) -> Mapping[str, str]:
         }
     heads = answer("attnscope stats --repeat-random 16 -m induction-model", folder)["heads"]
     return {
-        "induction": strongest(heads, lambda each: each["figures"]["induction"]["value"]),
-        "previous": strongest(heads, lambda each: each["figures"]["previous"]["value"]),
+        "induction": strongest(heads, lambda each: each["scores"]["induction"]["value"]),
+        "previous": strongest(heads, lambda each: each["scores"]["previous"]["value"]),
     }
 
 

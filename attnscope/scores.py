@@ -13,7 +13,7 @@ Weighting: TypeAlias = Literal["raw", "norm", "norm-residual", "zeroing", "gradi
 
 
 @record("a measure of a head, averaged over the rows that count", slots=True)
-class Figure:
+class Score:
     """A measure of one head, averaged over the rows that count.
 
     ``baseline`` is the same average with uniform attention over the unmasked keys, ``rows`` the number of
@@ -56,9 +56,9 @@ class Role:
     sentence: Annotated[str, Meaning("the role in words")]
 
     @classmethod
-    def from_figure(cls, name: str, figure: Figure, sentence: str) -> Role:
+    def from_score(cls, name: str, score: Score, sentence: str) -> Role:
         """The role that a value belongs to."""
-        return cls(name, figure.value, figure.baseline, figure.rows, sentence)
+        return cls(name, score.value, score.baseline, score.rows, sentence)
 
     @property
     def lift(self) -> float:
@@ -95,8 +95,8 @@ class Removal:
     loss: Annotated[float, Meaning("the loss without the head")]
 
 
-@record("a head and its figures", slots=True)
-class HeadFigures:
+@record("a head and its scores", slots=True)
+class HeadScores:
     """All scores of one head of one site.
 
     ``absent`` gives the reason for every requested measure that does not exist here. ``role`` is ``None``
@@ -106,7 +106,7 @@ class HeadFigures:
 
     site: Annotated[Site, Parts(kind="its kind of attention", layer="its layer")]
     head: Annotated[int, Meaning("its number in the layer")]
-    figures: Annotated[Mapping[str, Figure], Meaning("by measure; attnscope explain lists them")]
+    scores: Annotated[Mapping[str, Score], Meaning("by measure; attnscope explain lists them")]
     absent: Annotated[Mapping[str, str], Meaning("why a measure does not exist here, by measure")]
     role: Annotated[Role | None, Meaning("its role; null where no row counted")]
     importance: Annotated[
@@ -114,12 +114,12 @@ class HeadFigures:
     ] = None
     ablation: Annotated[Removal | None, Meaning("with attnscope ablate", optional=True, shape=Removal)] = None
 
-    def figure(self, name: str) -> Figure | Importance | Removal | None:
+    def score(self, name: str) -> Score | Importance | Removal | None:
         """A score of the head, or how much the predictions lose without it."""
         if name in PREDICTIONS:
             prediction: Importance | Removal | None = getattr(self, name)
             return prediction
-        return self.figures.get(name)
+        return self.scores.get(name)
 
     @property
     def address(self) -> Head:

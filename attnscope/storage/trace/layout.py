@@ -19,7 +19,7 @@ from attnscope.records import Meaning, record
 from attnscope.scores import HeadScores
 from attnscope.version import __version__
 
-FORMAT = 5  # the version of the layout. A reader refuses any other.
+FORMAT = 6  # the version of the layout. A reader refuses any other.
 
 Tokens: TypeAlias = tuple[Token, ...]
 

@@ -164,9 +164,14 @@ def beside_baseline(score: Score) -> str:
 
 
 def worth_a_look(
-    heads: Iterable[HeadScores], count: int | None = None, apart: Callable[[Head], float] = lambda head: 0.0
+    heads: Iterable[HeadScores],
+    count: int | None = None,
+    apart: Callable[[Head], float] = lambda head: 0.0,
+    by: str | None = None,
 ) -> list[HeadScores]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
+
+    ``by`` a measure: those with its largest scores, of either sign.
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
     not hide the one that copies. Heads without a pattern come last in a round, ordered by how far they are
@@ -184,6 +189,9 @@ def worth_a_look(
     heads = list(heads)
     if count is None:
         count = WORTH_COUNT if len(heads) < MANY_HEADS else WORTH_OF_MANY
+    if by not in (None, "role"):
+        known = [head for head in heads if by in head.scores and isfinite(head.scores[by].value)]
+        return sorted(known, key=lambda head: -abs(head.scores[by].value))[:count]
     by_role: dict[str, list[HeadScores]] = {}
     for head in heads:
         if head.role is not None and head.role.name != "broad":

@@ -225,8 +225,7 @@ class _ShownPass:
         notes = [*self.model.notes, *prepared.notes, *record.notes]
         notes += sentences.note_hidden([hidden], selection, "its attention", kind)
         notes += [*sentences.note_maps([map_], prepared), *sentences.note_differences([site])]
-        if not selection.as_read:
-            notes.append(f"scores are averages over {counted}")
+        notes += sentences.note_averaged(selection, counted)
         if others:
             also = " and ".join(others)
             notes.append(f"{head.name} exists in {also} attention too: --kind {others[0]} shows it")

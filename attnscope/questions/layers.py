@@ -256,7 +256,7 @@ def all_heads(model: Model, prepared: ModelInput, selection: Selection, by: str 
             scores = measure_words(weights, made.scores[place][0].site)
             spoken |= {place: scores} if scores else {}
     counted = "words, as in the pictures" if spoken else "all tokens"
-    layers = replace(layers, notes=(*layers.notes, f"scores are averages over {counted}"))
+    layers = replace(layers, notes=(*layers.notes, *sentences.note_averaged(selection, counted)))
     return replace(made, layers=layers, scores={**made.scores, **spoken})
 
 

@@ -220,6 +220,11 @@ def note_pooling(pooled_map: CoarseMap, shown: Weights, how: How = "share") -> l
     return [f"pooled: {queries:,} × {keys:,} tokens; {HELD[how]}"]
 
 
+def note_averaged(selection: Selection, rows: str = "all tokens") -> list[str]:
+    """A note on what scores average, where that may not be the rows of the picture."""
+    return [] if selection.as_read else [f"scores are averages over {rows}"]
+
+
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:
     """Notes on drawn maps: NaNs, and batches drawn as their mean."""
     notes = [

@@ -23,7 +23,14 @@ from attnscope.questions.conditions import Condition
 from attnscope.questions.head import Losses, find_scores, own_numbers, pick_scores, token_losses_table
 from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
-from attnscope.questions.sentences import kind_title, name_pass, provenance, require_selected, selected_sites
+from attnscope.questions.sentences import (
+    kind_title,
+    name_pass,
+    note_averaged,
+    provenance,
+    require_selected,
+    selected_sites,
+)
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import BUNDLED
 from attnscope.scores import ABLATION, IMPORTANCE, PREDICTIONS, Importance, Removal, Score
@@ -262,7 +269,8 @@ def score_table(result: Stats, heads: Sequence[HeadScores], sort: str | None = N
     named_sharp = {head.role.name for head in heads if head.role} & {"sharp", "broad"}
     notes = (
         f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort)}",
-        "score: how strongly the head shows its role (baseline in parentheses); --csv prints every measure",
+        "score: how strongly the head shows its role, averaged over tokens (baseline in parentheses); --csv "
+        "prints every measure",
         *[f"{each}: its score is the normalized entropy, 0 to 1" for each in sorted(named_sharp)],
         *([ERRORS] if any(map(_role_error, heads)) else []),
         *result.shown_notes,
@@ -303,7 +311,7 @@ def _draw_column(
             return "–"
         if with_errors and (unit == "loss" or error is not None):
             return f"{each.value:.3f}" + ("" if error is None else f" ±{error:.3f}")
-        return number(each.value, largest) if 0 < largest < 0.01 else f"{each.value:.2f}"  # of a long text
+        return number(each.value, largest) if 1e-6 < largest < 0.01 else f"{each.value:.2f}"  # of a long text
 
     texts = [text(each) for each in scores]
     top, width = 1.0 if unit == "share" else largest or 1.0, max(map(len, texts), default=0)
@@ -504,7 +512,8 @@ def overview(
         measures = own_numbers(measured.scores(), record, selection)
     heads = settle_roles(measures)
     grids = {kind: replace(grid, roles=role_map(heads, kind, grid)) for kind, grid in grids.items()}
-    return Overview(grids, heads, record, layers.notes, apart=layers.apart, by=by)
+    notes = (*layers.notes, *note_averaged(selection))
+    return Overview(grids, heads, record, notes, apart=layers.apart, by=by)
 
 
 def role_map(heads: Sequence[HeadScores], kind: str, view: Grid) -> RoleMap:
@@ -534,10 +543,11 @@ def overview_answer(
         notes = ("no head shows a clear pattern on this text", *notes)
     elif not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
-    ranking = Ranking(ranked, title="Worth a look" if ranked else "", notes=notes)
+    led = "Worth a look" if result.by in (None, "role") else f"Largest {result.by}"
+    ranking = Ranking(ranked, title=led if ranked else "", notes=notes)
     strips = [] if result.losses is None else [token_losses_table(result.losses)]
     views: Mapping[str, Any] = result.grids if result.by is None else _one_cell_a_head(result, result.by)
-    named = [f"worth a look: {', '.join(f'{each.head} {each.word}'.strip() for each in ranked)}"][
+    named = [f"{led.lower()}: {', '.join(f'{each.head} {each.word}'.strip() for each in ranked)}"][
         : len(ranked)
     ]
     pictures = {kind: replace(view, notes=(*named, *result.notes)) for kind, view in views.items()}
@@ -547,17 +557,21 @@ def overview_answer(
 def _heads_worth_a_look(
     result: Overview, command: str | None, opening: Callable[[Head], str] | None
 ) -> Iterator[HeadRank]:
-    several = len(result.grids) > 1
-    for head in worth_a_look(result.heads, apart=result.apart):
+    several, by = len(result.grids) > 1, result.by
+    for head in worth_a_look(result.heads, apart=result.apart, by=by):
         kind, extra = (f" {head.site.kind}", f" --kind {head.site.kind}") if several else ("", "")
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
             words = opening(head.address if several else Head(head.name))
         reason = head.role.sentence if head.role else ""
-        if head.role and head.role.name in PATTERNLESS:
+        word = "" if head.role is None or head.role.name == NONE else head.role.name
+        if by not in (None, "role"):
+            score, unit = head.scores[by], MEASURES[by].unit.replace("share", "")
+            word = f"{round_short(score.value)} {unit}".strip()
+            reason = f"{word} (baseline {round_short(score.baseline)}); {reason}".removesuffix("; ")
+        elif head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
             reason += f"; focus {far:.0%} (0%: uniform, 100%: one key), rows {apart:.2f} nats apart"
-        word = "" if head.role is None or head.role.name == NONE else head.role.name
         yield HeadRank(head.name + kind, reason, words, word)
 
 

@@ -101,6 +101,13 @@ def test_suggested_heads_have_different_roles():
     assert worth_a_look(heads, 0) == worth_a_look([], 3) == []
 
 
+def test_suggested_heads_by_a_measure_are_those_of_its_largest_scores():
+    nan = float("nan")
+    heads = made([scores_of(offset=(each, 0)) for each in (0.5, -3.0, nan, 2.0, 0.1)] + [{}])
+    assert [h.head for h in worth_a_look(heads, by="offset")] == [1, 3, 0, 4]
+    assert [h.head for h in worth_a_look(heads, 2, by="offset")] == [1, 3]
+
+
 def test_role_has_the_values_of_its_pattern_or_spread():
     found = role(scores_of(normalized_entropy=(0.7, 0.9)) | {"duplicate": Score(0.7, 0.1, 7, 1)})
     assert (found.score, found.baseline, found.rows, found.lift) == (0.7, 0.1, 7, pytest.approx(0.6))

@@ -158,6 +158,7 @@ def test_head_scores_follow_word_axes_of_its_picture(own):
     hidden = one_head(*spelled, Selection(words=True, hide_special=True).of("L0H7"))
     assert hidden.scores.scores["next"] == one_head(*spelled, "L0H7").scores.scores["next"]
     assert "scores are averages over all tokens" in hidden.heatmap.notes
+    assert "scores are averages over all tokens" in overview(*spelled, Selection(words=True)).notes
 
 
 def test_generated_text_is_shown_and_measured_over_all_rows(tmp_path):

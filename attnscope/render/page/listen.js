@@ -165,7 +165,11 @@ function listen() {
   on("between", "change", (event) => lookBetween(event.target.value));
   on("few", "change", (event) => showFew(event.target.checked));
   on("mode", "change", (event) => changeMode(event.target.value));
-  on("by", "change", drawThumbnails);
+  on("by", "change", () => {
+    buildWorth();
+    drawSide();
+    drawThumbnails();
+  });
   on("wide", "click", (event) => {
     const on = document.querySelector("main").classList.toggle("wide");
     event.target.setAttribute("aria-pressed", on);

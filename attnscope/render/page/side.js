@@ -21,13 +21,22 @@ function drawSide() {
   drawScene();
 }
 
+// Where a score colours the heads, those of the largest scores; else those that are most telling.
+function worthALook() {
+  const by = element("by").value;
+  if (["auto", "map", "role"].includes(by)) return PAGE.worth.map((place) => [place]);
+  const scoresOf = ([kind, layer, heads]) => heads.map(([, , scores], head) => [[kind, layer, head], scores.find(([name]) => name === by)]);
+  return PAGE.kinds.flatMap(({ layers }, kind) => layers.flatMap(({ layer, about }) => scoresOf([kind, layer, about])))
+    .filter(([, score]) => score).sort(([, a], [, b]) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, PAGE.worth.length);
+}
+
 function buildWorth() {
   element("advice").hidden = !PAGE.worth.length;
-  element("worth").append(...PAGE.worth.map(([kind, layer, head]) => {
+  element("worth").replaceChildren(...worthALook().map(([[kind, layer, head], score]) => {
     const found = PAGE.kinds[kind].layers.find((one) => one.layer === layer);
-    const where = PAGE.kinds.length > 1 ? ` ${PAGE.kinds[kind].kind}` : "";
+    const where = PAGE.kinds.length > 1 ? ` ${PAGE.kinds[kind].kind}` : "", [name, value, , unit] = score ?? [];
     const button = made("button", { type: "button", "data-head": [kind, layer, head].join() },
-      made("b", {}, `L${layer}H${head}${where}`), found.about[head]?.[1] || "");
+      made("b", {}, `L${layer}H${head}${where}`), score ? `${name} ${value} ${unit}` : found.about[head]?.[1] || "");
     button.addEventListener("click", () => openKind(kind, layer, head));
     return made("li", {}, button);
   }));

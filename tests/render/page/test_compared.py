@@ -51,6 +51,17 @@ def test_page_opens_the_top_suggested_head_with_its_role(opened) -> None:
     assert opened.text("role") == "mixed: says 0, 2"
 
 
+def test_page_by_a_measure_suggests_the_heads_of_its_largest_scores(opened) -> None:
+    choose = "element('by').value = '{}'; element('by').dispatchEvent(new Event('change'))"
+    opened.run(choose.format("entropy"))
+    assert opened.texts("#worth button") == ["L0H12entropy 12.00 nats", "L1H12entropy 12.00 nats"]
+    opened.run("document.querySelectorAll('#worth button')[1].click()")
+    opened.until("element('name').textContent === 'L1H12 · encoder'")
+    assert opened.texts("#worth [aria-current=true] b") == ["L1H12"]
+    opened.run(choose.format("map"))
+    assert opened.texts("#worth b") == ["L1H5", "L0H2"]
+
+
 def test_pointer_lists_the_weight_of_each_ticked_head(opened) -> None:
     ticked = ((0, 3), (1, 7), (1, 12))
     opened.run(*(f"tick({row}, {number})" for row, number in ticked), "pin(2)", "changeMode('lines')")

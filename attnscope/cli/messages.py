@@ -39,7 +39,10 @@ def is_verbose() -> bool:
 def notify(sentence: str) -> None:
     """Print a note beside the answer, such as a saved file, on standard error."""
     if not is_quiet():
-        print(clean(sentence), file=sys.stderr)
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True).print(Text(clean(sentence), "dim"), soft_wrap=True)
 
 
 def warn(sentence: str) -> None:

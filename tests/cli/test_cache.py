@@ -51,6 +51,13 @@ def test_second_command_reads_the_cached_pass(run, looks, folder):
     assert len(list(looks.iterdir())) == 2
 
 
+def test_note_on_a_cached_pass_is_dim_on_a_screen(run, looks, monkeypatch, folder):
+    run("show", TEXT, "-m", folder)
+    assert run("show", TEXT, "-m", folder).err.startswith("cached ")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run("show", TEXT, "-m", folder).err.startswith("\x1b[2mcached ")
+
+
 @pytest.mark.parametrize("weighting", ["raw", "norm", "gradient"])
 def test_two_texts_load_one_model_once(run, looks, monkeypatch, weighting):
     load = Mock(wraps=cli_source.load_model)

@@ -52,6 +52,7 @@ SCALE_ENDS = {"row": "each row's largest", "head": "each head's largest"}  # ful
 IN_LONG_ROWS = " in rows with many unmasked keys"  # other rows do not set the scale: ``scale_rows``
 
 BRIGHT = 8  # times the mean weight, beyond which cells are all as bright on the scale "auto"
+BRIGHT_POOLED = 6  # in thumbnails whose cells are sums over keys: there the pattern counts, not the weight
 LEAST_DIFFERENCE = 0.001  # full colour of a difference of weights, at least
 
 THUMBNAIL_CELLS = 48  # rows and columns of a thumbnail, at most
@@ -239,13 +240,13 @@ def _sizes_of(maps: Iterable[tuple[Array, Array]]) -> tuple[float, float, float]
     return every, able, total / max(count, 1)
 
 
-def _full_colour(every: float, able: float, mean: float) -> float:
+def _full_colour(every: float, able: float, mean: float, bright: int = BRIGHT) -> float:
     """The weight of full colour on the scale "auto": the largest of long rows, rounded up, and 1 at most.
 
-    In a large map, one sharp row would leave all others dark: there it is ``BRIGHT`` times the mean weight.
+    In a large map, one sharp row would leave all others dark: there it is ``bright`` times the mean weight.
     What lies beyond has the same colour.
     """
-    return min(round_up(able or every), round_up(BRIGHT * mean) or 1.0, 1.0) or 1.0
+    return min(round_up(able or every), round_up(bright * mean) or 1.0, 1.0) or 1.0
 
 
 def exceeds(values: Array, top: float) -> bool:
@@ -502,7 +503,9 @@ class Grid(Titled):
         """The weight of full colour: 1, or that of the scale "auto"."""
         if self.scale != "auto" or self.signed:
             return 1.0
-        return _full_colour(*_sizes_of((layer.values, ~layer.masked) for layer in self.layers))
+        pooled = any(layer.values.shape[1:] != self.size for layer in self.layers)
+        sizes = _sizes_of((layer.values, ~layer.masked) for layer in self.layers)
+        return _full_colour(*sizes, BRIGHT_POOLED if pooled else BRIGHT)
 
     def fit(self, rows: int, columns: int) -> Grid:
         """The same thumbnails on at most ``rows`` × ``columns`` cells; each covers whole places."""

@@ -328,6 +328,7 @@ def test_grid_scale_ignores_first_causal_rows() -> None:
     assert one.scale_ends(".2g") == ("0", "≥0.05")
     previous = bare(np.eye(48, k=-1)[None], open_)
     assert grid([(0, previous)], scale="auto").scale_ends() == ("0", "≥0.25")
+    assert grid([(0, previous)], scale="auto").fit(16, 16).scale_ends() == ("0", "≥0.5")  # 6 times 1 / 12
 
 
 def test_two_rows_per_line_are_whole_rows() -> None:

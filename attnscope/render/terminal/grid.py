@@ -228,7 +228,7 @@ def legend(view: Grid, small: Grid, surface: Surface) -> Iterator[Line]:
     yield from surface.colour_bar(*small.scale_ends(), palette, view.bar, words)
 
 
-SHORT_REMEDY = "maps: --large"
+SHORT_REMEDY = "maps: --head NAME"
 
 
 def _remedy(view: Grid, surface: Surface) -> str:

@@ -22,12 +22,15 @@ import torch
 from torch import Tensor
 
 from attnscope.axes import Array
+from attnscope.progress import report
 from attnscope.records import MATRIX, Meaning, record
 
 MAX_DIVERGENCE = math.log(2)  # the divergence of two rows that share no key
 
 BLOCK_WEIGHTS = 1 << 18
 """Weights compared with one head at a time: they and their logarithms stay in the processor's cache."""
+
+REPORTED = 32  # heads from one report of progress to the next
 
 TINY = 1e-30  # stands for zero: its ``p log p`` is below float32's resolution
 
@@ -60,25 +63,37 @@ def measure_distances(
     """
     heads, count, keys = rows.shape
     size = heads if others is None else len(others)
-    total, squares = torch.zeros(2, heads, size, dtype=torch.float64)
+    total, squares = np.zeros((2, heads, size))
     step = max(1, BLOCK_WEIGHTS // max(1, size * keys))
-    mixed, logs = torch.empty(2, size, step, keys + 1, device=rows.device)  # reused for every head
     for start in range(0, count, step):
-        left = _halves(rows[:, start : start + step])  # [head, row, key + 1]
-        right = left if others is None else _halves(others[:, start : start + step])
-        left_entropy, right_entropy = _entropy(left + left), _entropy(right + right)  # [head | other, row]
+        both = [_halves(each[:, start : start + step]) for each in (rows, others) if each is not None]
+        used = torch.cat(both).amax(0) > TINY  # a key that no head attends to adds nothing
+        used[:, -1] = True  # [row, key + 1]
+        left, right = (both[at][:, used].T.contiguous().cpu().numpy() for at in (0, -1))  # [cell, head]
+        cells = used.sum(1).cpu().numpy()
+        starts = np.cumsum(cells) - cells  # the first cell of each row
+        scratch = np.empty((2, *right.shape), right.dtype)  # reused for every head
+        left_sums, right_sums = (_row_sums(2 * each, np.log(2 * each), starts) for each in (left, right))
         for head in range(heads):
             first = head + 1 if others is None else 0  # among the same heads, each pair is compared once
-            both = torch.add(right[first:], left[head], out=mixed[first:, : left.shape[1]])
-            entropy = _entropy(both, logs[first:, : left.shape[1]])  # [other, row]
-            divergences = (entropy - (right_entropy[first:] + left_entropy[head]) / 2).clamp(min=0).double()
-            total[head, first:] += divergences.sum(-1).cpu()
-            squares[head, first:] += divergences.square().sum(-1).cpu()
+            mixed, logs = scratch[:, :, first:]
+            np.add(right[:, first:], left[:, head, None], out=mixed)
+            sums = _row_sums(mixed, np.log(mixed, out=logs), starts)  # [row, other]
+            divergences = ((right_sums[:, first:] + left_sums[:, head, None]) / 2 - sums).clip(min=0)
+            total[head, first:] += divergences.sum(0)
+            squares[head, first:] += np.square(divergences).sum(0)
+            if not (head + 1) % REPORTED:
+                report("comparing head", (start * heads + (head + 1) * len(used)) // count, heads)
     if others is None:
         total, squares = total + total.T, squares + squares.T
     mean = total / max(count, 1)
-    variance = (squares - count * mean.square()).clamp(min=0) / max(count - 1, 1)
-    return Distances(mean.numpy(), variance.sqrt().numpy() * _error_factor(count, population or count))
+    variance = (squares - count * np.square(mean)).clip(min=0) / max(count - 1, 1)
+    return Distances(mean, np.sqrt(variance) * _error_factor(count, population or count))
+
+
+def _row_sums(weights: Array, logs: Array, starts: Array) -> Array:
+    """The sum of p log p over the cells of each row; ``logs`` is overwritten.  [cell, head] -> [row, head]"""
+    return np.add.reduceat(np.multiply(weights, logs, out=logs), starts, axis=0, dtype=np.float64)
 
 
 def sampling_error(divergences: Tensor, population: int) -> float:
@@ -100,9 +115,9 @@ def _halves(rows: Tensor) -> Tensor:
     return torch.cat([rows / sums.clamp(min=1), rest], -1) / 2 + TINY
 
 
-def _entropy(rows: Tensor, logs: Tensor | None = None) -> Tensor:
-    """Shannon entropy in nats, of rows without a zero; ``logs`` is scratch memory.  [..., key] -> [...]"""
-    return -torch.log(rows, out=logs).mul_(rows).sum(-1)
+def _entropy(rows: Tensor) -> Tensor:
+    """Shannon entropy in nats, of rows without a zero.  [..., key] -> [...]"""
+    return -rows.log().mul_(rows).sum(-1)
 
 
 Alignment: TypeAlias = tuple[tuple[int | None, int | None], ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, starmap
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -34,6 +34,7 @@ from attnscope.questions.sentences import (
 )
 from attnscope.records import MATRIX, Meaning, Notes, Parts, derived, record
 from attnscope.views import (
+    DistanceMap,
     HeadDistances,
     HeadPair,
     HeadRank,
@@ -115,8 +116,6 @@ class Comparison:
     heads: Annotated[tuple[Head, ...], Meaning("the heads, in the order of rows and columns")]
     distances: Annotated[Array, divergences("[head, head]")]
     error: Errors  # [head, head]
-    groups: Annotated[comparison.Groups, Parts(silhouette="how well the groups are separated, -1 to 1")]
-    plane: Annotated[comparison.Plane, Meaning("the heads as points")]
     texts: TextCount
     stability: Stability
     title: str
@@ -124,6 +123,19 @@ class Comparison:
     notes: Notes
     rows: Annotated[RowCount, Meaning("rows that were compared")]
     single: Sequence[Array] = ()  # the distances of each text, if there are several
+
+    @cached_property
+    def groups(self) -> comparison.Groups:
+        """Groups of similar heads, by their numbers."""
+        return comparison.group_heads(self.distances)
+
+    @derived("how well the groups are separated, -1 to 1")
+    def silhouette(self) -> float:
+        return self.groups.silhouette
+
+    @derived("the heads as points")
+    def plane(self) -> comparison.Plane:  # of a thousand heads it takes a second: not for every answer
+        return comparison.embed_in_plane(self.distances)
 
     @derived("groups of similar heads", name="groups")
     def grouped_heads(self) -> tuple[tuple[Head, ...], ...]:
@@ -163,18 +175,29 @@ class Comparison:
         )
 
     @property
+    def table(self) -> DistanceMap:
+        """The distances in the order of the groups."""
+        names = [head.name for head in self.heads]
+        one_a_layer = len({head.layer for head in self.heads}) == len(names)  # these stay in their order
+        return distance_map(
+            self.distances,
+            names,
+            names,
+            groups=() if one_a_layer else self.groups.members,
+            title=self.title,
+            subtitle=self.subtitle,
+            notes=(self._describe_clusters(), *self.notes),
+        )
+
+    @property
     def view(self) -> HeadDistances:
-        """The table in the order of the groups, and the plane."""
+        """The table, and the plane."""
+        table, plane = self.table, self.plane
         names, layers = zip(*((head.name, head.layer) for head in self.heads), strict=True)
-        note = self._describe_clusters()
+        share = f"2-D projection of the distances (keeps {plane.explained_variance:.0%} of the variance)"
         words: dict[str, Any] = {"title": self.title, "subtitle": self.subtitle}
-        notes = (note, *self.notes)
-        one_a_layer = len({*layers}) == len(layers)  # then the layers stay in their order
-        groups = () if one_a_layer else self.groups.members
-        table = distance_map(self.distances, names, names, groups=groups, notes=notes, **words)
-        share = self.plane.explained_variance
-        notes += (f"plane: 2-D projection of the distances (keeps {share:.0%} of the variance)",)
-        return HeadDistances(table, self.plane.points, names, layers, notes=notes, **words)
+        notes = (*table.notes, f"plane: {share}")
+        return HeadDistances(table, plane.points, names, layers, notes=notes, **words)
 
 
 CELLS = 3 << 14  # weights compared per head: 221 rows of 221 keys, or 96 of 512. More rows are sampled.
@@ -334,8 +357,6 @@ def compare_all_heads(
         heads=first.heads,
         distances=mean.mean,
         error=mean.error,
-        groups=comparison.group_heads(mean.mean),
-        plane=comparison.embed_in_plane(mean.mean),
         rows=measured.rows,
         single=mean.texts,
         texts=len(texts),
@@ -368,7 +389,7 @@ def _name_members(group: Sequence[Head]) -> str:
 
 def heads_answer(result: Comparison, command: str | None, *, scatter: bool = False) -> Answer:
     """All heads: the table, the groups and the nearest pairs; a picture with ``scatter`` adds the plane."""
-    view = result.view
+    table = result.table
     clusters = [(number, group) for number, group in enumerate(result.grouped_heads, 1) if len(group) > 1]
     largest = sorted(clusters, key=lambda each: -len(each[1]))[:LARGEST_CLUSTERS]
     groups = [HeadRank(str(number), _name_members(group)) for number, group in largest]
@@ -379,7 +400,7 @@ def heads_answer(result: Comparison, command: str | None, *, scatter: bool = Fal
     several = len(clusters) > LARGEST_CLUSTERS
     title = f"The {LARGEST_CLUSTERS} largest clusters" if several else "Clusters, largest first"
     lists = Ranking(tuple(groups), title=title), Ranking(tuple(pairs), title="Most similar pairs")
-    views: tuple[View, ...] = (view.table, *(ranking for ranking in lists if ranking.heads))
+    views: tuple[View, ...] = (table, *(ranking for ranking in lists if ranking.heads))
     every = starmap(result.pair, combinations(range(len(result.heads)), 2))
     member = {head: number for number, group in enumerate(result.groups.members) for head in group}
     arrays = {
@@ -389,7 +410,7 @@ def heads_answer(result: Comparison, command: str | None, *, scatter: bool = Fal
         "points": result.plane.points,
         "groups": np.array([member[head] for head in range(len(member))]),
     }
-    picture = view if scatter else view.table
+    picture = result.view if scatter else table
     return Answer(views, {"heads": picture}, lambda: result, lambda: csv_rows(every), lambda: arrays)
 
 

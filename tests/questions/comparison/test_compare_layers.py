@@ -9,6 +9,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 
 from attnscope.models import load
+from attnscope.progress import listening
 from attnscope.questions.compare import compare_all_heads, heads_answer
 from attnscope.questions.compare_layers import compare_layers
 from attnscope.questions.compare_texts_models import compare_models
@@ -124,7 +125,8 @@ def test_note_counts_clusters_and_heads_alone(own, text):
         named += f" of {32 - alone} heads, and {alone} that resemble{'s' * (alone == 1)} no other"
     assert seen.view.table.notes[0].startswith(f"{named} (average linkage")
     for silhouette, unclear in ((0.25, True), (0.26, False)):
-        told = replace(seen, groups=replace(seen.groups, silhouette=silhouette)).view.table.notes[0]
+        vars(seen)["groups"] = replace(seen.groups, silhouette=silhouette)
+        told = seen.view.table.notes[0]
         assert told.endswith("no clear structure)") == unclear
 
 
@@ -166,3 +168,12 @@ def test_errors_of_layers_are_those_of_means_of_single_texts():
         assert pair.mean_error == pytest.approx(np.std(means, ddof=1) / np.sqrt(3), abs=1e-9)
         assert 0 < pair.mean_error < pair.mean
         assert single[0].pairs[number].mean_error == 0
+
+
+def test_layers_need_neither_clusters_nor_a_plane_and_report_their_heads(own, monkeypatch):
+    for name in ("group_heads", "embed_in_plane"):
+        monkeypatch.delattr(f"attnscope.comparison.{name}")
+    seen = []
+    with listening(lambda *words: seen.append(words)):
+        compare_layers(compare_all_heads(own, own.prepare(TEXT)))
+    assert ("comparing head", 32, 32) in seen

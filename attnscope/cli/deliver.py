@@ -159,7 +159,10 @@ def latex_of(answer: Answer, about: Mapping[str, Any]) -> str:
         raise OutputError("this answer has no table: --latex does not apply")
     read = about["input"]
     options = [name if value is True else f"{name} {value}" for name, value in about["options"].items()]
+    sums = {"revision": read["revision"], "model sha256": read["checksum"]}
+    sums |= {f"{name} sha256": each for name, each in (read.get("files") or {}).items()} | about["versions"]
     source = [f"attnscope {about['attnscope']}", f"model {read['model']}", read.get("text"), *options]
+    source += [f"{name} {each}" for name, each in sums.items() if each]
     comment = " · ".join(" ".join(clean(each).split()) for each in source if each)
     return "\n\n".join(tables) + f"\n% {comment}"
 

@@ -106,8 +106,8 @@ def role(scores: Mapping[str, Score]) -> Role | None:
 
 
 def _mostly(pattern: Pattern) -> str:
-    """A pattern that passes no threshold, in words: "attends mostly to the first token"."""
-    return pattern.words.replace("attends", "attends mostly", 1)
+    """A pattern that passes no threshold, in words: "attends most of all to the first token"."""
+    return pattern.words.replace("attends", "attends most of all", 1)
 
 
 def _name_none(evenness: Score) -> str:
@@ -204,6 +204,28 @@ def worth_a_look(
         round_ = [group.pop(0) for group in by_role.values() if group]
         chosen += sorted(round_, key=telling, reverse=True)
     return chosen[:count]
+
+
+def note_threshold(name: str) -> list[str]:
+    """A note on the threshold of a measure that is a role."""
+    return [f"a head has the role {name} from {PATTERNS[name].threshold} on"] if name in PATTERNS else []
+
+
+def note_unreached(heads: Sequence[HeadScores], only: str | None = None, *, repeated: bool) -> Iterator[str]:
+    """A note on the roles of repeats, or the ``only`` one, if the text has some and no head reaches them.
+
+    Unless it is ``repeated`` random tokens, the note says how to measure them.
+    """
+    highest = []
+    for name in (name for name, pattern in PATTERNS.items() if pattern.threshold == REPEAT_BAR):
+        scored = [(head.scores[name], head.name) for head in heads if name in head.scores]
+        counted = [(each.value, head) for each, head in scored if each.rows >= FEWEST_ROWS]
+        value, head = max(counted, default=(REPEAT_BAR, ""))
+        if only in (None, name) and value < REPEAT_BAR:
+            highest.append(f"{name} (highest: {head} {value:.2f})")
+    if highest:
+        hint = "" if repeated else "; --repeat-random 20 measures random tokens, read twice"
+        yield f"no head reaches {REPEAT_BAR} in {' or '.join(highest)}{hint}"
 
 
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)

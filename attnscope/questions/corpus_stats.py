@@ -28,7 +28,7 @@ from attnscope.questions.corpus import (
 from attnscope.questions.loss import HeadSums, MeanOutputs, Way, corpus_means, describe_way, predicted_side
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import describe_kernels, extent, require_selected
-from attnscope.questions.stats import Stats, count_fused, measuring_pass, with_predictions
+from attnscope.questions.stats import ALL_FUSED, Stats, count_fused, measuring_pass, with_predictions
 from attnscope.records import read
 from attnscope.storage.checkpoint import fingerprint
 from attnscope.storage.corpus import Corpus
@@ -184,11 +184,12 @@ def _finish(total: Totals, progress: Progress, about: Measured, asked: Mapping[s
         )
     layers, _ = progress.layout or ("", "")
     path = None if about.path is None else Path(about.path)
-    parts = about.title, layers, progress.describe(path)
+    ran = count_fused(progress.taken, progress.calls)
+    parts = about.title, layers, progress.describe(path), "fused pass" * (ran == ALL_FUSED)
     return Stats(
         settle_roles(with_predictions(list(total.measured.scores()), importances, removals)),
         " · ".join(part for part in parts if part),
-        count_fused(progress.taken, progress.calls),
+        ran,
         (*about.notes, *progress.left_out, *describe_way(asked["ablation"])),
         read=(about.model, path, (progress.texts, progress.tokens)),
     )

@@ -32,7 +32,7 @@ from attnscope.questions.sentences import (
     provenance,
     selected_sites,
 )
-from attnscope.questions.stats import OWN_KERNELS, what_ran
+from attnscope.questions.stats import ALL_FUSED, OWN_KERNELS, what_ran
 from attnscope.records import ADDRESS, MATRIX, Meaning, Notes, derived, record
 from attnscope.text import visible
 from attnscope.views import AxisNames, Heatmap, Stack, heatmap
@@ -140,7 +140,7 @@ def span_maps(
         np.concatenate(even),
         f"{name_pass(model, prepared)} · {provenance(chosen)}",
         (
-            *([] if (ran := what_ran(chosen)) == OWN_KERNELS else [ran]),
+            *([] if (ran := what_ran(chosen)) in (OWN_KERNELS, ALL_FUSED) else [ran]),
             *one,
             *model.notes,
             *prepared.notes,

@@ -16,7 +16,14 @@ from attnscope.capture.observers import Coarsen, How, RowObserver, SharedRows
 from attnscope.errors import SelectionError
 from attnscope.fused.request import SHORTEST, Request
 from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadScores, Measurement, fused_request
-from attnscope.measures.roles import NONE, PATTERNLESS, settle_roles, worth_a_look
+from attnscope.measures.roles import (
+    NONE,
+    PATTERNLESS,
+    note_threshold,
+    note_unreached,
+    settle_roles,
+    worth_a_look,
+)
 from attnscope.models import Model, ModelInput
 from attnscope.questions.answer import Answer
 from attnscope.questions.conditions import Condition
@@ -115,8 +122,8 @@ class Stats:
 
     @property
     def shown_notes(self) -> tuple[str, ...]:
-        """The notes, and what ran if the model's own kernels did not."""
-        return (*([] if self.ran == OWN_KERNELS else [self.ran]), *self.notes)
+        """The notes, and what ran if that was not the same for all calls; the title names the fused pass."""
+        return (*([] if self.ran in (OWN_KERNELS, ALL_FUSED) else [self.ran]), *self.notes)
 
     def meeting(self, conditions: Sequence[Condition], sort: str | None = None) -> list[HeadScores]:
         """The heads that meet all conditions, largest lift of the role's score first.
@@ -186,10 +193,15 @@ def stats_answer(
     names: Sequence[str],
     sort: str | None,
     shown: int | None = None,
+    *,
+    alone: bool = False,
 ) -> Answer:
-    """Some heads as a table of at most ``shown``, as numbers, and the scores of ``names`` for a file."""
+    """Some heads as a table of at most ``shown``, as numbers, and the scores of ``names`` for a file.
+
+    ``alone``: the table has no other measure than the one that it is sorted by.
+    """
     chosen, more = replace(result, heads=tuple(heads)), len(heads) - len(heads[:shown])
-    table = score_table(result, heads[:shown], sort)
+    table = score_table(result, heads[:shown], sort, alone=alone)
     if more:
         count, *notes = table.notes
         table = replace(table, notes=(f"{count}; {more:,} more: --top 0", *notes))
@@ -220,18 +232,18 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     maps = maps_by_kind(
         values,
         name,
-        lambda kind: f"{name} · {kind}",
+        lambda kind: f"{name} · {kind_title(kind)}",
         unit=unit,
         from_zero=unit == "share",
         signed=name in ("offset", ABLATION),
         subtitle=result.title,
-        notes=result.shown_notes,
+        notes=(*note_threshold(name), *result.shown_notes),
     )
     return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 
 
 COLUMNS = ("entropy", "distance", "previous", "first", "special")
-"""The measures of the table; the one it is sorted by replaces the last."""
+"""The measures of the table; the one it is sorted by stands before them, in place of the role's score."""
 
 ERRORS = "± is the standard error over the texts"
 
@@ -240,42 +252,63 @@ def _listed_measures(heads: Sequence[HeadScores], key: str | None) -> list[str]:
     """The measures of a table, of which ``key`` is one, if it is a measure."""
     measured = dict.fromkeys(name for head in heads for name in (*head.scores, *head.absent))
     names = list(COLUMNS) if {*COLUMNS} <= {*measured} else list(measured)[: len(COLUMNS)]
-    if key in MEASURES and key not in names:
-        return [str(key), *names[:-1]]
-    if key in names and any(head.scores[key].error is not None for head in heads if key in head.scores):
-        names.remove([each for each in names if each != key][-1])  # an error is as wide as a column
-    return names
+    if key not in MEASURES:
+        return names
+    return [str(key), *[name for name in names if name != key][: len(COLUMNS) - 1]]
 
 
-def score_table(result: Stats, heads: Sequence[HeadScores], sort: str | None = None) -> Table:
-    """One line per head: its role, the role's score, and some measures that apply to every head."""
+def score_table(
+    result: Stats, heads: Sequence[HeadScores], sort: str | None = None, *, alone: bool = False
+) -> Table:
+    """One line per head: its role, the role's score, and some measures that apply to every head.
+
+    Sorted by a measure, that one with its baseline takes the place of the role's score; ``alone``, of all.
+    """
     key = measure_of(sort)
     names = _listed_measures(heads, key)
+    sorted_by = key if key in names else None
+    names = names[:1] if sorted_by and alone else names
     if not heads:
         none = f"none of the {len(result.heads)} heads meets the conditions"
         return Table(title=result.title, notes=(none, *result.shown_notes))
     several = len({head.site.kind for head in heads}) > 1
     columns = [
-        _draw_column([head.score(name) for head in heads], MEASURES[name].unit, with_errors=name == key)
+        _draw_column([head.score(name) for head in heads], MEASURES[name].unit, sorted_by=name == key)
         for name in names
     ]
-    titles = ["head", *(["kind"] if several else []), "role", "score"]
+    titles = ["head", *(["kind"] if several else []), "role", *([] if sorted_by else ["score"])]
     named = [Column(f"{name}\n", long="cut") for name in titles]
     named += [Column(f"{name}\n{MEASURES[name].unit.replace('share', '')}", True, "cut") for name in names]
     rows = (
-        (head.name, *([head.site.kind] if several else []), *_role_cells(head), *cells)
+        (
+            head.name,
+            *([head.site.kind] if several else []),
+            *_role_cells(head)[: 1 if sorted_by else 2],
+            *cells,
+        )
         for head, *cells in zip(heads, *columns, strict=True)
     )
-    named_sharp = {head.role.name for head in heads if head.role} & {"sharp", "broad"}
+    named_sharp = sorted({head.role.name for head in heads if head.role} & {"sharp", "broad"})
+    explained = f"{sorted_by or 'score: how strongly the head shows its role'}, averaged over tokens"
+    errors = any(
+        score.error is not None for head in heads for name, score in head.scores.items() if name == sorted_by
+    )
     notes = (
         f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort)}",
-        "score: how strongly the head shows its role, averaged over tokens (baseline in parentheses); --csv "
-        "prints every measure",
-        *[f"{each}: its score is the normalized entropy, 0 to 1" for each in sorted(named_sharp)],
-        *([ERRORS] if any(map(_role_error, heads)) else []),
+        f"{explained} (baseline in parentheses); --csv prints every measure",
+        *[f"score of {' and '.join(named_sharp)}: normalized entropy, 0 (one key) to 1 (uniform)"][
+            : 0 if sorted_by else len(named_sharp)
+        ],
+        *([ERRORS] if errors or (not sorted_by and any(map(_role_error, heads))) else []),
+        *note_unreached(result.heads, sorted_by, repeated=any(map(_is_repeated, result.read))),
         *result.shown_notes,
     )
     return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
+
+
+def _is_repeated(read: Any) -> bool:
+    """Whether it is an input of random tokens, read twice."""
+    return isinstance(read, ModelInput) and getattr(read.request, "repeat_random", None) is not None
 
 
 def _role_error(head: HeadScores) -> float | None:
@@ -298,20 +331,25 @@ def _role_cells(head: HeadScores) -> tuple[str, str]:
 
 
 def _draw_column(
-    scores: Sequence[Score | Importance | Removal | None], unit: str, *, with_errors: bool = False
+    scores: Sequence[Score | Importance | Removal | None], unit: str, *, sorted_by: bool = False
 ) -> list[Cell]:
-    """The cells of a column, maybe with standard errors; the brightest is 1, or the largest if no share."""
+    """The cells of a column; of the one that is sorted by, with errors and baselines.
+
+    The brightest is 1, or the largest if no share.
+    """
 
     values = [0.0 if each is None or not isfinite(each.value) else abs(each.value) for each in scores]
     largest = max(values, default=0.0)
 
     def text(each: Score | Importance | Removal | None) -> str:
-        error = getattr(each, "error", None) if with_errors else None
+        error = getattr(each, "error", None) if sorted_by else None
         if each is None:
             return "–"
-        if with_errors and (unit == "loss" or error is not None):
-            return f"{each.value:.3f}" + ("" if error is None else f" ±{error:.3f}")
-        return number(each.value, largest) if 1e-6 < largest < 0.01 else f"{each.value:.2f}"  # of a long text
+        baseline = f" ({round_short(each.baseline)})" if sorted_by and isinstance(each, Score) else ""
+        if sorted_by and (unit == "loss" or error is not None):
+            return f"{each.value:.3f}" + ("" if error is None else f" ±{error:.3f}") + baseline
+        text = number(each.value, largest) if 1e-6 < largest < 0.01 else f"{each.value:.2f}"  # of a long text
+        return text + baseline
 
     texts = [text(each) for each in scores]
     top, width = 1.0 if unit == "share" else largest or 1.0, max(map(len, texts), default=0)
@@ -328,7 +366,7 @@ def removals_answer(result: Stats, top: int) -> Answer:
     heads = sorted(result.heads, key=lambda head: -found.value if (found := head.score(name)) else inf)
     ordered = replace(result, heads=tuple(heads))
     several = len({head.site.kind for head in heads}) > 1
-    values = _draw_column([head.score(name) for head in heads[:top]], "loss", with_errors=True)
+    values = _draw_column([head.score(name) for head in heads[:top]], "loss", sorted_by=True)
     notes = ["importance: |slope of the loss at a gate on the head|, an estimate (Michel et al. 2019)"]
     if without:
         whole = without[0].loss - without[0].value
@@ -436,7 +474,7 @@ def measuring_pass(
     return model.run(prepared, [SharedRows(observers, selection.heads)], fused)
 
 
-OWN_KERNELS = "every call ran in the model's own kernel"
+OWN_KERNELS, ALL_FUSED = "every call ran in the model's own kernel", "every call ran in the fused pass"
 
 
 def what_ran(sites: Sequence[SiteRecord]) -> str:
@@ -449,7 +487,7 @@ def what_ran(sites: Sequence[SiteRecord]) -> str:
 def count_fused(fused_calls: int, calls: int) -> str:
     """How so many calls were computed, in words."""
     fused = f"{fused_calls:,} of {calls:,} calls ran in the fused pass (--exact-kernel: the model's own)"
-    return fused if fused_calls else OWN_KERNELS
+    return {0: OWN_KERNELS, calls: ALL_FUSED}.get(fused_calls, fused)
 
 
 FEWEST = 6  # least tokens for naming patterns

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from attnscope.errors import SelectionError
 from attnscope.models import load
@@ -33,8 +34,35 @@ def test_latex_table_has_the_printed_cells(run):
     assert names[0] == "head"
     for row, head in zip(rows, run.json(*asked)["heads"], strict=True):
         assert row[0] == f"L{head['layer']}H{head['head']}"
-        assert row[names.index("[CLS]")] == f"{head['scores']['[CLS]']['value']:.2f}"
+        score = head["scores"]["[CLS]"]
+        assert row[names.index("[CLS]")] == f"{score['value']:.2f} ({score['baseline']:.2f})"
     assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+
+
+def test_unreached_roles_of_repeats_are_named_with_their_strongest_head(run):
+    repeated = "The old man walked slowly to the sea and the old man walked slowly to the house."
+    every = run.json("stats", repeated, "-m", "own-causal")["heads"]
+    best = max(every, key=lambda head: head["scores"]["induction"]["value"])
+    value = best["scores"]["induction"]["value"]
+    sentence = f"no head reaches 0.4 in induction (highest: L{best['layer']}H{best['head']} {value:.2f})"
+    said = " ".join(run("stats", repeated, "-m", "own-causal").out.split())
+    assert value < 0.4
+    assert sentence in said
+    assert "; --repeat-random 20 measures random tokens, read twice" in said
+    assert "no head reaches" not in run("stats", repeated, "-m", "own-causal", "--sort", "entropy").out
+    assert "no head reaches" not in run("stats", TEXT).out  # "the" twice is too few
+    random = run("stats", "--repeat-random", "20", "-m", "own-causal").out
+    assert "in induction" not in random
+    assert "--repeat-random" not in random
+    mapped = run("stats", repeated, "-m", "own-causal", "--map", "induction").out
+    assert "a head has the role induction from 0.4 on" in mapped
+
+
+def test_table_sorted_by_a_measure_holds_it_once_in_place_of_the_roles_score(run):
+    asked = ("stats", "--repeat-random", "20", "-m", "own-causal", "--sort", "induction", "--top", "2")
+    names, *_ = [line.split() for line in run(*asked).out.splitlines() if line.startswith("head ")]
+    assert names == ["head", "role", "induction", "entropy", "distance", "previous", "first"]
+    assert run(*asked).out.count("score of") == 0
 
 
 def test_latex_map_has_a_row_per_layer(run):
@@ -272,8 +300,7 @@ def test_corpus_table_has_errors_in_the_sorted_column_and_the_file(run, tmp_path
     for line, head in zip(lines[3:], found, strict=False):
         entropy = head["scores"]["entropy"]
         assert f"{entropy['value']:.3f} ±{entropy['error']:.3f}" in line
-        scores = [each["error"] for each in head["scores"].values() if each["value"] == head["role"]["score"]]
-        assert head["role"]["name"] == "none" or f"±{scores[0]:.3f} (" in line
+        assert line.startswith(f"L{head['layer']}H{head['head']} {head['role']['name']} ")
 
 
 def test_latex_file_says_its_source_in_comments_and_units_in_brackets(run, tmp_path):
@@ -285,6 +312,9 @@ def test_latex_file_says_its_source_in_comments_and_units_in_brackets(run, tmp_p
     assert lines[-1].startswith("% attnscope ")
     assert "model own · The cat⏎\\input{x} %sat · --sort -entropy · --top 3" in lines[-1]
     assert [line for line in lines if "\\input" in line] == [lines[-1]]
-    assert "& entropy (nats) & distance (tokens) & previous &" in printed
+    assert r"head & role & entropy (nats) \\" in lines  # a table for a paper: no other measure
+    assert " · model sha256 " in lines[-1]
+    assert f" · torch {torch.__version__}" in lines[-1]
+    assert "& entropy (nats) & distance (tokens) & previous &" in run("stats", TEXT, "--latex").out
     assert "% 3 of 32 heads, smallest entropy first" in lines
     run("stats", TEXT, "--map", "entropy", "-o", tmp_path / "b.tex").refuses("a .tex file holds the table")

@@ -36,7 +36,7 @@ def scores_of(rows=20, chance=0.1, **scores):
 
 
 NOTHING = "no clear role"
-MOST = f"{NOTHING}; attends mostly to the"
+MOST = f"{NOTHING}; attends most of all to the"
 AWAY, TWO_BACK = {"offset=-2": (0.8, 0.08)}, "attends 2 tokens back (0.80, baseline 0.08)"
 NAMED = {  # scores, and the role with its sentence
     "just enough above chance": (scores_of(1000, previous=(0.5, 0.5 - LEAST_LIFT - 1e-9)), "previous"),

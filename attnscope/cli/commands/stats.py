@@ -208,9 +208,10 @@ class ScoreTable:
         heads = [one for each in self.heads for one in find_heads(each, result.heads)] or result.heads
         sort = self.listing.sort
         listed = [each for each in result.meeting(self.conditions, sort) if each in heads]
-        printed = sys.stdout.isatty() and not (is_given("as_latex") or is_given("out"))
-        shown = most(self.listing.top, PRINTED) if printed else None
-        return stats_answer(result, listed[: self.listing.top or None], self.names, sort, shown)
+        saved = is_given("as_latex") or is_given("out")
+        shown = most(self.listing.top, PRINTED) if sys.stdout.isatty() and not saved else None
+        listed = listed[: self.listing.top or None]
+        return stats_answer(result, listed, self.names, sort, shown, alone=saved)
 
 
 def most(top: int | None, default: int) -> int:

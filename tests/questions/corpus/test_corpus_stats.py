@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from attnscope.questions.corpus import CorpusRun, windows
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.gold import find_gold
 from attnscope.questions.selection import Selection
+from attnscope.questions.stats import ALL_FUSED
 from attnscope.storage.checkpoint import write_checkpoint
 from attnscope.storage.corpus import CorpusText, ListedTexts, read_corpus
 from attnscope.storage.gold import read_gold
@@ -81,7 +81,9 @@ def test_corpus_scores_equal_texts_one_by_one(tmp_path, make):
 def test_short_texts_in_fused_pass_agree_with_float64(name):
     model = load(name)
     seen = corpus_stats(model, ListedTexts(TEXTS))
-    assert re.match(r"(\d+) of \1 calls ran in the fused pass", seen.ran)
+    assert seen.ran == ALL_FUSED
+    assert seen.title.endswith(" · fused pass")
+    assert ALL_FUSED not in seen.shown_notes  # the title says it
     model.module.double()
     exact = corpus_stats(model, ListedTexts(TEXTS), exact_kernel=True)
     assert exact.ran == "every call ran in the model's own kernel"
@@ -108,7 +110,7 @@ def test_long_texts_of_equal_length_share_a_fused_pass(tmp_path):
     model = load(gpt2(tmp_path, n_positions=600, n_layer=1))
     texts = [" ".join([text] * 60) for text in TEXTS[:3]]
     seen = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True))
-    assert "2 of 2 calls ran in the fused pass" in seen.ran  # two texts of 600 tokens, and a shorter one
+    assert seen.ran == ALL_FUSED  # two texts of 600 tokens, and a shorter one
     beside = corpus_stats(model, ListedTexts(texts), run=CorpusRun(truncate=True), exact_kernel=True)
     assert "own kernel" in beside.ran
     assert_same(seen.heads, beside.heads, keys=600)

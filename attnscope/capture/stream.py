@@ -64,10 +64,24 @@ def is_spread(node: Node, side: int) -> bool:
     )
 
 
-def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Tensor | None]:
+class Cut(NamedTuple):
+    """Where a walk's graph is cut: a gradient without its columns of zeros, and what goes on in its place."""
+
+    grad: Tensor  # [row, column]
+    leaf: Tensor  # [row, column]
+
+
+def probe(like: Tensor) -> Tensor:
+    """A leaf for a walk: one random row, each time by another factor; no number is 0.  [row, column]"""
+    generator = torch.Generator().manual_seed(len(like))
+    factors, row = (torch.rand(size, generator=generator) + 0.5 for size in ((len(like), 1), like.shape[1:]))
+    return (factors * row).to(like).requires_grad_()
+
+
+def pull(node: Node, grads: list[Tensor | None], cuts: list[Cut] | None = None) -> list[Tensor | None]:
     """The gradients of a node's inputs, from those of its outputs; held inputs have none.
 
-    ``zeros``: no derivative by a column of zeros is asked for.
+    With ``cuts``, zeros are zero whatever the seed is; where columns of them are left out, the graph is cut.
     """
     name, saved = kind(node), cast(Any, node)
     grad = next((grad for grad in grads if grad is not None), None)
@@ -76,12 +90,12 @@ def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Te
     if name == "Div":
         return [grad / saved._saved_other, None]
     if name == "Addmm":
-        left = _product(grad, saved._saved_mat2, zeros)
+        left = _product(grad, saved._saved_mat2, cuts)
         right = _transposed(saved._saved_mat1, grad)
         factors = [None if side is None else side * saved._saved_alpha for side in (left, right)]
         return [grad * saved._saved_beta, *factors]
     if name in ("Mm", "Bmm"):
-        return [_product(grad, saved._saved_mat2, zeros), _transposed(saved._saved_self, grad)]
+        return [_product(grad, saved._saved_mat2, cuts), _transposed(saved._saved_self, grad)]
     if name in NORMS:
         return _pull_norm(name, saved, grad)
     if name in ACTIVATIONS:
@@ -90,15 +104,18 @@ def pull(node: Node, grads: list[Tensor | None], zeros: bool = False) -> list[Te
     return list(pulled) if isinstance(pulled, tuple) else [pulled]
 
 
-def _product(grad: Tensor, right: Tensor | None, zeros: bool) -> Tensor | None:
-    """A gradient of ``x @ right`` as that of x, from rows that have any, and with ``zeros`` from columns."""
+def _product(grad: Tensor, right: Tensor | None, cuts: list[Cut] | None) -> Tensor | None:
+    """A gradient of ``x @ right`` as that of x, from rows that have any, and with ``cuts`` from columns."""
     if right is None or grad.ndim != 2:
         return None if right is None else grad @ right.mT
     there = grad.detach() != 0
     rows, columns = there.any(1).nonzero().flatten(), there.any(0).nonzero().flatten()
     length, grad = len(grad), grad if len(rows) == len(grad) else grad.index_select(0, rows)
-    if zeros and len(columns) < grad.shape[1]:
+    if cuts is not None and len(columns) < grad.shape[1]:
         grad, right = grad.index_select(1, columns), right.index_select(1, columns)
+        if grad.requires_grad:
+            cuts.append(Cut(grad, probe(grad)))
+            grad = cuts[-1].leaf
     product = grad @ right.mT
     if len(rows) == length:
         return product
@@ -321,7 +338,7 @@ class Stream:
 
     root: Edge
     rows: StreamRows
-    zeros: bool = False  # whether zeros of the seed are zero whatever it is; see ``pull``
+    cuts: list[Cut] | None = None  # see ``pull``
     fixed_activations: list[str] = field(default_factory=list)  # activations of the output head
 
     def __post_init__(self) -> None:
@@ -441,7 +458,7 @@ class Stream:
                 if name in ("Add", "Sub") and len(tensors) < 2 and grads[0] is not None:
                     parts.constants.append(((node, 0), tensors[0] if tensors else None, grads[0]))
                 for (each, output), grad, follow in zip(
-                    inputs, pull(node, grads, self.zeros), follows, strict=False
+                    inputs, pull(node, grads, self.cuts), follows, strict=False
                 ):
                     if follow and each is not None and grad is not None:
                         shape = tuple(each._input_metadata[output].shape)

@@ -26,6 +26,7 @@ from attnscope.capture.stream import (
     CONVOLUTION,
     LINEAR,
     Added,
+    Cut,
     Edge,
     Lost,
     Row,
@@ -36,13 +37,13 @@ from attnscope.capture.stream import (
     Written,
     kind,
     parts_beside_heads,
+    probe,
     pull,
 )
 
 WRITES = re.compile(r"[^_]_$|^__(i\w+|setitem)__$")
 """Names of functions that write into their first argument."""
 
-SMALL = 1 << 16  # numbers of a gradient up to which it is quicker to follow all heads of a call at once
 ROWS = 512  # rows of attention of which heads' outputs are computed at a time
 
 
@@ -228,25 +229,103 @@ def summands_of(states: StreamStates, tensor: Tensor, head: int, sums: Tensor) -
 
     Raises ``Lost`` where they cannot be followed back to the embeddings.
     """
-    tokens = sums.any(0).nonzero().flatten().to(tensor.device)
-    seed = torch.zeros_like(tensor)
-    # random numbers, none of them 0: products leave out rows and columns without a gradient
-    random = torch.rand(len(tokens), tensor.shape[-1], generator=torch.Generator().manual_seed(0)) + 0.5
-    seed[0, head, tokens] = random.to(seed)
-    stream, parts = walk(states, tensor, seed.requires_grad_(True))
-    weights, vectors = sums[:, tokens.cpu()].double(), dict[Summand, Tensor]()
-    for several, values, slope in values_and_slopes(stream, parts):
-        if slope.grad_fn is None:
-            continue
-        batched = len(several) > 1
-        values = values.to(slope) if batched else values.to(slope).expand_as(slope)
-        more: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "is_grads_batched": batched}
-        (given,) = torch.autograd.grad(slope, seed, values, **more)
-        if given is not None:
-            of_parts = given if batched else given[None]  # [part, 1, head, token, size]
-            for part, each in zip(several, of_parts[:, 0, head, tokens].double().cpu(), strict=True):
-                vectors[part] = vectors[part] + weights @ each if part in vectors else weights @ each
+    leaf, seed = probe(tensor[0, head].detach()), torch.zeros_like(tensor)
+    with torch.enable_grad():
+        seed[0, head] = leaf
+    stream, parts = walk(states, tensor, seed)
+    back, vectors = _Back(stream.cuts or [], leaf, sums.double()), dict[Summand, Tensor]()
+    for several, values, weight, slope in values_and_slopes(stream, parts):
+        if slope.grad_fn is not None:
+            for part, each in zip(several, back.sum(slope, values, weight), strict=True):
+                vectors[part] = vectors[part] + each if part in vectors else each
     return Summands(vectors, tuple(dict.fromkeys(stream.fixed_activations)))
+
+
+class _Map(NamedTuple):
+    """What a row of a gradient gives to the same row of a leaf, if no other row gives it anything."""
+
+    leaf: int
+    weight: Tensor  # [width, size], times a factor for each row; or [row, width, size]
+    factors: Tensor  # [row, 1]
+
+    def apply(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
+        """[part, row, width], or what a weight makes that -> [part, row, size]"""
+        if self.weight.ndim == 2:  # heads are narrower than the stream
+            return values @ (self.weight if weight is None else weight @ self.weight) * self.factors
+        values = values if weight is None else values @ weight
+        return (values.transpose(0, 1) @ self.weight).transpose(0, 1)
+
+
+@dataclass(eq=False)
+class _Back:
+    """Derivatives by the seed of a walk, of gradients times the values of parts, as sums over tokens.
+
+    Most gradients are the seed times one matrix, with a factor for each row, and the same for many parts.
+    Such a map is found once, and checked against a derivative. Without one, each part has its own derivative.
+    """
+
+    cuts: list[Cut]
+    seed: Tensor  # [token, size]
+    sums: Tensor  # [sum, token]
+    maps: dict[tuple[object, ...], _Map | None] = field(default_factory=dict)  # by the gradient's memory
+
+    def sum(self, slope: Tensor, values: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The sums of parts with one gradient; with a weight, values are what it multiplies.
+
+        [part, ..., width] -> [part, sum, size]
+        """
+        rows, values = slope.reshape(-1, slope.shape[-1]), values.detach().to(slope)
+        if weight is None:
+            values = values.expand(len(values), *slope.shape).reshape(len(values), *rows.shape)
+        else:
+            weight = weight.detach().to(slope)
+        total = torch.zeros(len(values), len(self.sums), self.seed.shape[1], dtype=torch.float64)
+        for at, given in self._pull(rows, values, weight).items():
+            whole = at == len(self.cuts)
+            total += self.sums @ given.double().cpu() if whole else self.sum(self.cuts[at].grad, given)
+        return total
+
+    def _pull(self, slope: Tensor, values: Tensor, weight: Tensor | None) -> dict[int, Tensor]:
+        """What each leaf gets of each part.  -> [part, row, size]"""
+        place = slope.data_ptr(), slope.shape, slope.stride()
+        if place not in self.maps and len(values) > 1:
+            self.maps[place] = self._map(slope)
+        if (found := self.maps.get(place)) is not None:
+            return {found.leaf: found.apply(values, weight)}
+        whole = values if weight is None else map(torch.matmul, values, weight)
+        given = [self._derive(slope, each) for each in whole]
+        return {at: torch.stack([each[at] for each in given]) for at in given[0]}
+
+    def _derive(self, slope: Tensor, values: Tensor) -> dict[int, Tensor]:
+        """The derivatives by the leaves that a gradient depends on: of cuts, then the seed."""
+        leaves = [*(cut.leaf for cut in self.cuts), self.seed]
+        given = torch.autograd.grad(slope, leaves, values, retain_graph=True, allow_unused=True)
+        return {at: each for at, each in enumerate(given) if each is not None}
+
+    def _map(self, slope: Tensor) -> _Map | None:
+        """The map of a gradient, [row, width], if it has one."""
+        values = torch.rand(slope.shape, generator=torch.Generator().manual_seed(0)).to(slope)
+        given = self._derive(slope, values)
+        for at, expected in given.items() if len(given) == 1 else ():
+            near = torch.finfo(slope.dtype).eps ** 0.75 * expected.abs().max()  # rounding, and nothing else
+            for found in self._maps(slope, at) if len(expected) == len(slope) else ():
+                if (found.apply(values[None])[0] - expected).abs().max() <= near:
+                    return found
+        return None
+
+    def _maps(self, slope: Tensor, at: int) -> Iterator[_Map]:
+        """One matrix for all rows; then one for each, if a row is no wider than the leaf's."""
+        (rows, width), cut = slope.shape, at < len(self.cuts)
+        leaf, states = self.cuts[at].leaf if cut else self.seed, slope.detach()
+        sizes = states @ states[0] / leaf.detach()[:, 0]  # the rows of leaves differ by a factor
+        factors = (sizes / sizes[0])[:, None]
+        units = torch.eye(-(-width // rows) * rows, width).to(states).reshape(-1, rows, width)
+        (given,) = torch.autograd.grad(slope, leaf, units, retain_graph=True, is_grads_batched=True)
+        yield _Map(at, (given / factors).flatten(0, 1)[:width], factors)
+        if width <= leaf.shape[1]:
+            units = torch.eye(width).to(states)
+            by_unit = [self._derive(slope, unit.expand(rows, width))[at] for unit in units]
+            yield _Map(at, torch.stack(by_unit, 1), factors)
 
 
 def walk(states: StreamStates, tensor: Tensor, seed: Tensor) -> tuple[Stream, ScoreParts]:
@@ -254,7 +333,7 @@ def walk(states: StreamStates, tensor: Tensor, seed: Tensor) -> tuple[Stream, Sc
     if tensor.grad_fn is None:
         raise Lost("it keeps no gradients of its queries and keys")
     with torch.enable_grad():
-        stream = Stream((tensor.grad_fn, tensor.output_nr), states, zeros=True)
+        stream = Stream((tensor.grad_fn, tensor.output_nr), states, cuts=[])
         return stream, stream.walk(seed)
 
 
@@ -282,10 +361,12 @@ def carried_by(
     return cells
 
 
-def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[list[Summand], Tensor, Tensor]]:
-    """What each part gives, and its gradient, which depends on the seed of the walk.
+def values_and_slopes(
+    stream: Stream, parts: ScoreParts
+) -> Iterator[tuple[list[Summand], Tensor, Tensor | None, Tensor]]:
+    """Parts with the same gradient, their values, a weight for these or none, and the gradient.
 
-    Several parts with one gradient come together, their values along a first axis.
+    Values lie along a first axis; the gradient depends on the seed of the walk.
     """
     states = stream.rows
     assert isinstance(states, StreamStates)
@@ -293,26 +374,24 @@ def values_and_slopes(stream: Stream, parts: ScoreParts) -> Iterator[tuple[list[
         for edge, grad in parts.heads.items():
             yield from _of_heads(states, stream.written[edge], grad)
         for part, place, grad in parts_beside_heads(stream, parts):
-            yield [part], states.value(place), grad
+            yield [part], states.value(place)[None], None, grad
 
 
 def _of_heads(
     states: StreamStates, written: Written, grad: Tensor
-) -> Iterator[tuple[list[Summand], Tensor, Tensor]]:
+) -> Iterator[tuple[list[Summand], Tensor, Tensor | None, Tensor]]:
     """The heads of one call, and their projection's bias."""
     site, mixed = written.site, states.mixed(written.site)
     heads = [Head(site.layer, number, site.kind) for number in range(len(mixed))]
     parts = [Summand("head", states.name(head), site.layer, head) for head in heads]
     if written.bias is not None:
-        yield [BIASES], written.bias, grad
-    if written.weight is not None and len(mixed) > 1:
-        rows, slope = _rows_with_slope(grad, mixed.shape[1])
-        if slope.numel() <= SMALL:
-            yield parts, mixed[:, rows] @ written.weight.to(mixed), slope
-            return
-    rows, slopes = _slopes_of_heads(states, written, grad)
+        yield [BIASES], written.bias[None], None, grad
+    if written.weight is not None:
+        yield parts, mixed, written.weight, grad.reshape(mixed.shape[1], -1)
+        return
+    slopes = heads_apart(grad, mixed.shape[1], *written.mixed.shape)
     for part, value, slope in zip(parts, mixed, slopes, strict=True):
-        yield [part], value[rows], slope
+        yield [part], value[None], None, slope
 
 
 def _slopes_of_heads(states: StreamStates, written: Written, grad: Tensor) -> tuple[Tensor, Iterable[Tensor]]:

@@ -439,6 +439,49 @@ def test_part_of_a_patch_is_that_of_its_convolution(tmp_path):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+class MixedQueries(torch.nn.Module):
+    """A query projection whose results, or inputs, get half of those of the token before."""
+
+    def __init__(self, projection, before):
+        super().__init__()
+        self.projection, self.before = projection, before
+
+    def forward(self, x):
+        mix = lambda rows: rows + torch.nn.functional.pad(rows, (0, 0, 1, 0))[..., :-1, :] / 2
+        return self.projection(mix(x)) if self.before else mix(self.projection(x))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_queries_of_several_tokens_have_the_parts_of_all(before):
+    module = Planted(noise=0.5)
+    attends = module.layers[1]
+    attends.query = MixedQueries(attends.query, before)
+    prepared = (model := wrap_planted(module)).prepare(WORDS)
+    seen = []
+    module.layers[0].output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    terms = ScorePass.run(model, prepared).explain(Head(1, 1), ask("4 -> 2"))
+    size = attends.size
+    rows = slice(size, 2 * size)
+    for head in range(3):
+        columns = slice(head * size, head * size + size)
+        written = seen[0][0][:, columns] @ module.layers[0].output.weight.T[columns]
+        query = (written[4] + written[3] / 2) @ attends.query.projection.weight.T[:, rows]
+        part = next(part for part in terms.queries if part.name == f"L0H{head}")
+        assert terms.query.vectors[part][0].numpy() == pytest.approx(query.detach().numpy(), abs=1e-5)
+
+
+def test_heads_of_a_layer_share_their_derivatives(tmp_path, monkeypatch):
+    sizes, counts = {"hidden_size": 64, "intermediate_size": 48, "num_key_value_heads": 2}, []
+    derive = torch.autograd.grad
+    for heads in (4, 16):
+        net = network("LlamaForCausalLM", **GROUPED | sizes | {"num_attention_heads": heads}, head_dim=8)
+        model, calls = load(saved(tmp_path / str(heads), net)), []
+        monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(a) or derive(*a, **k))
+        explain_head(model, model.prepare(TEXT), ask("5 -> 2"), Head(1, 3))
+        counts.append(len(calls))
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize(("cell", "against"), [("6 -> 2", None), ("2 -> 6", None), ("6 -> 2", "6 -> 4")])
 def test_first_sentence_and_side_sums_are_those_of_the_terms(cell, against):
     model = load("own")

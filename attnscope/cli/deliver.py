@@ -117,7 +117,7 @@ def save(
 ) -> None:
     """Write a picture, a page or data by the suffix of ``out``; ``-`` is standard output.
 
-    ``read`` is the model, and what it read; data begins with what ``about`` says of them.
+    ``read`` is the model, and what it read; a file says of them what ``about`` says.
     """
     from attnscope.storage.files import write_whole
 
@@ -125,9 +125,9 @@ def save(
     with TemporaryDirectory() if piped else nullcontext("") as folder:
         path = Path(folder, f"answer{out.suffix}") if piped else out
         if out.suffix.lower() in PICTURES:
-            save_pictures(answer, path, picture)
+            save_pictures(answer, path, picture, json.dumps(about()))
         elif out.suffix.lower() == PARQUET:
-            save_parquet(answer, path)
+            save_parquet(answer, path, json.dumps(about()))
         elif out.suffix.lower() == LATEX:
             write_whole(path, f"{latex_of(answer, about())}\n".encode())
         else:
@@ -181,7 +181,7 @@ def save_data(
     view = next(iter(answer.pictures.values()), None)
     paged = out.suffix.lower() == PAGE
     if answer.arrays is not None and not paged:
-        arrays.save_arrays(answer.arrays(), out)
+        arrays.save_arrays(answer.arrays(), out, json.dumps(about()))
     elif answer.layers is not None and not paged:
         kinds, described = answer.layers()
         source = {name: value for name, value in about().items() if name != "schema"}
@@ -199,13 +199,13 @@ def save_data(
         raise OutputError("a page is of heads: save a picture, or .npz, .safetensors, .json, .csv")
 
 
-def save_parquet(answer: Answer, out: Path) -> None:
-    """Write the table of an answer, all rows. Raises ``OutputError`` if it has none."""
+def save_parquet(answer: Answer, out: Path, source: str) -> None:
+    """Write the table of an answer, all rows, and its source. Raises ``OutputError`` if it has none."""
     from attnscope.storage.arrays import save_table
 
     if answer.table is None:
         raise OutputError("this answer has no table: save a picture, or use --json")
-    save_table(answer.table(), out)
+    save_table(answer.table(), out, source)
 
 
 def print_plain(numbers: Any, *, indent: int | None = None) -> None:
@@ -253,13 +253,14 @@ def print_written(prepared: ModelInput) -> None:
     Console(highlight=False).print(line, end="\n\n")
 
 
-def save_pictures(answer: Answer, out: Path, picture: SavedOptions) -> None:
-    """Draw the answer into ``out``."""
+def save_pictures(answer: Answer, out: Path, picture: SavedOptions, source: str) -> None:
+    """Draw the answer into ``out``, and write its source there."""
     from attnscope.render.image import save_image
 
     how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font")}
     how["annotate"] = isinstance(picture, PrintedOptions) and picture.annotate
-    for warning in save_image(apply_title_options(answer.picture, picture), out, width=picture.size, **how):
+    view = apply_title_options(answer.picture, picture)
+    for warning in save_image(view, out, width=picture.size, source=source, **how):
         warn(warning)
 
 

@@ -284,10 +284,10 @@ def save_weights(kinds: Kinds, path: str | Path, **described: Any) -> None:
         FORMATS[form](kinds, LayersDescription(**described), file)
 
 
-def save_arrays(arrays: Mapping[str, Array], path: str | Path) -> None:
-    """Write named arrays for ``numpy.load``; the file appears whole or not at all. Raises ``OutputError``."""
+def save_arrays(arrays: Mapping[str, Array], path: str | Path, source: str) -> None:
+    """Write named arrays and their source for ``numpy.load``, whole or not at all. Raises ``OutputError``."""
     with open_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
+        for name, array in {**arrays, DESCRIPTION: np.array(source)}.items():
             _add(archive, name, array)
 
 
@@ -371,17 +371,18 @@ def _write_csv(kinds: Kinds, description: LayersDescription, file: IO[bytes]) ->
     text.detach()
 
 
-def save_table(rows: Iterable[Sequence[Any]], path: Path) -> None:
+def save_table(rows: Iterable[Sequence[Any]], path: Path, source: str) -> None:
     """Write a table as Parquet: first the names of its columns, then its rows; an empty cell is null.
 
-    Raises ``InputError`` without pyarrow.
+    ``source`` says in the file's metadata where it comes from. Raises ``InputError`` without pyarrow.
     """
     pyarrow: Any = require_pyarrow(path)
     parquet: Any = import_module("pyarrow.parquet")
     names, *lines = ([*row] for row in rows)
     columns = [_column(values) for values in zip(*lines, strict=True)] or [[] for _ in names]
     with io.BytesIO() as file:
-        parquet.write_table(pyarrow.table(dict(zip(map(str, names), columns, strict=True))), file)
+        named = dict(zip(map(str, names), columns, strict=True))
+        parquet.write_table(pyarrow.table(named, metadata={DESCRIPTION: source}), file)
         write_whole(path, file.getvalue())
 
 

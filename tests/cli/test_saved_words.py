@@ -1,14 +1,18 @@
 """What a saved picture says without the terminal beside it: title, names of axes and bars; and its bytes."""
 
+import io
+import json
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
 from tests.models.folders import minilm
 
 SVG = "{http://www.w3.org/2000/svg}"
+SOURCE = "{http://purl.org/dc/elements/1.1/}source"
 CAT, DOG = "The cat sat on the mat because it was", "The dog sat on the mat because it was"
 QUERY, KEY, WEIGHT = "query (attends)", "key (attended to)", "attention weight"
 HEAD = (QUERY, KEY, WEIGHT)
@@ -106,9 +110,38 @@ def test_picture_names_its_text_axes_and_bar_in_equal_bytes(run, place, monkeypa
     title, described = (root.findtext(f"{SVG}{tag}") for tag in ("title", "desc"))
     assert title
     assert described
+    assert json.loads(root.findtext(f".//{SOURCE}"))["input"]["model"] in ("own", "own-causal", "gpt2")
 
 
 def test_jpeg_has_the_requested_resolution(run, tmp_path):
     image = pytest.importorskip("PIL.Image")
     assert run("show", CAT, "--head", "L0H0", "-o", tmp_path / "head.jpg", "--dpi", "40").code == 0
     assert image.open(tmp_path / "head.jpg").info["dpi"] == (40, 40)
+
+
+def pdf_keywords(content: bytes) -> str:
+    """The keywords of a PDF, a string in parentheses of which those inside are escaped."""
+    return re.sub(rb"\\(.)", rb"\1", re.search(rb"/Keywords \((.*?[^\\])\)", content, re.S)[1]).decode()
+
+
+SOURCES = {
+    ".png": lambda content: pytest.importorskip("PIL.Image").open(io.BytesIO(content)).text["Source"],
+    ".jpg": lambda content: pytest.importorskip("PIL.Image").open(io.BytesIO(content)).info["comment"],
+    ".svg": lambda content: ElementTree.fromstring(content).findtext(f".//{SOURCE}"),
+    ".pdf": pdf_keywords,
+    ".npz": lambda content: str(np.load(io.BytesIO(content))["attnscope"]),
+    ".parquet": lambda content: (
+        pytest.importorskip("pyarrow.parquet").read_schema(io.BytesIO(content)).metadata[b"attnscope"]
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", SOURCES)
+def test_file_says_its_model_text_and_version_as_json_does(run, tmp_path, suffix):
+    asked = ("compare", "Ünlü (cats) sat \\ on the mat.", "--layer", "0-2")
+    saved = tmp_path / f"heads{suffix}"
+    assert run(*asked, "-o", saved).code == 0
+    told = json.loads(SOURCES[suffix](saved.read_bytes()))
+    printed = run.json(*asked)
+    assert told == {name: printed[name] for name in ("schema", "attnscope", "input", "options", "versions")}
+    assert told["input"]["checksum"]

@@ -134,10 +134,13 @@ SETTINGS = {
 }
 
 
-def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: Any) -> list[str]:
+def save_image(
+    view: Drawable, path: str | Path, *, dpi: float = DPI, source: str = "", **look: Any
+) -> list[str]:
     """Write a view as an image in the format that the suffix names; returns warnings.
 
-    ``look`` is that of ``styled``. Raises ``OutputError``, and ``SelectionError`` for a colour map or font.
+    ``source``, ASCII, says in the file where the picture comes from; ``look`` is that of ``styled``. Raises
+    ``OutputError``, and ``SelectionError`` for a colour map or font.
     """
     path = Path(path)
     form = path.suffix.lower().removeprefix(".")
@@ -145,12 +148,14 @@ def save_image(view: Drawable, path: str | Path, *, dpi: float = DPI, **look: An
         named = f"{path.suffix!r} is not an image format" if path.suffix else "its name has no suffix"
         raise OutputError(f"cannot write {path}: {named}; there are {', '.join(FORMATS)}")
     with drawing(view, **look) as (figure, warnings):
-        write_whole(path, encode(figure, form, dpi, view))
+        write_whole(path, encode(figure, form, dpi, view, source))
     return warnings
 
 
-def encode(figure: Figure, form: str, dpi: float = DPI, view: Drawable | None = None) -> bytes:
-    """The bytes of a figure in one of ``FORMATS``; the same for the same figure.
+def encode(
+    figure: Figure, form: str, dpi: float = DPI, view: Drawable | None = None, source: str = ""
+) -> bytes:
+    """The bytes of a figure in one of ``FORMATS``, with its ``source`` inside; the same for the same figure.
 
     An SVG and a PDF have the title of the ``view``, and its description for those who cannot see it.
     """
@@ -160,10 +165,12 @@ def encode(figure: Figure, form: str, dpi: float = DPI, view: Drawable | None = 
         canvas: Any = figure.canvas
         figure.set_dpi(dpi)
         canvas.draw()
-        return (encode_png if form == "png" else encode_jpeg)(canvas, dpi)
+        return (encode_png if form == "png" else encode_jpeg)(canvas, dpi, source)
     title, described = (clean(text) for text in describe(view)) if view is not None else ("", "")
     buffer, undated = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[form]
-    words = {"Title": title, "Subject": described} if form == "pdf" else {}
+    words = {"Source": source}
+    if form == "pdf":
+        words = {"Title": title, "Subject": described, "Keywords": source}
     known = {name: text for name, text in words.items() if text}
     figure.savefig(buffer, format=form, dpi=max(dpi, 300), metadata={undated: None, **known})
     if form == "pdf" or view is None:
@@ -174,7 +181,7 @@ def encode(figure: Figure, form: str, dpi: float = DPI, view: Drawable | None = 
     return b"".join([begin, tag, b'role="img" ', attributes, end, inside.encode(), content])
 
 
-def encode_png(canvas: Any, dpi: float) -> bytes:
+def encode_png(canvas: Any, dpi: float, source: str = "") -> bytes:
     """A canvas as a PNG without transparency or dates, so that bytes are reproducible.
 
     Rows of a picture mostly repeat the row above, so each is written as the difference from it, PNG's
@@ -190,16 +197,19 @@ def encode_png(canvas: Any, dpi: float) -> bytes:
     buffer.write(b"\x89PNG\r\n\x1a\n")
     putchunk(buffer, b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0))  # 8 bits, RGB
     putchunk(buffer, b"pHYs", struct.pack(">2IB", dots, dots, 1))
+    if source:
+        putchunk(buffer, b"tEXt", b"Source\0" + source.encode("ascii"))
     putchunk(buffer, b"IDAT", zlib.compress(rows.data, 1))
     putchunk(buffer, b"IEND", b"")
     return buffer.getvalue()
 
 
-def encode_jpeg(canvas: Any, dpi: float) -> bytes:
+def encode_jpeg(canvas: Any, dpi: float, source: str = "") -> bytes:
     """A canvas as a JPEG, its letters sharp."""
     buffer = io.BytesIO()
     pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    Image.fromarray(pixels).save(buffer, "jpeg", quality=95, subsampling=0, dpi=(round(dpi), round(dpi)))
+    how = {"quality": 95, "subsampling": 0, "dpi": (round(dpi), round(dpi)), "comment": source}
+    Image.fromarray(pixels).save(buffer, "jpeg", **how)
     return buffer.getvalue()
 
 

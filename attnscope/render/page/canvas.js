@@ -11,8 +11,8 @@ function made(tag, attributes = {}, ...inside) {
   return one;
 }
 
-// The number behind a place's text; a place that has no text is its number alone.
-const behind = ([text, number]) => (text === `${number}` || isMoment(text) ? "" : ` ${number}`);
+// The number behind a place's text; a place that has no text is its number alone, and a range begins with it.
+const behind = ([text, number]) => (new RegExp(`^${number}($|-\\d+ )`).test(text) || isMoment(text) ? "" : ` ${number}`);
 
 // Whether a label is a time of the sound, which no other place has.
 const isMoment = (text) => Boolean(PAGE.scene?.heard) && /^\d[\d.–]* s( ·|$)/.test(text);

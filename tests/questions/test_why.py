@@ -439,16 +439,20 @@ def test_part_of_a_patch_is_that_of_its_convolution(tmp_path):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def with_halves(rows):
+    """Each row and half of the one before it."""
+    return rows + torch.nn.functional.pad(rows, (0, 0, 1, 0))[..., :-1, :] / 2
+
+
 class MixedQueries(torch.nn.Module):
-    """A query projection whose results, or inputs, get half of those of the token before."""
+    """A query projection whose inputs, or else results, get half of those of the token before."""
 
     def __init__(self, projection, before):
         super().__init__()
         self.projection, self.before = projection, before
 
     def forward(self, x):
-        mix = lambda rows: rows + torch.nn.functional.pad(rows, (0, 0, 1, 0))[..., :-1, :] / 2
-        return self.projection(mix(x)) if self.before else mix(self.projection(x))
+        return self.projection(with_halves(x)) if self.before else with_halves(self.projection(x))
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -471,12 +475,13 @@ def test_queries_of_several_tokens_have_the_parts_of_all(before):
 
 
 def test_heads_of_a_layer_share_their_derivatives(tmp_path, monkeypatch):
-    sizes, counts = {"hidden_size": 64, "intermediate_size": 48, "num_key_value_heads": 2}, []
-    derive = torch.autograd.grad
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
+    derive, calls, counts = torch.autograd.grad, [], []
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(a) or derive(*a, **k))
     for heads in (4, 16):
-        net = network("LlamaForCausalLM", **GROUPED | sizes | {"num_attention_heads": heads}, head_dim=8)
-        model, calls = load(saved(tmp_path / str(heads), net)), []
-        monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(a) or derive(*a, **k))
+        net = network("LlamaForCausalLM", **GROUPED | sizes | {"num_attention_heads": heads})
+        model = load(saved(tmp_path / str(heads), net))
+        calls.clear()
         explain_head(model, model.prepare(TEXT), ask("5 -> 2"), Head(1, 3))
         counts.append(len(calls))
     assert counts[0] == counts[1] > 0

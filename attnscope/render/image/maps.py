@@ -167,6 +167,7 @@ def _draw_points(axes: Axes, view: HeadMap, style: Style) -> None:
 TITLED_WIDTH = 4.6  # inches in which a title with two texts has three lines
 MAP_SIDE = 2.9  # inches of a map's longer side
 MAP_GAP = 0.15
+LEAST_MAP = 0.6, 1.2  # least inches of a map: with each token labelled, and however many there are
 NAME_HEIGHT = 0.42  # inches of a head's name and role below its map
 
 
@@ -211,8 +212,9 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
     right += NAME_ROOM  # at the left edge
     beside = min(len(view.maps), 4)
     if style.width is not None:
-        free = style.width - paper.label_room(weights.queries, cell, NORMAL) - right + MAP_GAP
-        beside = max(1, min(len(view.maps), int(free / (1.2 + MAP_GAP))))  # a head has 1.2 inches at least
+        least = min(LEAST_MAP[1], max(LEAST_MAP[0], columns * paper.LABEL_PITCH * paper.POINT))
+        free = style.width - paper.label_room(weights.queries, least / columns) - right + MAP_GAP
+        beside = max(1, min(len(view.maps), int(free / (least + MAP_GAP))))
     beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
     if style.width is not None:
         cell = max(free / beside - MAP_GAP, 1.0) / columns

@@ -15,7 +15,7 @@ from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError, SelectionError
 from attnscope.render.colour import table
 from attnscope.render.image import FORMATS, drawing, encode, save_image
-from attnscope.views import head_map, heatmap
+from attnscope.views import head_map, head_row, heatmap
 from attnscope.views.charts import Panels
 from tests.render.image.test_images import curves
 from tests.render.screen import random_head
@@ -75,6 +75,15 @@ def test_panel_width_is_that_of_the_whole_picture(width, beside) -> None:
     (first, second) = (place for part in alone for place in corners(whole, part))
     apart = (0, round(DPI * width / 2)) if beside == 2 else (alone[0].shape[0], 0)
     assert np.subtract(second, first) == pytest.approx(apart, abs=DPI / 150)  # a dot of a usual picture
+
+
+@pytest.mark.parametrize(("count", "beside"), [(6, True), (12, False)])
+def test_heads_in_a_column_are_beside_where_each_token_is_labelled(count, beside) -> None:
+    two = [heatmap(random_head(count), title=name) for name in ("L0H0", "L0H1")]
+    with drawing(head_row(two), width=3.3) as (figure, _):
+        first, second = (axes.get_position() for axes in figure.axes if len(axes.texts) > count)
+        assert (second.x0 > first.x1) == beside
+        assert (second.y1 < first.y0) != beside
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from attnscope.views import Drawable
 
 Shown = TypeVar("Shown", bound="Drawable")
+COLUMN_WIDTH = 4.5  # inches, below which a picture is for the column of a paper
 PLAIN = PrintedOptions()  # print options of a command without picture options
 
 
@@ -265,10 +266,16 @@ def save_pictures(answer: Answer, out: Path, picture: SavedOptions, source: str)
 
 
 def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
-    """A view with the requested title, or without title, scores or notes."""
+    """A view with the requested title, or without title, scores or notes; in a column, with a short title."""
     from attnscope.views import Heatmap, Panels
 
-    changed: dict[str, Any] = {} if picture.title is None else {"title": picture.title}
+    changed: dict[str, Any] = {}
+    short, quoted, _ = view.title.partition(" · “")
+    if picture.size is not None and picture.size < COLUMN_WIDTH and quoted:  # a paper has its own caption
+        changed = {"title": short, "subtitle": ""}
+        changed |= {"readings": ()} if isinstance(view, Heatmap) else {}
+    if picture.title is not None:
+        changed["title"] = picture.title
     if picture.title == "":
         changed |= {"subtitle": ""}
     if picture.no_caption:

@@ -467,7 +467,7 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
     """The rows of a head in their contexts, its tokens, and its histograms."""
     several = len({each.head.kind for each in result.heads}) > 1
     title = f"{head.head if several else head.head.name} · {result.title}"
-    role = head.role.sentence if head.role else "no row counted"
+    role = f"over all texts: {head.role.sentence}" if head.role else "no row counted"
     context, score = Column("context", long="fold"), Column("score", True, "keep")
     scores = _spell_order([each.score for each in head.top])
     top = tuple((text, each.text, context_cell(each)) for text, each in zip(scores, head.top, strict=True))
@@ -482,27 +482,36 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
     lists = (tuple(map(_spell_share, each)) for each in (head.queries, head.keys, head.pairs))
     distance = f"{_describe_distances(head.distances)} of the attention"
     histograms = (
-        ("distance", _bars(head.distances), f"keys from 33 before to 33 behind the row; most {distance}"),
+        (
+            "distance",
+            _bars(head.distances),
+            f"keys from 33 tokens earlier to 33 later; most {distance}",
+        ),
         ("weight", _bars(head.weights), "rows by their largest weight outside self and first token, 0 to 1"),
         ("entropy", _bars(head.entropy), "rows by their normalized entropy, 0 to 1"),
     )
     nearest = ", ".join(f"{each.head.name} {each.overlap:.2f}" for each in head.nearest)
     notes = (
-        f"score: {result.by}; »row«, [key weight]",
         *([f"nearest heads, by the weight that they give the same keys: {nearest}"] if nearest else []),
         *result.notes,
     )
     return (
-        Table((score, Column("text", long="keep"), context), top, title=title, subtitle=role),
+        Table(
+            (score, Column("text", long="keep"), context),
+            top,
+            title=title,
+            subtitle=role,
+            notes=(f"»the token that attends«, [key and its weight]; score: {result.by}",),
+        ),
         Table(
             (Column("tenth", True, "keep"), Column("scores", long="keep"), context),
             tenths,
-            title="tenths of all rows, and a random row of each" if tenths else "",
+            title="all rows by score in ten equal parts, and a random row of each" if tenths else "",
         ),
         Table(
             (Column("row's token"), Column("heaviest key"), Column("both")),
             tuple(zip_longest(*lists, fillvalue="")),
-            title=f"tokens of the {MOST_ROWS} strongest rows (share expected from the corpus)",
+            title=f"tokens of the {MOST_ROWS} strongest rows: how many (and how many per cent of all rows)",
         ),
         Table((Column(""), Column("", long="keep"), Column("")), histograms, notes=notes),
     )
@@ -553,8 +562,10 @@ def _describe_distances(histogram: Histogram) -> str:
     """The bin with most of the attention, and its share."""
     edges = [-inf, *histogram.edges, inf]
     share, low, high = max(zip(histogram.shares, edges, edges[1:], strict=False))
-    name = f"at {low:+.0f}" if low == high - 1 else f"from {low:+.0f} to {high - 1:+.0f}"
-    return f"{name.replace('from -inf to', 'up to').replace(' to +inf', ' on')}, {share:.2f}"
+    near, far = sorted((abs(low), abs(high - 1)))
+    to = "" if near == far else " or more" if far == inf else f" to {far:.0f}"
+    where = f"{near:.0f}{to} {'earlier' if low < 0 else 'later'}" if far else "on the row itself"
+    return f"{where}, {share:.2f}"
 
 
 def _heads_table(result: Examples) -> Table:

@@ -236,7 +236,11 @@ class QuestionResult:
                 number(share, largest if share >= 0.01 else share) for share in (each.weight, each.baseline)
             )
             rows.append((each.head.name, *kind, *shares, rank))
-        return Table(tuple(columns), tuple(rows), notes=self.notes)
+        ranks = "rank: 1 where no other key has a larger weight in the row"
+        notes = [f"{len(rows)} of {len(self.heads):,} heads: --top {len(self.heads)}"]
+        notes *= len(rows) < len(self.heads)
+        notes += [ranks] * any(each.rank is not None for each in self.heads[:top])
+        return Table(tuple(columns), tuple(rows), notes=(*notes, *self.notes))
 
 
 @record("heads by how much one part of a text attends to another", "find", "spans")

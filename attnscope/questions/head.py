@@ -232,6 +232,8 @@ class _ShownPass:
         notes += sentences.note_pooling(map_, weights)
         title = sentences.name_pass(self.model, prepared)
         picture = head_picture(pick_head(weights, 0), scores, site, title, selection, tuple(notes))
+        if scores.role and prepared.picture is None and prepared.sound is None:
+            picture = replace(picture, subtitle=f"on this text: {picture.subtitle}")  # others may differ
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
         bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
         bar = name_weight(self.model.weighting, kind)

@@ -349,19 +349,23 @@ def _describe_rest(hits: Array, total: int, candidates: Sequence[Rule]) -> Itera
 def rules_answer(result: Rules) -> Answer:
     """A line for each head."""
     several = len({each.head.kind for each in result.heads}) > 1
-    left = ("head", *(("kind",) if several else ()), "attends to", "what is left")
+    left = ("head", *(("kind",) if several else ()), "attends to", "other rows")
     columns = (*left[:-1], "accuracy", "coverage", left[-1])
     rows = []
     for each in result.heads:
         kind = (each.head.kind or "",) if several else ()
         numbers = ("–", "–") if each.rule is None else (f"{each.accuracy:.2f}", f"{each.coverage:.2f}")
         rest = ", ".join(f"{per_cent(part.share)} {OWN_KEY.sub('itself', part.where)}" for part in each.left)
-        rows.append((each.head.name, *kind, each.rule or "no rule", *numbers, rest))
+        rows.append((each.head.name, *kind, each.rule or "no simple rule", *numbers, rest))
     notes = [
         "coverage: rows with such a key; accuracy: those of them whose largest weight, above 0.3, is on one",
         "found on every other text, scored on the rest",
     ]
     known = [each for each in result.heads if each.rule is not None]
+    if len(known) < len(result.heads):
+        notes.insert(
+            0, "no simple rule: none is right often enough; other rows: where their largest weight is"
+        )
     if any(OWN_KEY.search(each.rule or "") for each in known):
         notes.append("+0: the row's token itself")
     if known:

@@ -609,7 +609,8 @@ def _heads_worth_a_look(
             reason = f"{word} (baseline {round_short(score.baseline)}); {reason}".removesuffix("; ")
         elif head.role and head.role.name in PATTERNLESS:
             far, apart = 1 - head.role.score, result.apart(head.address)
-            reason += f"; focus {far:.0%} (0%: uniform, 100%: one key), rows {apart:.2f} nats apart"
+            reason += f"; focus {far:.0%} (0%: uniform, 100%: one key); its tokens attend to different keys "
+            reason += f"(rows {apart:.2f} nats apart; 0: all alike)"
         yield HeadRank(head.name + kind, reason, words, word)
 
 

@@ -49,7 +49,7 @@ def test_content_heads_are_suggested_and_uniform_heads_are_not():
         mean = maps.mean(0)
         apart = sum(a * np.log(a / mean[at]) for row in maps for at, a in enumerate(row) if a) / len(maps)
         assert seen.apart(seen.heads[head].address) == pytest.approx(apart, abs=1e-6)
-    assert "focus 89% (0%: uniform, 100%: one key), rows 0.51 nats apart" in ranking.heads[1].reason
+    assert "focus 89% (0%: uniform, 100%: one key); its tokens attend to different" in ranking.heads[1].reason
     table = measure_heads(model, prepared, Selection()).meeting([])
     assert [head.head for head in table] == [1, 2, 0]
 

@@ -301,11 +301,20 @@ def test_auto_scale_leaves_even_heads_visible_beside_a_sharp_one(size: int) -> N
         assert (view.shown_scale, view.top) == ("fixed", top)
         assert view.scale_ends()[1] == ("≥" * (top < 0.8) + f"{top:.2g}")
         for each in values:
-            assert heatmap(bare(each), scale="auto").limits[1] == (
-                top if each.max() > 0.5 else round_up(1 / size)
-            )
+            alone = {id(even): round_up(1 / size), id(sharp): 1.0}.get(id(each), top)  # a sink saturates
+            assert heatmap(bare(each), scale="auto").limits[1] == alone
         assert thumbnail_levels(view.layers[0], view)[0].max() >= 1 / 16
     assert grid([(0, bare(sharp[None]))], scale="fixed").scale_ends() == ("0", "1")
+
+
+def test_diagonal_in_half_of_the_rows_does_not_saturate() -> None:
+    even = np.full((48, 48), 1 / 48)
+    half, few = even.copy(), even.copy()
+    half[24:], few[40:] = np.eye(48, k=-12)[24:], np.eye(48, k=-12)[40:]
+    assert heatmap(bare(half), scale="auto").scale_ends(".2g") == ("0", "1")
+    assert heatmap(bare(few), scale="auto").scale_ends(".2g") == ("0", "≥0.2")
+    both = head_row([heatmap(bare(each)) for each in (half, even)], scale="auto")  # the other would be dark
+    assert both.maps[0].limits[1] == 0.2
 
 
 def test_faint_grids_share_the_largest_weight_rounded_up() -> None:

@@ -220,6 +220,8 @@ def drawing(view: Drawable, **look: Any) -> Iterator[tuple[Figure, list[str]]]:
         figure = figure_of(view, style)
         if style.annotate and not figure.findobj(lambda part: part.get_gid() == maps.WEIGHT_TEXT):
             raise OutputError("weights do not fit: --annotate needs one head, few tokens and a large picture")
+        if isinstance(view, Heatmap) and style.width is not None:
+            warnings += paper.note_labels(figure, view.weights.keys)
         yield figure, warnings
 
 

@@ -363,6 +363,18 @@ PAD = 2.5  # points between a label and the map
 MOST_LABEL_COLUMNS = 18
 LABEL_PITCH = 7.4  # least points from label to label, below which letters touch
 
+
+def note_labels(figure: Figure, axis: Sequence[Place]) -> list[str]:
+    """How many columns of a map have a label, if not all, and the width in inches at which all have."""
+    axes, wide = figure.axes[0], figure.get_figwidth()
+    shown = sum(text.get_gid() == LABEL_COLUMN for text in axes.texts)
+    if shown in (0, len(axis)) or all(place.heard for place in axis):
+        return []
+    needed = wide * (1 - axes.get_position().width) + len(axis) * LABEL_PITCH * POINT + LABEL_AIR
+    return [f"{shown} of {len(axis)} columns have a label: all have with --size {needed:.1f}"]
+
+
+LABEL_AIR = 0.5  # inches by which the margins of a wider sheet may be larger
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds between labelled moments."""
 

@@ -95,13 +95,13 @@ function open() {
     make("h3", `strongest rows, by the ${config.by}`),
     table(["score", "text", "context"], head.top.map((row) =>
       [make("td", short(row.score), { class: "number" }), make("td", row.text), context(row, crossed)])),
-    make("h3", "tenths of all rows, and random rows of each"),
+    make("h3", "all rows by score in ten equal parts, and random rows of each"),
     table(["tenth", "scores", "context"], head.deciles.flatMap((tenth, number) => tenth.rows.map((row, first) => [
       make("td", first ? "" : `${number + 1}`, { class: "number" }),
       make("td", first ? "" : `${short(tenth.lowest)} to ${short(tenth.highest)}`), context(row, crossed)]))),
-    make("h3", "tokens of the 100 strongest rows (share expected from the corpus)"),
+    make("h3", "tokens of the 100 strongest rows: how many (and how many per cent of all rows)"),
     table(["row's token", "heaviest key", "both"], tokens),
-    ...bars(head.distances, "attention by distance of the key, from 33 before to 33 behind the row"),
+    ...bars(head.distances, "attention by distance of the key, from 33 tokens earlier to 33 later"),
     ...bars(head.weights, "rows by their largest weight outside self and first token, 0 to 1"),
     ...bars(head.entropy, "rows by their normalized entropy, 0 to 1"));
   document.title = `${name} · ${config.title}`;

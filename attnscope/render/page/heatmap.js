@@ -50,19 +50,30 @@ function meanOf(heads) {
   return count ? sum / count : 0;
 }
 
+// Whether many rows exceed a multiple of the mean, as on a diagonal; the heaviest key, perhaps a sink, aside.
+function isSharp(head) {
+  const rows = choosingRows(head), weight = PAGE.bright * meanOf([head]), sums = new Float64Array(head.columns);
+  const parts = rows.map((row) => head.bytes.subarray(row * head.columns, (row + 1) * head.columns));
+  for (const part of parts) part.forEach((byte, key) => { if (byte !== CLOSED) sums[key] += SIZE[byte]; });
+  const sink = sums.reduce((best, sum, key) => (sum > sums[best] ? key : best), 0);
+  const exceed = (part) => part.some((byte, key) => key !== sink && byte !== CLOSED && SIZE[byte] > weight);
+  return parts.filter(exceed).length >= PAGE.sharp * Math.max(parts.length, 1);
+}
+
 // The weight of full colour of some heads on the scale "auto": the largest of rows with many keys, rounded up, and
-// 1 at most; a multiple of the mean where one row would leave all others dark.
-function fullColour(heads) {
+// 1 at most; a multiple of the mean where few rows would leave all others dark, unless what is `sharp` is the pattern.
+function fullColour(heads, sharp = false) {
   const every = () => Math.max(...heads.map((head) => largest(head.bytes)));
   if (PAGE.signed) return roundUp(every());
-  return Math.min(roundUp(Math.max(...heads.map(largestOfHead)) || every()), roundUp(PAGE.bright * meanOf(heads)), 1);
+  const end = sharp ? 1 : roundUp(PAGE.bright * meanOf(heads));
+  return Math.min(roundUp(Math.max(...heads.map(largestOfHead)) || every()), end, 1);
 }
 
 const exceeds = (head, full) => head.bytes.some((byte) => byte !== CLOSED && SIZE[byte] > full * 1.005);
 
 // The weight of full colour of a head, where its rows share it.
 const fullOf = (head, scale) =>
-  ({ fixed: () => 1, head: () => largestOfHead(head) || 1, auto: () => fullColour([head]) })[scale]();
+  ({ fixed: () => 1, head: () => largestOfHead(head) || 1, auto: () => fullColour([head], isSharp(head)) })[scale]();
 
 // The same in words: plain numbers as they are.
 function endOf(head) {

@@ -299,7 +299,8 @@ def test_unknown_head_is_refused_and_no_rule_says_what_is_left(ruled, texts, fou
         find_rules(ruled, ListedTexts(texts[:4]), Head("L3H0"))
     short = find_rules(ruled, ListedTexts(["the cat ran"] * 2), Head("L0H0"))
     assert [each.rule for each in short.heads] == [None]
-    assert rules_answer(short).views[0].rows[0][1] == "no rule"
+    assert rules_answer(short).views[0].rows[0][1] == "no simple rule"
+    assert "no simple rule: none is right often enough" in rules_answer(short).views[0].notes[0]
     assert SimpleNamespace(**vars(found)).title.startswith("ruled · ")
 
 

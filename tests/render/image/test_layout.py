@@ -137,6 +137,29 @@ def test_picture_title_and_caption_options_apply() -> None:
     assert (bare.title, bare.subtitle, bare.readings, bare.notes) == ("", "", (), ())
     heads = apply_title_options(views()["heads"], PrintedOptions(title="All heads", no_caption=True))
     assert (heads.title, heads.notes) == ("All heads", ())
+    titled = replace(head, title="L1H0 · own · “a text” · encoder attention")
+    column = apply_title_options(titled, PrintedOptions(size=3.3))
+    assert (column.title, column.subtitle, column.readings) == ("L1H0 · own", "", ())
+    assert apply_title_options(titled, PrintedOptions(size=3.3, title="A head")).title == "A head"
+    assert apply_title_options(titled, PrintedOptions(size=6)) == titled
+
+
+def test_columns_without_a_label_are_counted_and_the_named_width_has_all():
+    head = heatmap(random_head(35))
+    with drawing(head, width=3.3) as (_, warned):
+        pass
+    (sentence,) = warned
+    assert sentence.startswith("12 of 35 columns have a label: all have with --size ")
+    with drawing(head, width=float(sentence.rpartition(" ")[2])) as (figure, warned):
+        assert sum(text.get_gid() == "column" for text in figure.axes[0].texts) == 35
+    assert warned == []
+
+
+def test_hatched_cells_are_explained_below_the_map():
+    masked = heatmap(bare(np.tri(3) / 3, np.tri(3, dtype=bool)))
+    for view, explained in ((masked, True), (heatmap(bare(np.eye(3))), False)):
+        with drawing(view) as (figure, _):
+            assert any("hatched: masked" in text.get_text() for text in figure.texts) == explained
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 from attnscope.attention import Token
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-KEY_PATTERNS: dict[str, Callable[[tuple[Token, ...]], Iterable[int]]] = {}
+Patterns: TypeAlias = Mapping[str, Callable[[tuple[Token, ...]], Iterable[int]]]
 """Parts of a text that a measure asks about, by their spelling: each finds its tokens in a text."""
 
 
@@ -32,11 +32,11 @@ class TokenFacts(NamedTuple):
     segment: Tensor
     names: Tensor  # of special tokens by their text, see ``number_of``; -1 for all others
     patches: Tensor  # picture, row and column, [text, token, 3]; -1 for tokens that are not patches
-    matches: Tensor  # bool, [text, token, pattern], which tokens each of ``KEY_PATTERNS`` finds
+    matches: Mapping[str, Tensor]  # bool, [text, token], the tokens that each pattern finds
 
     @classmethod
-    def from_texts(cls, texts: Sequence[Sequence[Token]]) -> TokenFacts:
-        """Gather the facts of texts with equal token counts."""
+    def from_texts(cls, texts: Sequence[Sequence[Token]], patterns: Patterns) -> TokenFacts:
+        """Gather the facts of texts with equal token counts, and what the patterns find in them."""
 
         def gather(fact: Callable[[Token], object]) -> Tensor:
             return torch.tensor([list(map(fact, text)) for text in texts])
@@ -47,10 +47,10 @@ class TokenFacts(NamedTuple):
             names[text, place] = number_of(texts[text][place].text)
         pictured = bool(((ids >= PICTURE_ID) & (ids < SOUND_ID)).any())
         patches = gather(find_patch) if pictured else torch.full((*ids.shape, 3), -1)
-        matches = torch.zeros(*ids.shape, len(KEY_PATTERNS), dtype=torch.bool)
-        for number, find in enumerate(KEY_PATTERNS.values()):
+        matches = {name: torch.zeros_like(special) for name in patterns}
+        for name, find in patterns.items():
             for text, tokens in enumerate(texts):
-                matches[text, list(find(tuple(tokens))), number] = True
+                matches[name][text, list(find(tuple(tokens)))] = True
         segment = gather(attrgetter("segment"))
         return cls(ids, special, gather(is_punctuation), segment, names, patches, matches)
 
@@ -58,7 +58,18 @@ class TokenFacts(NamedTuple):
         """The facts of the tokens ``start`` to ``stop``, on ``device``.  -> [text, stop - start]"""
         if (start, stop, device) == (0, self.ids.shape[1], self.ids.device):
             return self
-        return TokenFacts(*(facts[:, start:stop].to(device) for facts in self))
+        return self.map(lambda facts: facts[:, start:stop].to(device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TokenFacts:
+        """The same with a function applied to every tensor."""
+        matches = {name: function(each) for name, each in self.matches.items()}
+        facts: list[Any] = [*map(function, self[:-1]), matches]
+        return TokenFacts(*facts)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self[:-1], *self.matches.values()]
 
 
 def number_of(name: str) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from attnscope.attention import Token
 from attnscope.fused.request import Request
 from attnscope.lazy import torch
-from attnscope.measures.block import Block, TokenFacts
+from attnscope.measures.block import Block, Patterns, TokenFacts
 from attnscope.registry import Registry, docstring, load_plugins
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Form(ABC):
     """
 
     function: Callable[..., Any]
+    patterns: Patterns = field(default_factory=dict)  # whose matches the function reads
     needs: ClassVar[tuple[str, ...]] = ()
     rows: ClassVar[str] = "all rows"
     fused: ClassVar[bool] = True
@@ -505,7 +506,7 @@ def fused_request(
 
     ``texts`` are those of a batch, of equal length, or one for all of it; ``cells`` also asks for a map.
     """
-    facts = TokenFacts.from_texts(texts) if texts and texts[0] else None
+    facts = TokenFacts.from_texts(texts, {}) if texts and texts[0] else None
     request = Request(cells=cells)
     able = [MEASURES[name].form.ask(name, request, facts) for name in names]
     return request if all(able) else None

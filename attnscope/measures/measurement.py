@@ -16,7 +16,7 @@ from attnscope.attention import Attention, Axis, HeldRows, Kind, Site, Token, te
 from attnscope.axes import Place, Weights
 from attnscope.capture.observers import RowObserver, rows_at_a_time
 from attnscope.lazy import torch
-from attnscope.measures.block import Block, TokenFacts
+from attnscope.measures.block import Block, Patterns, TokenFacts
 from attnscope.measures.exact import ExactSum
 from attnscope.measures.forms import MEASURES, KeySum, KeyWeight, Measure, PerRow
 from attnscope.measures.roles import ROLE_MEASURES, role
@@ -153,8 +153,8 @@ class Setting:
             own.start == block.start
             and (self.factors.dtype, self.factors.device) == (block.rows.dtype, block.rows.device)
             and list(self.measures) == list(measures)
-            and _same(own.queries, block.queries)
-            and _same(own.keys, block.keys)
+            and _same(*(each.queries and each.queries.tensors for each in (own, block)))
+            and _same(*(each.keys and each.keys.tensors for each in (own, block)))
             and _same(*([each.columns] if each.columns is not None else None for each in (own, block)))
             and own.allowed.equal(block.allowed)
             and _same(*([each.before.allowed] if each.before else None for each in (own, block)))
@@ -235,6 +235,9 @@ class Measurement(RowObserver):
 
     def __init__(self, names: Sequence[str] = DEFAULT, block_elements: int = BLOCK_WEIGHTS) -> None:
         self.measures = {name: MEASURES[name] for name in dict.fromkeys(names)}
+        self.patterns: Patterns = {
+            name: find for each in self.measures.values() for name, find in each.form.patterns.items()
+        }
         self.block_elements = block_elements
         self._sums: dict[Site, Sums] = {}
         self._absent: dict[Site, dict[str, str]] = {}
@@ -315,7 +318,7 @@ class Measurement(RowObserver):
         for texts_, facts in self._facts:
             if texts_ == texts:
                 return facts
-        self._facts = [*self._facts[-3:], (texts, TokenFacts.from_texts(texts))]
+        self._facts = [*self._facts[-3:], (texts, TokenFacts.from_texts(texts, self.patterns))]
         return self._facts[-1][1]
 
     def merge(self, other: Measurement) -> None:
@@ -452,7 +455,7 @@ class _Reading:
             return (part if len(part) == 1 or len(texts) == batch else part[texts])[..., last]
 
         def facts(of_axis: TokenFacts | None, start: int, stop: int) -> TokenFacts | None:
-            return of_axis and TokenFacts(*map(of, of_axis)).part(start, stop, rows.device)
+            return of_axis and of_axis.map(of).part(start, stop, rows.device)
 
         rows, allowed = (of(each, slice(*keys)) for each in (rows, allowed))
         if rows.dtype in (torch.float16, torch.bfloat16):

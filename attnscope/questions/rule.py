@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from attnscope.axes import Array
 from attnscope.capture import Record
 from attnscope.errors import InputError, SelectionError
 from attnscope.measures import Measurement
-from attnscope.measures.block import KEY_PATTERNS
 from attnscope.measures.forms import LEAST_OPEN, LEAST_PEAK
 from attnscope.measures.measurement import MeasuredBlock
 from attnscope.models import Model
@@ -28,7 +26,7 @@ from attnscope.questions.answer import Answer, csv_rows
 from attnscope.questions.corpus import BatchResult, CorpusRun, CorpusWork, ReadText
 from attnscope.questions.examples_reading import draw_ranks
 from attnscope.questions.parts import AFTER_SAME, SAME
-from attnscope.questions.rules import Rule, RuleCells, is_rule, look_for, parse_rule
+from attnscope.questions.rules import Rule, RuleCells, is_rule, parse_rule, patterns_of
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import extent, require_selected
 from attnscope.questions.stats import measuring_pass
@@ -204,6 +202,7 @@ class _RuleWork(CorpusWork):
                 Measurement(("confidence",)),
                 RuleReading(numbers, self.candidates, self.worst),
             )
+            measured.patterns = patterns_of(chain(*(rule.atoms for rule in self.candidates)))
             measured.label(batch.labels)
             measured.watch = reading.add
             arguments = (self.model, batch.prepared, measured, self.selection, sides[0])
@@ -236,12 +235,9 @@ def find_rules(
     four unmasked keys; it is right if its largest weight is above 0.3 and on a key that the rule names.
     Raises ``SelectionError`` for an unknown head.
     """
-    with _own_patterns():
-        candidates = [parse_rule(text) for text in list_candidates(model, corpus, run)]
-        for each in candidates:
-            look_for(each.atoms)
-        work = _RuleWork(model, corpus, Selection(), run, RuleTotals(), candidates)
-        work.walk({}, lambda state: RuleTotals())
+    candidates = [parse_rule(text) for text in list_candidates(model, corpus, run)]
+    work = _RuleWork(model, corpus, Selection(), run, RuleTotals(), candidates)
+    work.walk({}, lambda state: RuleTotals())
     sites = {
         Head(site.layer, number, site.kind): (rows, number)
         for site, rows in work.total.sites.items()
@@ -260,17 +256,6 @@ def find_rules(
     notes = (*model.notes, *progress.left_out)
     read = model, getattr(corpus, "path", None), (progress.texts, progress.tokens)
     return Rules(heads, " · ".join(part for part in title if part), notes, read)
-
-
-@contextmanager
-def _own_patterns() -> Iterator[None]:
-    """Patterns of candidates are looked for in this run alone."""
-    before = dict(KEY_PATTERNS)
-    try:
-        yield
-    finally:
-        KEY_PATTERNS.clear()
-        KEY_PATTERNS.update(before)
 
 
 def list_candidates(model: Model, corpus: Corpus, run: CorpusRun) -> list[str]:

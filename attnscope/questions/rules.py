@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from attnscope.attention import Token
 from attnscope.errors import SelectionError
 from attnscope.lazy import torch
-from attnscope.measures.block import KEY_PATTERNS, Block
+from attnscope.measures.block import Block, Patterns
 from attnscope.measures.forms import LEAST_PEAK, MEASURES, Measure, OnQuestion, OnRelation, OnRule
 from attnscope.measures.standard import NO_TOKEN
 from attnscope.questions.parts import AFTER_SAME, SAME, TextPart, part_of
@@ -71,7 +71,7 @@ class RuleCells(NamedTuple):
         keys = block.keys
 
         def find(part: TextPart) -> Tensor:
-            return block.of_keys(keys.matches[..., list(KEY_PATTERNS).index(part.text)])
+            return block.of_keys(keys.matches[part.text])
 
         whole = cls.of_ids(block.queries.ids, keys.ids, find)
         own, before = (block.of_keys(each[:, 0]) for each in (whole.keys, whole.before))
@@ -206,11 +206,9 @@ def is_rule(text: str) -> bool:
     return all(map(ATOM.fullmatch, atoms))
 
 
-def look_for(parts: Iterable[TextPart]) -> None:
-    """Have the tokens of these parts looked for in the texts that are read from now on."""
-    for part in parts:
-        if not part.relative:
-            KEY_PATTERNS.setdefault(part.text, partial(_find, part))
+def patterns_of(parts: Iterable[TextPart]) -> Patterns:
+    """What finds the tokens of these parts."""
+    return {part.text: partial(_find, part) for part in parts if not part.relative}
 
 
 def _find(part: TextPart, tokens: tuple[Token, ...]) -> Iterable[int]:
@@ -221,14 +219,13 @@ def _find(part: TextPart, tokens: tuple[Token, ...]) -> Iterable[int]:
 def rule_measure(name: str, text: str) -> Measure:
     """How often a rule says where a head looks: ``rule(-1 or special)``."""
     rule = parse_rule(text)
-    look_for(rule.atoms)
 
     def named(block: Block) -> Tensor:
         return rule.keys(RuleCells.of_block(block))
 
     named.__doc__ = f"Share of rows whose largest weight, above {LEAST_PEAK}, is on a key of {rule}"
     formula = f"[max_j A[i, j] > {LEAST_PEAK} at a key j that is {rule}]"
-    return Measure(name, OnRule(named), formula, "this program")
+    return Measure(name, OnRule(named, patterns_of(rule.atoms)), formula, "this program")
 
 
 @MEASURES.register_family("find(...)", r"find\((.{1,200})\)")
@@ -239,14 +236,15 @@ def question_measure(name: str, text: str) -> Measure:
         raise SelectionError(f"{text!r} are two questions: write ->")
     left, rule = question.left, question.whole
     asks_all = left.everything or left.step is not None
-    look_for((*rule.atoms, *([] if asks_all else [left])))
 
     def asked(block: Block) -> tuple[Tensor, Tensor]:
         cells = RuleCells.of_block(block)
         assert block.queries is not None
-        places = [] if asks_all else [list(KEY_PATTERNS).index(left.text)]
-        return block.queries.matches[..., places].all(-1), rule.keys(cells)
+        ids, matches = block.queries.ids, block.queries.matches
+        return torch.ones_like(ids, dtype=torch.bool) if asks_all else matches[left.text], rule.keys(cells)
 
     asked.__doc__ = f"Weight on the keys of {question.right.text} in rows of {left.text}"
     form = OnRelation if rule.relative else OnQuestion
-    return Measure(name, form(asked), f"Σ_j A[i, j] · [j is {question.right.text}]", "this program")
+    patterns = patterns_of((*rule.atoms, *([] if asks_all else [left])))
+    formula = f"Σ_j A[i, j] · [j is {question.right.text}]"
+    return Measure(name, form(asked, patterns), formula, "this program")

@@ -13,7 +13,7 @@ from torch import nn
 from attnscope.attention import Head
 from attnscope.errors import SelectionError
 from attnscope.measures import MEASURES
-from attnscope.measures.block import KEY_PATTERNS
+from attnscope.measures.block import TokenFacts
 from attnscope.models import load
 from attnscope.models.text.reader import wrap_module
 from attnscope.questions.check import parse_claim
@@ -282,10 +282,18 @@ def test_unreadable_rule_is_refused(text):
         parse_rule(text)
 
 
-def test_search_leaves_no_pattern_behind(ruled, texts):
-    before = dict(KEY_PATTERNS)
+def test_only_own_patterns_are_looked_for(ruled, texts, monkeypatch):
+    corpus_stats(ruled, ListedTexts(texts[:2]), names=("rule(/^do/)", "find(dog -> 'the')"))
+    found = []
+    from_texts = TokenFacts.from_texts
+    monkeypatch.setattr(
+        TokenFacts, "from_texts", lambda *asked: found.append({*asked[1]}) or from_texts(*asked)
+    )
     find_rules(ruled, ListedTexts(texts[:4]))
-    assert before == KEY_PATTERNS
+    corpus_stats(ruled, ListedTexts(texts[:2]), names=("rule(special)", "entropy"))
+    assert "punctuation" in found[0]
+    assert "/^do/" not in found[0]
+    assert found[-1] == {"special"}
     assert MEASURES["rule(-1)"].summary == "Share of rows whose largest weight, above 0.3, is on a key of -1"
 
 

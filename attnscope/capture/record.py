@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, NamedTuple, Protocol
 
-from attnscope.attention import Attention, Site, Source
+from attnscope.attention import Attention, Axis, Site, Source
 from attnscope.lazy import torch
 from attnscope.progress import report
 from attnscope.records import Meaning, Parts, derived, record
 from attnscope.text import number_ranges
 
 FUSED = "fused pass"  # the fused pass's name in place of a kernel's
+
+CROSS_ATTENTION_NOTE = "cross-attention: each row has read its own token and predicts the next"
 
 TOLERANCES = {"float16": 0.02, "bfloat16": 0.02}  # of other types 1e-4
 
@@ -169,6 +171,12 @@ class Record:
         """Add a sentence on what ran differently, once."""
         if sentence not in self.changes:
             self.changes.append(sentence)
+
+    def note_cross_attention(self, axes: Mapping[Any, tuple[Axis, Axis]]) -> None:
+        """Say what the rows of cross-attention predict, if it ran and they are the decoder's tokens."""
+        cross, decoder = (axes.get(kind, ((), ()))[0] for kind in ("cross", "decoder"))
+        if cross and cross == decoder and any(site.site.kind == "cross" for site in self.sites):
+            self.note_change(CROSS_ATTENTION_NOTE)
 
     def note_padding(self, kind: str, count: int, rows: int) -> None:
         """Say how many rows are of padding, of the last pass of several."""

@@ -281,6 +281,7 @@ def recording(
         empty = [] if record.sites else [f"no attention was seen: {why_empty(recorder.model, record, ran)}"]
         for sentence in empty or record.warnings:
             warnings.warn(sentence, stacklevel=3)
+    recorder.record.note_cross_attention(axes or {})
 
 
 class AttentionMode(WatchingMode):

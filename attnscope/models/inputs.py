@@ -213,8 +213,6 @@ class ModelInput:
         return "decoder" if inside else None
 
 
-CROSS_ATTENTION_NOTE = "cross-attention: each row has read its own token and predicts the next"
-
 BATCH_TOKENS = 4096  # tokens per pass: enough to keep the processor busy, few enough for its caches
 
 

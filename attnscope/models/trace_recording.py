@@ -19,7 +19,7 @@ from attnscope.attention import Attention, AttentionCall, Axis, HeldRows, Kind, 
 from attnscope.axes import Array, coarsen_axis
 from attnscope.capture import Coarsen, Observer, Record, Steps
 from attnscope.capture.placing.kinds import is_causal
-from attnscope.capture.record import FunctionObserver, Replay, SiteRecord
+from attnscope.capture.record import CROSS_ATTENTION_NOTE, FunctionObserver, Replay, SiteRecord
 from attnscope.capture.rows.scores import JoinedHeads, MeanRows, OnePart, ScoredRows
 from attnscope.capture.rows.steps import SteppedRows
 from attnscope.errors import InputError, ModelError, SelectionError, SizeError
@@ -315,7 +315,7 @@ class RecordedPasses:
         count, about = len(self.steps) + self.dropped, describe_module(name, module)
         pass_notes = [DROPOUT_NOTE] if record.dropout or has_dropout(module) else []
         if self.causal and all(self.causal) and any(site.site.kind == "cross" for site in record.sites):
-            pass_notes.append(inputs.CROSS_ATTENTION_NOTE)
+            pass_notes.append(CROSS_ATTENTION_NOTE)
 
         def make(number: int) -> TracedModel:
             which = LAST if number == len(self.steps) - 1 else f"pass {number + self.dropped + 1:,}"

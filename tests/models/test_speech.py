@@ -338,6 +338,17 @@ def test_spectrogram_loudness_follows_sound_in_any_layout(model_of, tmp_path, na
     assert loud[half + 1 :].min() > loud[: half - 1].max()
 
 
+@pytest.mark.parametrize(("name", "crosses"), [("whisper", True), ("parakeet_rnnt", False)])
+def test_cross_attention_is_noted_where_it_ran(model_of, longer_tone, name, crosses):
+    """A transducer adds frames to tokens: it has no cross-attention, although it writes."""
+    model = model_of(name)
+    prepared = model.prepare_audio(longer_tone)
+    record = model.run(prepared, [])
+    assert any(call.site.kind == "cross" for call in record.sites) == crosses
+    notes = (*prepared.notes, *record.notes)
+    assert sum("predicts the next" in note for note in notes) == crosses
+
+
 def test_waveform_with_channel_axis_is_accepted(model_of, longer_tone):
     prepared = model_of("xcodec").prepare_audio(longer_tone)
     assert names(prepared.tokens) == times(100)

@@ -21,7 +21,6 @@ from attnscope.limits import foreign_output
 from attnscope.models.huggingface.pictures import PictureText, reads_pictures_in_texts
 from attnscope.models.huggingface.reader import FolderReader, read_image, start_token, write_chat
 from attnscope.models.inputs import (
-    CROSS_ATTENTION_NOTE,
     NO_LIMIT,
     Chat,
     Limit,
@@ -198,12 +197,10 @@ class HuggingFaceModel(Model):
     def _begin_decoder(self, prepared: ModelInput, tokens: tuple[Token, ...]) -> ModelInput:
         """The encoder's inputs (a picture among them) and the tokens with which its decoder begins."""
         axes: dict[Kind, tuple[Axis, Axis]] = {**prepared.axes, "decoder": (tokens, tokens)}
-        notes = prepared.notes
         if prepared.tokens:
             axes |= {"encoder": (prepared.tokens, prepared.tokens), "cross": (tokens, prepared.tokens)}
-            notes = (*notes, CROSS_ATTENTION_NOTE)
         inputs = {**prepared.inputs, "decoder_input_ids": self._tensor([token.id for token in tokens])}
-        return replace(prepared, inputs=inputs, axes=axes, notes=notes)
+        return replace(prepared, inputs=inputs, axes=axes)
 
     def prepare_tensors(self, tensors: Mapping[str, Tensor]) -> ModelInput:
         """The user's own tensors; the ids of a single text are labelled from the vocabulary."""
@@ -263,6 +260,7 @@ class HuggingFaceModel(Model):
         if steps is None:
             note = f"{self.name} has no key-value cache: one pass over all tokens is shown"
             return replace(result, notes=(*notes, note))
+        record.note_cross_attention(result.axes)
         return replace(result, notes=notes, replay=steps.replay(record, result.axes))
 
     @property

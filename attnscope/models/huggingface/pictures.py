@@ -15,7 +15,7 @@ from attnscope.attention import Axis, Kind, Token
 from attnscope.axes import PICTURE_ID, SEPARATOR_ID, Array
 from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface import reader as readers
-from attnscope.models.inputs import CROSS_ATTENTION_NOTE, Chat, ModelInput, Picture
+from attnscope.models.inputs import Chat, ModelInput, Picture
 from attnscope.models.model import accepts
 from attnscope.models.regions import (
     InputEntry,
@@ -202,7 +202,7 @@ class PictureText:
         axes: dict[Kind, tuple[Axis, Axis]] = {}
         if places.kind == "cross":
             labels = places.name_across()
-            axes["cross"], notes = (tokens, labels), (*notes, CROSS_ATTENTION_NOTE)
+            axes["cross"] = tokens, labels
         else:
             image_ids = {ids[position] for regions in places.regions for position in regions}
             beside = {position for position, id_ in enumerate(ids) if id_ in image_ids}  # between parts, too

@@ -23,7 +23,6 @@ from attnscope.errors import InputError, ModelError
 from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.huggingface.reader import ask_processor, place_fields, start_token
 from attnscope.models.inputs import (
-    CROSS_ATTENTION_NOTE,
     NO_LIMIT,
     Letters,
     Limit,
@@ -257,7 +256,6 @@ class SpeechModel(HuggingFaceModel):
         axes["encoder"] = tokens, tokens
         if written is not None:
             axes["cross"] = written, tokens
-            notes += (CROSS_ATTENTION_NOTE,)
         end = len(tokens) * frames.seconds
         if sound.seconds > end + FRAMES_CUT * frames.seconds:  # the extractor cut it without saying so
             notes += self._note_cut(path, sound, end, part)

@@ -9,6 +9,8 @@ from tests.render.page.browser import CHROMIUM, browser
 from tests.tools import gallery
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
+from tests.tools.coverage.pictures import count_axes
+from tests.tools.coverage.recipes import make
 
 site = importlib.import_module("tests.tools.site.__main__")
 ASKS = r"<(script|link|img)[^>]+(src|href)=.?https?://(?!localhost)"
@@ -80,6 +82,17 @@ def test_attack_case_ends_in_an_answer_or_one_sentence(kind, bases, tmp_path, mo
     found = {number: run_case(kind, number, bases, tmp_path) for number in numbers}
     wrong = {number: said for number, said in found.items() if said[0] not in ("answer", "sentence")}
     assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "counts"), [("vit", {"named": 2}), ("detr", {"named": 2, "queries": 4})]
+)
+def test_survey_counts_maps_of_a_picture_by_named_axes(model_type, counts, monkeypatch):
+    model, _, given = make(model_type, [])
+    assert count_axes(model, given) == (counts, "")
+    monkeypatch.setattr("attnscope.models.huggingface.reader._patch_grid", lambda *sizes: None)
+    monkeypatch.setattr("attnscope.models.huggingface.model.find_grids", lambda *found: ({}, [49]))
+    assert count_axes(model, given)[0]["numbered"] == counts["named"] + (2 if "queries" in counts else 0)
 
 
 @pytest.mark.parametrize("printed", ["\x1b[2J", "\u202e", "\ud800", "\ufffe", "\x9b", "\u2028", "\r"])

@@ -24,6 +24,9 @@ def table(rows: list[Row]) -> str:
     others = [result for result in speaking if result not in exact and result not in laid]
     vouched = sum(not result.unvouched for result in others)
     attending = [result for result in ran if result.maps]
+    pictured = [result for result in ran if result.axes]
+    numbered = [result for result in pictured if "numbered" in result.axes]
+    placed = [result for result in pictured if result not in numbered]
     oracles = "(own, kernel, or the weights that the kernel returned)"
     counts = {
         f"model types registered by transformers {transformers.__version__}": len(results),
@@ -39,6 +42,9 @@ def table(rows: list[Row]) -> str:
         f"of those, an oracle {oracles} confirms every map": sum(not r.unvouched for r in attending),
         "maps captured in all": sum(r.maps for r in ran),
         "of those, confirmed": sum(r.maps - len(r.unvouched) for r in ran),
+        "types that show maps of a picture alone": len(pictured),
+        "of those, every axis is named": sum("queries" not in r.axes for r in placed),
+        "of those, every axis but that of a decoder's queries": sum("queries" in r.axes for r in placed),
     }
 
     says = {
@@ -55,6 +61,10 @@ def table(rows: list[Row]) -> str:
         "Maps of modules not named attention": {
             r.name: ", ".join(dict.fromkeys(r.unlikely)) for r in ran if r.unlikely
         },
+        "Pictures with numbered axes": {
+            r.name: f"{r.axes['numbered']} of {sum(r.axes.values())} maps" for r in numbered
+        },
+        "Pictures that are refused": {r.name: r.refusal for r in ran if r.refusal},
         "Types without usable `output_attentions`": {r.name: silent(r) for r in ran if not r.speaking},
         "Types that did not run": {
             r.name: r.note + " (built)" * r.built for r in results if r.identical is None

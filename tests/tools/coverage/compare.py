@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnscope.capture import Record, recording
 from tests.capture.observing import CapturedMap, MapObserver
+from tests.tools.coverage.pictures import count_axes
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
 from tests.tools.coverage.shrink import build
 from tests.tools.survey import describe_error, first_line
@@ -33,6 +34,7 @@ class Result:
     attention weights; weights of a few ``sampled`` points; or ``unlike`` any map.
     Of ``maps``: ``unit`` equal what torch's kernel did with unit values in another pass, ``twin`` what was
     captured from the eager model, ``unvouched`` names those for which no independent oracle exists.
+    ``axes`` counts the maps of a picture by the names of their axes, ``refusal`` is why there are none.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Result:
     twin: int = 0
     unvouched: list[str] = field(default_factory=list)
     unlikely: list[str] = field(default_factory=list)  # sites whose module does not say attention
+    axes: dict[str, int] = field(default_factory=dict)
+    refusal: str = ""
     note: str = ""
 
     @property
@@ -95,7 +99,8 @@ def attempt(model_type: str) -> Result:
         compare(result, model, eager, given)
     except Exception as error:  # what fails in it is no result
         note = f"the comparison failed: {describe_error(error)}"
-        return Result(model_type, result.model, built=True, note=note)
+        result = Result(model_type, result.model, built=True, note=note)
+    result.axes, result.refusal = count_axes(model, given)
     return result
 
 

@@ -64,7 +64,7 @@ def table(rows: list[Row]) -> str:
         "Pictures with numbered axes": {
             r.name: f"{r.axes['numbered']} of {sum(r.axes.values())} maps" for r in numbered
         },
-        "Pictures that are refused": {r.name: r.refusal for r in ran if r.refusal},
+        "Pictures that are refused": {r.name: r.refusal for r in attending if r.refusal},
         "Types without usable `output_attentions`": {r.name: silent(r) for r in ran if not r.speaking},
         "Types that did not run": {
             r.name: r.note + " (built)" * r.built for r in results if r.identical is None

@@ -52,7 +52,8 @@ def survey(
         note = f"the process ended with status {status} (time or memory)"
         rows[name] = {"name": name} | (json.loads(said) if said else {"note": note})
         print(f"{time.monotonic() - start:5.1f}s {json.dumps(rows[name])}", flush=True)
-        options.results.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()), "utf-8")
+        with options.results.open("a", encoding="utf-8") as file:  # of two rows of a name the last one counts
+            file.write(f"{json.dumps(rows[name])}\n")
     if options.table:
         options.table.write_text(table(list(rows.values())), "utf-8")
 

@@ -4,13 +4,18 @@ import importlib
 import re
 
 import pytest
+import torch
 
+from attnscope.attention import Site
+from tests.capture.observing import CapturedMap
 from tests.render.page.browser import CHROMIUM, browser
 from tests.tools import gallery
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
+from tests.tools.coverage.compare import is_flat
 from tests.tools.coverage.pictures import count_axes
 from tests.tools.coverage.recipes import make
+from tests.tools.survey import survey
 
 site = importlib.import_module("tests.tools.site.__main__")
 ASKS = r"<(script|link|img)[^>]+(src|href)=.?https?://(?!localhost)"
@@ -93,6 +98,30 @@ def test_survey_counts_maps_of_a_picture_by_named_axes(model_type, counts, monke
     monkeypatch.setattr("attnscope.models.huggingface.reader._patch_grid", lambda *sizes: None)
     monkeypatch.setattr("attnscope.models.huggingface.model.find_grids", lambda *found: ({}, [49]))
     assert count_axes(model, given)[0]["numbered"] == counts["named"] + (2 if "queries" in counts else 0)
+
+
+def test_survey_knows_a_map_on_which_every_comparison_succeeds():
+    allowed = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    even = allowed / allowed.sum(-1, keepdim=True)
+    site = Site("attention", 0, "decoder", 0)
+    assert is_flat(CapturedMap(site, even, allowed, range(4), range(4)))
+    other = even.clone()
+    other[0, 0, 3] = torch.tensor([0.25 + 1e-3, 0.25, 0.25, 0.25 - 1e-3])
+    assert not is_flat(CapturedMap(site, other, allowed, range(4), range(4)))
+
+
+def test_survey_goes_on_where_it_ended(tmp_path, monkeypatch):
+    results, done = tmp_path / "some.jsonl", []
+    monkeypatch.setattr("sys.argv", ["some", "--results", str(results)])
+    monkeypatch.setattr("tests.tools.survey.in_a_fork", lambda work, *limits: (work(), 0))
+    survey("some", lambda: ["a", "b"], lambda name: done.append(name) or {"number": 1}, str)
+    with results.open("a") as file:
+        file.write('{"name": "b", "number": 2}\n')
+    monkeypatch.setattr("sys.argv", ["some", "--results", str(results), "--table", str(tmp_path / "some.md")])
+    survey("some", lambda: ["a", "b", "c"], lambda name: done.append(name) or {"number": 3}, str)
+    assert done == ["a", "b", "c"]
+    rows = [{"name": "a", "number": 1}, {"name": "b", "number": 2}, {"name": "c", "number": 3}]
+    assert (tmp_path / "some.md").read_text() == str(rows)
 
 
 @pytest.mark.parametrize("printed", ["\x1b[2J", "\u202e", "\ud800", "\ufffe", "\x9b", "\u2028", "\r"])

@@ -42,6 +42,9 @@ def table(rows: list[Row]) -> str:
         f"of those, an oracle {oracles} confirms every map": sum(not r.unvouched for r in attending),
         "maps captured in all": sum(r.maps for r in ran),
         "of those, confirmed": sum(r.maps - len(r.unvouched) for r in ran),
+        "of those captured, with rows that are all even, so that no comparison fails": sum(
+            r.flat for r in ran
+        ),
         "types that show maps of a picture alone": len(pictured),
         "of those, every axis is named": sum("queries" not in r.axes for r in placed),
         "of those, every axis but that of a decoder's queries": sum("queries" in r.axes for r in placed),
@@ -61,6 +64,7 @@ def table(rows: list[Row]) -> str:
         "Maps of modules not named attention": {
             r.name: ", ".join(dict.fromkeys(r.unlikely)) for r in ran if r.unlikely
         },
+        "Maps with rows that are all even": {r.name: f"{r.flat} of {r.maps}" for r in ran if r.flat},
         "Pictures with numbered axes": {
             r.name: f"{r.axes['numbered']} of {sum(r.axes.values())} maps" for r in numbered
         },

@@ -34,6 +34,7 @@ class Result:
     attention weights; weights of a few ``sampled`` points; or ``unlike`` any map.
     Of ``maps``: ``unit`` equal what torch's kernel did with unit values in another pass, ``twin`` what was
     captured from the eager model, ``unvouched`` names those for which no independent oracle exists.
+    ``flat`` are those whose rows are all even: no comparison of them fails.
     ``axes`` counts the maps of a picture by the names of their axes, ``refusal`` is why there are none.
     """
 
@@ -42,6 +43,7 @@ class Result:
     built: bool = False
     identical: bool | None = None
     maps: int = 0
+    flat: int = 0
     own: Counter[str] = field(default_factory=Counter)
     kernels: list[str] = field(default_factory=list)
     unit: int = 0
@@ -111,7 +113,7 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
         plain = model(**given)
     output, record, maps = run(model, given)
     result.identical = same(plain, output)
-    result.maps = len(maps)
+    result.maps, result.flat = len(maps), sum(map(is_flat, maps))
     result.kernels = sorted({site.kernel for site in record.sites})
     names = [site.site.name for site in record.sites]
     said = [f"{name} ({type(model.get_submodule(name)).__name__})" for name in names]
@@ -126,6 +128,12 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
         vouched |= by_itself(result, model, eager, given, maps)
     vouched |= {number for number, source in enumerate(sources) if source == "kernel"}  # which it returned
     result.unvouched = [each for number, each in enumerate(said) if number not in vouched]
+
+
+def is_flat(kept: CapturedMap) -> bool:
+    """Whether every row gives all its keys the same weight, which several wrong ways would give, too."""
+    even = kept.allowed / kept.allowed.sum(-1, keepdim=True).clamp(min=1)
+    return bool(((kept.weights - even).abs() <= CLOSE).all())
 
 
 def by_kernels(result: Result, maps: list[CapturedMap], sources: list[str], units: list[Tensor]) -> set[int]:

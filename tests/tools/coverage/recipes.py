@@ -238,6 +238,7 @@ TABLE: dict[str, Recipe] = {
     "align_vision_model efficientnet": Recipe(THIN, factors=(1,)),
     "bit": Recipe(factors=(1,)),
     "cvt": Recipe({"depth": [1, 2, 3]}),
+    "levit": Recipe(gain=12.0),  # else its convolutions leave nothing of a picture, and rows are all even
     "mlcd mlcd_vision_model": Recipe(IMAGE | {"num_attention_heads": 13}),
     "mllama_vision_model": fed(
         IMAGE | {"intermediate_layers_indices": [0, 1]},  # one image in two tiles of four, for each text

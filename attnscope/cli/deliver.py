@@ -259,10 +259,24 @@ def save_pictures(answer: Answer, out: Path, picture: SavedOptions, source: str)
     from attnscope.render.image import save_image
 
     how = {name: getattr(picture, name) for name in ("dpi", "cmap", "font")}
-    how["annotate"] = isinstance(picture, PrintedOptions) and picture.annotate
+    how["annotate"] = writes_weights(answer.picture, picture)
     view = apply_title_options(answer.picture, picture)
     for warning in save_image(view, out, width=picture.size, source=source, **how):
         warn(warning)
+
+
+ANNOTATED = 16  # most rows and columns of a head whose weights are written into its cells by default
+
+
+def writes_weights(view: Drawable, picture: SavedOptions) -> bool:
+    """Whether weights stand in the cells of a saved picture: if asked, or if they fit."""
+    from attnscope.views import Heatmap
+
+    asked = picture.annotate if isinstance(picture, PrintedOptions) else False
+    if asked is not None or not isinstance(view, Heatmap) or view.signed:
+        return bool(asked)
+    wide = picture.size is None or picture.size >= COLUMN_WIDTH
+    return wide and max(view.values.shape) <= ANNOTATED and float(view.values.max(initial=0)) >= 0.005
 
 
 def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:

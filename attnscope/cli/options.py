@@ -300,7 +300,13 @@ class PrintedOptions(SavedOptions):
 
     panel = PICTURE
     settable = "annotate graphics plain"
-    annotate: Annotated[bool, Option(help="Write the weights into the cells of a saved head.")] = False
+    annotate: Annotated[
+        bool | None,
+        Option(
+            "--annotate/--no-annotate",
+            help="Write the weights into the cells of a saved head; default: up to 16 tokens.",
+        ),
+    ] = None
     graphics: Annotated[
         Literal["auto", "kitty", "sixel", "cells"],
         Option(help="cells, or pixels as kitty or sixel; auto asks the terminal; needs textual-image."),

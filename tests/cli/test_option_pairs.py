@@ -206,6 +206,7 @@ FREE = {
     "dtype": "rounds, and a few digits are shown",
     "cell": "pools a text that is longer than its cells, and this is shorter",
     "raw_csv": "leaves cells that begin a formula, and there is none",
+    "annotate": "writes weights into the cells of a head, and one of few tokens has them anyway",
     "no_caption": "leaves out numbers and notes, and a picture may have none",
     "exact_kernel": "keeps the kernel for a text of 512 tokens or more",
     "strict": "ends at a text that cannot be read, and all can",

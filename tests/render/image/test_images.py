@@ -63,7 +63,8 @@ def test_heatmap_has_row_0_on_top_with_readings_and_notes(head) -> None:
         assert labels_of(figure, "column") == [place.label for place in head.keys]
         assert labels_of(figure, "row") == [place.label for place in head.queries]
         texts = {text.get_gid(): text.get_text() for text in figure.texts}
-    told = {"name": "entropy", "value": "1.25", "baseline": "nats (baseline 2.00)", "notes": "untrained"}
+    notes = "untrained" + "\nhatched: masked" * (not head.allowed.all())
+    told = {"name": "entropy", "value": "1.25", "baseline": "nats (baseline 2.00)", "notes": notes}
     assert texts.items() >= told.items()
     assert "L0H1" in texts.values()
     assert warned == []

@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from attnscope.axes import weights
-from attnscope.cli.deliver import apply_title_options
+from attnscope.cli.deliver import apply_title_options, writes_weights
 from attnscope.cli.options import PrintedOptions
 from attnscope.errors import OutputError
 from attnscope.render import image as draw
@@ -153,6 +153,15 @@ def test_columns_without_a_label_are_counted_and_the_named_width_has_all():
     with drawing(head, width=float(sentence.rpartition(" ")[2])) as (figure, warned):
         assert sum(text.get_gid() == "column" for text in figure.axes[0].texts) == 35
     assert warned == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "written"),
+    [(16, {}, True), (17, {}, False), (16, {"size": 3.3}, False), (13, {"annotate": False}, False),
+     (40, {"annotate": True}, True)],
+)  # fmt: skip
+def test_weights_of_few_tokens_are_written_into_a_saved_head(tokens: int, options, written: bool) -> None:
+    assert writes_weights(heatmap(random_head(tokens)), PrintedOptions(**options)) == written
 
 
 def test_hatched_cells_are_explained_below_the_map():

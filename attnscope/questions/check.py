@@ -25,7 +25,7 @@ from attnscope.questions.sentences import list_some, pluralize
 from attnscope.questions.stats import Stats, find_heads
 from attnscope.records import Meaning, Notes, derived, read, record
 from attnscope.storage.files import read_json, write_whole
-from attnscope.text import clean, shorten
+from attnscope.text import clean, number_ranges, shorten
 from attnscope.version import __version__
 from attnscope.views import Cell, Column, Table
 
@@ -60,6 +60,8 @@ class Claim:
     conditions: tuple[Condition, ...]
     sign: str = ""  # how many: COUNT_OPERATORS[sign](heads that meet the conditions, wanted)
     wanted: int = 0
+    layer: int | None = None  # whose heads are meant, if not all
+    least: bool | None = None  # of min(...), of max(...)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,7 +69,11 @@ class Claim:
         return tuple(each.name for each in self.conditions if each.name != "role")
 
     def verdict(self, heads: Sequence[HeadScores]) -> Verdict:
-        """Whether it holds. Raises ``SelectionError`` for a head that does not exist."""
+        """Whether it holds. Raises ``SelectionError`` for a head or a layer that does not exist."""
+        layers, several = {head.site.layer for head in heads}, len({head.site.kind for head in heads}) > 1
+        if self.layer is not None and self.layer not in layers:
+            raise SelectionError(f"no layer {self.layer}: there are {number_ranges(layers)}")
+        heads = [head for head in heads if self.layer in (None, head.site.layer)]
         if self.subject == "count":
             return self._verdict_on_number(heads)
         condition = self.conditions[0]
@@ -76,7 +82,7 @@ class Claim:
             if others:
                 kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (head, *others))
                 raise SelectionError(f"which {head.name}? write {kinds}")
-            return self._verdict_on_head(head, _evidence(head, condition.name))
+            return self._verdict_on_head(head, _evidence(head, condition))
         every = self.subject == "all"
         if condition.name == "role":
             met = sum(map(condition.meets, heads))
@@ -87,11 +93,15 @@ class Claim:
             return self._verdict(False, f"no head has it: {heads[0].absent[condition.name]}")
         # the head that decides: with the largest score, or the smallest; what is no number meets nothing,
         # so it comes first among all heads, last among any
-        sign = -1 if condition.sign.startswith(">") != every else 1
+        least = condition.sign.startswith(">") == every if self.least is None else self.least
+        sign = 1 if least else -1
         scores = {id(head): head.scores[condition.name].value for head in measured}
         head = min(measured, key=lambda each: (isnan(scores[id(each)]) != every, sign * scores[id(each)]))
-        evidence = f"{_evidence(head, condition.name)}, {head.site.kind} {head.name}"
-        return self._verdict_on_head(head, evidence)
+        name = f"{head.site.kind} {head.name}" if several else head.name
+        among = f"the {'smallest' if least else 'largest'} of {pluralize(len(measured), 'head')}"
+        here = {each.site.layer for each in measured}
+        among += f" of layer {min(here)}" if len(here) == 1 else ""
+        return self._verdict_on_head(head, f"{_evidence(head, condition)}, {name}: {among}")
 
     def _verdict(self, holds: bool, evidence: str, **more: Any) -> Verdict:
         condition = self.conditions[0]
@@ -112,19 +122,28 @@ class Claim:
         return self._verdict(self.conditions[0].meets(head), evidence, head=name, **known)
 
 
-def _evidence(head: HeadScores, name: str) -> str:
+def _evidence(head: HeadScores, condition: Condition) -> str:
     """A head's role, or a score with its standard error, or why there is none."""
-    if name == "role":
+    if condition.name == "role":
         return head.role.name if head.role is not None else "no role"
-    score = head.scores.get(name)
+    score = head.scores.get(condition.name)
     if score is None:
-        return head.absent[name]
-    return f"{score.value:.4g}" + ("" if score.error is None else f" ±{score.error:.2g}")
+        return head.absent[condition.name]
+    value = _deciding_digits(score.value, condition)
+    return value + ("" if score.error is None else f" ±{score.error:.2g}")
+
+
+def _deciding_digits(value: float, condition: Condition) -> str:
+    """A score with four digits, or as many as place it on its side of the threshold."""
+    compare, threshold = OPERATORS[condition.sign], float(condition.wanted)
+    texts = (f"{value:.{digits}g}" for digits in range(4, 18))
+    return next(text for text in texts if compare(float(text), threshold) == compare(value, threshold))
 
 
 def parse_claim(text: str) -> Claim:
-    """Read ``L0H2.previous > 0.9``, ``L0H2.role = previous``, ``any.induction > 0.4``, ``all.entropy < 3`` or
-    ``count(previous > 0.5) >= 2``; a kind may stand before a head, ``cross.L0H2.entropy < 1``.
+    """Read ``L0H2.previous > 0.9``, ``L0H2.role = previous``, ``any.induction > 0.4``, ``all.entropy < 3``,
+    ``L3.entropy < 2`` (all heads of a layer), ``max(L3.previous) > 0.5`` or ``count(previous > 0.5) >= 2``;
+    a kind may stand before a head, ``cross.L0H2.entropy < 1``.
 
     Raises ``SelectionError`` for anything else.
     """
@@ -132,16 +151,24 @@ def parse_claim(text: str) -> Claim:
     count = re.fullmatch(r"count\((.*)\)\s*(<=|>=|!=|==?|<|>)\s*(\d{1,9})", plain, re.ASCII)
     if count is not None:
         return Claim(plain, "count", parse_conditions(count[1]), count[2], int(count[3]))
-    one = re.fullmatch(r"(any|all|(?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", plain, re.ASCII)
+    extreme = re.fullmatch(r"(min|max)\((?:(all|[Ll]\d+)\.)?(.+?)\)(\s*[<>].+)", plain, re.ASCII)
+    parts = (extreme[2] or "all", extreme[3] + extreme[4]) if extreme else plain.partition(".")[::2]
+    one = re.fullmatch(r"(any|all|[Ll]\d+|(?:\w+\.)?[Ll]\d+[Hh]\d+)\.(.+)", ".".join(parts), re.ASCII)
     if one is None:
         raise SelectionError(
             f"cannot read the claim {text!r}: write one like 'L0H2.previous > 0.9', 'L0H2.role = previous', "
-            "'any.induction > 0.4', 'all.entropy < 3' or 'count(previous > 0.5) >= 2'"
+            "'any.induction > 0.4', 'all.entropy < 3', 'L3.entropy < 2', 'min(L3.entropy) > 0.1' or "
+            "'count(previous > 0.5) >= 2'"
         )
     conditions = parse_conditions(one[2])
     if len(conditions) > 1:
         raise SelectionError(f"the claim {plain!r} has two conditions: make it two claims")
-    return Claim(plain, one[1] if one[1] in ("any", "all") else Head(one[1]), conditions)
+    if extreme and conditions[0].name == "role":
+        raise SelectionError(f"the claim {plain!r} has no number: min and max are of a measure")
+    layer = int(one[1][1:]) if one[1][1:].isdigit() else None
+    least = extreme[1] == "min" if extreme else None
+    subject = "all" if layer is not None else one[1] if one[1] in ("any", "all") else Head(one[1])
+    return Claim(plain, subject, conditions, layer=layer, least=least)
 
 
 FORMAT_VERSION, ROLE = 2, "role"

@@ -41,11 +41,18 @@ HEADS = (
         ("L0H0.segment > 0", False, "there is one text"),
         ("encoder.L1H0.entropy > 1", True, "1.5 ±0.01"),
         ("cross.L1H0.entropy > 1", False, "0.25 ±0.01"),
-        ("any.previous > 0.9", True, "0.95 ±0.01, encoder L0H1"),
-        ("any.previous > 0.96", False, "0.95 ±0.01, encoder L0H1"),
-        ("any.entropy < 0.3", True, "0.25 ±0.01, cross L1H0"),
-        ("all.previous > 0.2", False, "0.2 ±0.01, encoder L0H0"),
-        ("all.entropy <= 2.5", True, "2.5 ±0.01, encoder L0H0"),
+        ("any.previous > 0.9", True, "0.95 ±0.01, encoder L0H1: the largest of 3 heads"),
+        ("any.previous > 0.96", False, "0.95 ±0.01, encoder L0H1: the largest of 3 heads"),
+        ("any.entropy < 0.3", True, "0.25 ±0.01, cross L1H0: the smallest of 4 heads"),
+        ("all.previous > 0.2", False, "0.2 ±0.01, encoder L0H0: the smallest of 3 heads"),
+        ("all.entropy <= 2.5", True, "2.5 ±0.01, encoder L0H0: the largest of 4 heads"),
+        ("all.entropy >= 0.2500001", False, "0.25 ±0.01, cross L1H0: the smallest of 4 heads"),
+        ("L0.entropy < 2.6", True, "2.5 ±0.01, encoder L0H0: the largest of 2 heads of layer 0"),
+        ("L0.entropy < 2", False, "2.5 ±0.01, encoder L0H0: the largest of 2 heads of layer 0"),
+        ("min(L0.entropy) > 0.1", True, "0.5 ±0.01, encoder L0H1: the smallest of 2 heads of layer 0"),
+        ("min(L0.entropy) < 0.1", False, "0.5 ±0.01, encoder L0H1: the smallest of 2 heads of layer 0"),
+        ("max(entropy) > 2.4", True, "2.5 ±0.01, encoder L0H0: the largest of 4 heads"),
+        ("max(all.entropy) < 2.4", False, "2.5 ±0.01, encoder L0H0: the largest of 4 heads"),
         ("any.induction > 0.1", False, "no head has it: no row has one"),
         *((f"all.induction {sign} 0.1", False, "no head has it: no row has one") for sign in "<>"),
         ("any.role = previous", True, "1 of 4 heads"),
@@ -64,15 +71,24 @@ def test_claim_verdict_follows_the_scores(text, holds, found):
     assert (verdict.claim, verdict.holds, verdict.evidence) == (text, holds, found)
 
 
+@pytest.mark.parametrize(
+    ("value", "claim", "shown"),
+    [(2.03971, ">= 2.04", "2.0397"), (2.0399999, "< 2.04", "2.0399999"), (2.0400001, "> 2.04", "2.0400001")],
+)
+def test_score_has_the_digits_that_decide(value, claim, shown):
+    verdict = parse_claim(f"L0H0.entropy {claim}").verdict([head(0, 0, entropy=value)])
+    assert verdict.evidence == f"{shown} ±0.01"
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
 def test_nan_score_fails_all_claims_and_is_ignored_by_any(sign, at):
     values = [2.0, 2.5]
     values.insert(at, math.nan)
     heads = [head(0, number, entropy=value) for number, value in enumerate(values)]
-    bound = 3 if "<" in sign else 1
+    bound, among = (3, "the largest") if "<" in sign else (1, "the smallest")
     verdict = parse_claim(f"all.entropy {sign} {bound}").verdict(heads)
-    assert (verdict.holds, verdict.evidence) == (False, f"nan ±0.01, encoder L0H{at}")
+    assert (verdict.holds, verdict.evidence) == (False, f"nan ±0.01, L0H{at}: {among} of 3 heads of layer 0")
     assert parse_claim(f"any.entropy {sign} {bound}").verdict(heads).holds
     assert parse_claim(f"count(entropy {sign} {bound}) = 2").verdict(heads).holds
     assert not parse_claim(f"any.entropy {sign} {bound}").verdict([heads[at]]).holds
@@ -97,6 +113,9 @@ def test_heads_with_nan_scores_come_last_in_a_table(at):
         ("L0H1.previos > 1", "did you mean 'previous'"),
         ("count(previous > 0.5) >= two", "cannot read the claim"),
         ("any.entropy < 1 and previous > 0.5", "has two conditions: make it two claims"),
+        ("L7.entropy < 1", "no layer 7: there are 0-1"),
+        ("min(role) = none", "cannot read the claim"),
+        ("min(L31.entropy >= 0.1", r"'min\(L3.entropy\) > 0.1'"),
         ("L7H0.entropy < 1", "no head L7H0: there are L0H0 to L1H0"),
         ("L1H0.entropy < 1", r"which L1H0\? write encoder.L1H0 or cross.L1H0"),
     ],

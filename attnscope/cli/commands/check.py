@@ -30,7 +30,7 @@ from attnscope.cli.source import (
 if TYPE_CHECKING:
     from attnscope.questions.check import CheckResult
 
-COMPARISON = re.compile(r"[<>=]\s*\S+$|^(any|all|count\(|(\w+\.)?[Ll]\d+[Hh]\d+\.).*[<>=]")
+COMPARISON = re.compile(r"[<>=]\s*\S+$|^(any|all|count\(|min\(|max\(|(\w+\.)?[Ll]\d+([Hh]\d+)?\.).*[<>=]")
 """What is a claim by its end or its beginning, also one with a slip in it."""
 
 
@@ -42,7 +42,7 @@ class ClaimOptions(Group):
         list[str] | None,
         Argument(
             help='"L0H2.previous > 0.9", "L0H2.role = previous", "any.induction > 0.4", "all.entropy < 3",'
-            ' "count(previous > 0.5) >= 2"; and the text.'
+            ' "L3.entropy < 2", "min(L3.entropy) > 0.1", "count(previous > 0.5) >= 2"; and the text.'
         ),
     ] = None
     save_snapshot: Annotated[Path | None, Often(help="Write all scores to a file.")] = None
@@ -91,13 +91,15 @@ def check(
 ) -> None:
     """Check claims about heads: exit code 0 if all hold, 1 if one fails.
 
-    A claim names a head and a measure (attnscope explain lists them), any or all heads, or a count of heads.
+    A claim names a head and a measure (attnscope explain lists them), any or all heads, the heads of a layer,
+    or a count of heads.
 
     Examples:
 
     attnscope check "L2H1.previous > 0.8" --texts sample_inputs/sentences.txt
     attnscope check "count(previous > 0.5) >= 2" "The cat sat on the mat."
     attnscope check "any.induction > 0.4" --repeat-random 20 -m own-causal
+    attnscope check "min(L3.entropy) > 0.1" "The cat sat on the mat."
     attnscope check --texts sample_inputs/sentences.txt --save-snapshot old.json
     attnscope check --texts sample_inputs/sentences.txt --with-snapshot old.json
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -90,7 +91,13 @@ def with_error(distance: float, error: float) -> str:
     """A distance in nats and its standard error, if it has one, in significant digits."""
     if error:
         return f"{number(distance, error)} ± {number(error, error)}"
-    return f"{distance:.3f}" if distance >= 0.0005 or distance == 0 else f"{distance:.1g}"
+    return f"{distance:.{decimals_for([distance])}f}"
+
+
+def decimals_for(distances: Iterable[float]) -> int:
+    """So many decimals that the smallest distance above 0 has two digits: 3 to 6."""
+    smallest = min((each for each in distances if each > 0), default=1.0)
+    return min(6, max(3, 1 - math.floor(math.log10(smallest))))
 
 
 def pair_distance(

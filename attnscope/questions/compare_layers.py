@@ -10,17 +10,20 @@ import numpy as np
 
 from attnscope.attention import Head
 from attnscope.axes import Array
+from attnscope.comparison import MAX_DIVERGENCE, group_heads
 from attnscope.errors import SelectionError
 from attnscope.questions import compare
 from attnscope.questions.answer import Answer, csv_rows, format_table
-from attnscope.questions.compare import Comparison, PairDistance, pair_distance, with_error
+from attnscope.questions.compare import Comparison, PairDistance, decimals_for, pair_distance, with_error
 from attnscope.questions.compare_texts_models import ModelComparison
 from attnscope.records import MATRIX, Meaning, Notes, record
+from attnscope.text import number_ranges
 from attnscope.views import HeadRank, Ranking, View
 from attnscope.views.heads import DistanceMap, distance_map
 
 ALONE = "a layer of one head is drawn at 0 from itself"
-LISTED = 8  # pairs of heads that are listed; --json has all of them
+NEAREST = 5  # pairs of layers that are listed; --csv has all of them
+LISTED = 20  # heads of --by head that are printed
 
 
 @record("two layers")
@@ -69,8 +72,14 @@ class LayerComparison:
         rows, columns = ([f"L{layer}" for layer in each] for each in (self.layers, self.others))
         words: dict[str, Any] = {"subtitle": self.subtitle}
         means, nearest = np.nan_to_num(self.mean), np.nan_to_num(self.nearest)
-        mean = distance_map(means, rows, columns, title=f"mean distance of heads · {self.title}", **words)
-        words |= {"title": f"distance of the nearest heads · {self.title}", "notes": self.notes}
+        mean = distance_map(
+            means,
+            rows,
+            columns,
+            title=f"distance of layers, mean over pairs of their heads · {self.title}",
+            **words,
+        )
+        words |= {"title": f"distance of layers, their nearest two heads · {self.title}", "notes": self.notes}
         low = float(np.nanmin(self.mean)) if self.mean.size > 1 else 0.0  # means are far from 0 and alike
         return {
             "mean": replace(mean, low=min(low, 0.99 * mean.top)),
@@ -155,31 +164,91 @@ def _describe_spread(own: Sequence[LayerPair]) -> tuple[str, ...]:
     return (f"heads are most alike in {most}, least in {least}",)
 
 
+def _most_alike(result: LayerComparison) -> Ranking:
+    """Which layers do the same: the nearest pairs, groups of layers, and those far from all others."""
+    apart = [each for each in result.pairs if each.layer != each.other or result.two_models]
+    nearest = sorted(apart, key=lambda each: each.mean)[:NEAREST]
+    listed = tuple(
+        HeadRank(f"L{each.layer} L{each.other}", f"{with_error(each.mean, each.mean_error)} nats apart")
+        for each in nearest
+    )
+    notes = [
+        f"mean over all pairs of their heads; 0: they attend alike, {MAX_DIVERGENCE:.3f}: no common token"
+    ]
+    if not result.two_models and len(result.layers) > 2:
+        table = np.where(np.eye(len(result.layers), dtype=bool), 0, result.mean)
+        groups = [sorted(each) for each in group_heads(table).members if 1 < len(each) < len(table)]
+        named = [f"L{number_ranges(result.layers[at] for at in each)}" for each in sorted(groups)]
+        notes += [f"groups of similar layers: {'; '.join(named)}"] if named else []
+        means = table.sum(1) / (len(table) - 1)
+        far = [f"L{result.layers[at]} ({with_error(means[at], 0.0)})" for at in np.argsort(-means)[:3]]
+        notes.append(f"farthest from all other layers, on average: {', '.join(far)}")
+    return Ranking(listed, title="Layers most alike", notes=tuple(notes))
+
+
+def _continuing(result: LayerComparison, command: str | None) -> Ranking:
+    """Of each layer, the head that the next layer, or the second model, has most alike."""
+    best: dict[int, PairDistance] = {}
+    for pair in result.continued:  # the nearest first
+        best.setdefault(pair.one.layer, pair)
+    opens = "" if result.two_models or command is None else f"{command} "
+    listed = [HeadRank(best[layer].names, best[layer].words) for layer in sorted(best)]
+    listed[:1] = [replace(each, command=opens and opens + each.head) for each in listed[:1]]
+    where = "the second model" if result.two_models else "the next layer"
+    note = f"the nearest pair of each layer, of {len(result.continued):,} heads: --by head --csv lists all"
+    return Ranking(tuple(listed), title=f"Continued in {where}", notes=(note,))
+
+
 def layers_answer(result: LayerComparison, command: str | None) -> Answer:
-    """Maps of layers, how each layer's heads spread, and which head continues which."""
+    """Which layers do the same, maps of layers, how each one's heads spread, and which continue."""
     own = [each for each in result.pairs if each.layer == each.other and not result.two_models]
+    digits = {
+        name: decimals_for(getattr(each, name) for each in own) for name in ("mean", "nearest", "farthest")
+    }
+
+    def cell(each: LayerPair, name: str, error: float = 0.0) -> str:
+        value: float = getattr(each, name)
+        return with_error(value, error) if error else f"{value:.{digits[name]}f}"
+
     spread = format_table(
         {
             "layer": "L{0.layer}",
-            "mean": lambda each: with_error(each.mean, each.mean_error),
-            "nearest": lambda each: with_error(each.nearest, each.nearest_error),
+            "mean": lambda each: cell(each, "mean", each.mean_error),
+            "nearest": lambda each: cell(each, "nearest", each.nearest_error),
             "nearest heads": lambda each: f"{each.head.name} {each.other_head.name}",
-            "farthest": lambda each: with_error(each.farthest, 0.0),
+            "farthest": lambda each: cell(each, "farthest"),
         },
         own,
         ("layer", "nearest heads"),
         title="How each layer's heads spread, in nats",
         notes=_describe_spread(own),
     )
-    listed = [
-        HeadRank(
-            pair.names, pair.words, f"{command} {pair.names}" if command and not result.two_models else ""
-        )
-        for pair in result.continued[:LISTED]
-    ]
-    where = "the second model" if result.two_models else "the next layer"
-    ranking = Ranking(tuple(listed), title=f"Heads and the nearest of {where}")
     arrays = {name: np.array(getattr(result, name)) for name in ("layers", "others", "mean", "nearest")}
-    tables = [spread] if own else []
-    views: tuple[View, ...] = (*result.maps.values(), *tables, *([ranking] if listed else []))
+    tables: tuple[View, ...] = (spread,) if own else ()
+    continuing: tuple[View, ...] = (_continuing(result, command),) if result.continued else ()
+    views = (_most_alike(result), *result.maps.values(), *tables, *continuing)
     return Answer(views, result.maps, lambda: result, lambda: csv_rows(result.pairs), lambda: arrays)
+
+
+def continued_answer(result: LayerComparison, command: str | None) -> Answer:
+    """Every head with the nearest one of the next layer, or of the second model."""
+    listed = result.continued[:LISTED]
+    decimals = decimals_for(each.distance for each in listed)
+    where = "of the second model" if result.two_models else "of the next layer"
+    more = len(result.continued) - len(listed)
+    table = format_table(
+        {
+            "head": "{0.one.name}",
+            f"nearest {where}": "{0.other.name}",
+            "nats apart": lambda each: (
+                with_error(each.distance, each.error) if each.error else f"{each.distance:.{decimals}f}"
+            ),
+        },
+        listed,
+        ("head", f"nearest {where}"),
+        title=f"Each head and the nearest {where} · {result.title}",
+        subtitle=result.subtitle,
+        notes=(*([f"the nearest first; {more:,} more: --csv"] if more else []), *result.notes),
+        commands=(f"{command} {listed[0].names}",) if command and listed and not result.two_models else (),
+    )
+    return Answer((table,), {}, lambda: result, lambda: csv_rows(result.continued))

@@ -9,7 +9,7 @@ import numpy as np
 from attnscope.attention import Head
 from attnscope.errors import SelectionError
 from attnscope.questions.answer import Answer, csv_rows
-from attnscope.questions.compare import ComparedKind, Comparison, PairDistance, TextCount
+from attnscope.questions.compare import ComparedKind, Comparison, PairDistance, TextCount, with_error
 from attnscope.records import Meaning, Notes, record
 from attnscope.views import HeadRank, Ranking, head_map
 from attnscope.views.heads import layer_rows
@@ -24,6 +24,10 @@ class NearestHeads:
     kind: ComparedKind
     head: Annotated[Head, Meaning("the head")]
     others: Annotated[tuple[PairDistance, ...], Meaning("it with every other head, the nearest first")]
+    chain: Annotated[
+        tuple[PairDistance, ...],
+        Meaning("from it to the nearest head of the next layer, from that one on, and so forth"),
+    ]
     texts: TextCount
     notes: Notes
     title: str
@@ -37,10 +41,16 @@ def nearest_heads(result: Comparison, head: Head) -> NearestHeads:
         first, last = result.heads[0], result.heads[-1]
         raise SelectionError(f"no head {head.name} among those compared: {first.name} to {last.name}")
     pairs = (result.pair(number, other) for other in range(len(result.heads)) if other != number)
+    chain, last = list[PairDistance](), number
+    for layer in sorted({each.layer for each in result.heads if each.layer > head.layer}):
+        following = [at for at, each in enumerate(result.heads) if each.layer == layer]
+        nearest = following[int(result.distances[last, following].argmin())]
+        chain, last = [*chain, result.pair(last, nearest)], nearest
     return NearestHeads(
         kind=result.kind,
         head=result.heads[number],
         others=tuple(sorted(pairs, key=lambda pair: pair.distance)),
+        chain=tuple(chain),
         texts=result.texts,
         notes=result.notes,
         title=result.title.partition(" · ")[2],
@@ -62,5 +72,7 @@ def nearest_answer(result: NearestHeads, command: str | None) -> Answer:
         HeadRank(pair.other.name, pair.words, f"{command} {pair.names}" if command else "")
         for pair in result.others[:LISTED]
     ]
-    ranking = Ranking(tuple(nearest), title=f"Nearest to {name}")
+    steps = (f"{each.other.name} ({with_error(each.distance, 0.0)})" for each in result.chain)
+    chain = f"the nearest of each next layer, in nats: {' → '.join([name, *steps])}"
+    ranking = Ranking(tuple(nearest), title=f"Nearest to {name}", notes=(chain,) * bool(result.chain))
     return Answer((view, ranking), {"heads": view}, lambda: result, lambda: csv_rows(result.others))

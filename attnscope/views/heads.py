@@ -276,12 +276,12 @@ class DistanceMap(Titled):
     @property
     def near_end(self) -> str:
         """The label of the near end of the colour bar."""
-        return f"{self.low:.2g}" if self.low else "0 alike"
+        return f"{self.low:.2g} alike"
 
     @property
     def far_end(self) -> str:
         """The label of its far end."""
-        return f"{self.top:.2g}"
+        return f"{self.top:.2g} apart"
 
     @property
     def starts(self) -> tuple[int, ...]:

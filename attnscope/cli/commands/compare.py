@@ -45,7 +45,10 @@ class Contrast(Group):
     with_text: Annotated[str | None, Often(help="Another text: what changes in which head.")] = None
     with_model: Annotated[str | None, Often(help="Another model: how far each head drifted.")] = None
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
-    by: Annotated[Literal["layer"] | None, Often(help="layer: compare layers by their heads.")] = None
+    by: Annotated[
+        Literal["layer", "head"] | None,
+        Often(help="layer: which layers are alike; head: each head's nearest of the next."),
+    ] = None
     composition: Annotated[
         bool,
         Often(help="What a head, or any, reads of earlier heads, by the weights."),
@@ -163,7 +166,7 @@ def compare(
         heads_answer,
         two_heads_answer,
     )
-    from attnscope.questions.compare_layers import compare_layers, layers_answer
+    from attnscope.questions.compare_layers import compare_layers, continued_answer, layers_answer
     from attnscope.questions.compare_texts_models import (
         compare_models,
         compare_passes,
@@ -175,8 +178,9 @@ def compare(
 
     of_models: Callable[[Any], Answer] = models_answer
     of_heads: Callable[[Any], Answer] = partial(heads_answer, command=opening, scatter=output.scatter)
-    if contrast.by == "layer":
-        of_models = of_heads = lambda result: layers_answer(compare_layers(result), opening)
+    if contrast.by is not None:
+        by_layer = layers_answer if contrast.by == "layer" else continued_answer
+        of_models = of_heads = lambda result: by_layer(compare_layers(result), opening)
     rival = _rival_source(contrast, source, sources[0], model)
     if corpus.texts is None:
         (loaded, left), (other, right) = _open_pair(sources[0], rival)

@@ -413,7 +413,10 @@ def distance_figure(view: DistanceMap, style: Style) -> Figure:
     count = max(rows, columns)
     cell = min(max(TABLE_SIDE, count * NAME_PITCH * POINT), LARGEST_TABLE) / count
     named = NAME_ROOM * (view.axes is not None)
-    left, (least, above, _) = _label_room(view) + named, paper.bar_room(style, view.bar, view.near_end)
+    left, (least, above, _) = (
+        _label_room(view) + named,
+        paper.bar_room(style, view.bar, max(view.near_end, view.far_end, key=len)),
+    )
     right, above = max(least, 5.4 - left - cell * columns), max(0.35 + named, above)  # space for a title
     if style.width is not None:
         right, cell = least, max(style.width - left - least, 1.0) / columns

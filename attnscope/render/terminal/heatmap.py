@@ -286,7 +286,7 @@ def head_map_lines(view: HeadMap, surface: Surface) -> Iterator[Line]:
 DISTANCE, SQUARE_COLUMNS = 6, 2
 """Columns of a cell with its distance, and of one without whose row still has its own line."""
 
-MOST_NAMED_ROWS = 24  # most rows with a line each, in colour
+MOST_NAMED_ROWS = 32  # most rows with a line each, in colour
 
 
 def distance_lines(view: DistanceMap, surface: Surface) -> Iterator[Line]:
@@ -341,16 +341,20 @@ def _edges(view: DistanceMap, layout: CellLayout) -> set[int]:
 
 
 def _group_header(view: DistanceMap, layout: CellLayout) -> Iterator[Line]:
-    """The number of each group above its first head; names of heads if cells are wide enough."""
+    """The number of each group above its first head; without groups, the names that have room."""
     edges = _edges(view, layout)
-    numbers = dict(zip(view.starts, range(1, len(view.groups) + 1), strict=True))
+    numbers = dict(zip(view.starts, map(str, range(1, len(view.groups) + 1)), strict=True))
+    if not view.groups:
+        every = -(-(max(map(len, view.columns)) + 1) // layout.cell)
+        numbers = dict(list(enumerate(view.columns))[::every])
+    width = layout.cell * len(view.columns) + len(edges)
     line, at = "", 0
     for column, name in enumerate(view.columns):
         at += column in edges
         if layout.cell == DISTANCE:
             line = line.ljust(at) + screen.centre(screen.cut(name, DISTANCE), DISTANCE)
-        elif column in numbers and len(line) <= at and (len(line) < at or not line):
-            line = line.ljust(at) + str(numbers[column])
+        elif column in numbers and (len(line) < at or not line) and at + len(numbers[column]) <= width:
+            line = line.ljust(at) + numbers[column]
         at += layout.cell
     if line.strip():
         yield [Segment(" " * (layout.label + 1) + line, DIM)]

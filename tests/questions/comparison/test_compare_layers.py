@@ -10,7 +10,7 @@ from scipy.spatial.distance import jensenshannon
 
 from attnscope.models import load
 from attnscope.progress import listening
-from attnscope.questions.compare import compare_all_heads, heads_answer
+from attnscope.questions.compare import compare_all_heads, decimals_for, heads_answer
 from attnscope.questions.compare_layers import compare_layers
 from attnscope.questions.compare_texts_models import compare_models
 from attnscope.questions.layers import whole_layers
@@ -90,14 +90,12 @@ def test_layer_commands_print_maps_spread_and_every_pair(run, tmp_path):
     rows = [line.split()[1:] for line in out.splitlines() if line.startswith("L0  0.")]
     for row, name in zip(rows, ("mean", "nearest"), strict=True):
         assert row == [f"{value:.2f}" for value in numbers[name][0]]
-    spread = next(line.split() for line in out.splitlines() if line.startswith("L2     "))
+    lines = out.splitlines()
+    spread = next(line.split() for line in lines[lines.index("Layers most alike") :] if line[:6] == "L2    ")
     (own,) = [each for each in numbers["pairs"] if each["layer"] == each["other"] == 2]
-    assert spread == [
-        "L2",
-        *(f"{own[name]:.3f}" for name in ("mean", "nearest")),
-        *(own["head"], own["other_head"]),
-        f"{own['farthest']:.3f}",
-    ]
+    assert [spread[0], *spread[3:5]] == ["L2", own["head"], own["other_head"]]
+    for shown, name in zip((spread[1], spread[2], spread[5]), ("mean", "nearest", "farthest"), strict=True):
+        assert float(shown) == pytest.approx(own[name], abs=6e-4)
     listed = list(csv.DictReader(run(*asked, "--csv").out.splitlines()))
     assert [float(each["nearest"]) for each in listed] == pytest.approx(
         [each["nearest"] for each in numbers["pairs"]]
@@ -177,3 +175,37 @@ def test_layers_need_neither_clusters_nor_a_plane_and_report_their_heads(own, mo
     with listening(lambda *words: seen.append(words)):
         compare_layers(compare_all_heads(own, own.prepare(TEXT)))
     assert ("comparing head", 32, 32) in seen
+
+
+def test_layers_most_alike_come_first_and_are_those_of_the_smallest_means(run):
+    asked = ("compare", TEXT, "--by", "layer")
+    out, pairs = run(*asked).out, run.json(*asked)["pairs"]
+    others = [each for each in pairs if each["layer"] != each["other"]]
+    first = min(others, key=lambda each: each["mean"])
+    lines = [line for line in out.splitlines() if line]
+    assert lines[0] == "Layers most alike"
+    assert lines[1].split()[:3] == [f"L{first['layer']}", f"L{first['other']}", f"{first['mean']:.3f}"]
+    means = [np.mean([e["mean"] for e in others if at in (e["layer"], e["other"])]) for at in range(4)]
+    farthest = next(line for line in lines if line.startswith("· farthest from all other layers"))
+    assert farthest.split(": ")[1].startswith(f"L{np.argmax(means)} (")
+
+
+def test_by_head_lists_a_successor_of_every_head(run):
+    asked = ("compare", TEXT, "--by", "head")
+    listed = list(csv.DictReader(run(*asked, "--csv").out.splitlines()))
+    assert len({each["one"] for each in listed}) == 3 * 8
+    for each in listed:
+        assert int(each["other"][1]) == int(each["one"][1]) + 1
+    best = listed[0]["one"], listed[0]["other"]
+    assert best in [tuple(line.split()[:2]) for line in run(*asked).out.splitlines()]
+    chain = run.json("compare", TEXT, "L0H3")["chain"]
+    assert [pair["one"] for pair in chain] == ["L0H3", *(pair["other"] for pair in chain[:-1])]
+    for pair in chain:
+        assert (pair["one"], pair["other"]) in [(each["one"], each["other"]) for each in listed]
+
+
+@pytest.mark.parametrize(
+    ("distances", "decimals"), [([0.5, 0.012], 3), ([0.0, 0.0021], 4), ([0.2, 2e-5], 6), ([], 3)]
+)
+def test_smallest_distance_of_a_column_has_two_digits(distances, decimals):
+    assert decimals_for(distances) == decimals

@@ -286,6 +286,16 @@ def test_large_distance_table_uses_half_blocks():
     assert small.values[1, 4] == pytest.approx(view.values[15:30, 60:].mean())
 
 
+def test_table_without_groups_names_columns_and_what_its_colours_mean():
+    names = [f"L{layer}" for layer in range(32)]
+    view = distance_map(np.random.default_rng(0).random((32, 32)), names, names, low=0.1)
+    out = without_codes(printed(view, width=80, colour="truecolor")).splitlines()
+    header = next(line for line in out if line.split()[:1] == ["L0"])
+    assert [header.index(f"L{layer} ") for layer in (0, 2, 30 - 2)] == [4, 8, 60]
+    assert [line.split()[0] for line in out if line.startswith("L")] == names
+    assert any(" apart " in line and "0.1 alike" in line for line in out)
+
+
 @pytest.mark.parametrize("count", [6, 24, 32, 72])
 def test_table_lines_start_with_first_head_and_small_tables_have_numbers(count):
     view = distance_table(count, [range(count // 2), range(count // 2, count)])
@@ -293,7 +303,7 @@ def test_table_lines_start_with_first_head_and_small_tables_have_numbers(count):
     assert (f"{view.values[0, 1]:.2f}" in out, "numbers mark" in out) == (count == 6, count > 6)
     half = count // 2  # an empty row stands before the second group
     two_a_line = (*view.rows[:half:2], view.rows[half], *view.rows[half + 1 :: 2])
-    assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 24 else two_a_line)
+    assert re.findall(r"^L\d+H\d+", out, re.MULTILINE) == list(view.rows if count <= 32 else two_a_line)
 
 
 def test_matched_head_table_shows_only_what_fits():

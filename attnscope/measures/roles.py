@@ -171,7 +171,7 @@ def worth_a_look(
 ) -> list[HeadScores]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
-    ``by`` a measure: those with its largest scores, of either sign.
+    ``by`` a measure: half of them those with its largest scores, of either sign, half with its smallest.
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
     not hide the one that copies. Heads without a pattern come last in a round, ordered by how far they are
@@ -191,7 +191,9 @@ def worth_a_look(
         count = WORTH_COUNT if len(heads) < MANY_HEADS else WORTH_OF_MANY
     if by not in (None, "role"):
         known = [head for head in heads if by in head.scores and isfinite(head.scores[by].value)]
-        return sorted(known, key=lambda head: -abs(head.scores[by].value))[:count]
+        ordered = sorted(known, key=lambda head: -abs(head.scores[by].value))
+        left_out = max(len(ordered) - count, 0)
+        return ordered[: -(-count // 2)] + ordered[-(-count // 2) + left_out :]
     by_role: dict[str, list[HeadScores]] = {}
     for head in heads:
         if head.role is not None and head.role.name != "broad":

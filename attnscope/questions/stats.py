@@ -149,10 +149,12 @@ def measure_of(sort: str | None) -> str | None:
     return sort and sort.removeprefix("-")
 
 
-def _describe_order(sort: str | None) -> str:
+def _describe_order(sort: str | None, heads: Sequence[HeadScores]) -> str:
     """The order of a table's heads, in words."""
     name, reverse = measure_of(sort), bool(sort and sort.startswith("-"))
-    ends = {None: "clearest role first", "role": "in order of roles", "head": "in order of heads"}
+    patterned = any(head.role is None or head.role.name not in PATTERNLESS for head in heads)
+    clearest = "clearest role first" if patterned else "least uniform first: none shows a clear pattern"
+    ends = {None: clearest, "role": "in order of roles", "head": "in order of heads"}
     return ends.get(name, f"{'smallest' if reverse else 'largest'} {name} first")
 
 
@@ -229,18 +231,24 @@ def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:
     if not any(value == value for value in values.values()):
         raise SelectionError(f"{name} cannot be drawn: {result.heads[0].absent[name]}")
     unit = "nats" if name in PREDICTIONS else MEASURES[name].unit
+    known = [value for value in values.values() if value == value]
+    even = {getattr(head.score(name), "baseline", nan) for head in result.heads if head.score(name)}
+    if len(even) == 1 and max(known) - min(known) < NARROW * (uniform := even.pop()):
+        unit += f"; uniform attention: {round_short(uniform)}"
     maps = maps_by_kind(
         values,
         name,
         lambda kind: f"{name} · {kind_title(kind)}",
         unit=unit,
-        from_zero=unit == "share",
+        from_zero=unit.startswith("share"),
         signed=name in ("offset", ABLATION),
         subtitle=result.title,
         notes=(*note_threshold(name), *result.shown_notes),
     )
     return {kind: replace(view, by_layer=len(view.layers) > 1) for kind, view in maps.items()}
 
+
+NARROW = 0.1  # scores whose range is a smaller share of the baseline are drawn with it at the bar
 
 COLUMNS = ("entropy", "distance", "previous", "first", "special")
 """The measures of the table; the one it is sorted by stands before them, in place of the role's score."""
@@ -294,7 +302,7 @@ def score_table(
         score.error is not None for head in heads for name, score in head.scores.items() if name == sorted_by
     )
     notes = (
-        f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort)}",
+        f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort, heads)}",
         f"{explained} (baseline in parentheses); --csv prints every measure",
         *[f"score of {' and '.join(named_sharp)}: normalized entropy, 0 (one key) to 1 (uniform)"][
             : 0 if sorted_by else len(named_sharp)
@@ -491,6 +499,7 @@ def count_fused(fused_calls: int, calls: int) -> str:
 
 
 FEWEST = 6  # least tokens for naming patterns
+LEAST_UNIFORM = 3  # heads that are named where none shows a pattern
 
 
 @record("every head", "show", eq=False)
@@ -573,15 +582,19 @@ def overview_answer(
     ``opening`` of it.
     """
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
-    ranked = () if short else tuple(_heads_worth_a_look(result, command, opening))
-    notes = result.notes
+    by = None if result.by == "role" else result.by
+    chosen = [] if short else worth_a_look(result.heads, apart=result.apart, by=by)
+    notes, led = result.notes, "Worth a look" if by is None else f"Largest and smallest {by}"
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)
-    elif not ranked:
-        notes = ("no head shows a clear pattern on this text", *notes)
-    elif not command and not opening:
+    elif not chosen:
+        chosen = worth_a_look(result.heads, 2 * LEAST_UNIFORM, by="entropy")[: -LEAST_UNIFORM - 1 : -1]
+        led, by = "Least uniform", "entropy"
+        maps = "; --by entropy maps all heads" * (bool(chosen) and opening is None)
+        notes = (f"no head shows a clear pattern on this text{maps}", *notes)
+    if chosen and not command and not opening:
         notes = (*notes, "... stands for the command that you gave")
-    led = "Worth a look" if result.by in (None, "role") else f"Largest {result.by}"
+    ranked = tuple(_heads_worth_a_look(result, chosen, by, command, opening))
     ranking = Ranking(ranked, title=led if ranked else "", notes=notes)
     strips = [] if result.losses is None else [token_losses_table(result.losses)]
     views: Mapping[str, Any] = result.grids if result.by is None else _one_cell_a_head(result, result.by)
@@ -593,17 +606,22 @@ def overview_answer(
 
 
 def _heads_worth_a_look(
-    result: Overview, command: str | None, opening: Callable[[Head], str] | None
+    result: Overview,
+    heads: Sequence[HeadScores],
+    by: str | None,
+    command: str | None,
+    opening: Callable[[Head], str] | None,
 ) -> Iterator[HeadRank]:
-    several, by = len(result.grids) > 1, result.by
-    for head in worth_a_look(result.heads, apart=result.apart, by=by):
+    """These heads, each with its score ``by`` a measure, or with what its role says."""
+    several = len(result.grids) > 1
+    for head in heads:
         kind, extra = (f" {head.site.kind}", f" --kind {head.site.kind}") if several else ("", "")
         words = f"{command or '...'} --head {head.name}{extra}"
         if opening is not None:
             words = opening(head.address if several else Head(head.name))
         reason = head.role.sentence if head.role else ""
         word = "" if head.role is None or head.role.name == NONE else head.role.name
-        if by not in (None, "role"):
+        if by is not None:
             score, unit = head.scores[by], MEASURES[by].unit.replace("share", "")
             word = f"{round_short(score.value)} {unit}".strip()
             reason = f"{word} (baseline {round_short(score.baseline)}); {reason}".removesuffix("; ")

@@ -41,11 +41,11 @@ def nearest_heads(result: Comparison, head: Head) -> NearestHeads:
         first, last = result.heads[0], result.heads[-1]
         raise SelectionError(f"no head {head.name} among those compared: {first.name} to {last.name}")
     pairs = (result.pair(number, other) for other in range(len(result.heads)) if other != number)
-    chain, last = list[PairDistance](), number
+    chain, end = list[PairDistance](), number
     for layer in sorted({each.layer for each in result.heads if each.layer > head.layer}):
         following = [at for at, each in enumerate(result.heads) if each.layer == layer]
-        nearest = following[int(result.distances[last, following].argmin())]
-        chain, last = [*chain, result.pair(last, nearest)], nearest
+        successor = following[int(result.distances[end, following].argmin())]
+        chain, end = [*chain, result.pair(end, successor)], successor
     return NearestHeads(
         kind=result.kind,
         head=result.heads[number],

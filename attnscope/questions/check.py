@@ -70,7 +70,7 @@ class Claim:
 
     def verdict(self, heads: Sequence[HeadScores]) -> Verdict:
         """Whether it holds. Raises ``SelectionError`` for a head or a layer that does not exist."""
-        layers, several = {head.site.layer for head in heads}, len({head.site.kind for head in heads}) > 1
+        layers = {head.site.layer for head in heads}
         if self.layer is not None and self.layer not in layers:
             raise SelectionError(f"no layer {self.layer}: there are {number_ranges(layers)}")
         heads = [head for head in heads if self.layer in (None, head.site.layer)]
@@ -83,7 +83,10 @@ class Claim:
                 kinds = " or ".join(f"{each.site.kind}.{each.name}" for each in (head, *others))
                 raise SelectionError(f"which {head.name}? write {kinds}")
             return self._verdict_on_head(head, _evidence(head, condition))
-        every = self.subject == "all"
+        return self._verdict_on_many(heads, condition, every=self.subject == "all")
+
+    def _verdict_on_many(self, heads: Sequence[HeadScores], condition: Condition, *, every: bool) -> Verdict:
+        """Whether the deciding one of all heads, or of any, meets the condition, and which that is."""
         if condition.name == "role":
             met = sum(map(condition.meets, heads))
             evidence = f"{met} of {len(heads)} heads"
@@ -97,6 +100,7 @@ class Claim:
         sign = 1 if least else -1
         scores = {id(head): head.scores[condition.name].value for head in measured}
         head = min(measured, key=lambda each: (isnan(scores[id(each)]) != every, sign * scores[id(each)]))
+        several = len({each.site.kind for each in heads}) > 1
         name = f"{head.site.kind} {head.name}" if several else head.name
         among = f"the {'smallest' if least else 'largest'} of {pluralize(len(measured), 'head')}"
         here = {each.site.layer for each in measured}

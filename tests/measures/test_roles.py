@@ -101,7 +101,7 @@ def test_suggested_heads_have_different_roles():
     assert worth_a_look(heads, 0) == worth_a_look([], 3) == []
 
 
-def test_suggested_heads_by_a_measure_have_its_largest_and_smallest_scores():
+def test_suggested_heads_by_a_measure_have_both_ends():
     nan = float("nan")
     heads = made([scores_of(offset=(each, 0)) for each in (0.5, -3.0, nan, 2.0, 0.1)] + [{}])
     assert [h.head for h in worth_a_look(heads, by="offset")] == [1, 3, 0, 4]

@@ -18,7 +18,7 @@ def uniform(tmp_path_factory):
     return model, model.prepare(TEXT)
 
 
-def test_overview_without_patterns_names_the_lowest_entropy_and_the_map(uniform):
+def test_overview_without_patterns_names_lowest_entropy(uniform):
     result = overview(*uniform, Selection())
     ranking = overview_answer(result, "attnscope show").views[-1]
     entropy = {head.name: head.scores["entropy"].value for head in result.heads}
@@ -27,7 +27,7 @@ def test_overview_without_patterns_names_the_lowest_entropy_and_the_map(uniform)
     assert ranking.heads[0].command.endswith(f"--head {ranking.heads[0].head}")
 
 
-def test_map_of_a_measure_lists_its_largest_and_smallest(uniform):
+def test_map_of_a_measure_lists_both_ends(uniform):
     ranking = overview_answer(overview(*uniform, Selection(), by="entropy"), None).views[-1]
     assert ranking.title == "Largest and smallest entropy"
     result = measure_heads(*uniform, Selection())
@@ -36,7 +36,7 @@ def test_map_of_a_measure_lists_its_largest_and_smallest(uniform):
     assert [each.head for each in ranking.heads] == [*ordered[:3], *ordered[-2:]]
 
 
-def test_table_without_patterns_says_that_it_begins_with_the_least_uniform(uniform):
+def test_table_without_patterns_begins_least_uniform(uniform):
     result = measure_heads(*uniform, Selection())
     heads = result.meeting(())
     assert "least uniform first: none shows a clear pattern" in score_table(result, heads).notes[0]
@@ -44,7 +44,7 @@ def test_table_without_patterns_says_that_it_begins_with_the_least_uniform(unifo
     assert "clearest role first" in score_table(result, named).notes[0]
 
 
-def test_bar_of_a_narrow_range_has_the_score_of_uniform_attention(uniform):
+def test_bar_of_a_narrow_range_names_uniform_attention(uniform):
     result = measure_heads(*uniform, Selection())
     (entropy,) = measure_maps(result, "entropy").values()
     assert entropy.bar.startswith("entropy, nats; uniform attention: ")

@@ -47,7 +47,7 @@ class Contrast(Group):
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
     by: Annotated[
         Literal["layer", "head"] | None,
-        Often(help="layer: which layers are alike; head: each head's nearest of the next."),
+        Often(help="Alike layers, or heads' successors."),
     ] = None
     composition: Annotated[
         bool,

@@ -168,7 +168,7 @@ def test_errors_of_layers_are_those_of_means_of_single_texts():
         assert single[0].pairs[number].mean_error == 0
 
 
-def test_layers_need_neither_clusters_nor_a_plane_and_report_their_heads(own, monkeypatch):
+def test_layers_need_no_clusters_and_report_progress(own, monkeypatch):
     for name in ("group_heads", "embed_in_plane"):
         monkeypatch.delattr(f"attnscope.comparison.{name}")
     seen = []
@@ -177,7 +177,7 @@ def test_layers_need_neither_clusters_nor_a_plane_and_report_their_heads(own, mo
     assert ("comparing head", 32, 32) in seen
 
 
-def test_layers_most_alike_come_first_and_are_those_of_the_smallest_means(run):
+def test_most_alike_layers_have_the_smallest_means(run):
     asked = ("compare", TEXT, "--by", "layer")
     out, pairs = run(*asked).out, run.json(*asked)["pairs"]
     others = [each for each in pairs if each["layer"] != each["other"]]

@@ -286,7 +286,7 @@ def test_large_distance_table_uses_half_blocks():
     assert small.values[1, 4] == pytest.approx(view.values[15:30, 60:].mean())
 
 
-def test_table_without_groups_names_columns_and_what_its_colours_mean():
+def test_table_without_groups_names_columns_and_ends():
     names = [f"L{layer}" for layer in range(32)]
     view = distance_map(np.random.default_rng(0).random((32, 32)), names, names, low=0.1)
     out = without_codes(printed(view, width=80, colour="truecolor")).splitlines()

@@ -45,7 +45,8 @@ class MeasuredHeads(options.HeadOptions):
     sort: Annotated[
         str | None,
         Option(
-            help="By a measure, role or head; -entropy: smallest first; default: role above baseline.",
+            help="By a measure, which --latex then prints alone, role or head; -entropy: smallest first; "
+            "default: role above baseline.",
             autocompletion=offering(options.measure_names),
         ),
     ] = None

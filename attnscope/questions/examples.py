@@ -480,13 +480,10 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         for number, each in enumerate(head.deciles, 1)
     )
     lists = (tuple(map(_spell_share, each)) for each in (head.queries, head.keys, head.pairs))
+    read = (f"»the token that attends«, [key and its weight]; score: {result.by}",)
     distance = f"{_describe_distances(head.distances)} of the attention"
     histograms = (
-        (
-            "distance",
-            _bars(head.distances),
-            f"keys from 33 tokens earlier to 33 later; most {distance}",
-        ),
+        ("distance", _bars(head.distances), f"keys from 33 tokens earlier to 33 later; most {distance}"),
         ("weight", _bars(head.weights), "rows by their largest weight outside self and first token, 0 to 1"),
         ("entropy", _bars(head.entropy), "rows by their normalized entropy, 0 to 1"),
     )
@@ -496,13 +493,7 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         *result.notes,
     )
     return (
-        Table(
-            (score, Column("text", long="keep"), context),
-            top,
-            title=title,
-            subtitle=role,
-            notes=(f"»the token that attends«, [key and its weight]; score: {result.by}",),
-        ),
+        Table((score, Column("text", long="keep"), context), top, title=title, subtitle=role, notes=read),
         Table(
             (Column("tenth", True, "keep"), Column("scores", long="keep"), context),
             tenths,

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any
 
@@ -36,7 +35,6 @@ from attnscope.questions.sentences import (
     note_averaged,
     provenance,
     require_selected,
-    selected_sites,
 )
 from attnscope.records import Meaning, Notes, Parts, record
 from attnscope.registry import BUNDLED
@@ -45,8 +43,6 @@ from attnscope.text import round_short
 from attnscope.views import THUMBNAIL_CELLS as GRID_CELLS
 from attnscope.views import (
     Column,
-    Curve,
-    Curves,
     Grid,
     HeadMap,
     HeadRank,
@@ -59,54 +55,6 @@ from attnscope.views import (
     number,
 )
 from attnscope.views.charts import Cell
-
-
-def curves_by_position(
-    model: Model, prepared: ModelInput, selection: Selection, name: str, *, parts: int, top: int
-) -> Curves:
-    """A measure of the ``top`` heads, averaged over each of up to ``parts`` runs of rows of equal length."""
-    axes = [len(queries) for kind, (queries, _) in prepared.axes.items() if selection.kind in (None, kind)]
-    size = max(axes, default=len(prepared.tokens))
-    step = max(1, -(-size // parts))
-    edges = (*range(0, size, step), size)
-    measured = [Measurement([name]) for _ in pairwise(edges)]
-    for each, (start, stop) in zip(measured, pairwise(edges), strict=True):
-        each.rows = range(start, stop)
-    record = model.run(prepared, [SharedRows(measured, selection.heads)])
-    selected_sites(record, selection)
-    by_part = [
-        {head.address: head.scores.get(name) for head in own_numbers(each.scores(), record, selection)}
-        for each in measured
-    ]
-    several = len({site.site.kind for site in record.sites}) > 1
-
-    def along(head: Head, part: str) -> tuple[float | None, ...]:
-        numbers = (getattr(scores.get(head), part, nan) for scores in by_part)
-        return tuple(number if isfinite(number) else None for number in numbers)
-
-    curves = [
-        Curve(str(head) if several else head.name, along(head, "value"), along(head, "baseline"))
-        for head in dict.fromkeys(head for scores in by_part for head in scores)
-        if any(scores.get(head) for scores in by_part)
-    ]
-    if not curves:
-        rows = MEASURES[name].rows
-        raise SelectionError(f"no head has {name}: it is taken over {rows}, and there are none")
-    best = sorted(curves, key=lambda curve: -curve.mean)[:top]
-    return Curves(
-        name,
-        MEASURES[name].unit,
-        edges,
-        tuple(best),
-        title=f"{name} by position",
-        subtitle=f"{name_pass(model, prepared)} · {provenance(record.sites)}",
-        notes=(
-            f"{len(best)} of {len(curves)} heads; each mark averages {step:,} of the {size:,} rows",
-            *model.notes,
-            *prepared.notes,
-            *record.notes,
-        ),
-    )
 
 
 @record("the scores of every head", "stats", "ablate", eq=False)
@@ -296,12 +244,20 @@ def score_table(
         )
         for head, *cells in zip(heads, *columns, strict=True)
     )
+    notes = tuple(_notes_of_table(result, heads, sort, sorted_by))
+    return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
+
+
+def _notes_of_table(
+    result: Stats, heads: Sequence[HeadScores], sort: str | None, sorted_by: str | None
+) -> Iterator[str]:
+    """The order of the heads, what the scores are, and the notes of the result."""
     named_sharp = sorted({head.role.name for head in heads if head.role} & {"sharp", "broad"})
     explained = f"{sorted_by or 'score: how strongly the head shows its role'}, averaged over tokens"
     errors = any(
         score.error is not None for head in heads for name, score in head.scores.items() if name == sorted_by
     )
-    notes = (
+    yield from (
         f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort, heads)}",
         f"{explained} (baseline in parentheses); --csv prints every measure",
         *[f"score of {' and '.join(named_sharp)}: normalized entropy, 0 (one key) to 1 (uniform)"][
@@ -311,7 +267,6 @@ def score_table(
         *note_unreached(result.heads, sorted_by, repeated=any(map(_is_repeated, result.read))),
         *result.shown_notes,
     )
-    return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
 
 
 def _is_repeated(read: Any) -> bool:

@@ -237,7 +237,7 @@ def _plot_by_position(
 ) -> tuple[Answer, Any]:
     """One measure along the text, and what was read."""
     from attnscope.questions.answer import Answer
-    from attnscope.questions.stats import curves_by_position
+    from attnscope.questions.curves import curves_by_position
 
     with source.open_with_progress() as text:
         curves = curves_by_position(*text, selection, name, parts=PARTS, top=most(top, CURVES))

@@ -447,7 +447,9 @@ def _draw_table(axes: Axes, view: DistanceMap, width: float, height: float, styl
             square = Rectangle((start - 0.5, start - 0.5), count, count, fill=False, lw=0.9, ec="white")
             axes.add_patch(square)
     paper.frame(axes)
-    paper.draw_colour_bar(axes, style, [(0, view.far_end), (1, view.near_end)], view.bar)
+    # a number, and below it what it means; the blank line keeps clear of the bar's name
+    ends = (end.replace(" ", "\n") for end in (view.far_end, f"\n{view.near_end}"))
+    paper.draw_colour_bar(axes, style, list(zip((0, 1), ends, strict=True)), view.bar)
 
 
 def _draw_plane(axes: Axes, view: HeadDistances, side: float, style: Style) -> None:

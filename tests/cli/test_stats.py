@@ -58,7 +58,7 @@ def test_unreached_roles_of_repeats_are_named_with_their_strongest_head(run):
     assert "a head has the role induction from 0.4 on" in mapped
 
 
-def test_table_sorted_by_a_measure_holds_it_once_in_place_of_the_roles_score(run):
+def test_table_sorted_by_a_measure_holds_it_once(run):
     asked = ("stats", "--repeat-random", "20", "-m", "own-causal", "--sort", "induction", "--top", "2")
     names, *_ = [line.split() for line in run(*asked).out.splitlines() if line.startswith("head ")]
     assert names == ["head", "role", "induction", "entropy", "distance", "previous", "first"]

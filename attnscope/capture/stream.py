@@ -113,7 +113,7 @@ def _product(grad: Tensor, right: Tensor | None, cuts: list[Cut] | None) -> Tens
     length, grad = len(grad), grad if len(rows) == len(grad) else grad.index_select(0, rows)
     if cuts is not None and len(columns) < grad.shape[1]:
         grad, right = grad.index_select(1, columns), right.index_select(1, columns)
-        if grad.requires_grad:
+        if grad.requires_grad and grad.numel():  # experts may get no token
             cuts.append(Cut(grad, probe(grad)))
             grad = cuts[-1].leaf
     product = grad @ right.mT

@@ -29,8 +29,9 @@ from attnscope.questions.rules import Question, parse_questions
 from attnscope.questions.score_terms import ScorePass, ScoreTerms
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import pluralize
-from attnscope.questions.why import Why, describe_score, note_terms
+from attnscope.questions.why import Cell, FollowedCells, Why, explain_path
 from attnscope.scores import Score
+from attnscope.text import visible
 from attnscope.views import name_weight
 
 SLOT = re.compile(r"\{(\w+)\}")
@@ -102,20 +103,27 @@ def align_prompt(prompt: Prompt, tokens: Sequence[Token]) -> Coarsening:
     return Coarsening(tuple(places), tuple((group,) for _, group in parts), (), (1,) * len(tokens))
 
 
+def align_prompts(texts: Sequence[tuple[Prompt, ModelInput]]) -> list[Coarsening]:
+    """That of each prompt. Raises ``SelectionError`` for one with other tokens between its slots."""
+    axes = [align_prompt(prompt, prepared.tokens) for prompt, prepared in texts]
+    for number, ((prompt, _), axis) in enumerate(zip(texts, axes, strict=True), 1):
+        if axis.places != axes[0].places:
+            raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
+    return axes
+
+
 def mean_head(
     model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, selection: Selection
 ) -> OneHead:
     """The mean map of one head over prompts, aligned by the template, and the means of its scores."""
     maps, results = list[Weights](), list[OneHead]()
-    for number, (prompt, prepared) in enumerate(texts, 1):
+    for number, ((_, prepared), axis) in enumerate(zip(texts, align_prompts(texts), strict=True), 1):
         report("prompt", number, len(texts))
         results.append(one_head(model, prepared, selection))
-        shown, axis = results[-1].heatmap.weights, align_prompt(prompt, prepared.tokens)
+        shown = results[-1].heatmap.weights
         if shown.values.shape != (axis.size, axis.size):
             raise SelectionError("prompts are aligned on one text: this head's rows or columns are others")
         maps.append(coarsen(shown, axis, axis)[0])
-        if maps[0].keys != maps[-1].keys:
-            raise SelectionError(f"prompt {number:,} has other tokens between its slots: {prompt.text!r}")
     first = results[0]
     scores = {}
     for name in first.scores.scores:
@@ -207,21 +215,70 @@ def mean_why(
     question: Question,
     head: Head,
     against: Question | None = None,
+    depth: int = 1,
 ) -> Why:
-    """The mean terms of a head's score over prompts, which fill the parts of the question, too."""
+    """The mean terms of a head's score over prompts, which fill the parts of the question, too.
 
-    def explain(at: int) -> tuple[ScoreTerms, tuple[str, ...]]:
-        fill, ran = prompts[at].fill, ScorePass.run(model, texts[at])
+    An earlier head is followed in the same cell of the template in all prompts, or at the same distance.
+    """
+    notes = dict[str, None]()
+
+    def for_each(step: Callable[[int, ScorePass], Any]) -> list[Any]:
+        return for_each_text("prompt", range(len(prompts)), lambda at: step(at, run(at)))
+
+    def run(at: int) -> ScorePass:
+        ran = ScorePass.run(model, texts[at])
+        notes.update(dict.fromkeys((*texts[at].notes, *ran.record.notes)))
+        return ran
+
+    def ask(at: int, ran: ScorePass) -> ScoreTerms:
+        fill = prompts[at].fill
         other = None if against is None else parse_questions(fill(str(against)))[0]
-        terms = ran.explain(head, parse_questions(fill(str(question)))[0], other)
-        return terms, (*texts[at].notes, *ran.record.notes)
+        return ran.explain(head, parse_questions(fill(str(question)))[0], other)
 
-    results = for_each_text("prompt", range(len(prompts)), explain)
-    terms, named = [each for each, _ in results], None if against is None else str(against)
-    left, right = question.left.text, question.right.text
-    score = replace(describe_score(terms), query=left, key=right)
+    def choose(carried: Sequence[Mapping[Cell, float]]) -> FollowedCells:
+        return agreed_cells(carried, align_prompts([*zip(prompts, texts, strict=True)]))
+
+    named = None if against is None else str(against)
+    names = question.left.text, question.right.text
+    path, about = explain_path(for_each, ask, choose, depth, named, names)
     title = f"{model.title} · {_describe(template, len(prompts))}"
-    notes = dict.fromkeys(note for _, notes in results for note in notes)
-    return Why(
-        str(question), named, (score,), len(prompts), title, (*note_terms(terms, named), *model.notes, *notes)
-    )
+    return Why(str(question), named, path, len(prompts), title, (*about, *model.notes, *notes))
+
+
+def agreed_cells(carried: Sequence[Mapping[Cell, float]], axes: Sequence[Coarsening]) -> FollowedCells:
+    """The cells that carry most on average: with keys of one place of the template, or at one distance.
+
+    In a place of several tokens it is the cell that carries most in each prompt.
+
+    Raises ``SelectionError`` for a head whose keys are not the template's tokens.
+    """
+    named = [dict[Any, Cell]() for _ in axes]  # by place or distance; None: the largest
+    for values, axis, cells in zip(carried, axes, named, strict=True):
+        owner = [place for place, (group,) in enumerate(axis.parts) for _ in group]
+        if len(owner) != len({key for _, key in values}):
+            raise SelectionError("prompts are aligned on one text: the keys of an earlier head are others")
+        for cell in sorted(values, key=lambda each: abs(values[each])):
+            row, key = cell
+            for way in ((True, owner[row], owner[key]), (False, owner[row], key - row)):
+                cells[way] = cells[None] = cell
+
+    def measure(way: tuple[bool, int, int]) -> tuple[float, float | None]:
+        return _mean([values[cells[way]] for values, cells in zip(carried, named, strict=True)])
+
+    def rank(way: tuple[bool, int, int]) -> tuple[float, float]:
+        alone = len(axes[0].parts[way[2]][0]) == 1 if way[0] else 0.5  # else the distance says more
+        return abs(measure(way)[0]), alone
+
+    shared = (way for way in named[0] if way and all(way in each for each in named))
+    by_place, _, to = found = max(shared, key=rank)
+    steps = f"{pluralize(abs(to), 'token')} {'before' if to < 0 else 'after'}" if to else "itself"
+    name = _name(axes[0].places, to) if by_place else steps
+    agree = sum(each[found] == each[None] for each in named)
+    return FollowedCells([each[found] for each in named], *measure(found), agree, name)
+
+
+def _name(places: Sequence[Place], at: int) -> str:
+    """A place of a template, with its number among those that read alike, as ``find`` writes it."""
+    texts = [visible(each.text.strip() or each.text) for each in places[: at + 1]]
+    return texts[at] + f"#{texts.count(texts[at])}" * (texts.count(texts[at]) > 1)

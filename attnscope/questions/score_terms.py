@@ -70,23 +70,6 @@ class ScoreTerms:
         """The parts of the key."""
         return tuple(self.key.vectors)
 
-    def strongest(self) -> tuple[int, int] | None:
-        """The term with the largest excess, in size, of those that a head wrote a part of, if any."""
-        by_head = ([part.head is not None for part in side] for side in (self.queries, self.keys))
-        wrote = np.logical_or.outer(*by_head)
-        excess = np.where(wrote, np.abs(self.values - self.others), -1)
-        return divmod(int(excess.argmax()), len(self.keys)) if excess.max() > 0 else None
-
-
-class Carried(NamedTuple):
-    """An earlier head that wrote one side of a term, and the cell of its map that carried most of it."""
-
-    head: Head
-    cell: tuple[int, int]  # row and key
-    side: str  # query or key
-    term: str  # its parts, and its value
-    value: float  # what the cell carries of that
-
 
 @dataclass(frozen=True, eq=False)
 class ScorePass:
@@ -163,28 +146,22 @@ class ScorePass:
                 named = " → ".join(self._name_cell(site, row, place))
                 yield (row, place), f"{named}: {float(weights[place]):.3f}", listed
 
-    def follow(self, terms: ScoreTerms) -> Iterator[Carried]:
-        """The heads that wrote the query's and the key's part of the strongest term that a head wrote."""
-        call, head, cells, at = self._call(terms.site), terms.head.head, terms.cells, terms.strongest()
-        if at is None:
-            return
-        parts = terms.queries[at[0]], terms.keys[at[1]]
-        term = f"{parts[0].name} × {parts[1].name} ({terms.values[at]:+.2f})"
-        of_query, of_key = terms.query.vectors[parts[0]], terms.key.vectors[parts[1]]
-        every = torch.arange(call.key.shape[2])
-        slopes = (
-            (call.query, head, cells.rows, of_key[: len(cells.rows)]),
-            (call.key, head // shared_by(call), every, cells.asked.T @ of_query),
-        )
-        for part, side, (tensor, number, tokens, slope) in zip(parts, ("query", "key"), slopes, strict=True):
-            if part.head is None:
-                continue
-            seed = torch.zeros_like(tensor)
-            seed[0, number, tokens] = (scale_of(call, head) * slope).to(seed)
-            with self.model.threads(self.prepared):
-                carried = carried_by(self.states, tensor, seed, part.head)
-            cell, value = max(carried.items(), key=lambda each: abs(each[1]))
-            yield Carried(part.head, cell, side, term, value)
+    def carried(
+        self, terms: ScoreTerms, parts: tuple[Summand, Summand], side: int
+    ) -> dict[tuple[int, int], float]:
+        """What the head behind a term's query part (side 0) or key part (1) carries of it, by row and key."""
+        call, number, cells, head = self._call(terms.site), terms.head.head, terms.cells, parts[side].head
+        assert head is not None
+        tensor = (call.query, call.key)[side]
+        seed = torch.zeros_like(tensor)
+        if side == 0:
+            slope = terms.key.vectors[parts[1]][: len(cells.rows)]
+            seed[0, number, cells.rows] = (scale_of(call, number) * slope).to(seed)
+        else:
+            slope = cells.asked.T @ terms.query.vectors[parts[0]]
+            seed[0, number // shared_by(call)] = (scale_of(call, number) * slope).to(seed)
+        with self.model.threads(self.prepared):
+            return carried_by(self.states, tensor, seed, head)
 
     def _name_cell(self, site: Site, row: int, key: int) -> tuple[str, str]:
         """The tokens of a row and a key."""

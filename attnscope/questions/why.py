@@ -8,11 +8,11 @@ value in the cells of another question.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -49,7 +49,8 @@ WROTE = {
 }
 """What a kind of part is, in words."""
 
-Opened: TypeAlias = Mapping[Head, Mapping[tuple[int, int], Table]]
+Cell: TypeAlias = tuple[int, int]  # of a map: its row and key
+Opened: TypeAlias = Mapping[Head, Mapping[Cell, Table]]
 """By head, the terms of each cell of its map, by row and key."""
 TOKEN = re.compile(r" (\d{1,9})$", re.ASCII)  # the number of a token behind its text
 
@@ -91,6 +92,8 @@ class Link:
     side: Annotated[str, Meaning("query or key: the side of the term that it wrote")]
     term: Annotated[str, Meaning("the term: query part × key part, and its value")]
     carried: Annotated[float, Meaning("what this row and key carry of the value")]
+    error: Annotated[float | None, Meaning("its standard error over prompts; null for one text")] = None
+    agree: Annotated[int, Meaning("the prompts in which no other cell of the head carries more")] = 1
 
 
 @record("a head, where it attends from and to, and why")
@@ -158,24 +161,81 @@ def explain_head(
         head = find_heads(model, prepared, [question], head).first.heads[0].head
         most = (f"{head.name} attends there most; --head names another",)
     ran = ScorePass.run(model, prepared)
-    explained = [ran.explain(head, question, against)]
-    path, ends = [describe_score(explained)], [0]
-    for _ in range(1, depth):
-        before, ends = ends, []
-        for at in before:
-            for carried in ran.follow(explained[at]):
-                ends.append(len(path))
-                explained.append(ran.explain_cell(carried.head, *carried.cell))
-                path.append(describe_score(explained[-1:], Link(at, *carried[2:])))
     named = None if against is None else str(against)
-    ended = () if ends else ("the path ends here: no head wrote a term of these scores",)
-    notes = *most, *ended, *note_terms(explained, named), *model.notes, *prepared.notes, *ran.record.notes
-    return Why(str(question), named, tuple(path), 1, name_pass(model, prepared), notes)
+
+    def ask(_: int, ran: ScorePass) -> ScoreTerms:
+        return ran.explain(head, question, against)
+
+    path, about = explain_path(lambda step: [step(0, ran)], ask, largest_cell, depth, named)
+    notes = *most, *about, *model.notes, *prepared.notes, *ran.record.notes
+    return Why(str(question), named, path, 1, name_pass(model, prepared), notes)
 
 
-def note_terms(explained: Sequence[ScoreTerms], against: str | None) -> tuple[str, ...]:
+class FollowedCells(NamedTuple):
+    """The cell of an earlier head that is followed in each text, and what it carries of a term, as means."""
+
+    cells: Sequence[Cell]
+    carried: float
+    error: float | None = None
+    agree: int = 1
+    key: str | None = None  # its name over several texts
+
+
+def largest_cell(carried: Sequence[Mapping[Cell, float]]) -> FollowedCells:
+    """The cell of one text that carries most."""
+    cell, value = max(carried[0].items(), key=lambda each: abs(each[1]))
+    return FollowedCells([cell], value)
+
+
+def explain_path(
+    for_each: Callable[[Callable[[int, ScorePass], Any]], list[Any]],
+    ask: Callable[[int, ScorePass], ScoreTerms],
+    choose: Callable[[Sequence[Mapping[Cell, float]]], FollowedCells],
+    depth: int,
+    against: str | None,
+    names: tuple[str, str] | None = None,
+) -> tuple[tuple[ExplainedScore, ...], tuple[str, ...]]:
+    """A head's score, then those of the heads that wrote its strongest term, and so on: means over texts.
+
+    ``for_each`` runs a step with the number and the pass of each text; ``names`` are those of the first row
+    and key. With notes on what values are.
+    """
+    every: list[list[ScoreTerms]] = [for_each(ask)]
+    path, ends = [describe_score(every[0], None, names)], [0]
+
+    def follow(into: int, side: int, parts: tuple[Summand, Summand], value: float) -> int:
+        head, terms = parts[side].head, every[into]
+        assert head is not None
+        found = choose(for_each(lambda at, ran: ran.carried(terms[at], parts, side)))
+        every.append(for_each(lambda at, ran: ran.explain_cell(head, *found.cells[at])))
+        term = f"{parts[0].name} × {parts[1].name} ({value:+.2f})"
+        link = Link(into, ("query", "key")[side], term, found.carried, found.error, found.agree)
+        row = (path[into].query, path[into].key)[side]  # it wrote what that token brought to the term
+        path.append(describe_score(every[-1], link, None if found.key is None else (row, found.key)))
+        return len(path) - 1
+
+    for _ in range(1, depth):
+        ends = [follow(into, *each) for into in ends for each in _written_by_heads(every[into])]
+    ended = [] if ends else ["the path ends here: no head wrote a term of these scores"]
+    return tuple(path), (*ended, *_note_terms(chain(*every), against))
+
+
+def _written_by_heads(terms: Sequence[ScoreTerms]) -> Iterator[tuple[int, tuple[Summand, Summand], float]]:
+    """The sides of the strongest term, by its mean excess, that heads wrote, its parts and its value."""
+    queries, keys, values, excess = _stack(terms)
+    wrote = np.logical_or.outer(*([part.head is not None for part in side] for side in (queries, keys)))
+    sizes = np.where(wrote, np.abs(excess.mean(0)), -1)
+    if sizes.max() <= 0:
+        return
+    a, b = divmod(int(sizes.argmax()), len(keys))
+    for side, part in enumerate((queries[a], keys[b])):
+        if part.head is not None:
+            yield side, (queries[a], keys[b]), float(values[:, a, b].mean())
+
+
+def _note_terms(terms: Iterable[ScoreTerms], against: str | None) -> tuple[str, ...]:
     """What the values are."""
-    held = dict.fromkeys(name for each in explained for side in (each.query, each.key) for name in side.held)
+    held = dict.fromkeys(name for each in terms for side in (each.query, each.key) for name in side.held)
     frozen = " and ".join(["norm scales", *(f"the slopes of {name}" for name in held)])
     other = "at the row's other unmasked keys, on average" if against is None else f"in {against}"
     return (
@@ -184,16 +244,28 @@ def note_terms(explained: Sequence[ScoreTerms], against: str | None) -> tuple[st
     )
 
 
-def describe_score(explained: Sequence[ScoreTerms], link: Link | None = None) -> ExplainedScore:
+def _stack(terms: Sequence[ScoreTerms]) -> tuple[list[Summand], list[Summand], Array, Array]:
+    """The parts of both sides, and in each text the terms' values and excesses.
+
+    -> [text, query part, key part]
+    """
+    queries = list(dict.fromkeys(part for each in terms for part in each.queries))
+    keys = list(dict.fromkeys(part for each in terms for part in each.keys))
+    values, excess = np.zeros((2, len(terms), len(queries), len(keys)))  # 0 where a text has no such part
+    for text, each in enumerate(terms):
+        cells = np.ix_([*map(queries.index, each.queries)], [*map(keys.index, each.keys)])
+        values[text][cells], excess[text][cells] = each.values, each.values - each.others
+    return queries, keys, values, excess
+
+
+def describe_score(
+    explained: Sequence[ScoreTerms], link: Link | None = None, names: tuple[str, str] | None = None
+) -> ExplainedScore:
     """The strongest terms and the sums of one text, or the means over several."""
     first = explained[0]
     means = {name: fmean(each.means[name] for each in explained) for name in first.means}
-    queries = list(dict.fromkeys(part for each in explained for part in each.queries))
-    keys = list(dict.fromkeys(part for each in explained for part in each.keys))
-    values, excess = np.zeros((2, len(explained), len(queries), len(keys)))  # 0 where a text has no such part
-    for text, each in enumerate(explained):
-        cells = np.ix_([*map(queries.index, each.queries)], [*map(keys.index, each.keys)])
-        values[text][cells], excess[text][cells] = each.values, each.values - each.others
+    queries, keys, values, excess = _stack(explained)
+    names = names or first.cells.names
     numbers = _means(values, excess)  # [query part, key part, value | excess | error]
     order = np.argsort(-np.abs(numbers[..., 1]), axis=None, kind="stable")[:STORED_TERMS]
     places = [divmod(int(at), len(keys)) for at in order]
@@ -201,8 +273,8 @@ def describe_score(explained: Sequence[ScoreTerms], link: Link | None = None) ->
     return ExplainedScore(
         head=first.head,
         name=first.name,
-        query=first.cells.names[0],
-        key=first.cells.names[1],
+        query=names[0],
+        key=names[1],
         cells=sum(int((each.cells.asked != 0).sum()) for each in explained),
         weight=means["weight"],
         score=means["score"],
@@ -302,6 +374,9 @@ def why_answer(
         if (link := each.link) is not None:
             term = f"{result.path[link.into].name}'s term {link.term}"
             subtitle = f"it wrote the {link.side} part of {term}; this key carries {link.carried:+.2f}"
+            if result.prompts > 1:
+                error = "" if link.error is None else f" ± {link.error:.2f}"
+                subtitle += f"{error}, the most in {link.agree:,} of {result.prompts:,} prompts"
         title = title if at else f"{title} · {result.title}"
         views.append(Table(title=title, subtitle=subtitle, notes=tuple(_sentences(each, result))))
         views += [_terms_table(each, top), _sides_table(each)]

@@ -260,7 +260,6 @@ REFUSED = {
     "why 'it -> cat' TEXT --head L0H0 --against cat": "'cat' is not a question: write FROM -> TO",
     "why 'it -> cat' --from a.trace --head L0H0": "a trace holds no weights of the model",
     "why 'it -> cat' TEXT --head L0H0 --top 3 --csv": "--top cannot be combined with --csv",
-    "why 'it -> {A}' '{A}: it' --prompts names.tsv --head L0H0 --depth 2": "--depth cannot be combined",
     "circuit texts.txt": "two texts with a tab between them",
     "circuit pairs.tsv -o graph.npz": "must end in .png, .svg, .pdf, .jpg, .html",
     "circuit pairs.tsv --faithfulness 0": "--faithfulness must be 0.01 or more",

@@ -13,7 +13,7 @@ from attnscope.capture import summands
 from attnscope.errors import ModelError, SelectionError
 from attnscope.models import load
 from attnscope.questions.find import parse_questions
-from attnscope.questions.prompts import mean_why, read_prompts
+from attnscope.questions.prompts import agreed_cells, align_prompts, mean_why, read_prompts
 from attnscope.questions.score_terms import ScorePass
 from attnscope.questions.why import explain_cells, explain_head, why_answer
 from tests.questions.intervention.shapes import GROUPED, NETWORKS, network, saved
@@ -253,6 +253,85 @@ def test_prompts_give_means_and_standard_errors(made):
     assert mean.weight == pytest.approx(np.mean([one.weight for one in each]))
     assert first.excess == pytest.approx(np.mean(values))
     assert first.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
+
+
+PLANTED = "P,A,B\ncod,elm,fig\ncod gum,bay,ivy\ndew kit dew,gum,jay\nash,kit,ash"
+
+
+def test_depth_follows_the_mean_over_prompts_to_planted_head():
+    model, before, behind = plant(4)
+    template, pair = "{P} {A} {B} hop hop {A}", "{A}#2 -> {B}"
+    prompts = read_prompts(template, PLANTED)
+    texts = [model.prepare(each.text) for each in prompts]
+    why = mean_why(model, prompts, texts, template, ask(pair), behind, depth=2)
+    alone = [
+        explain_head(model, text, ask(prompt.fill(pair)), behind, depth=2).path[1]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    _, earlier = why.path
+    assert (earlier.head.name, earlier.query, earlier.key) == (before.name, "{B}", "{A}")
+    assert {(one.query, one.key) for one in alone} > {("fig 2", "elm 1"), ("jay 4", "gum 3")}
+    assert earlier.weight == pytest.approx(np.mean([one.weight for one in alone]))
+    carried = [one.link.carried for one in alone]
+    assert earlier.link.carried == pytest.approx(np.mean(carried))
+    assert earlier.link.error == pytest.approx(np.std(carried, ddof=1) / 2)
+    assert (earlier.link.agree, earlier.cells) == (4, 4)
+    assert earlier.link.term.endswith(f"{before.name} ({why.path[0].terms[0].value:+.2f})")
+    first = earlier.terms[0]
+    excess = [
+        next(term.excess for term in one.terms if (term.query, term.key) == (first.query, first.key))
+        for one in alone
+    ]
+    assert first.excess == pytest.approx(np.mean(excess))
+    assert first.error == pytest.approx(np.std(excess, ddof=1) / 2)
+    subtitle = why_answer(why).views[3].subtitle
+    assert subtitle.endswith(
+        f"{earlier.link.carried:+.2f} ± {earlier.link.error:.2f}, the most in 4 of 4 prompts"
+    )
+
+
+def test_depth_follows_the_term_that_is_strongest_on_average(made):
+    model, template = made("llama"), "The {A} sat on the {B}"
+    prompts = read_prompts(template, "A,B\ncat,mat\ndog,bed\nman,box")
+    texts = [model.prepare(each.text) for each in prompts]
+    why = mean_why(model, prompts, texts, template, ask("on -> {A}"), LAST, depth=2)
+    by_head = [term for term in why.path[0].terms if "L0H" in term.query + term.key]
+    alone = [
+        explain_head(model, text, ask(prompt.fill("on -> {A}")), LAST).path[0].terms
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    firsts = [next(term for term in terms if "L0H" in term.query + term.key) for terms in alone]
+    assert {(term.query, term.key) for term in firsts} != {(by_head[0].query, by_head[0].key)}
+    for each in why.path[1:]:
+        assert each.link.term == f"{by_head[0].query} × {by_head[0].key} ({by_head[0].value:+.2f})"
+
+
+def test_prompts_follow_the_key_that_carries_most_on_average():
+    model, template = plant(4)[0], "{P} elm {B} elm"
+    prompts = read_prompts(template, "P,B\nash,jay hop\ncod,fig\ncod gum,ivy")
+    texts = [(prompt, model.prepare(prompt.text)) for prompt in prompts]
+    axes = align_prompts(texts)
+
+    def choose(row, *keys):
+        """What is followed if these keys of a row, counted back from it, carry so much in each prompt."""
+        carried = []
+        for (_, text), of_text in zip(texts, keys, strict=True):
+            at = len(text.tokens) - 1 + row
+            carried.append({(at, key): of_text.get(key - at, 0.0) for key in range(len(text.tokens))})
+        return agreed_cells(carried, axes)
+
+    found = choose(0, {-3: -1.0, -2: 4.0}, {-2: -3.0}, {-2: 4.0, -1: 4.5})
+    assert (found.key, found.agree, found.cells) == ("{B}", 2, [(4, 2), (3, 2), (4, 3)])
+    found = choose(0, {-3: 4.0, -1: -3.0}, {-2: 3.0}, {-2: 5.0, -1: 4.0})
+    assert (found.key, found.agree, found.cells) == ("elm", 3, [(4, 1), (3, 1), (4, 2)])
+    assert (found.carried, found.error) == (pytest.approx(4), pytest.approx(1 / 3**0.5))
+    found = choose(-1, {-1: 4.0, -2: 3.5}, {-1: 3.0}, {-1: 5.0})
+    assert (found.key, found.agree, found.cells) == ("1 token before", 3, [(3, 2), (2, 1), (3, 2)])
+    assert choose(0, {-1: 3.0}, {-1: 4.0}, {-1: 5.0}).key == "1 token before"  # of two tokens of {B}
+    with pytest.raises(SelectionError, match="the keys of an earlier head are others"):
+        agreed_cells([{(0, 0): 1.0}] * 3, axes)
+    with pytest.raises(SelectionError, match="prompt 2 has other tokens between its slots: 'cod ELM fig'"):
+        align_prompts([texts[0], (prompts[0]._replace(text="cod ELM fig"), model.prepare("cod ELM fig"))])
 
 
 def test_soft_cap_is_a_step_between_product_and_score(tmp_path):

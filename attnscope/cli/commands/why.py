@@ -54,7 +54,7 @@ def why(
     The score before the softmax is a sum of terms: what wrote the query (embeddings, earlier heads,
     feed-forward layers, biases) times what wrote the key, norm scales held. A term counts by its excess over
     the row's other keys, or over --against. Cells are written as for attnscope find, and averaged. Without
-    --head, it is the head that attends there most.
+    --head, it is the head that attends there most. Over --prompts, terms are means.
 
     Examples:
 
@@ -65,7 +65,6 @@ def why(
     """
     several = template.prompts is not None
     refuse(several and attention.head is None, "--head", "which head? attnscope find says which attend there")
-    refuse_combined(("depth", "prompts", "the rows and keys of earlier heads are those of one text"))
     refuse_typed("generate", "the scores are those of the text as it stands: leave it out")
     kind, head = attention.kind, options.parse_head(attention.head, attention) if attention.head else None
     head = head and Head(head.layer, head.head, kind or head.kind)  # type: ignore[arg-type]  # find() names them
@@ -93,7 +92,9 @@ def why(
             chosen = head or options.select(attention)
             result = explain_head(loaded, texts[0], questions[0], chosen, against, query.depth)
         else:
-            result = mean_why(loaded, prompts, texts, pass_source.text, questions[0], head, against)
+            result = mean_why(
+                loaded, prompts, texts, pass_source.text, questions[0], head, against, query.depth
+            )
         paged = output.out is not None and output.out.suffix.lower() == ".html"
         shown = {each.head for each in result.path if paged}
         maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}

@@ -12,7 +12,7 @@ function made(tag, attributes = {}, ...inside) {
 }
 
 // The number behind a place's text; a place that has no text is its number alone, and a range begins with it.
-const behind = ([text, number]) => (new RegExp(`^${number}($|-\\d+ )`).test(text) || isMoment(text) ? "" : ` ${number}`);
+const behind = ([text, number]) => (new RegExp(`^${number}($|-\\d+($| ))`).test(text) || isMoment(text) ? "" : ` ${number}`);
 
 // Whether a label is a time of the sound, which no other place has.
 const isMoment = (text) => Boolean(PAGE.scene?.heard) && /^\d[\d.–]* s( ·|$)/.test(text);

@@ -62,6 +62,11 @@ def test_page_by_a_measure_suggests_the_heads_of_its_largest_scores(opened) -> N
     assert opened.texts("#worth b") == ["L1H5", "L0H2"]
 
 
+def test_number_of_a_place_is_written_once(opened) -> None:
+    places = '["cat", 3]', '["16-31 a Large", 16]', '["16-31", 16]', '["7", 7]', '["1-2", 3]'
+    assert [opened.run(f"behind({each})") for each in places] == [" 3", "", "", "", " 3"]
+
+
 def test_pointer_lists_the_weight_of_each_ticked_head(opened) -> None:
     ticked = ((0, 3), (1, 7), (1, 12))
     opened.run(*(f"tick({row}, {number})" for row, number in ticked), "pin(2)", "changeMode('lines')")

@@ -229,3 +229,19 @@ def test_detector_queries_are_numbered_and_keys_have_places(name, tmp_path, pict
     assert len(seen.looked_at_by.bars) == 5
     for bar in seen.looked_at_by.bars:
         assert bar.weight == pytest.approx(float(report[bar.position]), abs=1e-5)
+
+
+def test_a_picture_is_described_in_numbers_where_a_folder_has_no_tokenizer(tmp_path, picture):
+    reads = transformers.ViTModel(transformers.ViTConfig(**images.VIT))
+    words = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    writes = transformers.GPT2LMHeadModel(transformers.GPT2Config(**words, add_cross_attention=True))
+    model = transformers.VisionEncoderDecoderModel(encoder=reads, decoder=writes)
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 7
+    images.save_images(tmp_path, model, "ViTImageProcessor", images.WHOLE)
+    loaded = load(str(tmp_path), generative=True)
+    prepared = loaded.prepare_image(picture)
+    assert [token.text for token in prepared.axes["decoder"][0]] == ["id 7"]
+    written = loaded.generate(prepared, 2)
+    with torch.inference_mode():
+        ids = model.eval().generate(prepared.inputs["pixel_values"], max_new_tokens=2, do_sample=False)[0]
+    assert [token.text for token in written.axes["decoder"][0]] == [f"id {id_}" for id_ in ids.tolist()]

@@ -266,7 +266,8 @@ class HuggingFaceModel(Model):
     @property
     def _end_ids(self) -> set[int]:
         """The tokens that end a text, by the model and by its tokenizer."""
-        ids = (self.writer.generation_config.eos_token_id, self.reader.tokenizer.eos_token_id)
+        tokenizer = self.reader.tokenizer
+        ids = (self.writer.generation_config.eos_token_id, getattr(tokenizer, "eos_token_id", None))
         return {end for one in ids for end in (one if isinstance(one, list) else [one]) if end is not None}
 
     def _extend(

@@ -108,7 +108,7 @@ class FolderReader:
     @property
     def vocabulary(self) -> Vocabulary:
         """How the tokenizer spells and reads numbers."""
-        if isinstance(self.found, ModelError):
+        if self.found is None or isinstance(self.found, ModelError):
             return NUMBERS
         return Vocabulary(
             self.tokenizer.convert_ids_to_tokens,
@@ -132,12 +132,13 @@ def start_token(module: Any, tokenizer: Any) -> Token:
         getattr(getattr(module, "generation_config", None), "decoder_start_token_id", None),
         getattr(module.config, "bos_token_id", None),
         getattr(module.config, "pad_token_id", None),
-        tokenizer.pad_token_id,
+        getattr(tokenizer, "pad_token_id", None),
     )
     start = next((id_ for id_ in candidates if isinstance(id_, int)), 0)
     if not 0 <= start < 1 << 31:
         raise ModelError(f"the decoder begins with token {start:,}, which no vocabulary has")
-    return Token(tokenizer.convert_ids_to_tokens(start), start, special=True)
+    name = f"id {start}" if tokenizer is None else tokenizer.convert_ids_to_tokens(start)
+    return Token(name, start, special=True)
 
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")

@@ -2,7 +2,9 @@
 
 A tensor has the states of a batch, padded to the longest request, [request, token, width], of the heads of
 its tensor-parallel rank. The sidecar has the lengths of the requests, the names of the tensors and the
-numbers of heads. Read from the description of the format as of 631b0f9 (``ProbeHookQKWorker``).
+numbers of heads. Read from the description of the format as of 631b0f9 (``ProbeHookQKWorker``), in which each
+step of generation is a further request of one token, without the keys before it; later versions save these
+keys, and the lengths of queries and keys apart.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from attnscope.storage.files import read_json
 from attnscope.storage.tensors import Entry, TensorFile
 
 TENSORS, SIDECAR, RANK = "qk.safetensors", "qk.json", "tp_rank_"
+LENGTHS = ("seq_lens", "q_seq_lens", "k_seq_lens")  # of requests: of both queries and keys, or of each
 
 
 def find_hook(path: Path) -> Path | None:
@@ -47,16 +50,17 @@ class HookFile(Mapping[str, Array]):
         folders = sorted(folder.parent.glob(f"{RANK}*"), key=_number) if ranked else [folder]
         self._ranks = [_read_rank(each) for each in folders]
         about = self._ranks[0].about
-        config, self._lengths = dict(about["config"]), _whole(about["seq_lens"])
+        config = dict(about["config"])
+        self._lengths = {part: _whole(about.get(f"{part}_seq_lens") or about["seq_lens"]) for part in "qk"}
         counts = [config.get(name) for name in ("num_attention_heads", "num_key_value_heads", "head_dim")]
         self._heads, self._key_heads, self._size = _whole(counts)
         for rank in self._ranks:
             if (
-                rank.about["seq_lens"] != about["seq_lens"]
+                any(rank.about.get(name) != about.get(name) for name in LENGTHS)
                 or rank.names.keys() != self._ranks[0].names.keys()
             ):
                 raise ValueError(f"{self._ranks[0].path} and {rank.path} are not ranks of one batch")
-        self._request = _choose(request, len(self._lengths))
+        self._request = _choose(request, self._lengths)
         self.metadata = {
             "layout": "token width",
             "heads": str(self._heads),
@@ -68,7 +72,7 @@ class HookFile(Mapping[str, Array]):
         self.entries = {name: self._entry(name) for name in self._parts}
 
     def __getitem__(self, name: str) -> Array:
-        rows = self._lengths[self._request]
+        rows = self._lengths[name[-1]][self._request]
         parts = [rank.file[rank.names[name]][self._request, :rows] for rank in self._parts[name]]
         return np.concatenate(parts, -1)
 
@@ -80,13 +84,13 @@ class HookFile(Mapping[str, Array]):
 
     def _parts_of(self, name: str) -> list[Rank]:
         """The ranks whose heads are joined: of more ranks than heads of keys, some have the same."""
-        heads = self._heads if name.endswith("q") else self._key_heads
+        heads, lengths = self._heads if name.endswith("q") else self._key_heads, self._lengths[name[-1]]
         saved = 0
         for rank in self._ranks:
             shape = rank.file.entries[rank.names[name]].shape
-            if len(shape) != 3 or shape[0] != len(self._lengths) or shape[2] % self._size:
+            if len(shape) != 3 or shape[0] != len(lengths) or shape[2] % self._size:
                 raise ValueError(f"the tensor {rank.names[name]!r:.60} of {rank.path} has the shape {shape}")
-            if shape[1] < self._lengths[self._request]:
+            if shape[1] < lengths[self._request]:
                 raise ValueError(f"{rank.path} has {shape[1]:,} tokens of a longer request")
             saved += shape[2] // self._size
         if saved == heads:
@@ -103,7 +107,7 @@ class HookFile(Mapping[str, Array]):
     def _entry(self, name: str) -> Entry:
         parts = [rank.file.entries[rank.names[name]] for rank in self._parts[name]]
         width = sum(part.shape[2] for part in parts)
-        return Entry(parts[0].dtype, (self._lengths[self._request], width), 0)
+        return Entry(parts[0].dtype, (self._lengths[name[-1]][self._request], width), 0)
 
 
 def _number(folder: Path) -> int:
@@ -134,10 +138,15 @@ def _whole(numbers: Sequence[Any], least: int = 1) -> list[int]:
     return list(numbers)
 
 
-def _choose(request: int | None, count: int) -> int:
-    """The chosen request, from 0. Raises ``ValueError`` for none of several."""
+def _choose(request: int | None, lengths: Mapping[str, Sequence[int]]) -> int:
+    """The chosen request, from 0. Raises ``ValueError`` for none of several, or for one without its keys."""
+    count, steps = len(lengths["q"]), lengths["q"].count(1)
+    holds = f"it holds {count:,} requests" + f", {steps:,} of them of one token" * bool(steps)
     if request is None and count != 1:
-        raise ValueError(f"it holds {count:,} requests: choose one with --line, 1 to {count:,}")
-    if not 1 <= (request or 1) <= count:
-        raise ValueError(f"it holds {count:,} requests, and no request {request}: --line counts from 1")
-    return (request or 1) - 1
+        raise ValueError(f"{holds}: choose one with --line, 1 to {count:,}")
+    chosen = request or 1
+    if not 1 <= chosen <= count:
+        raise ValueError(f"{holds}, and no request {request}: --line counts from 1")
+    if lengths["k"][chosen - 1 : chosen] == [1]:
+        raise ValueError(f"request {chosen} is one token without the keys before it, a step of generation")
+    return chosen - 1

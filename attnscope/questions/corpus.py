@@ -10,13 +10,14 @@ from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from time import monotonic
+from time import monotonic, thread_time
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from attnscope.capture import KnownPasses
 from attnscope.capture.placing.split_heads import count_parts
 from attnscope.errors import InputError
+from attnscope.limits import release_memory
 from attnscope.models import Model, ModelInput, inputs
 from attnscope.models.inputs import Batch, Limit
 from attnscope.models.text.tokens import read_unknown, say_unknown
@@ -158,6 +159,7 @@ def deal(stream: Iterable[Window], count: int, begun: int) -> Iterator[tuple[Win
         begun += len(dealt)
 
 
+RELEASING_SECONDS = 1.0  # of processor time after which free memory is given back again, in some 10 ms
 SAVING_SECONDS = 20.0  # after which the sums are saved again, once the running batches have ended
 
 
@@ -239,7 +241,8 @@ class CorpusWork(ABC):
             saved = sharing.share("saved", None if path is None else read_checkpoint(path, identity))
             if saved is not None:
                 self._resume(saved, restore)
-            about, saved_at = asdict(Measured.of(self.model, self.source)), monotonic()
+            about = asdict(Measured.of(self.model, self.source))
+            saved_at, released_at = monotonic(), thread_time()
 
             def save(path: Path) -> None:
                 state = {"sums": self.total.state(), "progress": asdict(self.reached), "about": about}
@@ -250,6 +253,9 @@ class CorpusWork(ABC):
                     if path and (self.begun is self.progress or monotonic() - saved_at >= SAVING_SECONDS):
                         save(path)
                         saved_at = monotonic()
+                    if thread_time() - released_at >= RELEASING_SECONDS:
+                        release_memory()
+                        released_at = thread_time()
             except LostProcess as lost:
                 self._add(sharing)
                 if path is None:
@@ -317,13 +323,7 @@ class CorpusWork(ABC):
         """Do this shard's share of a window, with other processes; yields whenever the sums have more."""
         progress, begun = self.progress, replace(self.progress)
         self.begun = begun
-        read = list(self._read(window, sharing))
-        batches = inputs.batches(text.prepared for text in read)
-        jobs = []
-        for number, batch in enumerate(batches):
-            texts = [read[place] for place in batch.numbers]
-            jobs.append(Job(number, batch, self.plan_batch(texts), texts[0].number))
-        jobs = jobs[share]
+        jobs = self._jobs(window, sharing)[share]
         progress.batches = tuple(job.number for job in jobs if job.number in begun.batches)
         left = [job for job in jobs if job.number not in progress.batches]
         tokens = sum(job.batch.tokens for job in left)
@@ -344,6 +344,14 @@ class CorpusWork(ABC):
         progress.windows += 1
         self.begun = progress
         yield
+
+    def _jobs(self, window: list[CorpusText], sharing: Sharing) -> list[Job]:
+        """The texts of a window in batches; the inputs of single texts are freed."""
+        read, jobs = list(self._read(window, sharing)), []
+        for number, batch in enumerate(inputs.batches(text.prepared for text in read)):
+            texts = [read[place] for place in batch.numbers]
+            jobs.append(Job(number, batch, self.plan_batch(texts), texts[0].number))
+        return jobs
 
     def _measure(self, jobs: Sequence[Job], sharing: Sharing) -> Iterator[Increment]:
         """The results of those batches that no other process takes."""

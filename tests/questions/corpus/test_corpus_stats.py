@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from attnscope.errors import InputError, SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.measures import Measurement
 from attnscope.models import load
-from attnscope.models.inputs import Limit, batches
+from attnscope.models.inputs import Limit, batches, join_texts
+from attnscope.questions import corpus
 from attnscope.questions.corpus import CorpusRun, windows
 from attnscope.questions.corpus_stats import corpus_stats
 from attnscope.questions.gold import find_gold
@@ -371,3 +373,21 @@ def test_standard_input_is_measured_and_not_resumed(own, monkeypatch, tmp_path):
     assert corpus_stats(own, piped()).heads == corpus_stats(own, ListedTexts(TEXTS)).heads
     with pytest.raises(InputError, match="standard input cannot be resumed or shared: save it to a file"):
         corpus_stats(own, piped(), run=CorpusRun(checkpoint=tmp_path / "sums.json"))
+
+
+def test_inputs_of_texts_and_free_memory_are_given_back_while_batches_run(own, monkeypatch):
+    held, released = list[weakref.ref](), list[int]()
+
+    def join(alike):
+        held.extend(map(weakref.ref, alike))
+        return join_texts(alike)
+
+    monkeypatch.setattr("attnscope.models.inputs.join_texts", join)
+    monkeypatch.setattr(corpus, "RELEASING_SECONDS", 0.0)
+    monkeypatch.setattr(
+        corpus, "release_memory", lambda: released.append(sum(each() is not None for each in held))
+    )
+    corpus_stats(own, ListedTexts(TEXTS))
+    assert len(held) == len(TEXTS)
+    assert len(released) > 1
+    assert not any(released)

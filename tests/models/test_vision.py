@@ -231,7 +231,7 @@ def test_detector_queries_are_numbered_and_keys_have_places(name, tmp_path, pict
         assert bar.weight == pytest.approx(float(report[bar.position]), abs=1e-5)
 
 
-def test_a_picture_is_described_in_numbers_where_a_folder_has_no_tokenizer(tmp_path, picture):
+def test_decoder_of_a_picture_without_a_tokenizer_writes_numbers(tmp_path, picture):
     reads = transformers.ViTModel(transformers.ViTConfig(**images.VIT))
     words = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
     writes = transformers.GPT2LMHeadModel(transformers.GPT2Config(**words, add_cross_attention=True))

@@ -38,6 +38,7 @@ from attnscope.version import __version__
 from attnscope.views import (
     ATTENTION,
     BRIGHT,
+    BRIGHT_POOLED,
     ROLE_LETTERS,
     SHARP_ROWS,
     WEIGHT,
@@ -222,6 +223,7 @@ class Page:
             "signed": self.signed,
             "power": POWER,
             "bright": BRIGHT,
+            "bright_pooled": BRIGHT_POOLED,
             "sharp": SHARP_ROWS,
             "sentence": ATTENTION.sentence,
             "hidden": [self.min_weight, code.shown],

@@ -62,10 +62,10 @@ function isSharp(head) {
 
 // The weight of full colour of some heads on the scale "auto": the largest of rows with many keys, rounded up, and
 // 1 at most; a multiple of the mean where few rows would leave all others dark, unless what is `sharp` is the pattern.
-function fullColour(heads, sharp = false) {
+function fullColour(heads, sharp = false, bright = PAGE.bright) {
   const every = () => Math.max(...heads.map((head) => largest(head.bytes)));
   if (PAGE.signed) return roundUp(every());
-  const end = sharp ? 1 : roundUp(PAGE.bright * meanOf(heads));
+  const end = sharp ? 1 : roundUp(bright * meanOf(heads));
   return Math.min(roundUp(Math.max(...heads.map(largestOfHead)) || every()), end, 1);
 }
 

@@ -74,7 +74,9 @@ function colourOverview(most) {
   const scale = state.scale === "auto" && PAGE.signed ? "head" : state.scale;
   const every = (small, layer) => Array.from({ length: layer.heads }, (_, head) => headOf(small, head));
   const heads = smalls.flatMap((small, at) => every(small, overview.layers[at]));
-  const end = scale === "auto" ? fullColour(heads) : scale === "fixed" ? 1 : null;
+  const few = ({ rows, columns }, { axes }) => rows !== PAGE.axes[axes].queries.length || columns !== PAGE.axes[axes].keys.length;
+  const bright = smalls.some((small, at) => few(small, overview.layers[at])) ? PAGE.bright_pooled : PAGE.bright;
+  const end = scale === "auto" ? fullColour(heads, false, bright) : scale === "fixed" ? 1 : null;
   overview.pictures = overview.layers.map((layer, at) => {
     const look = Array.from({ length: layer.heads }, (_, head) => rowPixels(headOf(smalls[at], head), scale, end));
     const { bytes, rows, columns } = smalls[at];

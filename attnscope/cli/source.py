@@ -13,9 +13,25 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnscope.cli.command import option_of, refuse, refuse_combined, refuse_without, without_typed_options
+from attnscope.cli.command import (
+    is_given,
+    option_of,
+    refuse,
+    refuse_combined,
+    refuse_without,
+    without_typed_options,
+    write,
+)
 from attnscope.cli.messages import notify, spinner
-from attnscope.cli.options import ModelOptions, PromptsOptions, SourceOptions, TextAmong, check_place
+from attnscope.cli.options import (
+    BatchSource,
+    MixedModelOptions,
+    ModelOptions,
+    PromptsOptions,
+    SourceOptions,
+    TextAmong,
+    check_place,
+)
 from attnscope.errors import InputError, readable
 from attnscope.scores import Weighting
 from attnscope.storage.cache import cache_folder, find_pass, hash_key, store_pass
@@ -400,6 +416,17 @@ def reopen(options: SourceOptions, model: ModelOptions) -> tuple[SourceOptions, 
     if options.save_trace is None:
         return replace(options, no_cache=False), model
     return type(options)(saved=options.save_trace), ModelOptions()
+
+
+def explain_again(options: BatchSource, model: MixedModelOptions) -> str:
+    """What follows the head and the cell in a command that explains it; empty if none reads this input."""
+    chosen = options.part is not None or options.steps is not None
+    unread = options.saved, options.text == "-", chosen, is_given("generate"), model.weighting != "raw"
+    if any(unread):
+        return ""
+    kept = {each.name: getattr(model, each.name) for each in fields(ModelOptions)}
+    again = replace(options, save_trace=None, no_cache=False), ModelOptions(**kept)
+    return write("why", *again).removeprefix("attnscope why")
 
 
 @contextmanager

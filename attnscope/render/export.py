@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from attnscope.attention import Head
 from attnscope.axes import Weights
 from attnscope.errors import OutputError, SelectionError
 from attnscope.models import Model, ModelInput
@@ -17,6 +19,7 @@ from attnscope.progress import report
 from attnscope.questions.layers import AllHeads, ExportedFile, WholeLayers, all_heads, describe_export
 from attnscope.questions.selection import Selection
 from attnscope.questions.token import SeenToken, see_token
+from attnscope.questions.why import open_cells
 from attnscope.records import plain
 from attnscope.render.image import DPI, Album
 from attnscope.render.image.sheet import families
@@ -46,14 +49,16 @@ def save_export(
     force: bool = False,
     command: str | None = None,
     mass: float | None = None,
+    explain: str = "",
 ) -> dict[str, Any]:
     """Run the model once, and write pictures and data of the selected heads into a folder: its manifest.
 
     Pictures are one file per head (``L05H03.png``), one of each layer and one of all (``overview.png``), led
     by the kind of attention if there are several; data formats and pages are one file of all heads. A token
     in the selection gives its picture in each head; ``mass`` keeps the fewest keys that hold so much of its
-    weight. The same call writes the same bytes, and completes a killed export. Raises ``OutputError`` if a
-    file would be overwritten without ``force``, ``SelectionError`` for what does not exist.
+    weight. In a page, each cell gives the command that explains it, which ends in ``explain``, and those of
+    ``heads`` open their terms. The same call writes the same bytes, and completes a killed export. Raises
+    ``OutputError`` for a file to overwrite without ``force``, ``SelectionError`` for what does not exist.
     """
     folder = Path(folder)
     contents = folders.ExportPlan(formats, selection.layers, heads)
@@ -70,6 +75,17 @@ def save_export(
         if missing := sorted(head for head in heads or () if head >= source.heads):
             there = f"these layers have heads 0-{source.heads - 1}"
             raise SelectionError(f"no head {number_ranges(missing)}: {there}")
+        page = source.all_heads and replace(source.all_heads, command=explain)
+        if page and heads and contents.wholes:
+            layers = ((kind, *each) for kind, every in page.layers.kinds.items() for each in every)
+            named = [
+                Head(layer, head, kind)  # type: ignore[arg-type]  # kinds are those of its layers
+                for kind, layer, weights in layers
+                for head in sorted(heads)
+                if kind != "mixer" and head < len(weights.values)
+            ]
+            page = open_cells(page, model, prepared, named)
+        source = source._replace(all_heads=page)
         pictures = source.pictures if contents.pictures else ()
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap=cmap, width=size, font=font), dict[str, None]()

@@ -10,7 +10,7 @@ from attnscope.cli import options
 from attnscope.cli.command import command, refuse, refuse_without, write
 from attnscope.cli.deliver import print_answer
 from attnscope.cli.messages import notify, stop, warn
-from attnscope.cli.source import read_source
+from attnscope.cli.source import explain_again, read_source
 
 
 class ExportedHeads(options.LayerOptions):
@@ -84,7 +84,10 @@ def export(
 
     selection = options.select(attention, axes, token=attention.token)
     command_line = write("export", source, attention, axes, replace(output, force=False), picture, model)
-    with pass_source.open_with_progress() as (loaded, prepared):
+    opened = (
+        attention.head is not None and "html" in contents.wholes
+    )  # their cells, with the model's gradients
+    with pass_source.open_with_progress(cached=not opened) as (loaded, prepared):
         try:
             manifest = save_export(
                 *(loaded, prepared, selection, output.out),
@@ -94,6 +97,7 @@ def export(
                 force=output.force,
                 mass=attention.keep_mass,
                 command=command_line,
+                explain=explain_again(source, model),
             )
         except KeyboardInterrupt:
             contents_now = "nothing unfinished"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,10 +20,9 @@ from attnscope.cli.command import (
     refuse_combined,
     refuse_first,
     repeat,
-    write,
 )
 from attnscope.cli.deliver import deliver, print_written
-from attnscope.cli.source import PassSource, list_prompts, model_progress, read_source, reopen
+from attnscope.cli.source import PassSource, explain_again, list_prompts, model_progress, read_source, reopen
 
 if TYPE_CHECKING:
     from attnscope.attention import Head
@@ -188,12 +187,7 @@ def _explain_cells(
 
     if not isinstance(page, AllHeads):
         return page
-    chosen = source.part is not None or source.steps is not None
-    unread = source.saved, source.text == "-", chosen, is_given("generate")
-    if model.weighting == "raw" and not any(unread):
-        kept = {each.name: getattr(model, each.name) for each in fields(options.ModelOptions)}
-        again = replace(source, save_trace=None, no_cache=False), options.ModelOptions(**kept)
-        page = replace(page, command=write("why", *again).removeprefix("attnscope why"))
+    page = replace(page, command=explain_again(source, model))
     if not heads:
         return page
     from attnscope.questions.why import open_cells

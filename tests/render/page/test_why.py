@@ -122,6 +122,17 @@ def test_named_head_without_terms_says_why(run, tmp_path, words, reason) -> None
     assert f"the cells of the named heads open no terms: {reason}" in page.read_text("utf-8")
 
 
+def test_exported_page_opens_the_same_cells_as_show(chromium, run, path, tmp_path) -> None:
+    words = "export", TEXT, "-m", "own-causal", "--layer", "1", "--head", "3", "--format", "html"
+    assert run(*words, "-o", tmp_path / "out").code == 0
+    found = []
+    for each in (path, tmp_path / "out" / "heads.html"):
+        chromium.load(each)
+        click(chromium, 6, 2)
+        found.append((rows(chromium), chromium.run("element('command').value")))
+    assert found[0] == found[1]
+
+
 def test_page_refuses_a_head_that_does_not_exist(run, tmp_path) -> None:
     words = "show", TEXT, "-m", "own-causal", "--head", "L9H0", "-o", tmp_path / "a.html"
     run(*words).refuses("no head L9H0: this model has layers 0-")

@@ -61,14 +61,20 @@ def identify_model(name: str, revision: str | None = None) -> list[Any] | None:
     return [str(folder.resolve()), files]
 
 
-def identify_programs() -> list[Any]:
-    """The versions of this package and of the libraries that run a model."""
+@cache
+def _hash_sources() -> str:
+    """What tells this package's files from others, when they were imported."""
     sources = [
         (path, status.st_size, status.st_mtime_ns)
         for place, _, names in os.walk(PACKAGE)
         for path in (os.path.join(place, name) for name in names if name.endswith(".py"))
         for status in [os.stat(path)]
     ]
+    return sha256(repr(sorted(sources)).encode()).hexdigest()
+
+
+def identify_programs() -> list[Any]:
+    """The versions of this package and of the libraries that run a model."""
     versions: dict[str, str | None] = dict.fromkeys(LIBRARIES)
     for library in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
@@ -76,7 +82,7 @@ def identify_programs() -> list[Any]:
     added = [package_of(entry) for group in GROUPS for entry in entry_points_of(group)]
     return [
         __version__,
-        sha256(repr(sorted(sources)).encode()).hexdigest(),
+        _hash_sources(),
         *versions.values(),
         *added,
     ]

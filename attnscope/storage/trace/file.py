@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -231,7 +231,13 @@ def trace_bytes(trace: Trace, more: Mapping[str, str] | None = None) -> bytes:
     """A trace as its file holds it, with ``more`` metadata."""
     from safetensors.numpy import save
 
-    return bytes(save(dict(trace.arrays), {KEY_FIELD: json.dumps(asdict(trace.description)), **(more or {})}))
+    described = json.dumps(trace.description, default=_values)
+    return bytes(save(dict(trace.arrays), {KEY_FIELD: described, **(more or {})}))
+
+
+def _values(part: Any) -> dict[str, Any]:
+    """A dataclass's values by name. ``asdict`` copies each number, and takes longer than the pass."""
+    return {field.name: getattr(part, field.name) for field in fields(part)}
 
 
 def read_trace(path: str | Path, content: bytes | None = None) -> Trace:

@@ -59,6 +59,7 @@ WAITING = {
 """What does not end by itself: the package that it needs, and what runs."""
 
 SMALL = ["--num-layers", "1", "--num-heads", "2", "--width", "16", "--vocabulary", "300"]
+CORPORA, TEXTS = ("sentences.txt", "words.jsonl", "languages.txt"), 5  # files of texts, and how many are read
 QUICK = ["--steps", "2", "--batch", "2", "--length", "32"]
 """Of what is trained in minutes: another shape, unless it is that of an encoder, and two steps."""
 
@@ -150,23 +151,39 @@ def type_here(line: str, run, monkeypatch) -> None:
     Path(written).write_text(ran.out)
 
 
-@pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """A folder with what a clone has, whose training is shortened, and an ``attnscope`` for shells."""
-    shutil.copytree(ROOT / "sample_inputs", tmp_path / "sample_inputs")
-    script = tmp_path / "sample_inputs" / "tutorial_models.py"
+@pytest.fixture(scope="session")
+def copied(tmp_path_factory):
+    """A folder like a clone, with short corpora and short training, and an ``attnscope`` for shells."""
+    place = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "sample_inputs", place / "sample_inputs")
+    script = place / "sample_inputs" / "tutorial_models.py"
     script.write_text(re.sub(r"steps=\d+", "steps=2", script.read_text()))
-    (tmp_path / "attnscope").symlink_to(ROOT / "attnscope")
-    program = tmp_path / ".bin" / "attnscope"
+    for name in CORPORA:
+        corpus = place / "sample_inputs" / name
+        corpus.write_text("".join(corpus.read_text("utf-8").splitlines(keepends=True)[:TEXTS]), "utf-8")
+    (place / "attnscope").symlink_to(ROOT / "attnscope")
+    program = place / ".bin" / "attnscope"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m attnscope "$@"\n')
     program.chmod(0o755)
-    found = (program.parent, Path(sys.executable).parent, os.environ["PATH"])
+    (place / ".cache").mkdir()
+    for name in HUB:
+        (place / name).parent.mkdir(exist_ok=True)
+    return place
+
+
+@pytest.fixture
+def clone(copied, monkeypatch):
+    """That folder; what a test writes there is removed again, but for models and passes."""
+    found = (copied / ".bin", Path(sys.executable).parent, os.environ["PATH"])
     monkeypatch.setenv("PATH", os.pathsep.join(map(str, found)))
-    monkeypatch.setenv("ATTNSCOPE_CACHE", str(tmp_path / ".cache"))
+    monkeypatch.setenv("ATTNSCOPE_CACHE", str(copied / ".cache"))
     monkeypatch.setattr(folders, "LINES", [*folders.LINES, *PEOPLE])  # whose words are single tokens
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.chdir(copied)
+    before = {*copied.iterdir(), *(copied / "sample_inputs").iterdir()}
+    yield copied
+    for path in {*copied.iterdir(), *(copied / "sample_inputs").iterdir()} - before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture
@@ -189,7 +206,6 @@ def test_every_documented_example_runs(run, clone, unattended, monkeypatch, requ
     for line in SECTIONS[place]:
         for name in HUB.keys() & {*shlex.split(line)}:
             if not (path := clone / name).exists():
-                path.parent.mkdir(exist_ok=True)
                 HUB[name](path)
         if needs_shell(line) and request.config.getoption("whole"):
             ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True)

@@ -47,7 +47,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests begin first, so that none is left running at the end.
 
-    Of sweeps one case in three runs, or in as many as the marker says, and of nightly tests none, unless all
+    Of sweeps one case in five runs, or in as many as the marker says, and of nightly tests none, unless all
     are asked for.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="nightly: runs with --whole"))
     left: dict[str, int] = {}
     for item in [item for item in items if item.get_closest_marker("sweep") is not None]:
-        name, (step,) = item.nodeid.partition("[")[0], item.get_closest_marker("sweep").args or (3,)
+        name, (step,) = item.nodeid.partition("[")[0], item.get_closest_marker("sweep").args or (5,)
         left[name] = left.get(name, -1) + 1
         if left[name] % step:
             items.remove(item)

@@ -99,7 +99,7 @@ def place(command: str, asked: list, given: list) -> list:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 def test_trace_answers_every_command_like_its_model(run, tmp_path, name, request):
-    given, file, turn = given_to(name, tmp_path), tmp_path / "a.trace", NAMES.index(name) // 3
+    given, file, turn = given_to(name, tmp_path), tmp_path / "a.trace", NAMES.index(name) // 5
     looks = LOOKS if request.config.getoption("whole") else LOOKS[turn % 5 :: 5]
     kept = run("show", *given, "--save-trace", file, "--json")
     assert kept.code == 0, kept.err

@@ -333,6 +333,7 @@ def test_hostile_checkpoint_text_and_counts_have_no_effect(own, kept, sums):
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "bert", "llama", "gpt2", "t5", "own", "own-causal"])
 @pytest.mark.slow
+@pytest.mark.sweep(3)
 def test_one_token_texts_have_all_heads(tmp_path, name):
     model = load(name if name.startswith("own") else family(tmp_path, name))
 

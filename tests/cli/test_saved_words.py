@@ -28,7 +28,7 @@ WORDS = {
     "show CAT --head L2H1,L1H3": ("L2H1", "L1H3", CAT, *HEAD),
     "show CAT --token cat": ("cat (token 2) attends to", CAT, WEIGHT),
     "show CAT --head L2H0 --neurons 'it -> cat'": ("it 8 → cat 2", CAT, "added to the score before"),
-    "show CAT --by entropy": ("own", CAT, "entropy, nats", "largest entropy: L2H3 2.16 nats, L0H2 2.11 nats"),
+    "show CAT --by entropy": ("own", CAT, "entropy, nats", "largest and smallest entropy: L2H3 2.16 nats, "),
     "show CAT --by role": ("own", CAT, "previous 2", "none", "worth a look: L0H7 next"),
     "compare CAT --by layer": (
         "mean distance of heads", "distance of the nearest heads", CAT, "Jensen- Shannon distance", "L3",

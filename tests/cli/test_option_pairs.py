@@ -19,11 +19,13 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from attnscope import questions
 from attnscope.cli import build
 from attnscope.models import load
 from attnscope.models.trace_recording import record_trace
+from attnscope.storage.files import hash_file
 from attnscope.storage.trace import read_trace, write_trace
 from tests.models import folders
 
@@ -278,6 +280,10 @@ def answer(run, folder, monkeypatch):
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.setenv("ATTNSCOPE_CACHE", str(folder / "cache"))
     monkeypatch.setattr("attnscope.storage.cache.read_trace", cache(read_trace))  # parsed once
+    monkeypatch.setattr("attnscope.models.identity.hash_file", cache(hash_file))  # no model changes
+    # at a third of the resolution, which still tells pictures apart
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *given, **more: draw(*given, **more | {"dpi": 100}))
     for each in iter_modules(questions.__path__):  # before one of them imports a question with a memory
         import_module(f"{questions.__name__}.{each.name}")
     for file, names in ASKED.items():

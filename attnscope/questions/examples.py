@@ -502,7 +502,7 @@ def head_views(result: Examples, head: HeadExamples) -> tuple[View, ...]:
         Table(
             (Column("row's token"), Column("heaviest key"), Column("both")),
             tuple(zip_longest(*lists, fillvalue="")),
-            title=f"tokens of the {MOST_ROWS} strongest rows: how many (and how many per cent of all rows)",
+            title=f"tokens of the {MOST_ROWS} strongest rows (in parentheses: by chance)",
         ),
         Table((Column(""), Column("", long="keep"), Column("")), histograms, notes=notes),
     )
@@ -537,7 +537,7 @@ def context_cell(example: Example) -> Cell:
 
 
 def _spell_share(share: TokenShare) -> str:
-    return f"{' → '.join(share.tokens)} {share.count} ({per_cent(share.expected)})"
+    return f"{' → '.join(share.tokens)} {per_cent(share.share)} ({per_cent(share.expected)})"
 
 
 LEVELS = " ▁▂▃▄▅▆▇█"

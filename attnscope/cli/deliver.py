@@ -281,13 +281,15 @@ def writes_weights(view: Drawable, picture: SavedOptions) -> bool:
 
 def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
     """A view with the requested title, or without title, scores or notes; in a column, with a short title."""
+    from attnscope.questions.sentences import AVERAGES
     from attnscope.views import Heatmap, Panels
 
     changed: dict[str, Any] = {}
     short, quoted, _ = view.title.partition(" · “")
     if picture.size is not None and picture.size < COLUMN_WIDTH and quoted:  # a paper has its own caption
         changed = {"title": short, "subtitle": ""}
-        changed |= {"readings": ()} if isinstance(view, Heatmap) else {}
+        notes = tuple(note for note in view.notes if not note.startswith(AVERAGES))
+        changed |= {"readings": (), "notes": notes} if isinstance(view, Heatmap) else {}
     if picture.title is not None:
         changed["title"] = picture.title
     if picture.title == "":

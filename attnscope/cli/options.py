@@ -304,7 +304,7 @@ class PrintedOptions(SavedOptions):
         bool | None,
         Option(
             "--annotate/--no-annotate",
-            help="Write the weights into the cells of a saved head; default: up to 16 tokens.",
+            help="Write the weights into a saved head; default: up to 16 tokens, from 4.5 inches.",
         ),
     ] = None
     graphics: Annotated[

@@ -99,9 +99,11 @@ def role(scores: Mapping[str, Score]) -> Role | None:
     if evenness.value < SHARP_BAR:
         words = f"focused on few keys {even}, at no place that has a name"
     most = [name for name in patterns if scores[name].lift > 0 and is_no_shoulder(scores, name)]
+    lifted = _lifted(patterns, scores)
     if most:
         name = max(most, key=lambda name: scores[name].lift)
         words += f"; {_mostly(patterns[name])} {beside_baseline(scores[name])}"
+        words += f" in {scores[name].rows:,} rows, too few to rule out chance" if name in lifted else ""
     return Role.from_score(_name_none(evenness), evenness, words)
 
 
@@ -117,13 +119,17 @@ def _name_none(evenness: Score) -> str:
 
 def strongest(patterns: Mapping[str, Pattern], scores: Mapping[str, Score]) -> Role | None:
     """The role of the pattern farthest above its baseline, of those that pass; ``None`` if none passes."""
-    reaching = [name for name, pattern in patterns.items() if scores[name].value >= pattern.threshold]
-    lifted = [name for name in reaching if scores[name].lift >= LEAST_LIFT]
-    passing = [name for name in lifted if is_beyond_chance(scores[name])]
+    passing = [name for name in _lifted(patterns, scores) if is_beyond_chance(scores[name])]
     if not passing:
         return None
     name = max(passing, key=lambda name: scores[name].lift)
     return Role.from_score(role_name(name), scores[name], sentence_of(patterns[name], scores[name]))
+
+
+def _lifted(patterns: Mapping[str, Pattern], scores: Mapping[str, Score]) -> list[str]:
+    """The patterns that reach their threshold above their baseline, if only by chance."""
+    reaching = [name for name, pattern in patterns.items() if scores[name].value >= pattern.threshold]
+    return [name for name in reaching if scores[name].lift >= LEAST_LIFT]
 
 
 def patterns_of(scores: Iterable[str]) -> dict[str, Pattern]:
@@ -171,7 +177,7 @@ def worth_a_look(
 ) -> list[HeadScores]:
     """The ``count`` heads most worth a look, most telling first, of as many different roles as possible.
 
-    ``by`` a measure: half of them those with its largest scores, of either sign, half with its smallest.
+    ``by`` a measure: those whose scores are farthest from their baselines, which uniform attention has.
 
     Each round takes the best remaining head of every role, ordered by lift, so that thirty heads on [CLS] do
     not hide the one that copies. Heads without a pattern come last in a round, ordered by how far they are
@@ -191,9 +197,7 @@ def worth_a_look(
         count = WORTH_COUNT if len(heads) < MANY_HEADS else WORTH_OF_MANY
     if by not in (None, "role"):
         known = [head for head in heads if by in head.scores and isfinite(head.scores[by].value)]
-        ordered = sorted(known, key=lambda head: -abs(head.scores[by].value))
-        left_out = max(len(ordered) - count, 0)
-        return ordered[: -(-count // 2)] + ordered[-(-count // 2) + left_out :]
+        return sorted(known, key=lambda head: -abs(head.scores[by].lift))[:count]
     by_role: dict[str, list[HeadScores]] = {}
     for head in heads:
         if head.role is not None and head.role.name != "broad":
@@ -228,6 +232,15 @@ def note_unreached(heads: Sequence[HeadScores], only: str | None = None, *, repe
     if highest:
         hint = "" if repeated else "; --repeat-random 20 measures random tokens, read twice"
         yield f"no head reaches {REPEAT_BAR} in {' or '.join(highest)}{hint}"
+
+
+def note_chance(heads: Sequence[HeadScores], name: str) -> Iterator[str]:
+    """A note on heads that reach the threshold of a role in too few rows to have it."""
+    lifted = [head for head in heads if name in _lifted(patterns_of(head.scores), head.scores)]
+    doubtful = {head.name: head.scores[name] for head in lifted if not is_beyond_chance(head.scores[name])}
+    if doubtful:
+        rows = max(score.rows for score in doubtful.values())
+        yield f"{', '.join(doubtful)}: {rows:,} rows are too few to rule out chance"
 
 
 WEAK_ROLES = tuple(WEAK + name for name in (*PATTERNS, POSITIONAL) if name not in SINK_PATTERNS)

@@ -17,6 +17,7 @@ from attnscope.models import Model, ModelInput
 from attnscope.models.text.tokens import UNKNOWN_END, spell_tokens
 from attnscope.questions.selection import Selection
 from attnscope.registry import nearest_name
+from attnscope.scores import Importance, Removal, Score
 from attnscope.text import number_ranges
 
 Key = TypeVar("Key")
@@ -220,9 +221,18 @@ def note_pooling(pooled_map: CoarseMap, shown: Weights, how: How = "share") -> l
     return [f"pooled: {queries:,} × {keys:,} tokens; {HELD[how]}"]
 
 
+def note_errors(scores: Iterable[Score | Importance | Removal | None]) -> list[str]:
+    """A note on the standard errors of scores over texts, if any has one."""
+    texts = [score.texts for score in scores if score is not None and score.error is not None]
+    return [f"± is the standard error over {max(texts):,} texts"] if texts else []
+
+
+AVERAGES = "scores are averages over"
+
+
 def note_averaged(selection: Selection, rows: str = "all tokens") -> list[str]:
     """A note on what scores average, where that may not be the rows of the picture."""
-    return [] if selection.as_read else [f"scores are averages over {rows}"]
+    return [] if selection.as_read else [f"{AVERAGES} {rows}"]
 
 
 def note_maps(maps: Sequence[CoarseMap], prepared: ModelInput) -> list[str]:

@@ -18,6 +18,7 @@ from attnscope.measures import DEFAULT, MEASURES, ROLES, HeadScores, Measurement
 from attnscope.measures.roles import (
     NONE,
     PATTERNLESS,
+    note_chance,
     note_threshold,
     note_unreached,
     settle_roles,
@@ -33,6 +34,7 @@ from attnscope.questions.sentences import (
     kind_title,
     name_pass,
     note_averaged,
+    note_errors,
     provenance,
     require_selected,
 )
@@ -201,8 +203,6 @@ NARROW = 0.1  # scores whose range is a smaller share of the baseline are drawn 
 COLUMNS = ("entropy", "distance", "previous", "first", "special")
 """The measures of the table; the one it is sorted by stands before them, in place of the role's score."""
 
-ERRORS = "± is the standard error over the texts"
-
 
 def _listed_measures(heads: Sequence[HeadScores], key: str | None) -> list[str]:
     """The measures of a table, of which ``key`` is one, if it is a measure."""
@@ -254,17 +254,16 @@ def _notes_of_table(
     """The order of the heads, what the scores are, and the notes of the result."""
     named_sharp = sorted({head.role.name for head in heads if head.role} & {"sharp", "broad"})
     explained = f"{sorted_by or 'score: how strongly the head shows its role'}, averaged over tokens"
-    errors = any(
-        score.error is not None for head in heads for name, score in head.scores.items() if name == sorted_by
-    )
+    shown = [head.scores.get(sorted_by) if sorted_by else _role_score(head) for head in heads]
     yield from (
         f"{len(heads):,} of {len(result.heads):,} heads, {_describe_order(sort, heads)}",
         f"{explained} (baseline in parentheses); --csv prints every measure",
         *[f"score of {' and '.join(named_sharp)}: normalized entropy, 0 (one key) to 1 (uniform)"][
             : 0 if sorted_by else len(named_sharp)
         ],
-        *([ERRORS] if errors or (not sorted_by and any(map(_role_error, heads))) else []),
+        *note_errors(shown),
         *note_unreached(result.heads, sorted_by, repeated=any(map(_is_repeated, result.read))),
+        *note_chance(heads, sorted_by or ""),
         *result.shown_notes,
     )
 
@@ -274,21 +273,20 @@ def _is_repeated(read: Any) -> bool:
     return isinstance(read, ModelInput) and getattr(read.request, "repeat_random", None) is not None
 
 
-def _role_error(head: HeadScores) -> float | None:
-    """The standard error of the role's score: of the measure that has it, as -2 of ``positional``."""
+def _role_score(head: HeadScores) -> Score | None:
+    """The score behind the role's: of the measure that has it, as -2 of ``positional``."""
     role, scores = head.role, head.scores
     if role is None:
         return None
     same = (each for each in scores.values() if (each.value, each.baseline) == (role.score, role.baseline))
-    score = scores.get(role.pattern) or next(same, None)
-    return score.error if score else None
+    return scores.get(role.pattern) or next(same, None)
 
 
 def _role_cells(head: HeadScores) -> tuple[str, str]:
     """A role, its score and the baseline; a dash for no score."""
     if head.role is None or head.role.name == NONE:
         return NONE if head.role else "–", "–"
-    error = _role_error(head)
+    error = getattr(_role_score(head), "error", None)
     score = f"{head.role.score:.2f}" if error is None else f"{head.role.score:.3f} ±{error:.3f}"
     return head.role.name, f"{score} ({round_short(head.role.baseline)})"
 
@@ -334,8 +332,7 @@ def removals_answer(result: Stats, top: int) -> Answer:
     if without:
         whole = without[0].loss - without[0].value
         notes = [f"loss rise: loss without the head minus {whole:.3f}, the loss with all heads"]
-    if any(getattr(head.score(name), "error", None) is not None for head in heads):
-        notes.append(ERRORS)
+    notes += note_errors([head.score(name) for head in heads])
     if len(heads) > top:
         notes.append(f"{len(heads) - top:,} more heads: --top {len(heads)}, --csv or --json")
     titles = ("head", *(["kind"] if several else []))
@@ -539,11 +536,11 @@ def overview_answer(
     short = all(max(site.queries, site.keys) < FEWEST for site in result.record.sites)
     by = None if result.by == "role" else result.by
     chosen = [] if short else worth_a_look(result.heads, apart=result.apart, by=by)
-    notes, led = result.notes, "Worth a look" if by is None else f"Largest and smallest {by}"
+    notes, led = result.notes, "Worth a look" if by is None else f"Farthest from uniform attention in {by}"
     if short:
         notes = ("too few tokens to name patterns: try a sentence", *notes)
     elif not chosen:
-        chosen = worth_a_look(result.heads, 2 * LEAST_UNIFORM, by="entropy")[: -LEAST_UNIFORM - 1 : -1]
+        chosen = worth_a_look(result.heads, LEAST_UNIFORM, by="entropy")
         led, by = "Least uniform", "entropy"
         maps = "; --by entropy maps all heads" * (bool(chosen) and opening is None)
         notes = (f"no head shows a clear pattern on this text{maps}", *notes)

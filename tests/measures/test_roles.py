@@ -17,6 +17,7 @@ from attnscope.measures.roles import (
     PATTERNLESS,
     PATTERNS,
     SHARP_BAR,
+    note_chance,
 )
 from attnscope.models import load
 from attnscope.models.inputs import Limit
@@ -101,11 +102,19 @@ def test_suggested_heads_have_different_roles():
     assert worth_a_look(heads, 0) == worth_a_look([], 3) == []
 
 
-def test_suggested_heads_by_a_measure_have_both_ends():
+def test_suggested_heads_by_a_measure_are_far_from_their_baselines():
     nan = float("nan")
-    heads = made([scores_of(offset=(each, 0)) for each in (0.5, -3.0, nan, 2.0, 0.1)] + [{}])
+    heads = made([scores_of(offset=(each, 1)) for each in (0.5, -3.0, nan, 3.0, 1.1)] + [{}])
     assert [h.head for h in worth_a_look(heads, by="offset")] == [1, 3, 0, 4]
-    assert [h.head for h in worth_a_look(heads, 3, by="offset")] == [1, 3, 4]
+    assert [h.head for h in worth_a_look(heads, 2, by="offset")] == [1, 3]
+
+
+def test_threshold_reached_in_too_few_rows_is_said():
+    heads = made([scores_of(5, 0.11, induction=0.77), scores_of(5, 0.11, induction=0.97), scores_of()])
+    assert [each.role and each.role.name for each in heads][:2] == ["none", "induction"]
+    assert list(note_chance(heads, "induction")) == ["L0H0: 5 rows are too few to rule out chance"]
+    assert heads[0].role.sentence.endswith("(0.77, baseline 0.11) in 5 rows, too few to rule out chance")
+    assert not list(note_chance(heads, "previous"))
 
 
 def test_role_has_the_values_of_its_pattern_or_spread():

@@ -43,7 +43,7 @@ class Contrast(Group):
         list[str] | None, Argument(help="Two heads to compare, L1H2 L5H3, or one: which are nearest.")
     ] = None
     with_text: Annotated[str | None, Often(help="Another text: what changes in which head.")] = None
-    with_model: Annotated[str | None, Often(help="Another model: how far each head drifted.")] = None
+    with_model: Annotated[str | None, Often(help="Another model: how far heads drifted.")] = None
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
     by: Annotated[
         Literal["layer", "head"] | None,

@@ -21,13 +21,13 @@ function drawSide() {
   drawScene();
 }
 
-// Where a score colours the heads, those of the largest scores; else those that are most telling.
+// Where a score colours the heads, those farthest from its baseline; else those that are most telling.
 function worthALook() {
   const by = element("by").value;
   if (["auto", "map", "role"].includes(by)) return PAGE.worth.map((place) => [place]);
   const scoresOf = ([kind, layer, heads]) => heads.map(([, , scores], head) => [[kind, layer, head], scores.find(([name]) => name === by)]);
   return PAGE.kinds.flatMap(({ layers }, kind) => layers.flatMap(({ layer, about }) => scoresOf([kind, layer, about])))
-    .filter(([, score]) => score).sort(([, a], [, b]) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, PAGE.worth.length);
+    .filter(([, score]) => score).sort(([, a], [, b]) => Math.abs(b[1] - b[2]) - Math.abs(a[1] - a[2])).slice(0, PAGE.worth.length);
 }
 
 function buildWorth() {

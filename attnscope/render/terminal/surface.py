@@ -238,7 +238,9 @@ class Surface:
     def _ramp(self, low: str, high: str, palette: Palette) -> Line:
         if not self.colour:
             shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_LEVELS)
-            return [Segment(f"{'  '.join(shades)}  of {high.removeprefix('≥')}")]
+            high = high.removeprefix("≥") if low == "0" else f"{low} to {high}"
+            bar = f"{'  '.join(shades)}  of {high}"
+            return [Segment(bar if cell_len(bar) <= self.width else " ".join(bar.split()))]
         ramp = (Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4))
         return [Segment(f"{low} ", DIM), *ramp, Segment(f" {high}", DIM)]
 

@@ -51,7 +51,7 @@ def test_page_opens_the_top_suggested_head_with_its_role(opened) -> None:
     assert opened.text("role") == "mixed: says 0, 2"
 
 
-def test_page_by_a_measure_suggests_the_heads_of_its_largest_scores(opened) -> None:
+def test_page_by_a_measure_suggests_heads_far_from_its_baseline(opened) -> None:
     choose = "element('by').value = '{}'; element('by').dispatchEvent(new Event('change'))"
     opened.run(choose.format("entropy"))
     assert opened.texts("#worth button") == ["L0H12entropy 12.00 nats", "L1H12entropy 12.00 nats"]

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from attnscope.axes import weights
 from attnscope.render.terminal import PrintedView, print_views
+from attnscope.render.terminal.surface import Surface
 from attnscope.views import HeadRank, NamedScore, Ranking, distance_map, grid, head_map, heatmap, token_view
 from tests.render.screen import (
     aligned,
@@ -326,3 +327,12 @@ def test_head_pair_is_side_by_side_if_it_fits():
 def test_differences_of_two_texts_are_marked():
     out = printed(aligned(("the", "the"), ("cat", "dog"), (None, "old"), ("sat", None), (".", ".")), width=80)
     assert out.splitlines()[2:5] == ["the cat     sat .", "the dog old     .", "    ~~~ +   −"]
+
+
+@pytest.mark.parametrize(
+    ("low", "ends"), [("0", "75%  of 1.94"), ("1.92", "75%  of 1.92 to 1.94")]
+)
+def test_shades_name_both_ends_of_a_scale_that_does_not_begin_at_zero(low, ends):
+    surface = Surface(100, False)
+    (line,) = surface.colour_bar(low, "1.94", surface.palette(signed=False), "entropy")
+    assert ends in "".join(segment.text for segment in line)

@@ -232,8 +232,6 @@ class _ShownPass:
         notes += sentences.note_pooling(map_, weights)
         title = sentences.name_pass(self.model, prepared)
         picture = head_picture(pick_head(weights, 0), scores, site, title, selection, tuple(notes))
-        if scores.role and prepared.picture is None and prepared.sound is None:
-            picture = replace(picture, subtitle=f"on this text: {picture.subtitle}")  # others may differ
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
         bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
         bar = name_weight(self.model.weighting, kind)
@@ -273,12 +271,13 @@ def head_picture(
     title: str,
     selection: Selection,
     notes: tuple[str, ...],
+    over: str = "on this input",  # on others a head may do something else
 ) -> Heatmap:
     """A head ``[query, key]`` with its scores; ``title`` names the model and the text."""
     return heatmap(
         weights,
         title=f"{scores.name} · {title} · {sentences.site_title(site)}",
-        subtitle=scores.role.sentence if scores.role else sentences.provenance([site]),
+        subtitle=f"{over}: {scores.role.sentence}" if scores.role else sentences.provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),
         notes=notes,

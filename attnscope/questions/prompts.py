@@ -136,7 +136,8 @@ def mean_head(
     title = f"{model.title} · {_describe(template, len(results))}"
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
-    picture = head_picture(whole, of_all, first.site, title, selection, (averaged, *all_notes(results)))
+    notes = (averaged, *all_notes(results))
+    picture = head_picture(whole, of_all, first.site, title, selection, notes, "over all prompts")
     picture = replace(picture, bar=name_weight(model.weighting))
     return OneHead(picture, of_all, first.site)
 

@@ -265,7 +265,7 @@ class DistanceMap(Titled):
     groups: tuple[int, ...] = ()  # their sizes along both axes, in order; none for the heads of two models
     top: float = 1.0  # the distance at the far end of the colour bar
     low: float = 0.0  # and at its near end
-    bar: str = "Jensen-Shannon distance, nats"
+    bar: str = "Jensen-Shannon divergence, nats"
     axes: AxisNames | None = None  # whose heads rows and columns are, if those of two models
     matched: bool = False  # the diagonal pairs each row with its column, nearest first
 

@@ -267,7 +267,8 @@ class _Back:
     cuts: list[Cut]
     seed: Tensor  # [token, size]
     sums: Tensor  # [sum, token]
-    maps: dict[tuple[object, ...], _Map | None] = field(default_factory=dict)  # by the gradient's memory
+    maps: dict[tuple[object, ...], _Map | None] = field(default_factory=dict)  # by the gradient's memory,
+    mapped: list[Tensor] = field(default_factory=list)  # which is held meanwhile: no other may come there
 
     def sum(self, slope: Tensor, values: Tensor, weight: Tensor | None = None) -> Tensor:
         """The sums of parts with one gradient; with a weight, values are what it multiplies.
@@ -290,6 +291,7 @@ class _Back:
         place = slope.data_ptr(), slope.shape, slope.stride()
         if place not in self.maps and len(values) > 1:
             self.maps[place] = self._map(slope)
+            self.mapped.append(slope)
         if (found := self.maps.get(place)) is not None:
             return {found.leaf: found.apply(values, weight)}
         whole = values if weight is None else map(torch.matmul, values, weight)

@@ -41,7 +41,8 @@ MOVING = (RESHAPING - {"contiguous", "clone", "detach"}) | {
 JOINING = frozenset({"cat", "concat", "concatenate", "stack"})
 MIXING = {
     *("sort", "cumsum", "matrix_exp", "inverse", "fft", "ifft", "multi_head_attention_forward"),
-    *("flex_attention", "amax", "amin", "mean", "sum"),
+    *("flex_attention", "amax", "amin", "mean", "sum", "index_add", "index_add_", "index_copy", "scatter"),
+    *("index_copy_", "scatter_", "scatter_add", "scatter_add_", "zeros_like", "empty_like"),
 }
 """Functions whose result may have its argument's shape, with other entries in it."""
 

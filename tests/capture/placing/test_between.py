@@ -150,3 +150,28 @@ def to_keys_in_another_order(m, x):
 def test_reordered_keys_are_placed_in_input_order():
     (placed,), (plain,) = in_two_orders(to_keys_in_another_order, partial(bert_attention, is_decoder=True))
     torch.testing.assert_close(placed.weights, plain.weights, atol=1e-6, rtol=0)
+
+
+PUT_BACK = {
+    "index_add": lambda rows, order: torch.zeros_like(rows).index_add(0, order, rows),
+    "index_add_": lambda rows, order: torch.zeros_like(rows).index_add_(0, order, rows),
+    "index_copy": lambda rows, order: torch.zeros_like(rows).index_copy(0, order, rows),
+    "scatter": lambda rows, order: torch.zeros_like(rows).scatter(0, order[:, None].expand_as(rows), rows),
+}
+
+
+@pytest.mark.parametrize("way", PUT_BACK)
+def test_queries_put_back_in_their_order_attend_between_tokens(way):
+    def by_experts(m, x):
+        query, key, value = m.qkv(x).chunk(3, -1)
+        rows = query.reshape(-1, SIZE)
+        order = torch.arange(len(rows)).flip(0)  # as experts sort what they are given
+        query = PUT_BACK[way](rows[order], order).view_as(query)
+        return F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+
+    model = FunctionModule(by_experts, qkv=nn.Linear(SIZE, 3 * SIZE))
+    record, (kept,), _ = observe(model, STATES)
+    assert record.without_attention == []
+    query, key, _ = model.qkv(STATES).detach().chunk(3, -1)
+    true = (query @ key.mT / SIZE**0.5).softmax(-1)
+    torch.testing.assert_close(kept.weights[:, 0], true)

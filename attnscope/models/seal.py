@@ -55,7 +55,7 @@ from attnscope.models.identity import identify_model, identify_programs
 from attnscope.models.inputs import Limit, ModelInput
 from attnscope.storage.cache import find_seal, hash_key, store_seal
 
-NO_TOKENS = re.compile(r"mask|type|segment|position|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
+NO_TOKENS = re.compile(r"mask|type|segment|pos|label|grid|bbox|lang|len|shape|size|time|cond", re.I)
 """Names of inputs that describe tokens without being tokens."""
 
 SOUND = re.compile(r"feature|value|audio|spec|mel", re.I)
@@ -123,7 +123,7 @@ class Perturbation:
         elif field.pieces:
             places = [slice(None) if size <= SMALL_AXIS else self.at for size in tensor.shape]
             places[0] = slice(None) if tensor.ndim > 3 else places[0]  # of a batch
-            places[-1] = self.at if self.column is None else self.column
+            places[-1] = places[-1] if self.column is None else self.column
             tensor[tuple(places)] = float(tensor.abs().amax()) + 1 - tensor[tuple(places)]
         else:
             before = whole[0, self.at].clone()

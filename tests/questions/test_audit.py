@@ -231,6 +231,25 @@ def test_audit_ignores_inputs_that_are_not_per_token(name):
     assert seen.complete, seen.sentences
 
 
+def test_audit_reads_boxes_and_series_of_one_channel():
+    """Where a token stands is no other token; the last axis of a series may be one number wide."""
+    both = FunctionModule(lambda m, states, boxes: states + m.place(boxes), place=nn.Linear(4, 16))
+    boxes = FunctionModule(
+        lambda m, states, visual_pos: m.attend(m.both(states, visual_pos))[0],
+        attend=modules.ListedHeads(heads=2),
+        both=both,
+    )
+    seen = audited(boxes.eval(), states=STATES, visual_pos=torch.rand(*STATES.shape[:2], 4))
+    assert seen.complete, seen.sentences
+    series = FunctionModule(
+        lambda m, past_values: m.attend(m.embed(past_values))[0],
+        attend=modules.ListedHeads(heads=2),
+        embed=nn.Linear(1, 16),
+    )
+    seen = audited(series.eval(), past_values=STATES[..., :1])
+    assert seen.complete, seen.sentences
+
+
 def first(m, states):
     return m.attend(states)[0]
 

@@ -24,6 +24,7 @@ def table(rows: list[Row]) -> str:
     others = [result for result in speaking if result not in exact and result not in laid]
     vouched = sum(not result.unvouched for result in others)
     attending = [result for result in ran if result.maps]
+    even = {result.name: result.flat for result in attending if result.flat is not None}
     pictured = [result for result in ran if result.axes]
     numbered = [result for result in pictured if "numbered" in result.axes]
     placed = [result for result in pictured if result not in numbered]
@@ -42,9 +43,7 @@ def table(rows: list[Row]) -> str:
         f"of those, an oracle {oracles} confirms every map": sum(not r.unvouched for r in attending),
         "maps captured in all": sum(r.maps for r in ran),
         "of those, confirmed": sum(r.maps - len(r.unvouched) for r in ran),
-        "of those captured, with rows that are all even, so that no comparison fails": sum(
-            r.flat for r in ran
-        ),
+        f"of those of {len(even)} types, even in each row, so that no comparison fails": sum(even.values()),
         "types that show maps of a picture alone": len(pictured),
         "of those, every axis is named": sum("queries" not in r.axes for r in placed),
         "of those, every axis but that of a decoder's queries": sum("queries" in r.axes for r in placed),
@@ -64,7 +63,9 @@ def table(rows: list[Row]) -> str:
         "Maps of modules not named attention": {
             r.name: ", ".join(dict.fromkeys(r.unlikely)) for r in ran if r.unlikely
         },
-        "Maps with rows that are all even": {r.name: f"{r.flat} of {r.maps}" for r in ran if r.flat},
+        "Maps with rows that are all even": {
+            r.name: f"{even[r.name]} of {r.maps}" for r in ran if even.get(r.name)
+        },
         "Pictures with numbered axes": {
             r.name: f"{r.axes['numbered']} of {sum(r.axes.values())} maps" for r in numbered
         },

@@ -43,7 +43,7 @@ class Result:
     built: bool = False
     identical: bool | None = None
     maps: int = 0
-    flat: int = 0
+    flat: int | None = None  # not counted in rows of earlier versions
     own: Counter[str] = field(default_factory=Counter)
     kernels: list[str] = field(default_factory=list)
     unit: int = 0

@@ -336,6 +336,8 @@ def open_cells(page: AllHeads, model: Model, prepared: ModelInput, heads: Sequen
 
     A note says which heads' cells do, and why others' do not.
     """
+    if not heads:
+        return page
     terms, size, why_not = dict[Head, Mapping[tuple[int, int], Table]](), 0, ""
     try:
         places = (place for each in page.weights.values() for place in (*each.queries, *each.keys))
@@ -349,11 +351,12 @@ def open_cells(page: AllHeads, model: Model, prepared: ModelInput, heads: Sequen
             terms[head] = cells
     except ModelError as error:
         why_not = str(error)
-    names = ", ".join(str(head) for head in terms)
-    notes = [f"a click on a cell of {names} opens the strongest terms of its score"] * bool(terms)
-    notes += [f"the cells of {'other' if terms else 'the named'} heads open no terms: {why_not}"] * bool(
-        why_not
-    )
+    notes = []
+    if terms:
+        names = ", ".join(str(head) for head in terms)
+        notes.append(f"a click on a cell of {names} opens the strongest terms of its score")
+    if why_not:
+        notes.append(f"the cells of {'other' if terms else 'the named'} heads open no terms: {why_not}")
     layers = replace(page.layers, notes=(*page.layers.notes, *notes))
     return replace(page, layers=layers, named=tuple(terms) or tuple(heads), terms=terms)
 

@@ -75,17 +75,10 @@ def save_export(
         if missing := sorted(head for head in heads or () if head >= source.heads):
             there = f"these layers have heads 0-{source.heads - 1}"
             raise SelectionError(f"no head {number_ranges(missing)}: {there}")
-        page = source.all_heads and replace(source.all_heads, command=explain)
-        if page and heads and contents.wholes:
-            layers = ((kind, *each) for kind, every in page.layers.kinds.items() for each in every)
-            named = [
-                Head(layer, head, kind)  # type: ignore[arg-type]  # kinds are those of its layers
-                for kind, layer, weights in layers
-                for head in sorted(heads)
-                if kind != "mixer" and head < len(weights.values)
-            ]
-            page = open_cells(page, model, prepared, named)
-        source = source._replace(all_heads=page)
+        if source.all_heads is not None:
+            page = replace(source.all_heads, command=explain)
+            named = _softmax_heads(page, heads or ()) if contents.wholes else ()
+            source = source._replace(all_heads=open_cells(page, model, prepared, list(named)))
         pictures = source.pictures if contents.pictures else ()
         jobs = [each for each in pictures if heads is None or each[0].get("head") in (None, *heads)]
         album, warnings = Album(dpi, cmap=cmap, width=size, font=font), dict[str, None]()
@@ -102,6 +95,15 @@ def save_export(
         manifest: dict[str, Any] = plain(described)
         folders.write_manifest(folder, manifest)
     return manifest
+
+
+def _softmax_heads(page: AllHeads, numbers: Collection[int]) -> Iterator[Head]:
+    """The heads of a page with these numbers in their layers, whose cells have terms."""
+    for kind, layers in page.layers.kinds.items():
+        for layer, weights in layers if kind != "mixer" else ():
+            for head in sorted(numbers):
+                if head < len(weights.values):
+                    yield Head(layer, head, kind)  # type: ignore[arg-type]  # kinds are those of its layers
 
 
 class _Source(NamedTuple):

@@ -31,7 +31,8 @@ WORDS = {
     "show CAT --by entropy": ("own", CAT, "entropy, nats", "farthest from uniform attention in entropy: "),
     "show CAT --by role": ("own", CAT, "previous 2", "none", "worth a look: L0H7 next"),
     "compare CAT --by layer": (
-        "distance of layers, mean over pairs", "distance of layers, their nearest two", CAT, "Jensen- Shannon divergence", "L3",
+        "distance of layers, mean over pairs", "distance of layers, their nearest two", CAT,
+        "Jensen- Shannon divergence", "L3",
     ),
     "compare CAT --scatter": (CAT, "Jensen- Shannon divergence, nats", "plane: 2-D projection"),
     "stats CAT --map entropy": ("entropy · encoder", CAT, "entropy, nats"),
@@ -51,7 +52,7 @@ WORDS = {
     "compare CAT --with-text DOG --head L2H1": (f"“{DOG}”", f"“{CAT}”", QUERY, KEY, "difference of weights"),
     "compare CAT L2H1 L1H3": ("L2H1 and L1H3", CAT, *HEAD, "difference of weights"),
     "compare CAT": (CAT, "Jensen- Shannon divergence, nats"),
-    "compare CAT --with-model MINILM": (CAT, "heads of own", "heads of …/", "Jensen- Shannon divergence, nats"),
+    "compare CAT --with-model MINILM": (CAT, "heads of own", "heads of …/", "Jensen- Shannon"),
     "compare L1H0 --composition -m own-causal": ("own-causal", "K-composition", "score minus random"),
     "cut 'it -> cat' CAT -m own-causal": (
         "cut it -> cat (renormalized)", "own-causal", CAT, "the prediction: 'a'", "effect, log- probability",

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import typer
+from PIL import Image
 
 from attnscope.cli.options import parse_numbers
 from tests.cli.run import numbers
@@ -117,7 +118,10 @@ def test_exported_token_pictures_equal_show(run, tmp_path):
     names = [f"L01H0{head}.png" for head in range(3)]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "manifest.json"]
     run("show", MAT, *arguments, "--head", "L1H2", "-o", tmp_path / "shown.png")
-    assert (tmp_path / "out" / "L01H02.png").read_bytes() == (tmp_path / "shown.png").read_bytes()
+    saved, shown = (Image.open(tmp_path / name) for name in ("out/L01H02.png", "shown.png"))
+    assert np.array_equal(
+        saved, shown
+    )  # beside the dots, an export has its manifest, and the other its source
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Contrast(Group):
     with_trace: Annotated[Path | None, Option(help="A file of --save-trace: another text or model.")] = None
     by: Annotated[
         Literal["layer", "head"] | None,
-        Often(help="Alike layers, or heads' successors."),
+        Often(help="layer: which are alike; head: successors.", metavar="<what>"),
     ] = None
     composition: Annotated[
         bool,

@@ -119,9 +119,7 @@ def test_exported_token_pictures_equal_show(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "manifest.json"]
     run("show", MAT, *arguments, "--head", "L1H2", "-o", tmp_path / "shown.png")
     saved, shown = (Image.open(tmp_path / name) for name in ("out/L01H02.png", "shown.png"))
-    assert np.array_equal(
-        saved, shown
-    )  # beside the dots, an export has its manifest, and the other its source
+    assert np.array_equal(saved, shown)  # show also writes its source into the file
 
 
 @pytest.mark.parametrize(

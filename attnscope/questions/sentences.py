@@ -227,6 +227,11 @@ def note_errors(scores: Iterable[Score | Importance | Removal | None]) -> list[s
     return [f"± is the standard error over {max(texts):,} texts"] if texts else []
 
 
+def name_beside(scores: Iterable[Score | Importance | Removal | None]) -> str:
+    """What stands beside the values in a column of scores."""
+    return f"{' ± s.e.' if note_errors(scores) else ''} (baseline)"
+
+
 AVERAGES = "scores are averages over"
 
 

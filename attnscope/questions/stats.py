@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from math import inf, isfinite, isnan, nan
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from attnscope.questions.layers import CELLS, WholeLayers, layers_of_maps
 from attnscope.questions.selection import Selection
 from attnscope.questions.sentences import (
     kind_title,
+    name_beside,
     name_pass,
     note_averaged,
     note_errors,
@@ -227,25 +229,21 @@ def score_table(
     if not heads:
         none = f"none of the {len(result.heads)} heads meets the conditions"
         return Table(title=result.title, notes=(none, *result.shown_notes))
-    several = len({head.site.kind for head in heads}) > 1
+    kept = [True, len({head.site.kind for head in heads}) > 1, True, not sorted_by]
     columns = [
         _draw_column([head.score(name) for head in heads], MEASURES[name].unit, sorted_by=name == key)
         for name in names
     ]
-    titles = ["head", *(["kind"] if several else []), "role", *([] if sorted_by else ["score"])]
-    named = [Column(f"{name}\n", long="cut") for name in titles]
-    named += [Column(f"{name}\n{MEASURES[name].unit.replace('share', '')}", True, "cut") for name in names]
-    rows = (
-        (
-            head.name,
-            *([head.site.kind] if several else []),
-            *_role_cells(head)[: 1 if sorted_by else 2],
-            *cells,
-        )
-        for head, *cells in zip(heads, *columns, strict=True)
-    )
+    named = [Column(f"{name}\n", long="cut") for name in compress(("head", "kind", "role", "score"), kept)]
+    beneath = {name: f"\n{MEASURES[name].unit.replace('share', '')}" for name in names}
+    if sorted_by and alone:  # no note stands below the table of a paper
+        beside, unit = name_beside(each.scores.get(sorted_by) for each in heads), beneath[sorted_by].strip()
+        beneath = {sorted_by: ", ".join(filter(None, (beside, unit)))}
+    named += [Column(f"{name}{beneath[name]}", True, "cut") for name in names]
+    named_by = [(head.name, head.site.kind, *_role_cells(head)) for head in heads]
+    rows = tuple((*compress(name, kept), *cells) for name, *cells in zip(named_by, *columns, strict=True))
     notes = tuple(_notes_of_table(result, heads, sort, sorted_by))
-    return Table(tuple(named), tuple(rows), title=result.title, notes=notes, gap=1, edge=True)
+    return Table(tuple(named), rows, title=result.title, notes=notes, gap=1, edge=True)
 
 
 def _notes_of_table(

@@ -35,7 +35,7 @@ def test_latex_table_has_the_printed_cells(run):
     for row, head in zip(rows, run.json(*asked)["heads"], strict=True):
         assert row[0] == f"L{head['layer']}H{head['head']}"
         score = head["scores"]["[CLS]"]
-        assert row[names.index("[CLS]")] == f"{score['value']:.2f} ({score['baseline']:.2f})"
+        assert row[names.index("[CLS] (baseline)")] == f"{score['value']:.2f} ({score['baseline']:.2f})"
     assert [out.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
 
 
@@ -312,7 +312,7 @@ def test_latex_file_says_its_source_in_comments_and_units_in_brackets(run, tmp_p
     assert lines[-1].startswith("% attnscope ")
     assert "model own · The cat⏎\\input{x} %sat · --sort -entropy · --top 3" in lines[-1]
     assert [line for line in lines if "\\input" in line] == [lines[-1]]
-    assert r"head & role & entropy (nats) \\" in lines  # a table for a paper: no other measure
+    assert r"head & role & entropy (baseline), nats \\" in lines  # a table for a paper: no other measure
     assert " · model sha256 " in lines[-1]
     assert f" · torch {torch.__version__}" in lines[-1]
     assert "& entropy (nats) & distance (tokens) & previous &" in run("stats", TEXT, "--latex").out

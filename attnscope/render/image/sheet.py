@@ -371,7 +371,7 @@ def note_labels(figure: Figure, axis: Sequence[Place]) -> list[str]:
     if shown in (0, len(axis)) or all(place.heard for place in axis):
         return []
     needed = wide * (1 - axes.get_position().width) + len(axis) * LABEL_PITCH * POINT + LABEL_AIR
-    return [f"{shown} of {len(axis)} columns have a label: all have with --size {needed:.1f}"]
+    return [f"{shown} of {len(axis)} labels fit: all do with --size {needed:.1f}, or a shorter text"]
 
 
 LABEL_AIR = 0.5  # inches by which the margins of a wider sheet may be larger

@@ -1,5 +1,6 @@
 """Pictures of any width: no text leaves the figure or overlaps, and lines are as long as they can be."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
@@ -149,8 +150,8 @@ def test_columns_without_a_label_are_counted_and_the_named_width_has_all():
     with drawing(head, width=3.3) as (_, warned):
         pass
     (sentence,) = warned
-    assert sentence.startswith("12 of 35 columns have a label: all have with --size ")
-    with drawing(head, width=float(sentence.rpartition(" ")[2])) as (figure, warned):
+    assert sentence.startswith("12 of 35 labels fit: all do with --size ")
+    with drawing(head, width=float(re.search(r"--size ([0-9.]+)", sentence)[1])) as (figure, warned):
         assert sum(text.get_gid() == "column" for text in figure.axes[0].texts) == 35
     assert warned == []
 

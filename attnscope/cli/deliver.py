@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from attnscope.views import Drawable
 
 Shown = TypeVar("Shown", bound="Drawable")
-COLUMN_WIDTH = 4.5  # inches, below which a picture is for the column of a paper
 PLAIN = PrintedOptions()  # print options of a command without picture options
 
 
@@ -270,23 +269,23 @@ ANNOTATED = 16  # most rows and columns of a head whose weights are written into
 
 def writes_weights(view: Drawable, picture: SavedOptions) -> bool:
     """Whether weights stand in the cells of a saved picture: if asked, or if they fit."""
-    from attnscope.views import Heatmap
+    from attnscope.views import Heatmap, is_narrow
 
     asked = picture.annotate if isinstance(picture, PrintedOptions) else False
     if asked is not None or not isinstance(view, Heatmap) or view.signed:
         return bool(asked)
-    wide = picture.size is None or picture.size >= COLUMN_WIDTH
-    return wide and max(view.values.shape) <= ANNOTATED and float(view.values.max(initial=0)) >= 0.005
+    few = max(view.values.shape) <= ANNOTATED
+    return few and not is_narrow(picture.size) and float(view.values.max(initial=0)) >= 0.005
 
 
 def apply_title_options(view: Shown, picture: SavedOptions) -> Shown:
     """A view with the requested title, or without title, scores or notes; in a column, with a short title."""
     from attnscope.questions.sentences import AVERAGES
-    from attnscope.views import Heatmap, Panels
+    from attnscope.views import Heatmap, Panels, is_narrow
 
     changed: dict[str, Any] = {}
     short, quoted, _ = view.title.partition(" · “")
-    if picture.size is not None and picture.size < COLUMN_WIDTH and quoted:  # a paper has its own caption
+    if is_narrow(picture.size) and quoted:
         changed = {"title": short, "subtitle": ""}
         notes = tuple(note for note in view.notes if not note.startswith(AVERAGES))
         changed |= {"readings": (), "notes": notes} if isinstance(view, Heatmap) else {}

@@ -25,6 +25,14 @@ Drawable: TypeAlias = (
 """What can be saved as a picture."""
 
 
+COLUMN_WIDTH = 4.5  # inches
+
+
+def is_narrow(width: float | None) -> bool:
+    """Whether a picture of so many inches is for the column of a paper, which has a caption of its own."""
+    return width is not None and width < COLUMN_WIDTH
+
+
 def describe(view: Drawable) -> tuple[str, str]:
     """The title of a picture, and what it shows in words, for those who cannot see it."""
     if isinstance(view, Panels):

@@ -84,9 +84,8 @@ def export(
 
     selection = options.select(attention, axes, token=attention.token)
     command_line = write("export", source, attention, axes, replace(output, force=False), picture, model)
-    opened = (
-        attention.head is not None and "html" in contents.wholes
-    )  # their cells, with the model's gradients
+    # cells of named heads open their terms, which a kept pass has no gradients for
+    opened = attention.head is not None and "html" in contents.wholes
     with pass_source.open_with_progress(cached=not opened) as (loaded, prepared):
         try:
             manifest = save_export(

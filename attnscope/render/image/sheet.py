@@ -36,7 +36,7 @@ from attnscope.text import (
     isolate_quotes,
     title_words,
 )
-from attnscope.views import Drawable, NamedScore
+from attnscope.views import Drawable, NamedScore, is_narrow
 
 BASE_FONT = "DejaVu Sans"  # comes with matplotlib, and is the same everywhere
 SHAPES_TEXT = matplotlib.__version_info__ >= (3, 11)  # joins letters, and sets them from right to left
@@ -233,7 +233,7 @@ class Style:
     @property
     def narrow(self) -> bool:
         """Whether it is as narrow as a paper's column, so that the map needs all the space."""
-        return self.width is not None and self.width < 4.5  # inches
+        return is_narrow(self.width)
 
     def room(self, words: str) -> float:
         """Inches for the colour bar and its labels: a number, or stacked words."""

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from attnscope.attention import Attention, Kind
 from attnscope.axes import Array
 from attnscope.capture import Record, recording
+from attnscope.capture.rows.scores import Part, PlacedRows
 from attnscope.errors import ModelError, first_line
 from attnscope.models.inputs import PatchGrid
 
@@ -400,14 +401,27 @@ def _sides(attention: Attention) -> tuple[Tensor, Tensor]:
     A row of weights also changes with every key, which hides where the picture changed.
     -> [picture, query, number], [picture, key, number]
     """
-    call = getattr(attention.read, "call", None)
-    call = call() if callable(call) else call
-    shape = (attention.batch, len(attention.queries)), (attention.batch, len(attention.keys))
-    if call is not None and (call.query.shape[::2], call.key.shape[::2]) == shape:
-        query, key = (each.movedim(1, 2).flatten(2).float() for each in (call.query, call.key))
-        return query, key
-    weights = attention.weights().float().mean(1)  # [picture, query, key]
-    return weights, weights.mT
+    read, batch = attention.read, torch.arange(attention.batch)[:, None, None]
+    row, key = (torch.arange(len(axis))[None, None] for axis in (attention.queries, attention.keys))
+    parts = (
+        read.parts if isinstance(read, PlacedRows) else (Part(read, batch, batch, row, key[..., None, :]),)
+    )
+    sums: Sequence[Tensor] = ()
+    for part in parts:
+        call = getattr(part.read, "call", None)
+        call = call() if callable(call) else call
+        ends = (part.row, len(attention.queries)), (part.key[:, :, 0], len(attention.keys))
+        found = [] if call is None else [(call.query, *ends[0]), (call.key, *ends[1])]
+        fit = all(side.shape[::2] == (len(part.text), at.shape[-1]) for side, at, _ in found)
+        if not found or not fit or part.key.shape[2] > 1:
+            weights = attention.weights().float().mean(1)  # [picture, query, key]
+            return weights, weights.mT
+        sums = sums or [x.new_zeros(len(batch), 1 + count, x.shape[-1]).float() for x, _, count in found]
+        for total, (side, at, _) in zip(sums, found, strict=True):
+            heads = side.float().repeat_interleave(max(1, at.shape[1] // side.shape[1]), 1)
+            total.index_put_((part.text[:, :, :1], at.expand(heads.shape[:3])), heads, accumulate=True)
+    queries, keys = (total[:, :-1] for total in sums)  # the last is of padding, at -1
+    return queries, keys
 
 
 def find_grids(

@@ -26,7 +26,7 @@ SEGFORMER |= {"num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [
 PVT = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 16, 32, 32], "num_attention_heads": [1, 2, 2, 4]}
 PVT |= {"image_size": 64, "mlp_ratios": [2, 2, 2, 2]}
 SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2]}
-HIERA = {"embed_dim": 16, "image_size": [224, 224], "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4]}
+HIERA = {"embed_dim": 16, "image_size": [128, 192], "depths": [1, 2, 2, 1], "num_heads": [1, 2, 2, 4]}
 WHOLE = {"size": SIZE}
 LAYOUT = SHAPE | WORDS | {"input_size": 64, "patch_size": 16, "coordinate_size": 6, "shape_size": 4}
 CROPPED = {"size": {"shortest_edge": 64}, "crop_size": SIZE}
@@ -42,7 +42,8 @@ VISION = {  # the names of the config and of the image processor, without their 
     "siglip-vision": ("SiglipVision", VIT, "Siglip", WHOLE),
     "yolos": ("Yolos", VIT | {"image_size": [64, 64], "num_detection_tokens": 3}, "ViT", WHOLE),
     "segformer": ("Segformer", SEGFORMER, "ViT", WHOLE),
-    "hiera": ("Hiera", HIERA, "ViT", {"size": {"height": 224, "width": 224}}),
+    "hiera": ("Hiera", HIERA, "ViT", {"size": {"height": 128, "width": 192}}),
+    "mae": ("ViTMAE", VIT | {"patch_size": 8}, "ViT", WHOLE),
     "pvt": ("Pvt", PVT, "ViT", WHOLE),
     "pvt_v2": ("PvtV2", PVT, "ViT", WHOLE),
     "swin": ("Swin", SWIN | {"window_size": 4}, "ViT", WHOLE),

@@ -153,10 +153,23 @@ def test_axes_of_all_stage_sizes_map_to_the_image(shown):
 
 
 def test_positions_of_unknown_order_are_numbered_and_noted(tmp_path, picture):
-    model = load(images.vision(tmp_path, "hiera"))  # its merged tokens stand unit by unit, not row by row
-    prepared = model.prepare_image(picture)
-    assert "196 positions are numbered: where they lie in the picture is unknown" in prepared.notes
-    assert 14 not in {rows for each in prepared.pictures for rows in each.grid}
+    torch.manual_seed(0)  # it reads a random quarter of 8 × 8 patches, after a [CLS]
+    prepared = load(images.vision(tmp_path, "mae")).prepare_image(picture)
+    assert "17 positions are numbered: where they lie in the picture is unknown" in prepared.notes
+    assert [each.grid for each in prepared.pictures] == [(8, 8)]
+
+
+def test_every_layer_of_pooled_mask_units_lies_on_the_image(shown):
+    model, prepared, _ = shown("hiera")
+    grids = [(32, 48), (16, 24), (8, 12), (4, 6)]
+    assert [picture.grid for picture in prepared.pictures] == grids
+    assert not any("where they lie" in note for note in prepared.notes)
+    for layer, (fine, coarse) in enumerate([(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3)]):
+        rows, columns = grids[coarse]
+        token = f"{rows - 1},{columns - 2}"
+        overlay = one_token(model, prepared, Selection(Head(f"L{layer}H0"), token=token)).overlays[0]
+        assert overlay.looks_at.shape == grids[fine]
+        assert overlay.patch == ((rows - 1, columns - 2) if fine == coarse else None)
 
 
 @pytest.mark.parametrize("name", ["pvt", "pvt_v2"])
@@ -170,7 +183,7 @@ def test_queries_and_keys_of_every_pyramid_layer_are_on_the_image(shown, name):
     assert lengths <= {rows * columns for rows, columns in grids} | {5, 1}  # [CLS] + 2 × 2, one key for all
 
 
-@pytest.mark.parametrize("name", ["swin", "segformer", "pvt_v2"])
+@pytest.mark.parametrize("name", ["swin", "segformer", "pvt_v2", "hiera"])
 def test_grid_positions_respond_to_their_image_region(shown, name):
     """The oracle: a bright square at one place changes the position there, and those beside it, the most."""
     model, prepared, _ = shown(name)
@@ -181,11 +194,12 @@ def test_grid_positions_respond_to_their_image_region(shown, name):
             states = []
             for bright in (0.0, 4.0):
                 changed = seen.clone()
-                high, wide = 64 // rows, 64 // columns
+                high, wide = seen.shape[-2] // rows, seen.shape[-1] // columns
                 changed[..., row * high : (row + 1) * high, column * wide : (column + 1) * wide] += bright
                 with torch.inference_mode():
                     output = model.module(changed, output_hidden_states=True)
                 found = getattr(output, "reshaped_hidden_states", output.hidden_states)
+                found = [each.movedim(-1, 1) if name == "hiera" else each for each in found]
                 states += [each[0] for each in found if each.shape[-2:] == (rows, columns)][:1]
             if states:  # keys that were merged are no states of a stage
                 moved = (states[1] - states[0]).norm(dim=0)
@@ -193,7 +207,8 @@ def test_grid_positions_respond_to_their_image_region(shown, name):
                 # the patches of the others overlap
                 assert max(abs(highest[0] - row), abs(highest[1] - column)) <= (name != "swin")
                 grids.add(picture.grid)
-    assert grids >= {(16, 16), (8, 8)}
+    assert grids >= {picture.grid for picture in prepared.pictures[:2] if picture.grid != (4, 4)}
+    assert len(grids) > 1
 
 
 def test_token_is_looked_up_in_its_own_tower(tmp_path, picture):

@@ -7,12 +7,13 @@ whose result has its argument's shape leaves the entries in place, or a new root
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -20,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.hooks.softmax import Learned, is_parameter
 from attnscope.capture.lineage.functions import JOINING, MIXING, MOVING, PRODUCTS, TorchCall
-from attnscope.capture.lineage.nodes import Beside, Contracted, Moved, Node, Origin, Root, join_labels
+from attnscope.capture.lineage.nodes import Beside, Contracted, Moved, Node, Origin, Pooled, Root, join_labels
 from attnscope.capture.rows.capture import is_mapped
 from attnscope.capture.tracker import Pass, Tracker
 
@@ -28,6 +29,7 @@ SDPA = "scaled_dot_product_attention"
 MULTIPLYING = PRODUCTS | {"linear", "addmm", "cdist", SDPA}
 
 RESAMPLING = re.compile(r"(?:max|avg|lp)_pool(\d)d$|^interpolate$")  # other positions, along so many axes
+ADAPTIVE = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 Axes: TypeAlias = "tuple[int | None, ...]"  # for each axis of a product that of a factor, or None
 COLOURS = 3  # channels of a picture
 DEEPEST = 100  # most steps of a chain: models reach their shortcut long before
@@ -110,6 +112,9 @@ class Lineage(Tracker):
             return
         if name in MOVING:
             self._move(call)
+        elif name == "max" and isinstance(result, tuple):
+            source, *more = call.args or (None,)
+            self._pool(source, result[0], lambda labels: call.func(labels, *more, **call.kwargs)[0])
         elif not isinstance(result, Tensor):
             return
         elif name in MULTIPLYING:
@@ -119,7 +124,7 @@ class Lineage(Tracker):
         elif name == "embedding":
             self.start(result, -1)
         elif (axes := RESAMPLING.search(name)) and result.shape != call.arguments("input")["input"].shape:
-            self.start(result, -1 - int(axes[1]) if axes[1] else 1)
+            self._resample(call, int(axes[1]) if axes[1] else result.ndim - 2)
         elif name in JOINING:
             self._join(call)
         elif name == "pad":
@@ -165,6 +170,22 @@ class Lineage(Tracker):
             if origin is not None and isinstance(tensor, Tensor) and tensor.is_floating_point():
                 right = None if origin.right is None else as_moved(origin.right, part)
                 self._set(tensor, Origin(as_moved(origin.node, part), right, origin.state))
+
+    def _pool(self, source: Tensor | None, result: Tensor, last: Callable[[Tensor], Tensor]) -> None:
+        """States that are each made of several: they have a root of their own, in the order of these."""
+        origin = self.origin_of(source)
+        if origin is not None and origin.right is None:
+            node = Pooled.from_source(origin.node, result.shape, last, next(self._numbers))
+            if node is not None:
+                self._set(result, Origin(node, state=origin.state))
+
+    def _resample(self, call: TorchCall, axes: int) -> None:
+        """States of other positions: fewer in the order of those that they are made of."""
+        source, result = call.arguments("input")["input"], call.result
+        sizes = result.shape[-axes:]
+        if all(size <= before for size, before in zip(sizes, source.shape[-axes:], strict=True)):
+            self._pool(source, result, lambda labels: ADAPTIVE[axes](labels, sizes))
+        self.start(result, -1 - axes)
 
     def _join(self, call: TorchCall) -> None:
         """Concatenated tensors; a new root of states that others join before they are projected."""

@@ -187,6 +187,49 @@ class Contracted(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Pooled(Node):
+    """States that are each made of several others: a root of their own, in the order of the last of these."""
+
+    args: tuple[Node]
+    shape: torch.Size
+    last: Callable[[Tensor], Tensor]
+    root: Root
+    places: Tensor
+
+    @classmethod
+    def from_source(
+        cls, node: Node, shape: torch.Size, last: Callable[[Tensor], Tensor], number: int
+    ) -> Pooled | None:
+        """States of which ``last`` takes the last of each; None unless all texts have as many."""
+        labels = node.labels()
+        if labels is None or len(node.roots) != 1:
+            return None
+        once = labels[tuple(slice(1 if is_constant(labels, axis) else None) for axis in range(labels.ndim))]
+        pooled, (source,) = last(once.floor()), node.roots
+        places, which = torch.unique(pooled, return_inverse=True)
+        real = places > 0
+        counts = torch.bincount(source.split(places[real])[0].long(), minlength=source.texts)
+        if (
+            pooled.numel() == once.numel()
+            or int((pooled > 0).sum()) > int(real.sum())
+            or not is_constant(counts, 0)
+        ):
+            return None
+        numbers = (real.double().cumsum(0) - 1 + number * ROOT_OFFSET) * real
+        root = Root(number, torch.Size((source.texts, int(counts[0]), 1)), -1, labels.device)
+        return cls((node,), shape, last, root, numbers[which].expand(shape))
+
+    @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """Its own root alone."""
+        return (self.root,)
+
+    def walk(self, which: Which) -> Tensor:
+        """The places of the pools, or the channels of the last of each."""
+        return self.places if which == "position" else self.last(self.args[0].walk(which))
+
+
+@dataclass(frozen=True, eq=False)
 class Origin:
     """Where a tensor comes from; scores have two sides: ``node`` is that of the left factor."""
 

@@ -1,5 +1,6 @@
 """Windows and blocks of libraries at their true keys: rows times values against the module's output."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from attnscope.capture.lineage.layout import CHANNELS, PARTS
 from tests.capture.modules import FunctionModule, Heads
 from tests.capture.observing import check_kept, observe
 from tests.capture.tiny import SIZES, tiny
+from tests.models.images import HIERA
 
 
 def big_bird():
@@ -145,6 +147,33 @@ def test_windows_are_placed_in_the_image(name, kernel):
         count = layer.side**2
         assert (site.batch, site.heads, site.queries, site.keys, site.offset) == (3, 2, count, count, 0)
         assert torch.equal(kept.allowed.expand_as(kept.weights), kept.weights > 0)
+
+
+@torch.inference_mode()
+def test_pooled_mask_units_are_placed_in_the_image():
+    """The oracle: the weights that the model reports for each unit, put where its own way back leads."""
+    torch.manual_seed(0)
+    model = hf.HieraModel(hf.HieraConfig(**HIERA)).eval()
+    for parameter in model.parameters():
+        parameter.mul_(4.0)
+    pixels, units = torch.randn(1, 3, 128, 192), list[np.ndarray]()
+    _, maps, _ = observe(model, pixels)
+    for name, layer in model.named_modules():
+        if name.endswith(".attn"):
+            layer.register_forward_hook(lambda layer, given, output: units.append(output[1].numpy()))
+    model(pixels, output_attentions=True)
+    counts, places = (1536, 384, 96, 24), list[np.ndarray]()
+    for stage, count in enumerate(counts):  # where each token of the model's sequence lies, row by row
+        back = model.encoder.reroll(torch.arange(count).view(1, -1, 1), stage)
+        places.append(np.argsort(back.flatten().numpy()))
+    stages = [(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3)]  # of the keys and of the queries
+    for kept, weights, (keys, queries) in zip(maps, units, stages, strict=True):
+        whole = np.zeros((*weights.shape[:2], counts[queries], counts[keys]), np.float32)
+        for unit in range(several := weights.shape[2]):
+            rows, columns = places[queries][unit::several], places[keys][unit::several]
+            whole[:, :, rows[:, None], columns] = weights[:, :, unit]
+        assert np.array_equal(kept.weights, whole)
+        assert np.ptp(weights, -1).max() > 0.1
 
 
 def test_channel_attention_is_named_in_every_layer():

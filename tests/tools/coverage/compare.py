@@ -19,7 +19,7 @@ from attnscope.capture import Record, recording
 from tests.capture.observing import CapturedMap, MapObserver
 from tests.tools.coverage.pictures import count_axes
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
-from tests.tools.coverage.shrink import build
+from tests.tools.coverage.shrink import build, noise
 from tests.tools.survey import describe_error, first_line
 
 CLOSE = 1e-5
@@ -209,6 +209,8 @@ def classify(own: Tensor, config: Any, maps: list[CapturedMap], taken: set[int])
             return "the windows, blocks or chosen queries by themselves", number
         if same_rows_reordered(own, maps[number].weights, CLOSE):
             return "the rows in the order in which they were chosen", number
+        if same_tokens_reordered(own, maps[number].weights, CLOSE):
+            return "the patches in another order", number
     return "unlike", None
 
 
@@ -397,6 +399,19 @@ def same_rows_reordered(own: Tensor, ours: Tensor, close: float) -> bool:
     return float(gaps.amin(-1).max()) <= close and all(
         len(set(head.tolist())) == len(head) for head in nearest.flatten(0, 1)
     )
+
+
+def same_tokens_reordered(own: Tensor, ours: Tensor, close: float) -> bool:
+    """Whether a report is a map with its queries and its keys in another order, the same in all heads."""
+    if own.shape[-2:] != ours.shape[-2:] or own.numel() != ours.numel():
+        return False
+
+    def order(rows: Tensor) -> Tensor:
+        along = noise(*rows.shape[:2], 1, rows.shape[-1]).double()
+        return (rows.double().sort(-1).values * along).sum((0, 1, 3)).argsort()
+
+    sorted_maps = [each[:, :, order(each)][..., order(each.mT)] for each in (own.reshape(ours.shape), ours)]
+    return float((sorted_maps[0] - sorted_maps[1]).abs().max()) <= close
 
 
 def _are_among(mine: Tensor, theirs: Tensor, size: int, close: float) -> bool:

@@ -130,8 +130,9 @@ class Record:
 
     ``changes`` are sentences on what ran differently than without a recording, or may be missing; ``places``
     the modules to which each applies, with a detail of each. ``calls`` are the paths of the modules at which
-    something was captured, added immediately (single heads separately); ``query_axes`` the axis of queries
-    in each product of weights and values, None for a kernel; ``layout`` arranges the last one by heads.
+    something was captured, added immediately (single heads separately), ``matrices`` those of the mixers that
+    are shown; ``query_axes`` the axis of queries in each product of weights and values, None for a kernel;
+    ``layout`` arranges the last one by heads.
     ``padding`` has the sentence of each kind that says how many rows are of padding; ``given`` the shapes of
     what the model received; ``dropout`` says whether weights were dropped at random: those before are shown.
     ``lengths`` are those that labels may have.
@@ -142,6 +143,7 @@ class Record:
     failures: list[Failure] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list, compare=False)
+    matrices: list[str] = field(default_factory=list, compare=False)
     query_axes: list[int | None] = field(default_factory=list, compare=False)
     layout: Callable[..., Any] | None = field(default=None, compare=False)
     places: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)

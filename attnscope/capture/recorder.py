@@ -129,7 +129,7 @@ class Recorder(Pass):
             concluded = conclude(frame, result)
             probe = probe_kernel(frame, again, args, kwargs, result) if self.mixers else None
             if concluded is None and probe is not None:
-                self.tracker(Mixers).show(probe, name, path)
+                self.tracker(Mixers).show([probe], name, path)
             elif concluded is None:
                 self.name(path, NO_FORMULA.format(frame.kernel))
             else:

@@ -198,8 +198,10 @@ class Pass(ABC):
                         observer.observe(attention)
             except NoMatrix as error:
                 return self.name(capture.name, str(error))
-            if isinstance(capture.read, MixingRows):
-                attention = replace(attention, difference=capture.read.proof.difference)
+            parts = getattr(capture.read, "parts", (capture.read,))
+            proofs = [each.proof.difference for each in parts if isinstance(each, MixingRows)]
+            if differences := [each for each in proofs if each is not None]:
+                attention = replace(attention, difference=max(differences))
             if isinstance(capture.read, ScoredRows):
                 capture.read.free()
             self.record.lengths |= attention.lengths

@@ -407,8 +407,7 @@ class Seal:
             if layer.reason == ACROSS
             or any(is_within(path, layer.name) or is_within(layer.name, path) for path in mixers)
         ]  # what else does not attend from token to token mixes none in any other way
-        matrices = [each.site.name for each in record.sites if each.site.kind == "mixer"]
-        others = [path for path in self.mixers if not any(is_within(each, path) for each in matrices)]
+        others = [path for path in self.mixers if not any(is_within(each, path) for each in record.matrices)]
         if others:
             _name_layers(record, module, others)
             record.note_change(MIXING_NOTE.format(names=name_mixers(others, module)))

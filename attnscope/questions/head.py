@@ -276,7 +276,7 @@ def head_picture(
     """A head ``[query, key]`` with its scores; ``title`` names the model and the text."""
     return heatmap(
         weights,
-        title=f"{scores.name} · {title} · {sentences.site_title(site)}",
+        title=f"{scores.name} · {title} · {sentences.site_title(site, scores.head)}",
         subtitle=f"{over}: {scores.role.sentence}" if scores.role else sentences.provenance([site]),
         scale=selection.scale,
         signed=bool((weights.values < 0).any()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -41,9 +42,12 @@ def kind_title(kind: str) -> str:
     return titles.get(kind, f"{kind} attention")
 
 
-def site_title(site: SiteRecord) -> str:
-    """What mixes at a site: its kind of attention, or a mixer's own name."""
-    return site.kernel if site.site.kind == "mixer" else kind_title(site.site.kind)
+def site_title(site: SiteRecord, head: int) -> str:
+    """What mixes in a head of a site: its kind of attention, or a mixer's own name."""
+    if site.site.kind != "mixer":
+        return kind_title(site.site.kind)
+    one_of_several = re.search(rf"\bH{head} ([^;]*)", site.kernel)
+    return one_of_several[1] if one_of_several else site.kernel
 
 
 def name_pass(model: Model, prepared: ModelInput) -> str:

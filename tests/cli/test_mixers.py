@@ -183,3 +183,29 @@ def test_channel_that_no_layer_has_is_refused(run, folder, mamba):
     refused = run("show", TEXT, "-m", folder, "--mixers", "--channel", 0)
     refused.refuses("has a matrix for each channel: leave out --channel")
     run("show", TEXT, "-m", mamba, "--channel", 3).refuses("--channel requires --mixers")
+
+
+@pytest.fixture(scope="module")
+def inkling(tmp_path_factory):
+    pytest.importorskip("transformers.models.inkling")
+    return folders.inkling(tmp_path_factory.mktemp("inkling"))
+
+
+def test_convolutions_of_a_layer_are_heads_with_their_names(run, inkling, tmp_path):
+    model = transformers.AutoModel.from_pretrained(inkling)
+    names = [f"self_attn.{part}_sconv" for part in "kv"] + [f"{part}_sconv" for part in ("attn", "mlp")]
+    trace = tmp_path / "a.trace"
+    assert run("show", TEXT, "-m", inkling, "--mixers", "--save-trace", trace).code == 0
+    for head, name in enumerate(names):
+        taps = model.get_submodule(f"layers.1.{name}.conv1d").weight[:, 0].detach().double().numpy()
+        title = f"short convolution, mean of {len(taps)} channels ({name})"
+        for source in (("-m", inkling, TEXT, "--mixers"), ("--from", trace)):
+            words = "show", *source, "--head", f"L1H{head}", "--kind", "mixer"
+            answer = run.json(*words)
+            rows = np.array([[each or 0 for each in row] for row in answer["weights"]])
+            expected = sum(np.eye(len(rows), k=-back) * tap for back, tap in enumerate(taps.mean(0)[::-1]))
+            np.testing.assert_allclose(rows, expected, atol=1e-6)
+            assert title in " ".join(run(*words).out.split())
+            assert not any("mix here" in note for note in answer["notes"])
+    plain = run("show", TEXT, "-m", inkling)
+    assert "mlp_sconv: tokens also mix here" in " ".join((plain.out + plain.err).split())

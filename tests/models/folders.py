@@ -146,6 +146,19 @@ def hybrid(folder: Path) -> str:
     return save(folder, transformers.Qwen3NextForCausalLM(config))
 
 
+def inkling(folder: Path) -> str:
+    """A tiny model whose two layers have attention, and four short convolutions around it."""
+    gpt2(folder)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "d_rel": 4, "rel_extent": 16}
+    heads |= {
+        f"swa_{name}": heads[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    }
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 400, "num_hidden_layers": 2}
+    ends = {"bos_token_id": None, "eos_token_id": 0, "mlp_layer_types": ["dense"] * 2}
+    config = transformers.InklingTextConfig(**sizes, **heads, **ends, max_position_embeddings=64)
+    return save(folder, transformers.InklingForCausalLM(config))
+
+
 def save(folder: Path, model, *parts, seed: int | None = 0) -> str:
     """Write a model with random weights and what prepares its inputs, and say where."""
     if seed is not None:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from attnscope.capture.placing.kinds import layer_around
 from attnscope.capture.record import is_within, name_mixers
 from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.mixing import MixingRows, NoMatrix, Proof, Scan
+from attnscope.capture.rows.scores import JoinedHeads
 from attnscope.capture.tracker import Pass, Tracker
 from attnscope.errors import SelectionError
 
@@ -107,7 +108,12 @@ class Inline:
 INLINE = {"MiniMaxLightningAttention": Inline("lightning attention", "act_fn", "norm", "num_attention_heads")}
 """By the name of the module's class."""
 
-FORWARDS = {"xLSTMBackend": Kernel("matrix memory (xLSTM)", "value", "c_initial", token=2)}
+DYNAMIC = Kernel("dynamic short convolution and its residual", "hidden_states", heads=False)
+FORWARDS = {
+    "xLSTMBackend": Kernel("matrix memory (xLSTM)", "value", "c_initial", token=2),
+    "Inkling2DynamicShortConvolution": DYNAMIC,
+    "Inkling2LoopDynamicShortConvolution": DYNAMIC,
+}
 """Modules whose whole forward is a kernel, by the name of their class."""
 
 CONTINUES = "its {} continues the state of an earlier part, which no matrix over these tokens shows"
@@ -137,18 +143,6 @@ class MixerCall:
     heads: bool = True  # whether all channels of a head have one matrix
     scans: tuple[Scan, ...] = ()  # of a state space, one a text
 
-    def beside(self, other: MixerCall) -> MixerCall:
-        """The heads of both, which a module computed one after the other."""
-        count = self.values.shape[2]
-        values, output = (
-            torch.cat(pair, 2) for pair in ((self.values, other.values), (self.output, other.output))
-        )
-
-        def of_values(values: Tensor) -> Tensor:
-            return torch.cat([self.of_values(values[:, :, :count]), other.of_values(values[:, :, count:])], 2)
-
-        return replace(self, of_values=of_values, values=values, output=output, scans=())
-
 
 class Mixers(Tracker):
     """Captures linear and state-space layers while ``kernels_of`` the model are sent to it."""
@@ -159,10 +153,8 @@ class Mixers(Tracker):
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
         self.shown: list[tuple[str, str, Proof]] = []  # what each is, its module's path, and its proof
-        self.calls: dict[str, list[MixerCall]] = {}  # of the running modules, by path
-        self.convolutions: dict[
-            str, tuple[int, MixerCall]
-        ] = {}  # of the running layers: taps, by module's path
+        self.calls: dict[str, list[MixerCall]] = {}  # by path; none of a module that ended
+        self.convolutions: dict[str, tuple[str, MixerCall]] = {}  # likewise: how many taps, and the call
         self.inside = False  # a kernel, which may call others
 
     def begin(self) -> None:
@@ -177,7 +169,7 @@ class Mixers(Tracker):
             if proof.difference is not None:
                 proofs.setdefault(kernel, []).append((path, proof))
         for kernel, each in proofs.items():
-            note = MATRIX.format(name_mixers([path for path, _ in each], self.recorder.model), kernel)
+            note = MATRIX.format(name_mixers([*dict(each)], self.recorder.model), kernel)
             sums = [end for _, proof in each for end in proof.sums]
             most = max(proof.difference or 0.0 for _, proof in each)
             numbers = "" if self.many else PROOF.format(most, min(sums), max(sums))
@@ -198,19 +190,13 @@ class Mixers(Tracker):
                 self.inside = False
             with quietly():
                 bound = inspect.signature(function).bind(*args, **kwargs)
-                self._capture(name, KERNELS[name], function, bound, first_of(result), self.recorder.owner)
+                self._capture(KERNELS[name], function, bound, first_of(result), self.recorder.owner)
             return result
 
         return self.recorder.guard.run(watch, function, args, kwargs)
 
     def _capture(
-        self,
-        name: str,
-        kernel: Kernel,
-        function: Function,
-        call: inspect.BoundArguments,
-        output: Tensor,
-        path: str,
+        self, kernel: Kernel, function: Function, call: inspect.BoundArguments, output: Tensor, path: str
     ) -> None:
         state = tree_leaves(call.arguments.get(kernel.state))
         if any(part is not None and bool(part.any()) for part in state):
@@ -220,8 +206,9 @@ class Mixers(Tracker):
             kernel.title, kernel.of_values(function, call), values, kernel.arrange(output), kernel.heads,
             scans_of(kernel.step, call.arguments) if kernel.step else (),
         )  # fmt: skip
-        if name == CONVOLUTION:
-            self.convolutions[path] = call.arguments["weight"].shape[-1], mixer
+        if "convolution" in kernel.title:
+            taps = call.arguments.get("weight")
+            self.convolutions[path] = "a few" if taps is None else str(taps.shape[-1]), mixer
         else:
             self.calls.setdefault(path, []).append(mixer)
 
@@ -234,54 +221,69 @@ class Mixers(Tracker):
         with quietly():
             rows = probe_operator(call)
         if rows is not None:
-            self.show(rows, name, self.recorder.owner)
+            self.show([rows], name, self.recorder.owner)
         elif direct:
             self.recorder.name(self.recorder.owner, DIRECT.format(name))
 
     def leave(self, call: Call, output: object) -> None:
-        """Show what a module computed, and a convolution that is all the mixing of its layer."""
-        record, path = self.recorder.record, call.name
-        name, forward = type(call.module).__name__, call.module.forward
-        inline = INLINE.get(name)
-        if inline is not None and call.has_cache:
-            self.recorder.name(path, CONTINUES.format(inline.title))
-        elif inline is not None:
-            with quietly():
+        """Show what a module computed, and the convolutions of a layer that has no mixer of another form."""
+        path, name, forward = call.name, type(call.module).__name__, call.module.forward
+        inline, whole = INLINE.get(name), FORWARDS.get(name)
+        own = inline or whole
+        with quietly():
+            if own is not None and call.has_cache:
+                self.recorder.name(path, CONTINUES.format(own.title))
+            elif inline is not None:
                 self.calls[path] = [replay(inline, call)]
-        if name in FORWARDS:
-            with quietly():
+            elif whole is not None:
                 bound = inspect.signature(forward).bind(*call.args, **call.kwargs)
-                self._capture(name, FORWARDS[name], forward, bound, first_of(output), path)
-        if mixers := self.calls.pop(path, []):
-            self._show(functools.reduce(MixerCall.beside, mixers), path)
-            if path in self.convolutions:
-                record.note_place(BEFORE, path, str(self.convolutions.pop(path)[0]))
-        for inner in [each for each in self.convolutions if layer_around(each) == path]:
-            _, mixer = self.convolutions.pop(inner)
-            if not any(is_within(each, path) for each in record.calls):
-                self._show(mixer, inner)
+                self._capture(whole, forward, bound, first_of(output), path)
+        if mixers := self.calls.get(path):
+            self._show({path: mixers}, path)
+            self.calls[path] = []  # noted until the pass ends
+            for inner in [each for each in self.convolutions if is_within(each, path)]:
+                self.recorder.record.note_place(BEFORE, path, self.convolutions.pop(inner)[0])
+        ended = [each for each in self.convolutions if layer_around(each) == path]
+        inside = {each: [self.convolutions.pop(each)[1]] for each in ended}
+        if inside and not any(is_within(each, path) for each in self.calls):
+            self._show(inside, path if len(inside) > 1 else ended[0])
 
-    def _show(self, mixer: MixerCall, path: str) -> None:
-        """Show the call of a mixer to the observers."""
-        rows, title = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads), mixer.title
-        if not mixer.heads:
-            count, channel = mixer.values.shape[-1], self.channel
-            if channel is not None and channel >= count:
-                raise SelectionError(f"no channel {channel:,}: {path} has channels 0-{count - 1:,}")
-            rows = replace(rows, scans=mixer.scans, channel=channel)
-            title += (
-                f", mean of {count:,} channels" if channel is None else f", channel {channel:,} of {count:,}"
-            )
-        self.show(rows, title, path, "mixer")
+    def _show(self, mixers: Mapping[str, Sequence[MixerCall]], path: str) -> None:
+        """Show the mixers of a module, or of several modules in a layer, as the heads of one layer."""
+        rows, titles = list[MixingRows](), list[str]()
+        for inner, mixer in ((inner, each) for inner, some in mixers.items() for each in some):
+            one, title = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads), mixer.title
+            if not mixer.heads:
+                count, channel = mixer.values.shape[-1], self.channel
+                if channel is not None and channel >= count:
+                    raise SelectionError(f"no channel {channel:,}: {inner} has channels 0-{count - 1:,}")
+                one = replace(one, scans=mixer.scans, channel=channel)
+                mean, only = f", mean of {count:,} channels", f", channel {channel or 0:,} of {count:,}"
+                title += mean if channel is None else only
+            if len(mixers) > 1:
+                title = f"H{len(titles)} {title} ({inner.removeprefix(f'{path}.')})"
+            rows.append(one)
+            titles.append(title)
+        if self.show(rows, "; ".join(dict.fromkeys(titles)), path, "mixer"):
+            self.recorder.record.matrices += mixers
 
-    def show(self, rows: MixingRows, kernel: str, path: str, kind: Kind | None = None) -> None:
-        """Show rows by identity values to the observers; without a kind, they are of attention."""
-        self.shown.append((kernel, path, rows.proof))
-        (batch, queries, heads, _), keys = rows.output.shape, rows.values.shape[1]
-        shape = batch, heads, queries, keys
-        capture = CapturedCall.from_rows(rows, "probe", kernel, shape, rows.values.dtype)
+    def show(self, rows: Sequence[MixingRows], kernel: str, path: str, kind: Kind | None = None) -> bool:
+        """Show rows by identity values to the observers, several as the heads of one layer.
+
+        Without a kind, they are of attention. -> whether observers read them, and saw no failure
+        """
+        (batch, queries, _, _), keys = rows[0].output.shape, rows[0].values.shape[1]
+        counts, before = tuple(each.output.shape[2] for each in rows), len(self.recorder.record.sites)
+        rows = [replace(each, share=len(rows)) for each in rows]
+        joined = rows[0] if len(rows) == 1 else JoinedHeads(tuple(rows), counts)
+        shape = batch, sum(counts), queries, keys
+        capture = CapturedCall.from_rows(joined, "probe", kernel, shape, rows[0].values.dtype)
         cross = None if kind is None else False
         self.recorder.add(replace(capture, kind=kind, is_cross=cross), path)
+        shown = len(self.recorder.record.sites) > before
+        if shown or kind is None:  # attention may be held until it is whole
+            self.shown += [(kernel, path, each.proof) for each in rows]
+        return shown
 
 
 def scans_of(step: str, given: Mapping[str, Any]) -> tuple[Scan, ...]:

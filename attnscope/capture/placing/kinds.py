@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnscope.attention import Attention, Axis, HeldRows, Kind, Section, Site
 from attnscope.capture.hooks.modules import CACHES, Call
 from attnscope.capture.placing.labels import label_axes, labels_by_length
-from attnscope.capture.record import Record, is_within, pattern
+from attnscope.capture.record import NUMBER, Record, is_within, pattern
 from attnscope.capture.rows.capture import CapturedCall
 from attnscope.capture.rows.scores import RealRows, ScoredRows
 
@@ -328,7 +328,8 @@ class Sites:
                 self._kinds[name] = kind
             kind = self._kinds.get(name, kind)
         # one list of layers, whatever mixes in each
-        path = name if capture.kind is None else layer_around(name)
+        around = layer_around(name)
+        path = around if capture.kind is not None and NUMBER.search(around) else name
         layer = self._numbers.number(kind, path, self._width(path))
         site = Site(name, self._calls[name], kind, layer)
         self._calls[name] += 1

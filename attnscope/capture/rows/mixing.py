@@ -102,6 +102,7 @@ class MixingRows:
     heads: tuple[int, ...] | None = None  # those that are read, if not all
     scans: tuple[Scan, ...] = ()
     channel: int | None = None
+    share: int = 1  # of the memory: all of it, or one of so many parts
     proof: Proof = field(default_factory=Proof)
     _held: dict[int, Tensor] = field(default_factory=dict, repr=False)  # the last block, by its first row
 
@@ -166,7 +167,7 @@ class MixingRows:
         """The rows from ``start`` on, at least to ``stop``, as many as may be held; proves the first time."""
         (batch, queries, every, _), keys = self.output.shape, self.values.shape[1]
         heads = list(range(every)) if self.heads is None else list(self.heads)
-        most = BLOCK_BYTES // (4 * batch * len(heads) * keys)
+        most = BLOCK_BYTES // (4 * batch * len(heads) * keys * self.share)
         rows = slice(start, min(queries, max(stop, start + most)))
         kind = torch.promote_types(self.values.dtype, torch.float32)
         block = self.values.new_zeros(batch, len(heads), rows.stop - start, keys, dtype=kind)
@@ -196,8 +197,9 @@ class MixingRows:
                 self.proof.difference = float((again - output).abs().max() / (output.abs().max() or 1))
                 self.proof.causal = queries == keys and above <= LARGEST_ABOVE * largest
                 self.proof.sums = float(sums.min()), float(sums.max())
-        if not self.proof.difference <= most_allowed:
-            raise NoMatrix(MISSES.format(self.proof.difference))
+        if not (error := self.proof.difference) <= most_allowed:
+            self.proof.difference = None
+            raise NoMatrix(MISSES.format(error))
         return block
 
     def _scan(self, block: Tensor, start: int) -> None:

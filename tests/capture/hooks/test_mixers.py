@@ -224,6 +224,7 @@ def test_kernel_that_is_not_linear_is_named_and_not_shown():
     assert not record.sites
     assert [each.name for each in record.without_attention] == ["0"]
     assert "misses its output" in record.without_attention[0].reason
+    assert not any("matrix A" in note for note in record.notes)
 
 
 def causal_conv1d_fn(hidden_states, weight, bias):
@@ -356,7 +357,7 @@ MIXED = [
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid"),
     *("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "mamba", "falcon_mamba"),
     *("jamba", "zamba", "lara_mini", "qwen4_exp", "glm5_next", "minimax", "rwkv", "lfm2_moe"),
-    "recurrent_gemma",
+    *("recurrent_gemma", "inkling_text", "inkling2_text", "inkling2_loop_text"),
 ]
 
 
@@ -514,6 +515,18 @@ def test_attention_function_without_formula_is_shown_by_identity_values():
     ]
     for each, rows in zip(keep.maps, own, strict=True):
         torch.testing.assert_close(each.weights, rows, atol=1e-6, rtol=0)
+
+
+def test_attention_function_that_is_not_linear_is_no_matrix():
+    AttentionInterface.register(
+        "squashed", lambda *args, **kwargs: (sigmoids(*args, **kwargs)[0].tanh(), None)
+    )
+    model = FAMILIES["llama"].build("squashed")
+    with torch.inference_mode(), recording(model, [MapObserver()], warn=False, mixers=True) as record:
+        model(input_ids=torch.randint(4, 99, (1, 9)))
+    assert not record.sites
+    assert all("misses its output" in each.reason for each in record.without_attention)
+    assert not any("matrix A" in note for note in record.notes)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt-oss", "gemma2", "t5"])

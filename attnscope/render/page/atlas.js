@@ -26,16 +26,37 @@ function scatter() {
     head.point.setAttribute("cx", across[number].toFixed(2));
     head.point.setAttribute("cy", (100 - up[number]).toFixed(2));
   });
+  const plane = ["across", "up"].every((id) => element(id).value.startsWith("similarity"));
+  const alike = heads.some((head) => head.name.includes("-")) ? "near ones of a kind attend alike" : "near ones attend alike";
+  element("caption").textContent = `Each point is a head${plane ? `; ${alike}` : ""}.`;
+  nameChosen();
+}
+
+function nameChosen() {
+  const chosen = byName.get(asked());
+  label.textContent = chosen && !chosen.point.classList.contains("hidden") ? chosen.name : "";
+  if (!chosen) return;
+  const [x, y] = ["cx", "cy"].map((axis) => Number(chosen.point.getAttribute(axis)));
+  for (const [key, value] of [["x", x > 80 ? x - 4 : x + 4], ["y", y + 1.5], ["text-anchor", x > 80 ? "end" : "start"]]) {
+    label.setAttribute(key, value);
+  }
 }
 
 function search() {
-  const words = element("search").value.toLowerCase().split(/\s+/).filter((word) => word && word !== "→" && word !== "->");
+  const typed = element("search").value.toLowerCase().replace(/\s*(->|→)\s*/g, " → ").trimStart();
+  const terms = typed.match(/\S+ → \S*|\S+/g) ?? [], has = (text, term) => ` ${text.toLowerCase()}`.includes(` ${term}`);
+  let count = 0;
   for (const head of heads) {
-    const text = `${head.name} ${head.role} ${head.pairs.join(" ")}`.toLowerCase();
-    const found = words.every((word) => text.includes(word));
-    head.point.classList.toggle("hidden", !found);
-    head.line.classList.toggle("hidden", !found);
+    const found = terms.every((term) => [head.name, head.role, ...head.pairs].some((text) => has(text, term)));
+    const first = head.pairs.filter((pair) => terms.some((term) => has(pair, term)));
+    const pairs = [...new Set([...first, ...head.pairs])].slice(0, 2).map((pair) => make("span", pair, { class: "pair" }));
+    const role = head.role === "none" ? "no clear role" : head.role;
+    head.line.replaceChildren(head.link, make("span", ` ${role} `, { class: "quiet" }), ...pairs);
+    for (const mark of [head.point, head.line]) mark.classList.toggle("hidden", !found);
+    count += found;
   }
+  nameChosen();
+  element("found").textContent = `${count} of ${heads.length} heads, and frequent tokens of their strongest rows: row → key`;
 }
 
 function context(row, crossed) {
@@ -66,7 +87,7 @@ function table(names, rows) {
   return make("table", "", {}, header, ...rows.map((cells) => make("tr", "", {}, ...cells)));
 }
 
-function bars(histogram, label) {
+function bars(histogram, label, ends = ["0", "0.5", "1"]) {
   const top = Math.max(...histogram.shares, 1e-9);
   const drawn = make("div", "", { class: "bars", role: "img", "aria-label": label });
   histogram.shares.forEach((share, bin) => {
@@ -75,57 +96,69 @@ function bars(histogram, label) {
     bar.style.setProperty("--share", share / top);
     drawn.append(bar);
   });
-  return [make("h3", label), drawn];
+  return [make("h3", label), drawn, make("div", "", { class: "ends quiet" }, ...ends.map((end) => make("span", end)))];
 }
 
 const counted = (shares) => shares.map((each) => make("td", `${each.tokens.join(" → ")} ${each.count} (${percent(each.expected)})`));
 
+function legend() {
+  const key = make("span", "keys", { class: "key" });
+  key.style.setProperty("--weight", 0.6);
+  return make("p", "", { class: "quiet" }, make("span", "row", { class: "row" }), " the token that attends, ", key, " where it attends, by weight");
+}
+
+const asked = () => decodeURIComponent(location.hash.slice(1)) || heads[0].name;
+
 function open() {
-  const name = decodeURIComponent(location.hash.slice(1)) || heads[0].name, place = element("head");
-  if (!byName.has(name)) return place.replaceChildren(make("p", `no head ${name}`));
-  for (const head of heads) for (const mark of [head.point, head.link]) mark.classList.toggle("chosen", head.name === name);
-  const head = read(name), lists = [counted(head.queries), counted(head.keys), counted(head.pairs)];
+  const chosen = asked(), place = element("head");
+  nameChosen();
+  for (const head of heads) for (const mark of [head.point, head.link]) mark.classList.toggle("chosen", head.name === chosen);
+  if (!byName.has(chosen)) return place.replaceChildren(make("p", `no head ${chosen}`));
+  const head = read(chosen), lists = [counted(head.queries), counted(head.keys), counted(head.pairs)];
   const tokens = Array.from({ length: Math.max(...lists.map((list) => list.length)) },
     (_, number) => lists.map((list) => list[number] ?? make("td")));
   const crossed = head.kind === "cross";
   const near = head.nearest.flatMap(([other, overlap]) => [make("a", other, { href: `#${other}` }), ` ${short(overlap)}  `]);
   place.replaceChildren(
-    make("h2", name), make("p", head.role?.sentence ?? "no row counted"),
-    make("p", "nearest: ", { class: "quiet" }, ...near),
-    make("h3", `strongest rows, by the ${config.by}`),
+    make("h2", chosen), make("p", head.role?.sentence ?? "no row counted"),
+    make("p", "nearest heads, by the weight that they give the same keys: ", { class: "quiet" }, ...near),
+    make("h3", `strongest rows, by the ${config.by}`), legend(),
     table(["score", "text", "context"], head.top.map((row) =>
       [make("td", short(row.score), { class: "number" }), make("td", row.text), context(row, crossed)])),
     make("h3", "all rows by score in ten equal parts, and random rows of each"),
     table(["tenth", "scores", "context"], head.deciles.flatMap((tenth, number) => tenth.rows.map((row, first) => [
       make("td", first ? "" : `${number + 1}`, { class: "number" }),
       make("td", first ? "" : `${short(tenth.lowest)} to ${short(tenth.highest)}`), context(row, crossed)]))),
-    make("h3", "tokens of the 100 strongest rows: how many (and how many per cent of all rows)"),
+    make("h3", "tokens of the 100 strongest rows: how many (in parentheses: their share by chance)"),
     table(["row's token", "heaviest key", "both"], tokens),
-    ...bars(head.distances, "attention by distance of the key, from 33 tokens earlier to 33 later"),
-    ...bars(head.weights, "rows by their largest weight outside self and first token, 0 to 1"),
-    ...bars(head.entropy, "rows by their normalized entropy, 0 to 1"));
-  document.title = `${name} · ${config.title}`;
+    ...bars(head.distances, "attention by distance of the key", ["33 or more tokens earlier", "the row itself", "33 or more later"]),
+    ...bars(head.weights, "rows by their largest weight outside self and first token"),
+    ...bars(head.entropy, "rows by their normalized entropy"));
+  document.title = `${chosen} · ${config.title}`;
 }
 
+const drawing = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag), label = drawing("text");
 for (const head of heads) {
-  head.point = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+  head.point = drawing("circle");
   head.point.setAttribute("r", Math.max(0.7, 2 - heads.length / 500));
-  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  const title = drawing("title");
   title.textContent = `${head.name}, ${head.role}`;
   head.point.append(title);
   head.point.addEventListener("click", () => { location.hash = head.name; });
   element("scatter").append(head.point);
   head.link = make("a", head.name, { href: `#${head.name}` });
-  head.line = make("li", "", {}, head.link, make("span", ` ${head.role} · ${head.pairs.slice(0, 2).join(", ")}`, { class: "quiet" }));
+  head.line = make("li");
   element("list").append(head.line);
 }
 for (const id of ["across", "up"]) {
   element(id).append(...[...axes.keys()].map((name) => make("option", name)));
   element(id).addEventListener("change", scatter);
 }
+element("scatter").append(label);
 element("up").value = "similarity 2";
 element("notes").append(...config.notes.map((note) => make("li", note)));
 element("search").addEventListener("input", search);
 addEventListener("hashchange", open);
 scatter();
+search();
 open();

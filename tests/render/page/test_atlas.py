@@ -192,9 +192,21 @@ def test_page_shows_a_head_and_finds_others(chromium, folder, result, mark):
     assert head.top[0].text in rows[1]
     assert chromium.texts("table:first-of-type tr:nth-child(2) .row") == [head.top[0].token]
     assert chromium.texts("a[href='#L1H3']")
-    chromium.run("element('search').value = 'l2h1'; element('search').dispatchEvent(new Event('input'))")
-    assert chromium.texts("#list li:not(.hidden) a") == ["L2H1"]
+    assert chromium.texts("svg text") == ["L1H3"]
+
+    def search(typed):
+        chromium.run(f"element('search').value = {json.dumps(typed)}")
+        chromium.run("element('search').dispatchEvent(new Event('input'))")
+        return chromium.texts("#list li:not(.hidden) a")
+
+    assert search("l2h1") == ["L2H1"]
     assert len(chromium.texts("circle:not(.hidden)")) == 1
+    assert chromium.texts("svg text") == [""]
+    pair = ("sat", "cat")
+    alike = [each.head.name for each in result.heads if pair in {near.tokens for near in each.pairs}]
+    assert search("sat -> cat") == alike != []
+    assert chromium.texts("#list li:not(.hidden) .quiet + .pair") == ["sat → cat"] * len(alike)
+    assert search("at → cat") == []
     chromium.run("element('across').value = 'layer'; element('across').dispatchEvent(new Event('change'))")
     layers = chromium.run("new Set(heads.map((head) => head.point.getAttribute('cx'))).size")
     assert layers == 4

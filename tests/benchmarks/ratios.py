@@ -122,8 +122,9 @@ def everything(folder: str, rounds: int) -> Iterator[tuple[str, float]]:
         for name, made in (("gated delta rule", delta_rule), ("Mamba layer", state_space)):
             yield f"a {name} of {tokens:,} tokens as matrices, to its pass", matrices(made, tokens)
     yield from many_texts(rounds)
-    yield "peak memory of 20,000 texts, relative to 2,000", flat(folder)
-    yield "peak memory of a shard of 20,000 texts, relative to 2,000", flat(folder, "--shard", "1/2")
+    commands = ("", "stats"), ("a shard of ", "stats", "--shard", "1/2"), ("examples of ", "examples")
+    for name, *asked in commands:
+        yield f"memory of {name}50,000 texts, relative to 5,000", flat(*asked)
     yield "time of a model predicted from two smaller ones, relative to its own", predicted(folder)
     yield "export of 157 pictures, relative to import torch", pictures(folder)
     for shape, tokens in (("gpt2", 2048), ("llama", 2048), ("gpt2", 8192)):
@@ -232,21 +233,22 @@ finally:
 """A command that says what it has held at most since it was started; ru_maxrss begins before that."""
 
 
-def flat(folder: str, *more: str, few: int = 2_000, times: int = 10) -> float:
-    """Peak memory for ``times`` as many texts of 5 to 500 words, relative to a few, as whole processes."""
+def flat(*asked: str, few: int = 5_000, times: int = 10) -> float:
+    """The peak memory of processes for few texts and for more, each without that for two, as a ratio."""
     from tests.models.folders import gpt2
 
-    model = gpt2(Path(folder) / "tiny", n_embd=8, n_layer=1, n_head=1, n_positions=1024)
     draw, words, peaks = random.Random(0), TEXT.lower().rstrip(".").split(), []
-    for count in (few, times * few):
-        path = Path(folder) / f"{count}.txt"
-        texts = (" ".join(draw.choices(words, k=draw.randint(5, 500))) for _ in range(count))
-        path.write_text("\n".join(texts), "utf-8")
-        asked = ["stats", "--texts", str(path), "-m", model, "--truncate", *more, "--checkpoint"]
-        run = [sys.executable, "-c", PEAK, *asked, str(path.with_suffix(f".{len(more)}.json"))]
-        done = subprocess.run(run, capture_output=True, check=True, text=True)
-        peaks.append(int(done.stderr.split()[-1]))
-    return peaks[1] / peaks[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = gpt2(folder / "tiny", n_embd=8, n_layer=1, n_head=1, n_positions=1024)
+        for count in (2, few, times * few):
+            path, sums = (str(folder / f"{count}.{kind}") for kind in ("txt", "json"))
+            texts = (" ".join(draw.choices(words, k=draw.randint(5, 100))) for _ in range(count))
+            Path(path).write_text("\n".join(texts), "utf-8")
+            run = [sys.executable, "-c", PEAK, *asked, "--texts", path, "-m", model, "--checkpoint", sums]
+            done = subprocess.run(run, capture_output=True, check=True, text=True)
+            peaks.append(int(done.stderr.split()[-1]))
+    return (peaks[2] - peaks[0]) / (peaks[1] - peaks[0])
 
 
 def predicted(folder: str) -> float:

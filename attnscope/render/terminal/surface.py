@@ -238,8 +238,10 @@ class Surface:
     def _ramp(self, low: str, high: str, palette: Palette) -> Line:
         if not self.colour:
             shades = (f"{self.shade(start)} {start:.0%}" for start in SHADE_LEVELS)
-            high = high.removeprefix("≥") if low == "0" else f"{low} to {high}"
-            bar = f"{'  '.join(shades)}  of {high}"
+            most = high.removeprefix("≥")
+            symmetric = low.strip("≤-") in (most, "largest")
+            of = most if low == "0" else f"±{most}" if symmetric else f"{low} to {high}"
+            bar = f"{'  '.join(shades)}  of {of}"
             return [Segment(bar if cell_len(bar) <= self.width else " ".join(bar.split()))]
         ramp = (Segment("▌", tone(palette, pair, pair + 2)) for pair in range(0, TONES, 4))
         return [Segment(f"{low} ", DIM), *ramp, Segment(f" {high}", DIM)]

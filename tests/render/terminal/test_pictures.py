@@ -329,7 +329,16 @@ def test_differences_of_two_texts_are_marked():
     assert out.splitlines()[2:5] == ["the cat     sat .", "the dog old     .", "    ~~~ +   −"]
 
 
-@pytest.mark.parametrize(("low", "ends"), [("0", "75%  of 1.94"), ("1.92", "75%  of 1.92 to 1.94")])
+@pytest.mark.parametrize(
+    ("low", "ends"),
+    [
+        ("0", "75%  of 1.94"),
+        ("1.92", "75%  of 1.92 to 1.94"),
+        ("-1.92", "75%  of -1.92 to 1.94"),
+        ("≤-1.94", "75%  of ±1.94"),
+        ("-largest", "75%  of ±1.94"),
+    ],
+)
 def test_shades_name_both_ends_of_a_scale_that_does_not_begin_at_zero(low, ends):
     surface = Surface(100, False)
     (line,) = surface.colour_bar(low, "1.94", surface.palette(signed=False), "entropy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -32,7 +32,7 @@ from attnscope.questions.sentences import pluralize
 from attnscope.questions.why import Cell, FollowedCells, Why, explain_path
 from attnscope.scores import Score
 from attnscope.text import visible
-from attnscope.views import name_weight
+from attnscope.views import Heatmap, name_weight
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -133,13 +133,24 @@ def mean_head(
         scores[name] = Score(mean, baseline, sum(each.rows for each in found), len(found), error)
     of_all = replace(first.scores, scores=scores, role=role(scores))
     averaged = "scores are averages over the prompts; a slot's columns are summed, its rows averaged"
-    title = f"{model.title} · {_describe(template, len(results))}"
+    title = f"{model.title} · mean of {_describe(template, len(results))}"
     values = np.mean([each.values for each in maps], 0)
     whole = replace(maps[0], values=values, allowed=np.any([each.allowed for each in maps], 0))
     notes = (averaged, *all_notes(results))
     picture = head_picture(whole, of_all, first.site, title, selection, notes, "over all prompts")
     picture = replace(picture, bar=name_weight(model.weighting))
     return OneHead(picture, of_all, first.site)
+
+
+def mean_maps(
+    model: Model, texts: Sequence[tuple[Prompt, ModelInput]], template: str, heads: Iterable[Head]
+) -> tuple[dict[Head, Heatmap], tuple[str, ...]]:
+    """The mean map of each head over prompts; a note says why if they have none."""
+    try:
+        maps = {head: mean_head(model, texts, template, Selection(head)).heatmap for head in heads}
+    except SelectionError as error:
+        return {}, (f"the page has no maps: {error}",)
+    return maps, ()
 
 
 def _describe(template: str, count: int) -> str:

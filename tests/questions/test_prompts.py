@@ -3,12 +3,21 @@
 import numpy as np
 import pytest
 
+from attnscope.attention import Head
 from attnscope.errors import InputError, SelectionError
 from attnscope.questions.cause import average_effects, cut
 from attnscope.questions.find import parse_questions
 from attnscope.questions.head import one_head
 from attnscope.questions.logits import direct_effects, logit_lens
-from attnscope.questions.prompts import Prompt, mean_cut, mean_head, mean_lens, mean_writes, read_prompts
+from attnscope.questions.prompts import (
+    Prompt,
+    mean_cut,
+    mean_head,
+    mean_lens,
+    mean_maps,
+    mean_writes,
+    read_prompts,
+)
 from attnscope.questions.selection import Selection
 
 TEMPLATE = "The {A} saw the {B} and the {A} saw the"
@@ -81,6 +90,24 @@ def test_mean_map_refuses_prompts_with_other_tokens(causal):
     prompts = [Prompt("The cat sat", None, None), Prompt("The dog sat down", None, None)]
     with pytest.raises(SelectionError, match="prompt 2 has other tokens"):
         mean_head(causal, [(each, causal.prepare(each.text)) for each in prompts], "", Selection().of("L1H2"))
+
+
+def test_mean_maps_are_of_all_prompts_or_say_why_not(causal):
+    prompts = read_prompts("The {A} saw it", "A\nking\nqueen\ncat\n")
+    texts = [(prompt, causal.prepare(prompt.text)) for prompt in prompts]
+    head = Head("L1H2")
+    maps, notes = mean_maps(causal, texts, "The {A} saw it", [head])
+    alone = [np.array(one_head(causal, prepared, head).heatmap.values, float) for _, prepared in texts]
+    assert np.abs(alone[0] - np.mean(alone, 0)).max() > 1e-3
+    assert maps[head].values == pytest.approx(np.mean(alone, 0), abs=1e-6)
+    assert "mean of 3 prompts of “The {A} saw it”" in maps[head].title
+    assert not notes
+    others = [
+        (each, causal.prepare(each.text)) for each in (prompts[0], prompts[1]._replace(text="The queen sat"))
+    ]
+    maps, (note,) = mean_maps(causal, others, "The {A} saw it", [head])
+    assert not maps
+    assert note.startswith("the page has no maps: prompt 2 has other tokens")
 
 
 def test_cut_over_prompts_fills_slots_in_edges(causal):

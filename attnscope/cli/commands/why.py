@@ -1,5 +1,6 @@
 """``attnscope why``: why a head attends from one part of a text to another."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Annotated
 
@@ -72,7 +73,7 @@ def why(
     refuse(len(questions) > 1, "CELLS", f"name one pair: here are {' and '.join(map(str, questions))}")
     pass_source = read_source(source, model)
     from attnscope.questions.head import one_head
-    from attnscope.questions.prompts import mean_why
+    from attnscope.questions.prompts import mean_maps, mean_why
     from attnscope.questions.rules import parse_questions
     from attnscope.questions.why import (
         LISTED_TERMS,
@@ -96,8 +97,12 @@ def why(
                 loaded, prompts, texts, pass_source.text, questions[0], head, against, query.depth
             )
         paged = output.out is not None and output.out.suffix.lower() == ".html"
-        shown = {each.head for each in result.path if paged}
-        maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}
+        shown = dict.fromkeys(each.head for each in result.path if paged)
+        if several and paged:
+            maps, notes = mean_maps(loaded, [*zip(prompts, texts, strict=True)], pass_source.text, shown)
+            result = replace(result, notes=(*result.notes, *notes))
+        else:
+            maps = {each: one_head(loaded, texts[0], each).heatmap for each in shown}
         alone = paged and not several and len(texts[0].tokens) <= OPENED_TOKENS
         opened = dict(explain_cells(loaded, texts[0], [result.path[0].head])) if alone else {}
     about = loaded, pass_source.text, template.prompts, *texts

@@ -493,7 +493,7 @@ def _edges(view: LayerGraph) -> Iterator[str]:
 
 
 def _nodes(view: LayerGraph, cmap: str | None) -> Iterator[str]:
-    """Each head with its effect and its role, and its map on the first text."""
+    """Each head with its effect and its role, and its map, whose title says of which text."""
     for node in view.nodes:
         if node.effect is None and node.map is None:
             continue
@@ -503,6 +503,7 @@ def _nodes(view: LayerGraph, cmap: str | None) -> Iterator[str]:
             yield from _links(node.map, node.opened)
         elif node.map is not None:
             bare = replace(node.map, title="", subtitle="", notes=(), readings=())
+            yield f"<p class='quiet'>{_escape(node.map.title)}</p>"
             yield _image(bare, "png", f"the map of {node.name}", cmap)
         yield "</section>"
 

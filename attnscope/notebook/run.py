@@ -44,8 +44,9 @@ def _select(head: Head | str | None = None, **options: Any) -> Selection:
 
 
 def _heads(head: Head | str | Sequence[Head | str]) -> list[Head]:
-    """One head, or several."""
-    return [Head(each) for each in ([head] if isinstance(head, (Head, str)) else head)]
+    """One head, or several, in a list or with commas."""
+    heads = head.split(",") if isinstance(head, str) else head
+    return [Head(each) for each in ([heads] if isinstance(heads, Head) else heads)]
 
 
 def _parsed(texts: tuple[str, ...], parse: Callable[[str], Iterable[T]], example: str) -> list[T]:
@@ -164,12 +165,11 @@ class Run(Display):
 
         Several are drawn side by side: ``"L2H1,L1H3"``. Cells below ``min_weight`` are hidden.
         """
-        options: dict[str, Any] = {"words": words, "hide_special": hide_special}
-        options |= {"scale": scale, "min_weight": min_weight}
-        if isinstance(head, str) and "," in head:
-            named = [each.strip() for each in head.split(",")]
-            return Drawing(heads_answer(several_heads(*self._inputs, _select(**options), named)), cmap)
-        selection = _select(head=head, **options)
+        named = head.split(",") if isinstance(head, str) else [head]
+        shown = {"words": words, "hide_special": hide_special, "scale": scale, "min_weight": min_weight}
+        selection = _select(None if len(named) > 1 else named[0], **shown)
+        if len(named) > 1:
+            return Drawing(heads_answer(several_heads(*self._inputs, selection, named)), cmap)
         result = one_head(*self._inputs, selection)
         answer = Answer.from_view("head", result.heatmap, result)
         return HeadDrawing(answer, result, self._pass.weights(result.scores.address), cmap)
@@ -479,15 +479,24 @@ class Run(Display):
 
     def page(
         self,
+        head: Head | str | Sequence[Head | str] = (),
         *,
         words: bool = False,
         hide_special: bool = False,
         min_weight: float = 0.0,
         cmap: str | None = None,
     ) -> HeadsPage:
-        """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden."""
+        """All heads as one page to explore; cells of its maps below ``min_weight`` are hidden.
+
+        A click on a cell of a named ``head`` opens the strongest terms of its score, as ``why`` has them.
+        """
+        from attnscope.questions.why import open_cells
+
         selection = _select(words=words, hide_special=hide_special, min_weight=min_weight)
         heads = all_heads(*self._inputs, selection)
+        if named := _heads(head):
+            with self._model_in_eval_mode() as (model, request):
+                heads = open_cells(heads, model, request.prepare(model), named)
         return HeadsPage(page_of(heads, cmap), heads.layers.title)
 
     def save(self, path: str | Path) -> None:

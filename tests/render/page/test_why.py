@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+import attnscope
 from attnscope.attention import Head
+from attnscope.errors import SelectionError
 from attnscope.models import load
 from attnscope.questions import why
 from attnscope.questions.find import parse_questions
@@ -131,6 +133,29 @@ def test_exported_page_opens_the_same_cells_as_show(chromium, run, path, tmp_pat
         click(chromium, 6, 2)
         found.append((rows(chromium), chromium.run("element('command').value")))
     assert found[0] == found[1]
+
+
+def test_page_of_a_run_opens_the_same_cells_as_show(chromium, path, tmp_path) -> None:
+    run = attnscope.load("own-causal").read(TEXT)
+    run.page(OPEN).save(tmp_path / "a.html")
+    found = []
+    for each in (path, tmp_path / "a.html"):
+        chromium.open_anew(each)
+        click(chromium, 6, 2)
+        found.append((chromium.text("asked"), rows(chromium)))
+    assert found[0] == found[1]
+    assert chromium.run("element('typed').hidden")  # no command reads a run
+    assert "opens the strongest terms" not in run.page().html
+    with pytest.raises(SelectionError, match="no head L9H0: this model has layers 0-"):
+        run.page([OPEN, "L9H0"])
+
+
+def test_page_over_prompts_says_that_its_maps_are_means(run, tmp_path) -> None:
+    (tmp_path / "p.csv").write_text("A,B\nking,cat\nqueen,dog\n", "utf-8")
+    words = "why", "{B} -> {A}", "The {A} saw the {B}", "--prompts", tmp_path / "p.csv", "-m", "own-causal"
+    assert run(*words, "--head", OPEN, "-o", tmp_path / "a.html").code == 0
+    title = f"<p class='quiet'>{OPEN} · own-causal · mean of 2 prompts of “The {{A}} saw the {{B}}”"
+    assert title in (tmp_path / "a.html").read_text("utf-8")
 
 
 def test_page_refuses_a_head_that_does_not_exist(run, tmp_path) -> None:
